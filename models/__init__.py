@@ -1,0 +1,71 @@
+"""The forward floor: tokens in, logits out (decoder stack, KV cache, kernels, checkpoint families)."""
+
+if __name__ != "pardec.models":
+    raise ImportError(
+        f'this package was imported as "{__name__}"; import it as "pardec.models" (under two names it would be loaded twice)'
+    )
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .catalog import embedded_names
+    from .decoder import Decoder, DecoderConfig
+    from .errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
+    from .hidden import Hidden
+    from .kv_cache import KVCache
+    from .language_model import Facts, LanguageModel
+    from .load import load
+    from .plan import Plan, Visible
+
+_HOME = {
+    "CacheError": "errors",
+    "CapacityError": "errors",
+    "Decoder": "decoder",
+    "DecoderConfig": "decoder",
+    "Facts": "language_model",
+    "Hidden": "hidden",
+    "KVCache": "kv_cache",
+    "LanguageModel": "language_model",
+    "ModelError": "errors",
+    "PardecError": "errors",
+    "Plan": "plan",
+    "SpecError": "errors",
+    "UnknownNameError": "errors",
+    "Visible": "plan",
+    "embedded_names": "catalog",
+    "load": "load",
+}
+
+__all__ = [
+    "CacheError",
+    "CapacityError",
+    "Decoder",
+    "DecoderConfig",
+    "Facts",
+    "Hidden",
+    "KVCache",
+    "LanguageModel",
+    "ModelError",
+    "PardecError",
+    "Plan",
+    "SpecError",
+    "UnknownNameError",
+    "Visible",
+    "embedded_names",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: errors and the list of embedded models are wanted without torch.
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    if name != "load":  # "load" is a module as well: leave that binding to the import system
+        globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

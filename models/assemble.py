@@ -1,0 +1,110 @@
+"""From published tensors to a decoder: every tensor is used exactly once, or named in an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+
+from .decoder import Decoder, DecoderConfig
+from .errors import ModelError, listed
+from .families import FamilySpec
+from .weights import Published, read
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a published tensor goes: rows start.. of a parameter."""
+
+    parameter: str
+    start: int
+    shape: tuple[int, ...]
+
+
+def empty(config: DecoderConfig) -> Decoder:
+    """A decoder whose parameters have shapes and no memory."""
+    with init_empty_weights():
+        decoder = Decoder(config)
+    if config.tied:  # making parameters empty unties them
+        decoder.head.weight = decoder.embed.weight
+    return decoder.eval()
+
+
+def targets(spec: FamilySpec, decoder: Decoder) -> dict[str, Target]:
+    """The target of every tensor that a checkpoint of this family and shape must hold."""
+    wanted: dict[str, Target] = {}
+    for name, parameter in decoder.named_parameters():  # a tied head appears once, as the embedding
+        layer, generic = _generic(name)
+        stems = spec.names.get(generic)
+        if stems is None:
+            raise ModelError(f"family {spec.name} publishes no name for {name}")
+        shape = tuple(parameter.shape)
+        parts = (stems,) if isinstance(stems, str) else stems
+        sizes = decoder.config.pieces(generic) or (shape[0],)
+        start = 0
+        for stem, size in zip(parts, sizes, strict=True):
+            wanted[stem.replace("{i}", layer)] = Target(name, start, (size, *shape[1:]))
+            start += size
+    return wanted
+
+
+def check(spec: FamilySpec, wanted: dict[str, Target], published: dict[str, Published], tied: bool) -> dict[str, Published]:
+    """The tensors to read. Raises ModelError naming what is missing, surplus, misshapen or not floating-point."""
+    harmless = list(spec.harmless)
+    if tied:
+        harmless.append(re.escape(str(spec.names["head.weight"])))  # some files repeat the tied embedding
+    surplus = [
+        name for name in published if name not in wanted and not any(re.fullmatch(entry, name) for entry in harmless)
+    ]
+    missing = [name for name in wanted if name not in published]
+    used = {name: entry for name, entry in published.items() if name in wanted}
+    misshapen = [
+        f"{name} {list(entry.shape)} instead of {list(wanted[name].shape)}"
+        for name, entry in used.items()
+        if entry.shape != wanted[name].shape
+    ]
+    foreign = [name for name, entry in used.items() if entry.dtype is None]
+    problems = (("missing", missing), ("not known", surplus), ("of the wrong shape", misshapen), ("not floating-point", foreign))
+    said = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems if names]
+    if said:
+        raise ModelError(
+            f"the tensors do not match a {spec.name} model of this config; {'; '.join(said)}",
+            "check that config.json and the weights belong together",
+        )
+    return used
+
+
+def fill(
+    decoder: Decoder,
+    wanted: dict[str, Target],
+    published: dict[str, Published],
+    *,
+    dtype: torch.dtype,
+    device_of: Callable[[str], torch.device],
+) -> None:
+    """Read every tensor straight into its place; what is held beside the weights is one published tensor."""
+    shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    filled: dict[str, Tensor] = {}
+
+    def place(name: str, tensor: Tensor) -> None:
+        target = wanted[name]
+        if target.parameter not in filled:
+            filled[target.parameter] = torch.empty(shapes[target.parameter], dtype=dtype, device=device_of(target.parameter))
+        filled[target.parameter][target.start : target.start + target.shape[0]].copy_(tensor)
+
+    read(published, place)
+    for name, tensor in filled.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+    if decoder.config.tied:
+        decoder.head.weight = decoder.embed.weight
+
+
+def _generic(name: str) -> tuple[str, str]:
+    """("3", "layers.{i}.qkv_weight") of "layers.3.qkv_weight"; ("", name) outside the layers."""
+    found = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+    return (found[1], "layers.{i}." + found[2]) if found else ("", name)

@@ -1,0 +1,214 @@
+"""The one native transformer stack: RMSNorm, RoPE, grouped-query attention, SwiGLU; optional biases and q/k norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .errors import ModelError
+from .hidden import Hidden
+from .kernels.attention import Sight, attend, look
+from .kv_cache import Address, KVCache
+from .plan import Plan, moved
+from .rope import Rope, rotate
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Shape of a stack. `frequencies` are the rotary ones, one per rotated pair, already scaled."""
+
+    vocab: int
+    width: int  # E
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    norm_eps: float
+    frequencies: tuple[float, ...]  # R/2 of them; R < head_dim rotates the leading R dimensions only
+    rope_scale: float = 1.0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # RMSNorm of each head's query and key before rotation
+    tied: bool = False  # the head is the embedding
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.heads % self.kv_heads:
+            raise ModelError(f"{self.heads} heads cannot share {self.kv_heads} key/value heads evenly")
+        if 2 * len(self.frequencies) > self.head_dim:
+            raise ModelError(f"{2 * len(self.frequencies)} rotated dimensions do not fit a head of {self.head_dim}")
+
+    def pieces(self, name: str) -> tuple[int, ...]:
+        """Rows that each published tensor takes in the fused parameter `name` (its last component, as "qkv_weight")."""
+        part = name.rsplit(".", 1)[-1].rsplit("_", 1)[0]
+        if part == "qkv":
+            return (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
+        return (self.mlp_width, self.mlp_width) if part == "gate_up" else ()
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What all layers of one forward share on one device."""
+
+    plan: Plan
+    cache: KVCache | None
+    address: Address | None
+    sight: Sight
+    cos: Tensor
+    sin: Tensor
+
+
+class DecoderLayer(nn.Module):
+    """h += out(attention(norm(h))); h += down(silu(gate(n)) * up(n)), n = norm(h)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        width, heads, kv_heads, dim = config.width, config.heads, config.kv_heads, config.head_dim
+        self.config = config
+        self.attn_norm = nn.Parameter(torch.ones(width))
+        self.qkv_weight = nn.Parameter(torch.empty((heads + 2 * kv_heads) * dim, width))
+        self.out_weight = nn.Parameter(torch.empty(width, heads * dim))
+        self.mlp_norm = nn.Parameter(torch.ones(width))
+        self.gate_up_weight = nn.Parameter(torch.empty(2 * config.mlp_width, width))
+        self.down_weight = nn.Parameter(torch.empty(width, config.mlp_width))
+        self.register_parameter("qkv_bias", _bias((heads + 2 * kv_heads) * dim, config.qkv_bias))
+        self.register_parameter("out_bias", _bias(width, config.out_bias))
+        self.register_parameter("gate_up_bias", _bias(2 * config.mlp_width, config.mlp_bias))
+        self.register_parameter("down_bias", _bias(width, config.mlp_bias))
+        self.register_parameter("q_norm", _bias(dim, config.qk_norm))
+        self.register_parameter("k_norm", _bias(dim, config.qk_norm))
+
+    def forward(self, h: Tensor, step: _Pass, index: int) -> Tensor:
+        """States h [B, Q, E] through the layer at `index`."""
+        skip = step.plan.skip
+        if not skip or (index, "attn") not in skip:
+            h = h + self._attention(h, step, index)
+        if not skip or (index, "mlp") not in skip:
+            h = h + self._mlp(h)
+        return h
+
+    def _attention(self, h: Tensor, step: _Pass, index: int) -> Tensor:
+        config, cache = self.config, step.cache
+        heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
+        fused = F.linear(_norm(h, self.attn_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
+        fused = fused.unflatten(-1, (heads + 2 * kv_heads, dim))
+        if config.qk_norm:
+            q = _norm(fused[:, :, :heads], self.q_norm, config.norm_eps)
+            k = _norm(fused[:, :, heads : heads + kv_heads], self.k_norm, config.norm_eps)
+            turned = torch.cat((q, k), 2)
+        else:
+            turned = fused[:, :, : heads + kv_heads]
+        turned = rotate(turned, step.cos, step.sin)
+        q, k, v = turned[:, :, :heads], turned[:, :, heads:], fused[:, :, heads + kv_heads :]
+        if cache is not None:
+            cache.write(index, k, v, step.plan, step.address)
+            k, v = cache.k[index], cache.v[index]
+        return F.linear(attend(q, k, v, step.sight).flatten(2), self.out_weight, self.out_bias)
+
+    def _mlp(self, h: Tensor) -> Tensor:
+        config = self.config
+        both = F.linear(_norm(h, self.mlp_norm, config.norm_eps), self.gate_up_weight, self.gate_up_bias)
+        gated = F.silu(both[..., : config.mlp_width]) * both[..., config.mlp_width :]
+        return F.linear(gated, self.down_weight, self.down_bias)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm and head. Runs under accelerate's hooks as well as without."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab, config.width)
+        self.layers = nn.ModuleList([DecoderLayer(config) for _ in range(config.layers)])
+        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.head = nn.Linear(config.width, config.vocab, bias=False)
+        if config.tied:
+            self.head.weight = self.embed.weight
+        self.rope = Rope(torch.tensor(config.frequencies, dtype=torch.float32, device="cpu"), config.rope_scale)
+        self.placement: tuple[torch.device, ...] | None = None  # device of each layer where accelerate has spread them
+
+        self._entry: torch.device | None = None
+
+    @property
+    def embed_device(self) -> torch.device:
+        """Where tokens go in and logits come out."""
+        return self._entry or self.embed.weight.device
+
+    @embed_device.setter
+    def embed_device(self, device: torch.device) -> None:
+        self._entry = device
+
+    def devices(self) -> list[torch.device]:
+        """The device each layer runs on."""
+        return list(self.placement or [self.embed.weight.device] * self.config.layers)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache for `batch` rows of `capacity` slots, each layer's part on its device."""
+        config = self.config
+        return KVCache(
+            layers=config.layers,
+            batch=batch,
+            capacity=capacity,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=self.embed.weight.dtype,
+            device=self.devices(),
+        )
+
+    def forward(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        """Run `plan`; without a cache, queries see the plan's own K/V (slot i is query i).
+
+        `plan.layers` runs a part of the stack: one that starts above 0 takes `plan.soft` as its incoming states.
+        """
+        chosen = range(self.config.layers)[plan.layers] if plan.layers is not None else range(self.config.layers)
+        h = self._enter(plan, chosen)
+        taps: dict[int, Tensor] = {}
+        passes: dict[torch.device, _Pass] = {}
+        for index in chosen:
+            layer = self.layers[index]
+            device = h.device if self.placement is None else self.placement[index]
+            step = passes.get(device)
+            if step is None:
+                step = passes[device] = self._pass(moved(plan, device), cache, device, h.dtype)
+            h = layer.forward(h, step, index)  # not layer(...): accelerate replaces forward itself, and a call costs more
+            if index in plan.hidden:
+                taps[index] = h
+        return Hidden(plan, h, self.project, taps)
+
+    def project(self, states: Tensor) -> Tensor:
+        """Final norm and head: states [M, E] -> logits [M, V] in the model's dtype."""
+        return self.head.forward(self.norm.forward(states))
+
+    def _enter(self, plan: Plan, chosen: range) -> Tensor:
+        if chosen and chosen[0] > 0:
+            if plan.soft is None:
+                raise ModelError(
+                    f"a pass that starts at layer {chosen[0]} needs the states to go on from",
+                    "hand in the states of the earlier part as Plan.soft",
+                )
+            return plan.soft
+        h = self.embed.forward(plan.tokens)
+        return h if plan.soft is None else h + plan.soft.to(h.dtype)
+
+    def _pass(self, plan: Plan, cache: KVCache | None, device: torch.device, dtype: torch.dtype) -> _Pass:
+        limit = cache.capacity if cache is not None else None
+        cos, sin = self.rope.rows(plan, limit=limit, device=device)
+        extent = cache.extent(plan) if cache is not None else plan.width
+        plain = torch.is_grad_enabled() and self.training
+        sight = look(plan, extent=extent, dtype=dtype, device=device, plain=plain)
+        address = cache.address(plan) if cache is not None else None
+        return _Pass(plan, cache, address, sight, cos, sin)
+
+
+def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def _bias(size: int, present: bool) -> nn.Parameter | None:
+    return nn.Parameter(torch.zeros(size)) if present else None

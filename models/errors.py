@@ -1,0 +1,56 @@
+"""Errors of all three floors: one line that says what is wrong, one (`hint`) that says what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PardecError(Exception):
+    """Base of every error pardec raises on purpose. `str(error)` is the first line, `error.hint` the second."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ModelError(PardecError, ValueError):
+    """A checkpoint, its configuration or a request to a model cannot be served."""
+
+
+class UnknownModelError(ModelError, LookupError):
+    """No embedded model, folder or hub repository goes by the given name."""
+
+
+class CacheError(PardecError, ValueError):
+    """A KV cache does not fit the plan or the model it is used with."""
+
+
+class CapacityError(CacheError):
+    """More slots or positions are asked for than there are."""
+
+
+class SpecError(PardecError, ValueError):
+    """A sampler spec or an argument of a request is not valid."""
+
+
+class UnknownNameError(SpecError, LookupError):
+    """A name that is not in the registry it was looked up in."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the nearest known names, or an empty string."""
+    folded = {entry.lower(): entry for entry in known}
+    near = [folded[match] for match in get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    return f" (did you mean {' or '.join(repr(entry) for entry in near)}?)" if near else ""
+
+
+def listed(names: Iterable[str], limit: int = 10) -> str:
+    """Names joined by commas: the first `limit`, then how many more there are."""
+    entries = list(names)
+    shown = ", ".join(entries[:limit])
+    return shown if len(entries) <= limit else f"{shown} and {len(entries) - limit} more"

@@ -1,0 +1,19 @@
+"""Checkpoint families that load natively; importing this package registers them."""
+
+from __future__ import annotations
+
+from ..errors import ModelError
+from . import dream, llada, llama, qwen2, qwen3, sdar
+from .base import FAMILIES, Config, FamilySpec, Unsupported, architecture, register
+
+__all__ = ["FAMILIES", "FamilySpec", "Unsupported", "architecture", "match", "register"]
+
+_BUILT_IN = (dream, llada, llama, qwen2, qwen3, sdar)
+
+
+def match(config: Config) -> FamilySpec | None:
+    """The family whose checkpoints look like `config`, or None. Raises ModelError if two claim it."""
+    found = [spec for spec in FAMILIES.values() if spec.matches(config)]
+    if len(found) > 1:
+        raise ModelError(f"this config is claimed by several families: {', '.join(spec.name for spec in found)}")
+    return found[0] if found else None

@@ -1,0 +1,59 @@
+"""What a family states about its checkpoints, and the registry of families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..decoder import DecoderConfig
+from ..errors import ModelError
+
+Config = dict[str, Any]  # a published config.json
+
+
+class Unsupported(ModelError):
+    """A checkpoint of a known family that uses something the native stack does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySpec:
+    """One checkpoint family: which configs are its own, its shape, its tensor names, and its facts."""
+
+    name: str
+    summary: str
+    matches: Callable[[Config], bool]
+    decoder: Callable[[Config], DecoderConfig]  # raises Unsupported
+    names: Mapping[str, str | tuple[str, ...]]  # parameter -> published stem(s), `{i}` for the layer; fused in this order
+    attention: Literal["bidirectional", "block-causal", "causal"]
+    shift: Literal[0, 1]
+    mask: tuple[int, str] | None = None  # default id and token of the mask
+    turn_ends: Mapping[int, str] = field(default_factory=dict)  # further end tokens, where the vocabulary has them
+    start: tuple[int, str] | None = None  # default id and token that open a sequence
+    block: int | None = None  # block-causal: default width
+    harmless: tuple[str, ...] = ()  # patterns of published tensors that need not be loaded
+    sliding: Callable[[Config], int | None] = lambda config: None  # window past which layers stop seeing everything
+    positions: Callable[[Config], int | None] = lambda config: config.get("max_position_embeddings")
+
+
+FAMILIES: dict[str, FamilySpec] = {}
+
+
+def register(spec: FamilySpec) -> FamilySpec:
+    """Add a family; its name must be new."""
+    if spec.name in FAMILIES:
+        raise ValueError(f"family {spec.name!r} is registered twice")
+    FAMILIES[spec.name] = spec
+    return spec
+
+
+def architecture(config: Config) -> str:
+    """The first entry of `architectures`, or an empty string."""
+    return str((config.get("architectures") or [""])[0])
+
+
+def require(config: Config, expected: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse (Unsupported) a config whose settings differ from those the native stack implements; absent ones pass."""
+    for key, allowed in expected.items():
+        if key in config and config[key] not in allowed:
+            raise Unsupported(f"{key}={config[key]!r} is not supported natively (only {' or '.join(map(repr, allowed))})")

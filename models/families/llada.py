@@ -1,0 +1,80 @@
+"""LLaDA-8B and LLaDA-1.5: bidirectional, predictions at their own position, OLMo's config keys and tensor names."""
+
+from __future__ import annotations
+
+from ..decoder import DecoderConfig
+from ..rope import default_frequencies
+from .base import Config, FamilySpec, Unsupported, architecture, register, require
+
+_BLOCK = "model.transformer.blocks.{i}."
+
+
+def _decoder(config: Config) -> DecoderConfig:
+    # LLaDA-MoE publishes the same model_type with another architecture and other tensors.
+    if "MoE" in architecture(config) or config.get("num_experts"):
+        raise Unsupported("LLaDA-MoE is not supported; this family loads dense LLaDA checkpoints (LLaDA-8B, LLaDA-1.5)")
+    require(
+        config,
+        {
+            "block_type": ("llama",),
+            "activation_type": ("silu",),
+            "layer_norm_type": ("rms",),
+            "rope": (True,),
+            "alibi": (False,),
+            "attention_layer_norm": (False,),
+            "input_emb_norm": (False,),
+            "scale_logits": (False,),
+            "include_bias": (False,),
+            "bias_for_layer_norm": (False, None),
+            "layer_norm_with_affine": (True,),
+            "clip_qkv": (None,),
+        },
+    )
+    try:
+        width, heads = int(config["d_model"]), int(config["n_heads"])
+        layers, vocab = int(config["n_layers"]), int(config.get("embedding_size") or config["vocab_size"])
+    except KeyError as error:
+        raise Unsupported(f"config.json does not describe a LLaDA model: {error.args[0]} is missing") from None
+    shared = 1 if config.get("multi_query_attention") else heads
+    return DecoderConfig(
+        vocab=vocab,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=int(config.get("n_kv_heads") or shared),
+        head_dim=width // heads,
+        mlp_width=int(config.get("mlp_hidden_size") or config.get("mlp_ratio", 4) * width),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        frequencies=tuple(default_frequencies(float(config.get("rope_theta", 10000.0)), width // heads).tolist()),
+        qkv_bias=bool(config.get("include_qkv_bias")),
+        tied=bool(config.get("weight_tying")),
+    )
+
+
+LLADA = register(
+    FamilySpec(
+        name="llada",
+        summary="LLaDA-8B, LLaDA-1.5 (dense)",
+        matches=lambda config: config.get("model_type") == "llada",
+        decoder=_decoder,
+        names={
+            "embed.weight": "model.transformer.wte.weight",
+            "norm.weight": "model.transformer.ln_f.weight",
+            "head.weight": "model.transformer.ff_out.weight",
+            "layers.{i}.attn_norm": _BLOCK + "attn_norm.weight",
+            "layers.{i}.mlp_norm": _BLOCK + "ff_norm.weight",
+            "layers.{i}.qkv_weight": tuple(_BLOCK + f"{part}_proj.weight" for part in "qkv"),
+            "layers.{i}.qkv_bias": tuple(_BLOCK + f"{part}_proj.bias" for part in "qkv"),
+            "layers.{i}.out_weight": _BLOCK + "attn_out.weight",
+            "layers.{i}.gate_up_weight": (_BLOCK + "ff_proj.weight", _BLOCK + "up_proj.weight"),
+            "layers.{i}.down_weight": _BLOCK + "ff_out.weight",
+        },
+        attention="bidirectional",
+        shift=0,
+        mask=(126336, "<|mdm_mask|>"),
+        turn_ends={126348: "<|eot_id|>"},
+        start=(126080, "<|startoftext|>"),
+        harmless=(r".*rotary_emb\.inv_freq",),
+        positions=lambda config: config.get("max_sequence_length"),
+    )
+)

@@ -1,0 +1,19 @@
+"""Llama 2 and 3: causal, with whatever biases and rotary scaling the config asks for."""
+
+from __future__ import annotations
+
+from .base import FamilySpec, register
+from .llama_like import HARMLESS, NAMES, shape
+
+LLAMA = register(
+    FamilySpec(
+        name="llama",
+        summary="Llama 2 and 3",
+        matches=lambda config: config.get("model_type") == "llama",
+        decoder=lambda config: shape(config, "llama"),
+        names=NAMES,
+        attention="causal",
+        shift=1,
+        harmless=HARMLESS,
+    )
+)

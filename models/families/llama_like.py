@@ -1,0 +1,92 @@
+"""What Llama, Qwen2, Qwen3 and the diffusion models made from them share: shape, rotary scaling and tensor names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..decoder import DecoderConfig
+from ..rope import default_frequencies
+from .base import Config, Unsupported, require
+
+_LAYER = "model.layers.{i}."
+NAMES: dict[str, str | tuple[str, ...]] = {
+    "embed.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+    "layers.{i}.attn_norm": _LAYER + "input_layernorm.weight",
+    "layers.{i}.mlp_norm": _LAYER + "post_attention_layernorm.weight",
+    "layers.{i}.q_norm": _LAYER + "self_attn.q_norm.weight",
+    "layers.{i}.k_norm": _LAYER + "self_attn.k_norm.weight",
+    "layers.{i}.qkv_weight": tuple(_LAYER + f"self_attn.{part}_proj.weight" for part in "qkv"),
+    "layers.{i}.qkv_bias": tuple(_LAYER + f"self_attn.{part}_proj.bias" for part in "qkv"),
+    "layers.{i}.out_weight": _LAYER + "self_attn.o_proj.weight",
+    "layers.{i}.out_bias": _LAYER + "self_attn.o_proj.bias",
+    "layers.{i}.gate_up_weight": (_LAYER + "mlp.gate_proj.weight", _LAYER + "mlp.up_proj.weight"),
+    "layers.{i}.gate_up_bias": (_LAYER + "mlp.gate_proj.bias", _LAYER + "mlp.up_proj.bias"),
+    "layers.{i}.down_weight": _LAYER + "mlp.down_proj.weight",
+    "layers.{i}.down_bias": _LAYER + "mlp.down_proj.bias",
+}
+HARMLESS = (r".*rotary_emb\.inv_freq",)  # buffers that old checkpoints stored; they follow from the config
+
+
+def complete(config: Config, kind: str) -> Any:
+    """The config as the transformers class `kind` ("llama", ...) completes it. Raises Unsupported if it will not."""
+    from transformers import CONFIG_MAPPING
+
+    settings = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "quantization_config")}
+    try:
+        return CONFIG_MAPPING[kind].from_dict(settings)
+    except Exception as error:  # the classes validate with several kinds of exception
+        raise Unsupported(f"config.json does not describe a {kind} model: {error}".splitlines()[0]) from error
+
+
+def shape(config: Config, kind: str, *, qkv_bias: bool | None = None, qk_norm: bool = False) -> DecoderConfig:
+    """The stack that a config of the `kind` ("llama", "qwen2", "qwen3") describes; `qkv_bias` None reads it from the config."""
+    full = complete(config, kind)
+    require({"hidden_act": full.hidden_act}, {"hidden_act": ("silu", "swish")})
+    biased = bool(getattr(full, "attention_bias", False))
+    head_dim = getattr(full, "head_dim", None) or full.hidden_size // full.num_attention_heads
+    frequencies, scale = rotary(full, config, head_dim)
+    return DecoderConfig(
+        vocab=full.vocab_size,
+        width=full.hidden_size,
+        layers=full.num_hidden_layers,
+        heads=full.num_attention_heads,
+        kv_heads=full.num_key_value_heads or full.num_attention_heads,
+        head_dim=head_dim,
+        mlp_width=full.intermediate_size,
+        norm_eps=full.rms_norm_eps,
+        frequencies=frequencies,
+        rope_scale=scale,
+        qkv_bias=biased if qkv_bias is None else qkv_bias,
+        out_bias=biased if qkv_bias is None else False,
+        mlp_bias=bool(getattr(full, "mlp_bias", False)),
+        qk_norm=qk_norm,
+        tied=bool(full.tie_word_embeddings),
+    )
+
+
+def rotary(full: Any, config: Config, head_dim: int) -> tuple[tuple[float, ...], float]:
+    """Rotary frequencies and table scale: default, linear, llama3 and yarn; anything else is Unsupported."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = getattr(full, "rope_parameters", None) or getattr(full, "rope_scaling", None) or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if "mrope_section" in scaling or kind == "mrope":
+        raise Unsupported("rope_scaling of type mrope is not supported natively")
+    if kind == "default":
+        theta = scaling.get("rope_theta") or getattr(full, "rope_theta", None) or 10000.0
+        rotated = int(head_dim * float(scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0))
+        return tuple(default_frequencies(float(theta), rotated).tolist()), 1.0
+    if kind not in ("linear", "llama3", "yarn"):
+        raise Unsupported(f"rope_scaling of type {kind} is not supported natively (only linear, llama3 and yarn)")
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](full, "cpu")
+    return tuple(frequencies.tolist()), float(scale)
+
+
+def sliding(config: Config, kind: str) -> int | None:
+    """The window of the config's sliding layers, or None where every layer sees everything."""
+    full = complete(config, kind)
+    window = getattr(full, "sliding_window", None)
+    kinds = getattr(full, "layer_types", None) or []
+    return int(window) if window and "sliding_attention" in kinds else None

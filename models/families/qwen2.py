@@ -1,0 +1,20 @@
+"""Qwen2 and Qwen2.5: causal, with biases on q, k and v."""
+
+from __future__ import annotations
+
+from .base import FamilySpec, register
+from .llama_like import HARMLESS, NAMES, shape, sliding
+
+QWEN2 = register(
+    FamilySpec(
+        name="qwen2",
+        summary="Qwen2 and Qwen2.5",
+        matches=lambda config: config.get("model_type") == "qwen2",
+        decoder=lambda config: shape(config, "qwen2", qkv_bias=True),
+        names=NAMES,
+        attention="causal",
+        shift=1,
+        harmless=HARMLESS,
+        sliding=lambda config: sliding(config, "qwen2"),
+    )
+)

@@ -1,0 +1,23 @@
+"""SDAR and TraDo: Qwen3's stack and names, block-causal, predictions at their own position."""
+
+from __future__ import annotations
+
+from .base import FamilySpec, register
+from .llama_like import HARMLESS, NAMES, shape, sliding
+
+SDAR = register(
+    FamilySpec(
+        name="sdar",
+        summary="SDAR, TraDo (dense)",
+        matches=lambda config: config.get("model_type") == "sdar",
+        decoder=lambda config: shape(config, "qwen3", qk_norm=True),
+        names=NAMES,
+        attention="block-causal",
+        shift=0,
+        mask=(151669, "<|MASK|>"),
+        turn_ends={151645: "<|im_end|>"},
+        block=4,
+        harmless=HARMLESS,
+        sliding=lambda config: sliding(config, "qwen3"),
+    )
+)

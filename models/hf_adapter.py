@@ -1,0 +1,252 @@
+"""Any other causal language model of transformers, run through the same contract as the native stack.
+
+The library's own layers run; only their attention is replaced, through its `AttentionInterface`, by pardec's `attend`
+over a position-addressed cache. Whether that gives the library's own logits is tried on a probe when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect as introspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from .errors import ModelError
+from .hidden import Hidden
+from .kernels.attention import Sight, attend, look
+from .kv_cache import Address, KVCache
+from .plan import Plan, Visible, moved
+
+ATTENTION = "pardec"  # the name that pardec's attention is registered under
+
+
+@dataclass(slots=True)
+class _Running:
+    """The forward in progress, as the attention function needs it."""
+
+    plan: Plan
+    cache: KVCache | None
+    heads: dict[int, tuple[int, int]] = field(default_factory=dict)  # layer -> its key/value heads and their size
+    windows: set[int] = field(default_factory=set)
+    prepared: dict[torch.device, tuple[Plan, Sight, Address | None]] = field(default_factory=dict)
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> tuple[Plan, Sight, Address | None]:
+        if device not in self.prepared:
+            plan, cache = moved(self.plan, device), self.cache
+            extent = cache.extent(plan) if cache is not None else plan.width
+            sight = look(plan, extent=extent, dtype=dtype, device=device)
+            self.prepared[device] = (plan, sight, cache.address(plan) if cache is not None else None)
+        return self.prepared[device]
+
+
+_running: ContextVar[_Running] = ContextVar("pardec_forward")
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [B, H, Q, D]
+    key: Tensor,  # [B, K, Q, D]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """pardec's attention under the signature of the library's."""
+    running = _running.get()
+    for name in ("softcap", "s_aux", "position_bias", "indices"):
+        if settings.get(name) is not None:
+            raise ModelError(f"its attention uses {name}, which pardec's does not have")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None or value.shape != key.shape:
+        raise ModelError("its attention layers are not numbered, or their keys and values differ in size")
+    if settings.get("sliding_window"):
+        running.windows.add(int(settings["sliding_window"]))
+    running.heads[layer] = (key.shape[1], key.shape[3])
+    plan, sight, address = running.on(query.device, query.dtype)
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if scaling is not None:
+        q = q * (scaling * q.shape[-1] ** 0.5)
+    if running.cache is not None:
+        running.cache.write(layer, k, v, plan, address)
+        k, v = running.cache.k[layer], running.cache.v[layer]
+    return attend(q, k, v, sight), None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+
+
+class HFAdapter:
+    """A transformers causal LM behind `forward(plan, cache) -> Hidden`.
+
+    `Plan.soft` is added to the library's input embeddings; `Plan.layers` and `Plan.skip` are refused.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        """Raises ModelError, naming the model, if pardec's attention does not give the model's own logits."""
+        self.model = model
+        self.name = name
+        self.kv_heads = self.head_dim = 0
+        self.limit: int | None = None
+        self._embed: nn.Module = model.get_input_embeddings()
+        self._head: nn.Module = model.get_output_embeddings()
+        self._text = model.config.get_text_config(decoder=True)
+        self.layers = int(self._text.num_hidden_layers)
+        self.vocab = int(self._head.weight.shape[0]) if self._head is not None else 0
+        self._require()
+        expected = self._own_logits()
+        model.set_attn_implementation(ATTENTION)
+        with self._named():
+            self._probe(expected)
+
+    def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        if plan.layers is not None or plan.skip:
+            raise ModelError(
+                f"{self.name} runs through transformers, which cannot run a part of its layers", "use a native family"
+            )
+        if self.layers - 1 in plan.hidden:
+            raise ModelError(f"{self.name} runs through transformers, which does not hand out the states of its last layer")
+        return self._run(plan, cache)[0]
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache for `batch` rows of `capacity` slots, each layer's part where the layer runs."""
+        return KVCache(
+            layers=self.layers,
+            batch=batch,
+            capacity=capacity,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.model.dtype,
+            device=[self._layer_devices[layer] for layer in range(self.layers)],
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens go in."""
+        hook = getattr(self._embed, "_hf_hook", None)
+        place = getattr(hook, "execution_device", None)
+        return torch.device(place) if place is not None else next(self._embed.parameters()).device
+
+    def _run(self, plan: Plan, cache: KVCache | None) -> tuple[Hidden, _Running]:
+        given: dict[str, Any] = {"input_ids": plan.tokens}
+        if plan.soft is not None:
+            given = {"inputs_embeds": self._embed(plan.tokens) + plan.soft}
+        running = _Running(plan, cache)
+        token = _running.set(running)
+        try:
+            out = self.model.base_model(
+                **given,
+                position_ids=plan.positions.clamp(min=0),
+                use_cache=False,
+                output_hidden_states=bool(plan.hidden),
+                return_dict=True,
+            )
+        finally:
+            _running.reset(token)
+        taps = {layer: out.hidden_states[layer + 1] for layer in plan.hidden}
+        return Hidden(plan, out.last_hidden_state, self._project, taps), running
+
+    def _project(self, states: Tensor) -> Tensor:
+        logits = self._head(states)
+        if scale := getattr(self._text, "logit_scale", None):
+            logits = logits * scale
+        if divisor := getattr(self._text, "logits_scaling", None):
+            logits = logits / divisor
+        if cap := getattr(self._text, "final_logit_softcapping", None):
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def _require(self) -> None:
+        """Refuse by name what is known not to go through the attention interface."""
+        kinds = set(getattr(self._text, "layer_types", None) or ())
+        foreign = kinds - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+        if foreign:
+            raise self._refusal(f"it has layers of kind {', '.join(sorted(map(str, foreign)))}")
+        if not getattr(self.model, "_supports_attention_backend", False):
+            raise self._refusal("its attention does not go through transformers' AttentionInterface")
+        if self._head is None or "position_ids" not in introspect.signature(self.model.base_model.forward).parameters:
+            raise self._refusal("it takes no position_ids, or has no language-model head")
+        if "chunked_attention" in kinds:
+            self._lower_limit(getattr(self._text, "attention_chunk_size", None))
+        scaling = getattr(self._text, "rope_parameters", None) or {}
+        for entry in (scaling, *(value for value in scaling.values() if isinstance(value, dict))):
+            if entry.get("rope_type") in ("dynamic", "longrope"):  # frequencies change past this length, for all rows
+                self._lower_limit(entry.get("original_max_position_embeddings") or self._text.max_position_embeddings)
+        for module in self.model.modules():
+            if isinstance(module, nn.Embedding) and module is not self._embed:  # learned positions end here
+                self._lower_limit(getattr(self._text, "max_position_embeddings", None))
+
+    def _lower_limit(self, bound: int | None) -> None:
+        if bound:
+            self.limit = bound if self.limit is None else min(self.limit, bound)
+
+    @torch.inference_mode()
+    def _own_logits(self) -> Tensor:
+        try:
+            logits: Tensor = self.model(input_ids=self._probe_ids(), use_cache=False).logits.float()
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            raise self._refusal(f"its own forward fails: {str(error).splitlines()[0]}") from error
+        return logits
+
+    def _probe_ids(self) -> Tensor:
+        count = min(12, self.limit or 12)
+        return ((torch.arange(count, device=self.device) * 7919 + 13) % self.vocab)[None]
+
+    @torch.inference_mode()
+    def _probe(self, expected: Tensor) -> None:
+        """Compare with the model's own logits, whole and in two parts through the cache."""
+        ids = self._probe_ids()
+        width = ids.shape[1]
+        hidden, running = self._run(Plan.full(ids, Visible.causal()), None)
+        missing = sorted(set(range(self.layers)) - set(running.heads))
+        if missing:
+            raise ModelError(f"layers {missing} do not attend through transformers' AttentionInterface")
+        if len(set(running.heads.values())) > 1:
+            raise ModelError(f"its layers differ in their key/value heads: {sorted(set(running.heads.values()))}")
+        self.kv_heads, self.head_dim = next(iter(running.heads.values()))
+        for window in running.windows:
+            self._lower_limit(window)
+        self._layer_devices = self._find_devices(running)
+        compared = min(width, self.limit or width)
+        self._compare(hidden.logits(), expected, compared)
+        cache, half = self.new_cache(1, width), width // 2
+        order = torch.arange(width, device=ids.device)[None]
+        parts = []
+        for part in (slice(0, half), slice(half, width)):
+            lengths = torch.tensor([part.stop], device=ids.device)
+            want = torch.arange(part.stop - part.start, device=ids.device)[None]
+            plan = Plan(ids[:, part], order[:, part], order[:, part], Visible.causal(), lengths, want)
+            parts.append(self._run(plan, cache)[0].logits())
+        self._compare(torch.cat(parts, 1), expected, compared)
+
+    def _find_devices(self, running: _Running) -> dict[int, torch.device]:
+        found = {layer: self.device for layer in range(self.layers)}
+        for module in self.model.modules():
+            layer = getattr(module, "layer_idx", None)
+            if layer in running.heads and hasattr(module, "_hf_hook"):
+                place = getattr(module._hf_hook, "execution_device", None)
+                found[layer] = torch.device(place) if place is not None else found[layer]
+        return found
+
+    def _compare(self, logits: Tensor, expected: Tensor, count: int) -> None:
+        tolerance = 1e-3 if self.model.dtype == torch.float32 else 6e-2
+        gap = (logits - expected)[:, :count].abs().max() / expected[:, :count].abs().max().clamp(min=1e-6)
+        if not gap < tolerance:  # NaN too
+            raise ModelError(f"run with pardec's attention, its logits differ from its own by {gap:.1g} (relative)")
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except ModelError as error:
+            raise self._refusal(str(error)) from error
+
+    def _refusal(self, reason: str) -> ModelError:
+        kind = type(self.model).__name__
+        return ModelError(f"{self.name} ({kind}) cannot be run: {reason}", "use a causal LM with plain attention in every layer")

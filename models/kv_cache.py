@@ -1,0 +1,128 @@
+"""Keys and values of every layer, preallocated and addressed by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .errors import CacheError, CapacityError
+from .plan import Plan
+
+Address = tuple[int, int] | Tensor  # (start, stop) of a slice all rows share, or flat indices [B * Q]
+
+
+class KVCache:
+    """K and V of N layers for B rows of C slots; slot C is a bin that padded queries write to and nothing sees.
+
+    Nothing is ever concatenated or shifted: a plan says which slots its queries overwrite, and `lengths` says how many
+    are valid, so rolling back is handing in smaller lengths.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        batch: int,
+        capacity: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | Sequence[torch.device] = "cpu",
+    ) -> None:
+        """Raises CapacityError for a batch or capacity below 1. `device` may name one device per layer."""
+        if batch < 1 or capacity < 1:
+            raise CapacityError(f"a cache needs at least one row and one slot, got {batch} rows of {capacity} slots")
+        devices = [device] * layers if isinstance(device, (str, torch.device)) else list(device)
+        shape = (batch, capacity + 1, kv_heads, head_dim)
+        self.capacity = capacity
+        self.batch = batch
+        self.k = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
+        self.v = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by K and V."""
+        return sum(tensor.nbytes for tensor in (*self.k, *self.v))
+
+    def check(self, plan: Plan) -> None:
+        """Refuse what the host can know to be out of bounds (CacheError, CapacityError), before anything is written."""
+        if plan.rows is None and plan.batch != self.batch:
+            raise CacheError(
+                f"the plan has {plan.batch} rows and the cache {self.batch}",
+                "name the cache row of each plan row with Plan.rows, or drop finished rows with KVCache.keep",
+            )
+        top = max(plan.uniform or 0, plan.span[1] if plan.span else 0)
+        if plan.slots.device.type == "cpu":
+            if plan.uniform is None and plan.batch:
+                top = max(top, int(plan.lengths.max()))
+            if plan.span is None and plan.slots.numel():
+                top = max(top, int(plan.slots.max()) + 1)
+            if plan.rows is not None and plan.batch and not 0 <= int(plan.rows.min()) <= int(plan.rows.max()) < self.batch:
+                raise CacheError(f"Plan.rows must lie in 0..{self.batch - 1}, got {plan.rows.tolist()}")
+        if top > self.capacity:
+            raise CapacityError(
+                f"the plan needs {top} slots and the cache has {self.capacity}", "make the cache larger: new_cache(batch, capacity)"
+            )
+
+    def address(self, plan: Plan) -> Address:
+        """Where `plan` writes: worked out once a forward and handed to `write` for each layer."""
+        if plan.rows is None and plan.span is not None:
+            return plan.span
+        rows = plan.rows if plan.rows is not None else torch.arange(plan.batch, device=plan.slots.device)
+        return self._flat(rows, plan.slots)
+
+    def write(self, layer: int, k: Tensor, v: Tensor, plan: Plan, address: Address | None = None) -> None:
+        """Store k, v [B, Q, K, D] of `layer` in the plan's slots; queries of slot -1 go to the bin."""
+        where = self.address(plan) if address is None else address
+        if isinstance(where, tuple):
+            start, stop = where
+            self.k[layer][:, start:stop] = k
+            self.v[layer][:, start:stop] = v
+        else:
+            where = where.to(self.k[layer].device)
+            self.k[layer].flatten(0, 1).index_copy_(0, where, k.flatten(0, 1))
+            self.v[layer].flatten(0, 1).index_copy_(0, where, v.flatten(0, 1))
+
+    def read(self, layer: int, plan: Plan) -> tuple[Tensor, Tensor]:
+        """K and V of `layer` for the plan's rows -> two [B, S, K, D]; S covers every length the host knows of."""
+        extent = self.extent(plan)
+        k, v = self.k[layer][:, :extent], self.v[layer][:, :extent]
+        if plan.rows is None:
+            return k, v
+        rows = plan.rows.to(k.device)
+        return k.index_select(0, rows), v.index_select(0, rows)
+
+    def extent(self, plan: Plan) -> int:
+        """Slots a forward has to look at: the common or longest length where the host knows it, else the capacity."""
+        if plan.uniform is not None:
+            return plan.uniform
+        if plan.lengths.device.type == "cpu" and plan.batch:
+            return max(1, int(plan.lengths.max()))
+        return self.capacity
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only these rows, in this order (a finished row leaves, a row is repeated)."""
+        for store in (self.k, self.v):
+            for layer, tensor in enumerate(store):
+                store[layer] = tensor.index_select(0, rows.to(tensor.device))
+        self.batch = rows.numel()
+
+    def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
+        """Copy slots `source` [B, T] to `target` [B, T], all reads before all writes; -1 in `target` moves nothing.
+
+        Brings the accepted path of a tree draft together. `rows` [B] names the cache rows, all in order by default.
+        """
+        if source.shape != target.shape:
+            raise CacheError(f"move: source is {list(source.shape)} and target {list(target.shape)}; they must agree")
+        rows = torch.arange(source.shape[0], device=source.device) if rows is None else rows
+        taken, put = self._flat(rows, source), self._flat(rows, target)
+        for store in (self.k, self.v):
+            for tensor in store:
+                flat = tensor.flatten(0, 1)
+                flat.index_copy_(0, put.to(tensor.device), flat.index_select(0, taken.to(tensor.device)))
+
+    def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
+        bound = torch.where(slots < 0, self.capacity, slots)
+        return (rows[:, None] * (self.capacity + 1) + bound).flatten()

@@ -1,0 +1,133 @@
+"""From a name to a model that runs: find the files, recognise the family, read the weights, establish the facts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from . import assemble
+from .adapt import load_adapter
+from .catalog import embedded_names
+from .decoder import Decoder
+from .errors import ModelError
+from .facts import establish
+from .families import FAMILIES, FamilySpec, Unsupported, architecture, match
+from .language_model import LanguageModel
+from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
+from .sources import locate, read_json
+from .tokenizers import load_tokenizer
+from .weights import Published, inspect, weight_files
+
+__all__ = ["embedded_names", "load"]
+
+DeviceMap = str | dict[str, Any]
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    device_map: DeviceMap | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+    mask_id: int | None = None,
+    block: int | None = None,
+) -> LanguageModel:
+    """Load an embedded name, a local directory or a hub id.
+
+    `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override what
+    the checkpoint says. Raises ModelError, with what would work, for anything that cannot be loaded faithfully.
+    """
+    source = locate(name_or_path, revision=revision, offline=offline)
+    config = read_json(source.folder / "config.json", required=True)
+    spec, why = _recognise(config)
+    place, place_reason = choose_device(device)
+    if spec is None:
+        for name, value in (("mask_id", mask_id), ("block", block)):
+            if value is not None:
+                raise ModelError(f"{name}={value} was given, but {source.name} runs through transformers as an AR model ({why})")
+        return load_adapter(
+            source, config, why, device=place, reason=place_reason, dtype=dtype, device_map=device_map
+        )
+    if config.get("quantization_config"):
+        raise ModelError(f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from")
+    tokenizer = load_tokenizer(source.tokenizer)
+    shape = spec.decoder(config)
+    generation = read_json(source.folder / "generation_config.json")
+    facts = establish(spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block)
+    published = inspect(weight_files(source.folder))
+    stored = stored_dtype(published)
+    kind, kind_reason = choose_dtype(dtype, place, stored)
+    decoder = guarded(source.name, lambda: _native(spec, config, published, kind, place, device_map), published, kind)
+    entry = decoder.embed_device
+    where = f"on {entry} ({place_reason})" if device_map is None else f"spread by device_map over {_spread(decoder)}"
+    return LanguageModel(
+        decoder=decoder,
+        facts=facts,
+        config=config,
+        tokenizer=tokenizer,
+        name=source.name,
+        path=source.folder,
+        family=spec.name,
+        device=entry,
+        dtype=kind,
+        vocab_size=shape.vocab,
+        layers=shape.layers,
+        width=shape.width,
+        max_positions=spec.positions(config),
+        limit=spec.sliding(config),
+        choice=f"{where}, {short(kind)} ({kind_reason})",
+    )
+
+
+def _recognise(config: dict[str, Any]) -> tuple[FamilySpec | None, str]:
+    """The family, or None and why transformers has to run the model. Raises ModelError if it cannot either."""
+    model_type, arch = str(config.get("model_type", "")), architecture(config)
+    spec = match(config)
+    if spec is not None:
+        try:
+            spec.decoder(config)
+            return spec, ""
+        except Unsupported as error:
+            if not _known_to_transformers(model_type):
+                raise
+            return None, str(error)
+    if _known_to_transformers(model_type):
+        return None, f"no native family for model_type {model_type}"
+    named = f"model_type {model_type!r}" + (f" with architecture {arch!r}" if arch else "") if model_type else "no model_type"
+    raise ModelError(
+        f"config.json has {named}, which no family matches",
+        f"families: {', '.join(sorted(FAMILIES))}; other causal LMs run if transformers knows their model_type",
+    )
+
+
+def _known_to_transformers(model_type: str) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def _native(
+    spec: FamilySpec,
+    config: dict[str, Any],
+    published: dict[str, Published],
+    dtype: torch.dtype,
+    device: torch.device,
+    device_map: DeviceMap | None,
+) -> Decoder:
+    decoder = assemble.empty(spec.decoder(config))
+    wanted = assemble.targets(spec, decoder)
+    used = assemble.check(spec, wanted, published, decoder.config.tied)
+    if device_map is None:
+        assemble.fill(decoder, wanted, used, dtype=dtype, device_of=lambda name: device)
+        return decoder
+    from .dispatch import spread
+
+    return spread(decoder, device_map, dtype, lambda device_of: assemble.fill(decoder, wanted, used, dtype=dtype, device_of=device_of))
+
+
+def _spread(decoder: Decoder) -> str:
+    return ", ".join(dict.fromkeys(str(device) for device in decoder.devices()))

@@ -1,0 +1,135 @@
+"""What one forward is asked: which tokens stand where, what they see, and which predictions are wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .errors import ModelError
+
+Kind = Literal["bidirectional", "causal", "segments", "tree", "mask"]
+
+_COMPARE_LIMIT = 1 << 20  # above this many pairs, looking positions up by sorting is cheaper than comparing all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Visible:
+    """Which valid slots a query sees. Make one with the constructors; slots at or past a row's length are never seen."""
+
+    kind: Kind
+    block: int | None = None  # segments: width of a block, counted from position 0
+    ids: Tensor | None = None  # segments: [B, C] segment of each slot
+    parents: Tensor | None = None  # tree: [T] or [B, T] parent of each query, -1 for a root
+    base: Tensor | None = None  # tree: [B] slots below this are seen by every node
+    dense: Tensor | None = None  # mask: [B, Q, C] bool
+
+    @staticmethod
+    def bidirectional() -> Visible:
+        """Every query sees every valid slot."""
+        return _BIDIRECTIONAL
+
+    @staticmethod
+    def causal() -> Visible:
+        """A query at position p sees the slots 0..p."""
+        return _CAUSAL
+
+    @staticmethod
+    def segments(block: int | None = None, ids: Tensor | None = None) -> Visible:
+        """Block-causal: slot s is seen from position p iff its block is not later than p's.
+
+        `block` lays blocks of that width from position 0; `ids` [B, C] names the segment of each slot instead (a query
+        belongs to the segment of the slot it is stored in).
+        """
+        if (block is None) == (ids is None):
+            raise ModelError("segments: give either block or ids", "Visible.segments(32) lays blocks of 32 positions")
+        if block is not None and block < 1:
+            raise ModelError(f"segments: block must be at least 1, got {block}")
+        return Visible("segments", block=block, ids=ids)
+
+    @staticmethod
+    def tree(parents: Tensor, base: Tensor) -> Visible:
+        """Query i, stored at base + i, sees the slots below `base` [B], its ancestors and itself.
+
+        `parents` [T] or [B, T] names each query's parent by index, -1 for a root; a parent stands before its children.
+        """
+        return Visible("tree", parents=parents, base=base)
+
+    @staticmethod
+    def mask(mask: Tensor) -> Visible:
+        """Query i of row b sees slot s iff mask[b, i, s] ([B, Q, C] bool; slots past its last column are not seen)."""
+        if mask.dtype != torch.bool or mask.dim() != 3:
+            raise ModelError(f"mask: expected a bool tensor [B, Q, C], got {mask.dtype} {list(mask.shape)}")
+        return Visible("mask", dense=mask)
+
+
+_BIDIRECTIONAL = Visible("bidirectional")
+_CAUSAL = Visible("causal")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """One forward: B rows of Q queries each, over a cache addressed by slot."""
+
+    tokens: Tensor  # [B, Q] int64 ids fed
+    positions: Tensor  # [B, Q] int64 absolute position of each query; -1 pads a ragged row
+    slots: Tensor  # [B, Q] int64 where each query's K/V is stored; = positions except for tree drafts
+    visible: Visible
+    lengths: Tensor  # [B] int64 slots valid per row once this forward has written
+    want: Tensor  # [B, K] int64 query indices whose prediction is asked; -1 pads
+    soft: Tensor | None = None  # [B, Q, E] added to the embeddings; the incoming states when `layers` starts above 0
+    layers: slice | None = None  # a part of the stack
+    skip: frozenset[tuple[int, str]] = frozenset()  # (layer, "attn" | "mlp") sub-blocks left out
+    hidden: tuple[int, ...] = ()  # layers whose outputs are kept
+    rows: Tensor | None = None  # [B] int64 cache row of each plan row; None: row i is cache row i
+    uniform: int | None = None  # host knowledge: every row's length is this, and no query is padding
+    span: tuple[int, int] | None = None  # host knowledge: every row's positions and slots are arange(start, stop)
+
+    @property
+    def batch(self) -> int:
+        """Rows B."""
+        return self.tokens.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Queries per row Q, padding included."""
+        return self.tokens.shape[1]
+
+    @staticmethod
+    def full(tokens: Tensor, visible: Visible, lengths: Tensor | None = None) -> Plan:
+        """Ask for every position of `tokens` [B, L]; with `lengths` [B], what lies past a row's length is padding."""
+        batch, width = tokens.shape
+        order = torch.arange(width, device=tokens.device).expand(batch, width)
+        if lengths is None:
+            whole = torch.full((batch,), width, dtype=torch.int64, device=tokens.device)
+            return Plan(tokens, order, order, visible, whole, order, uniform=width, span=(0, width))
+        order = torch.where(order < lengths[:, None], order, -1)
+        return Plan(tokens, order, order, visible, lengths, order)
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Query index of each of `positions` [B, K], -1 where it was not asked -> [B, K] int64."""
+        if self.span is not None:
+            start, stop = self.span
+            return torch.where((positions >= start) & (positions < stop), positions - start, -1)
+        if positions.numel() * self.width <= _COMPARE_LIMIT:
+            found, index = (positions[:, :, None] == self.positions[:, None, :]).max(dim=-1)
+            found &= positions >= 0
+            return torch.where(found, index, -1)
+        ordered, order = self.positions.sort(dim=-1, stable=True)
+        place = torch.searchsorted(ordered, positions.contiguous()).clamp_(max=self.width - 1)
+        found = (ordered.gather(-1, place) == positions) & (positions >= 0)
+        return torch.where(found, order.gather(-1, place), -1)
+
+
+def moved(plan: Plan, device: torch.device) -> Plan:
+    """The plan with its tensors on `device`; the plan itself if they are."""
+    if plan.tokens.device == device:
+        return plan
+    return replace(plan, **(_on(plan, device) | {"visible": replace(plan.visible, **_on(plan.visible, device))}))
+
+
+def _on(record: Plan | Visible, device: torch.device) -> dict[str, Any]:
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}

@@ -1,0 +1,107 @@
+"""Where a model's files are: an embedded name, a local directory or a hub id."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .catalog import EMBEDDED, TOKENIZER, embedded_names
+from .errors import ModelError, UnknownModelError, did_you_mean
+from .weights import indexed
+
+_SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Files of one model."""
+
+    name: str
+    folder: Path
+    tokenizer: Path
+
+
+def locate(name_or_path: str | os.PathLike[str], *, revision: str | None = None, offline: bool = False) -> Source:
+    """Find a model's files, downloading them from the hub if need be.
+
+    Raises UnknownModelError (a ModelError and LookupError) with the nearest embedded names if there is no such model.
+    """
+    name = os.fspath(name_or_path)
+    if not name:
+        raise UnknownModelError("the model's name is empty", _usage())
+    if name in embedded_names():
+        folder = EMBEDDED / name
+        own = any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
+        return Source(name, folder, folder if own else TOKENIZER)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return Source(path.resolve().name, path, path)
+    if path.is_file():
+        raise ModelError(f"{name} is a file", "name the folder that holds config.json and the weights")
+    if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
+        folder = _download(name, revision, offline)
+        return Source(name, folder, folder)
+    if os.sep in name or name.startswith(("~", ".")):
+        raise UnknownModelError(f"there is no folder {name}", _usage())
+    raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, embedded_names())}", _usage())
+
+
+def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
+    """A JSON object; an empty one if the file is absent and not required. Raises ModelError otherwise."""
+    if not file.is_file():
+        if required:
+            raise ModelError(f"{file.parent} has no {file.name}", "a checkpoint folder holds config.json and the weights")
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} does not hold a JSON object")
+    return value
+
+
+def _usage() -> str:
+    names = embedded_names()
+    known = f"an embedded model ({', '.join(names)})" if names else "an embedded model"
+    return f'give {known}, a folder with a config.json, or a hub id such as "owner/name"'
+
+
+def _download(repo: str, revision: str | None, offline: bool) -> Path:
+    """Small files first; they say which weight files are needed (repositories often hold the same weights twice)."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+
+    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+    def fetch(patterns: list[str]) -> Path:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=offline))
+
+    try:
+        folder = fetch(_SMALL)
+        for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+            if (folder / index).is_file():
+                return fetch([*_SMALL, *indexed(folder / index)])
+        for single in ("model.safetensors", "pytorch_model.bin"):
+            folder = fetch([*_SMALL, single])
+            if (folder / single).is_file():
+                break
+        return folder
+    except GatedRepoError as error:
+        raise ModelError(f"{repo} is gated", "accept its terms on the hub and log in (hf auth login)") from error
+    except RevisionNotFoundError as error:
+        raise UnknownModelError(f"{repo} has no revision {revision!r}") from error
+    except RepositoryNotFoundError as error:
+        near = did_you_mean(repo.split("/")[-1], embedded_names())
+        raise UnknownModelError(f"there is no folder and no public hub repository {repo!r}{near}", _usage()) from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        if offline:
+            raise UnknownModelError(
+                f"{repo} is not in the local hub cache, and downloads are off (offline)", "download it once while online"
+            ) from error
+        raise ModelError(f"{repo} cannot be downloaded: {str(error).splitlines()[0]}", "check the connection and the name") from error

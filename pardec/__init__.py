@@ -1,0 +1,87 @@
+"""pardec decodes diffusion language models and autoregressive models in parallel.
+
+>>> import pardec
+>>> model = pardec.load("tiny-dream", device="cpu")
+>>> result = model.generate("Sara has 12 apples. Then she buys 7 more. How many apples does Sara have now?")
+>>> len(result.nfe)
+1
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if __name__ != "pardec":
+    raise ImportError(f"this package imports as 'pardec', not as {__name__!r}")
+
+__version__ = "0.1.0"
+
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "samplers")):
+    __path__.append(
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    )  # a checkout: the floors stand at its root
+
+if TYPE_CHECKING:
+    from pardec.api import Model, load
+    from pardec.cards import list_models, list_samplers
+    from pardec.models.errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
+    from pardec.result import Result
+    from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started, Step
+    from pardec.tasks import Problem, Task, list_tasks, task
+
+_HOME = {
+    "pardec.api": ("Model", "load"),
+    "pardec.cards": ("list_models", "list_samplers"),
+    "pardec.models.errors": (
+        "CacheError",
+        "CapacityError",
+        "ModelError",
+        "PardecError",
+        "SpecError",
+        "UnknownNameError",
+    ),
+    "pardec.result": ("Result",),
+    "pardec.samplers.events": ("Accepted", "Event", "Finished", "RowFinished", "Started", "Step"),
+    "pardec.tasks": ("Problem", "Task", "list_tasks", "task"),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "Accepted",
+    "CacheError",
+    "CapacityError",
+    "Event",
+    "Finished",
+    "Model",
+    "ModelError",
+    "PardecError",
+    "Problem",
+    "Result",
+    "RowFinished",
+    "SpecError",
+    "Started",
+    "Step",
+    "Task",
+    "UnknownNameError",
+    "__version__",
+    "list_models",
+    "list_samplers",
+    "list_tasks",
+    "load",
+    "task",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for on first use, so that `import pardec` stays light."""
+    if name not in _MODULE:
+        raise AttributeError(f"module 'pardec' has no attribute {name!r}")
+    value = getattr(import_module(_MODULE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,5 @@
+"""`python -m pardec` is the command `pardec`."""
+
+from pardec.cli import main
+
+main()

@@ -1,0 +1,228 @@
+"""`load` a model, then `generate`, `stream` or ask for `logits`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from torch import Tensor
+
+from pardec.environment import versions
+from pardec.models.errors import PardecError, SpecError
+from pardec.models.load import load as load_language_model
+from pardec.models.plan import Plan
+from pardec.requests import Call, check_length, prepare
+from pardec.result import Result, Timing, before_end
+from pardec.samplers.events import Event, Finished
+from pardec.samplers.loops import masked
+from pardec.settings import Arguments, Settings
+
+if TYPE_CHECKING:
+    from pardec.models.language_model import LanguageModel
+
+
+class OutOfMemory(PardecError, MemoryError):
+    """The device has no room for the request."""
+
+
+def load(
+    name: str | Path,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    device_map: str | dict[str, Any] | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+    mask_id: int | None = None,
+    block: int | None = None,
+) -> Model:
+    """Loads a model.
+
+    Args:
+        name: an embedded model ("tiny-dream"), a local folder, or a hub id; an existing folder wins over a hub id.
+        device: "auto" (cuda, then mps, then cpu) or a torch device.
+        dtype: "auto" (the checkpoint's on a GPU, float32 on a CPU) or a torch dtype or its name.
+        device_map: "auto" spreads the layers over all devices; in place of `device`.
+        revision: branch, tag or commit on the hub.
+        offline: use what is on the disk already.
+        mask_id: the mask token, where the checkpoint's own files do not name it.
+        block: the block length of a block-causal model, where they do not name it.
+
+    Raises:
+        ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file.
+
+    >>> load("tiny-dream", device="cpu").name
+    'tiny-dream'
+    """
+    return Model(
+        load_language_model(
+            name,
+            device=device,
+            dtype=dtype,
+            device_map=device_map,
+            revision=revision,
+            offline=offline,
+            mask_id=mask_id,
+            block=block,
+        )
+    )
+
+
+class Model:
+    """A loaded model. Holds no state of any request, so calls may be interleaved."""
+
+    def __init__(self, language_model: LanguageModel) -> None:
+        self.language_model = language_model
+
+    @property
+    def name(self) -> str:
+        return self.language_model.name
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer, or None."""
+        return self.language_model.tokenizer
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The checkpoint's config.json as published."""
+        return self.language_model.config
+
+    @property
+    def path(self) -> Path | None:
+        """The folder the weights came from."""
+        return self.language_model.path
+
+    def __repr__(self) -> str:
+        return f"<Model {self.language_model.describe()}>"
+
+    def generate(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Result:
+        """Decodes one row or a batch and returns when all rows are done.
+
+        Args:
+            prompt: str, list of str, or chat messages (one conversation or a list of them).
+            input_ids: in place of a prompt, LongTensor [B, P] or a list of 1-D tensors or lists of unequal length.
+            sampler: a spec such as "threshold:tau=0.9@dual", a "preset:name", or None for the default.
+            max_new_tokens: positions to fill after the prompt.
+            block_length: None takes min(32, max_new_tokens); block-causal models have their own.
+            temperature, top_k, top_p: shape the law tokens are drawn from; temperature 0 takes the likeliest.
+            cfg: guidance, l_u + cfg * (l_c - l_u); None is off.
+            seed: one number (row i gets the seed derived from it and i), or a list with one a row.
+            template: text with mask tokens, or ids with None, that stands after the prompt in place of
+                max_new_tokens masks; one, or one a row.
+            stop_ids: end tokens; None takes the model's (none with a template), [] never stops.
+            block_align: lay the block grid from the end of the "prompt", or "absolute" from position 0.
+            source: recorded uniforms in place of a seed.
+            callback: called with every event.
+
+        Raises:
+            SpecError: an argument that cannot work, before the first forward.
+            OutOfMemory: the device has no room for it.
+
+        >>> model = load("tiny-dream", device="cpu")
+        >>> model.generate(["Tom has 3 cups.", "Ann has 8 cups."], max_new_tokens=4, stop_ids=[]).sequences.shape[0]
+        2
+        """
+        call = self.prepare(prompt, **arguments)
+        started = time.perf_counter()
+        finished = None
+        with closing(self.run(call)) as events:
+            for event in events:
+                if isinstance(event, Finished):
+                    finished = event
+        assert finished is not None, "a loop ends with Finished"
+        return self.result(call, finished, time.perf_counter() - started)
+
+    def stream(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Iterator[Event]:
+        """Decodes like `generate`, with the same arguments, and yields every event as it happens.
+
+        Leave the loop at any time: what the request held is freed. Arguments are checked before the first event.
+        """
+        return self.run(self.prepare(prompt, **arguments))
+
+    def logits(self, input_ids: Tensor) -> Tensor:
+        """What the checkpoint puts out: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache."""
+        if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.numel() == 0:
+            shape = list(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
+            raise SpecError(f"input_ids is a LongTensor [B, L], got {shape}", hint="one row of ids is ids[None]")
+        model = self.language_model
+        check_length(model, [len(row) for row in input_ids])
+        low, high = int(input_ids.min()), int(input_ids.max())
+        if low < 0 or high >= model.vocab_size:
+            raise SpecError(
+                f"input_ids has id {low if low < 0 else high}, outside the vocabulary of {model.vocab_size}",
+                hint=f"ids lie in 0..{model.vocab_size - 1}",
+            )
+        with _memory(f"logits of {list(input_ids.shape)} ids", "ask for fewer rows or shorter ones"):
+            plan = Plan.full(input_ids.to(model.device, torch.int64), model.visible())
+            return model.forward(plan, None).logits().float()
+
+    # --- the three steps of generate, for those who want to stand between them ---
+
+    def prepare(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Call:
+        """Reads the prompt and checks every argument, without a forward."""
+        return prepare(self.language_model, prompt, Settings.of(arguments))
+
+    def run(self, call: Call) -> Iterator[Event]:
+        """Decodes; the one place that calls the loop."""
+        canvases = call.request.canvases
+        size = f"{len(canvases)} rows of up to {max(map(len, canvases))} tokens"
+        with _memory(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
+            for event in masked.decode(self.language_model, call.sampler, call.request):
+                if call.callback is not None:
+                    call.callback(event)
+                yield event
+
+    def text(self, tokens: list[int]) -> str | None:
+        """Ids as text, special tokens left out; None without a tokenizer."""
+        return None if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def result(self, call: Call, end: Finished, seconds: float) -> Result:
+        """What a run came to; `seconds` is its length."""
+        request, model = call.request, self.language_model
+        tokens = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
+        return Result(
+            sequences=torch.as_tensor(end.tokens),
+            tokens=tokens,
+            text=None if self.tokenizer is None else [str(self.text(row)) for row in tokens],
+            nfe=list(end.nfe),
+            forward_rows=list(end.forward_rows),
+            tokens_fed=list(end.tokens_fed),
+            spec=str(call.sampler.spec),
+            exact=call.sampler.exact,
+            trace=end.trace,
+            timing=Timing(seconds, sum(before_end(row, request.stop_ids) for row in tokens)),
+            finish=list(end.reasons),
+            prompts=list(request.prompts),
+            stop_ids=request.stop_ids,
+            seeds=list(call.seeds),
+            model=model.name,
+            settings=call.settings,
+            environment={
+                **versions(),
+                "device": str(model.device),
+                "dtype": str(model.dtype).removeprefix("torch."),
+            },
+            tokenizer=model.tokenizer,
+        )
+
+
+setattr(Model.generate, "__signature__", Settings.signature())  # noqa: B010
+setattr(Model.stream, "__signature__", Settings.signature())  # noqa: B010
+
+
+@contextmanager
+def _memory(what: str, hint: str) -> Iterator[None]:
+    """Says in one line that memory ran out, and what would help."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemory(f"out of memory: {what}", hint=hint) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and "out of memory" not in str(error).lower():
+            raise
+        raise OutOfMemory(f"out of memory: {what}", hint=hint) from error

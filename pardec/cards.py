@@ -1,0 +1,52 @@
+"""What there is: cards of the samplers and of the models that ship with the package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.catalog import EMBEDDED, embedded_names
+
+if TYPE_CHECKING:
+    from pardec.samplers.registry import Card
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """An embedded model. `parameters` is their number, `accuracy` is per sampler; README.md in `path` tells more."""
+
+    name: str
+    family: str
+    summary: str
+    parameters: int
+    accuracy: Mapping[str, Any]
+    path: str
+
+
+def list_samplers() -> list[Card]:
+    """The card of every method: name, stage, family, exact, summary, paper, parameters, file, line.
+
+    >>> next(card.stage for card in list_samplers() if card.name == "threshold")
+    'select'
+    """
+    from pardec.samplers.registry import cards
+
+    return cards()
+
+
+def list_models() -> list[ModelCard]:
+    """The card of every model that ships with the package; needs no torch.
+
+    >>> "tiny-dream" in [card.name for card in list_models()]
+    True
+    """
+    found = []
+    for name in embedded_names():
+        folder = EMBEDDED / name
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        family = str(config["model_type"]).lower()
+        found.append(ModelCard(name, family, card["summary"], card["parameters"], card["accuracy"], str(folder)))
+    return found

@@ -1,0 +1,56 @@
+"""The command `pardec`: results to stdout, everything else to stderr; exit 0 done, 1 failed, 2 misuse, 130 interrupted."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pardec.models.errors import ModelError, PardecError, SpecError
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs one command and leaves with its exit code."""
+    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command; errors become one line, and one more that says what would work."""
+    import typer
+
+    from pardec.cli.app import app
+
+    # typer brings its own copy of click or uses an installed one, by version; its public names lead to either.
+    usage_error = typer.BadParameter.__bases__[0]
+    try:
+        code = app(list(arguments) or ["--help"], prog_name="pardec", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return report("interrupted", None, 130)
+    except BrokenPipeError:
+        # Whoever read stdout has enough; the interpreter's last flush must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        if isinstance(error, usage_error):
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "pardec"
+            message = getattr(error, "format_message", error.__str__)()
+            return report(message, f'run "{command} --help" for what it takes', 2)
+        if isinstance(error, PardecError):
+            return report(str(error), error.hint, 2 if isinstance(error, SpecError) else 1)
+        if isinstance(error, OSError):
+            return report(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), None, 1)
+        return report(f"{type(error).__name__}: {error}", "this is a bug; --debug shows where it happened", 1)
+
+
+def report(message: str, hint: str | None, code: int) -> int:
+    """Says what went wrong on stderr and passes the exit code on."""
+    for line in (f"error: {message}", hint):
+        if line:
+            print(" ".join(line.split()), file=sys.stderr)
+    return code

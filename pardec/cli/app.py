@@ -1,0 +1,43 @@
+"""The table of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pardec import __version__
+from pardec.cli.environment import env
+from pardec.cli.generate import generate
+from pardec.cli.listing import list_, show
+from pardec.cli.view import view
+
+app = typer.Typer(
+    help="Decode diffusion language models in parallel.",
+    epilog='Start with: pardec generate tiny-dream -p "Tom has 3 cups. He buys 4 more. How many cups does Tom have now?"',
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"pardec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def pardec(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Decode diffusion language models in parallel."""
+
+
+app.command("generate")(generate)
+app.command("list")(list_)
+app.command("show")(show)
+app.command("view")(view)
+app.command("env")(env)

@@ -1,0 +1,32 @@
+"""What several commands share: words to stderr, JSON to stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def say(text: str, *, quiet: bool = False) -> None:
+    """A line for people, on stderr."""
+    if not quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+def dump(value: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def columns(rows: list[tuple[str, ...]]) -> str:
+    """Rows as aligned columns; the last is left as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )

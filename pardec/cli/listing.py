@@ -1,0 +1,123 @@
+"""`pardec list` and `pardec show`: what there is, and what one name means."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from pardec.cards import ModelCard, list_models, list_samplers
+from pardec.cli.common import Debug, Json, columns, dump
+from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
+
+if TYPE_CHECKING:
+    from pardec.samplers.presets import Preset
+    from pardec.samplers.registry import Card
+
+Kind = Literal["samplers", "models", "tasks", "presets"]
+
+
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    json_: Json = False,
+    stage: Annotated[str | None, typer.Option(help="Samplers of this stage only.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Samplers as a Markdown table.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List the samplers, models, tasks or presets there are.
+
+    pardec list samplers --stage select
+    """
+    if (stage is not None or markdown) and kind != "samplers":
+        raise SpecError("--stage and --markdown are for samplers", hint='try "pardec list samplers --markdown"')
+    found = entries(kind)
+    if stage is not None:
+        stages = list(dict.fromkeys(entry["stage"] for entry in found))
+        if stage not in stages:
+            raise SpecError(f"unknown stage {stage!r}{did_you_mean(stage, stages)}", hint=f"stages: {', '.join(stages)}")
+        found = [entry for entry in found if entry["stage"] == stage]
+    if json_:
+        dump(found)
+    elif markdown:
+        print(table(found))
+    elif found:
+        shown = [name for name in ("name", "stage", "exact", "spec", "family", "summary") if name in found[0]]
+        if kind == "samplers":
+            shown.remove("family")
+        print(columns([tuple(shown), *(tuple(str(entry[name]) for name in shown) for entry in found)]))
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="A sampler, model, task or preset.")],
+    json_: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a name means: the rule, parameters, paper and source of a sampler; a model's card.
+
+    pardec show threshold
+    """
+    kinds: tuple[Kind, ...] = ("samplers", "models", "tasks", "presets")
+    known: dict[str, dict[str, Any]] = {}
+    for kind in reversed(kinds):
+        known |= {entry["name"]: entry for entry in entries(kind)}
+    entry = known.get(name.removeprefix("preset:"))
+    if entry is None:
+        raise UnknownNameError(f"unknown name {name!r}{did_you_mean(name, known)}", hint='run "pardec list samplers"')
+    if json_:
+        dump(entry)
+    elif "stage" in entry:
+        print(_sampler(entry))
+    else:
+        print("\n".join(f"{key}: {value}" for key, value in entry.items()))
+
+
+def entries(kind: Kind) -> list[dict[str, Any]]:
+    """The cards of one kind as plain values."""
+    if kind == "samplers":
+        return [_plain(card) for card in list_samplers()]
+    if kind == "models":
+        return [_plain(card) for card in list_models()]
+    if kind == "tasks":
+        from pardec.tasks import list_tasks, task
+
+        return [{"name": name, "summary": task(name).summary} for name in list_tasks()]
+    from pardec.samplers.registry import presets
+
+    return [_plain(preset) for preset in presets()]
+
+
+def table(cards: list[dict[str, Any]]) -> str:
+    """The samplers as the README shows them."""
+    lines = ["| name | stage | paper | exact | parameters | what it does |", "|---|---|---|---|---|---|"]
+    for card in cards:
+        parameters = ", ".join(f"`{p['name']}={p['default']}`" if p["default"] else f"`{p['name']}`" for p in card["parameters"])
+        paper = card["paper"]
+        link = f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv:')})" if paper.startswith("arXiv:") else paper
+        cells = (f"`{card['name']}`", card["stage"], link, card["exact"], parameters, card["summary"])
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _plain(card: Card | ModelCard | Preset) -> dict[str, Any]:
+    kept = {field.name: getattr(card, field.name) for field in fields(card) if field.name != "make"}
+    if "parameters" in kept and "stage" in kept:
+        kept["parameters"] = [dict(parameter) for parameter in kept["parameters"]]
+    return kept
+
+
+def _sampler(entry: dict[str, Any]) -> str:
+    from pardec.samplers.registry import find
+
+    module = inspect.getmodule(find(entry["name"]).make)
+    lines = [f"{entry['name']} ({entry['stage']} stage, {entry['family']} models)", ""]
+    lines += [inspect.getdoc(module) or entry["summary"], ""]
+    if entry["parameters"]:
+        lines.append("parameters")
+        rows = [(f"  {p['name']}", p["type"], f"default {p['default']}", p["doc"]) for p in entry["parameters"]]
+        lines += [columns(rows), ""]
+    lines.append(f"exact: {entry['exact']}")
+    if entry["paper"]:
+        lines.append(f"paper: {entry['paper']}")
+    return "\n".join([*lines, f"source: {entry['file']}:{entry['line']}"])

@@ -1,0 +1,58 @@
+"""`pardec view`: a saved result in the terminal, as HTML, as a picture or an animation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pardec.cli.common import Debug, say
+
+if TYPE_CHECKING:
+    from pardec.result import Result
+
+
+def view(
+    result: Annotated[Path, typer.Argument(help="What result.save or generate -o wrote.")],
+    html: Annotated[Path | None, typer.Option(help="Write one HTML file with a slider.")] = None,
+    gif: Annotated[Path | None, typer.Option(help="Write an animation of the decode order.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture of the decode order.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Show a saved result, each token in the colour of the forward that committed it.
+
+    pardec generate tiny-dream -p "Tom has 3 cups." -o run.json && pardec view run.json --html run.html
+    """
+    from pardec.result import Result
+    from pardec.saving import write_file
+
+    loaded = Result.load(result)
+    for target, make in ((html, _html), (gif, _gif), (png, _png)):
+        if target is not None:
+            write_file(target, make(loaded))
+            say(f"wrote {target}")
+    if html is None and gif is None and png is None:
+        from rich.console import Console
+
+        from pardec.views.terminal import finished
+
+        Console(highlight=False).print(finished(loaded))
+
+
+def _html(loaded: Result) -> str:
+    from pardec.views.html import page
+
+    return page(loaded)
+
+
+def _gif(loaded: Result) -> bytes:
+    from pardec.views.picture import gif
+
+    return gif(loaded)
+
+
+def _png(loaded: Result) -> bytes:
+    from pardec.views.picture import png
+
+    return png(loaded)

@@ -1,0 +1,54 @@
+"""What a result was made with: versions, device, threads."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ("torch", "transformers", "diffusers", "accelerate", "tokenizers", "safetensors", "triton")
+
+
+def versions() -> dict[str, str]:
+    """Versions of pardec, Python and the packages that decide numbers; no import of any of them."""
+    from pardec import __version__
+
+    found = {"pardec": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def machine() -> dict[str, str]:
+    """Accelerators, cores and threads of this machine; imports torch."""
+    import torch
+
+    found = {"cpu_cores": str(os.cpu_count()), "torch_threads": str(torch.get_num_threads())}
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            found[f"cuda:{index}"] = torch.cuda.get_device_name(index)
+        found["cuda"] = str(torch.version.cuda)
+    else:
+        found["cuda"] = "not available"
+    found["mps"] = "available" if torch.backends.mps.is_available() else "not available"
+    return found
+
+
+def checkout() -> dict[str, str]:
+    """Where pardec runs from, and the commit if that is a checkout."""
+    home = Path(__file__).resolve().parent
+    found = {"path": str(home)}
+    if (home.parent / ".git").exists():
+        command = ["git", "-C", str(home.parent), "describe", "--always", "--dirty", "--abbrev=12"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return found
+        if done.returncode == 0:
+            found["commit"] = done.stdout.strip()
+    return found

@@ -1,0 +1,121 @@
+"""One call of `generate`, checked and ready for the loop: everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.errors import SpecError
+from pardec.prompts import Row, rows
+from pardec.result import cut
+from pardec.samplers import registry
+from pardec.samplers.contracts import Request, Sampler
+from pardec.samplers.rng import Keyed, row_seeds
+from pardec.settings import Settings
+
+if TYPE_CHECKING:
+    from pardec.models.language_model import LanguageModel
+    from pardec.samplers.events import Event
+
+BLOCK = 32  # the default block, where the request is not shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the masked loop is given, and the seed of each row."""
+
+    sampler: Sampler
+    request: Request
+    seeds: tuple[int, ...]
+    callback: Callable[[Event], object] | None
+
+    def generated(self, row: int, canvas: Sequence[int]) -> list[int]:
+        """What row `row` generated, cut after the first end token; `canvas` may be right-padded."""
+        start, end = self.request.prompts[row], len(self.request.canvases[row])
+        return cut(list(canvas[start:end]), self.request.stop_ids)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments as resolved, as JSON can hold them."""
+        request = self.request
+        kept = {n: getattr(request, n) for n in ("block_length", "absolute", "temperature", "top_k", "top_p", "cfg")}
+        new = max(len(canvas) - start for canvas, start in zip(request.canvases, request.prompts, strict=True))
+        return {"max_new_tokens": new, **kept, "stop_ids": list(request.stop_ids)}
+
+
+def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
+    """Reads the prompt and resolves every argument for this model; SpecError names what cannot work."""
+    if settings.label is not None or settings.num_images != 1:
+        what = "label" if settings.label is not None else "num_images"
+        raise SpecError(f"{what} is for image models and {model.name} is a text model", hint=f"leave {what} out")
+    sampler = registry.resolve(settings.sampler)
+    given = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
+    check_length(model, [len(row.canvas) for row in given])
+    stop_ids = _stop_ids(model, settings)
+    if isinstance(settings.seed, int):
+        seeds = row_seeds(settings.seed, len(given))
+    else:
+        seeds = tuple(settings.seed)
+        if len(seeds) != len(given):
+            raise SpecError(f"{len(seeds)} seeds for {len(given)} rows", hint="give one seed, or one a row")
+    block_causal = model.facts.attention == "block-causal"
+    request = Request(
+        canvases=tuple(row.canvas for row in given),
+        prompts=tuple(len(row.prompt) for row in given),
+        block_length=_block_length(model, settings, given),
+        source=settings.source or Keyed(seeds),
+        absolute=block_causal or settings.block_align == "absolute",
+        temperature=float(settings.temperature),
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        cfg=settings.cfg,
+        stop_ids=stop_ids,
+    )
+    return Call(sampler, request, seeds, settings.callback)
+
+
+def check_length(model: LanguageModel, lengths: list[int]) -> None:
+    """Refuses rows longer than the model has positions."""
+    most = min(filter(None, (model.max_positions, model.limit)), default=None)
+    if most is not None and max(lengths) > most:
+        row = lengths.index(max(lengths))
+        raise SpecError(
+            f"row {row} needs {lengths[row]} positions and {model.name} has {most}",
+            hint="shorten the prompt or ask for fewer new tokens",
+        )
+
+
+def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
+    given = settings.stop_ids
+    if given is None:
+        return () if settings.template is not None else tuple(model.facts.eos_ids)
+    ids = (given,) if isinstance(given, int) else tuple(given)
+    for i in ids:
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.vocab_size:
+            raise SpecError(
+                f"stop_ids holds {i!r}, which is no id of the vocabulary of {model.vocab_size}",
+                hint="stop_ids=[2] stops at token 2; [] never stops",
+            )
+    return ids
+
+
+def _block_length(model: LanguageModel, settings: Settings, given: list[Row]) -> int:
+    longest = max(len(row.rest) for row in given)
+    fixed = model.facts.block if model.facts.attention == "block-causal" else None
+    asked = settings.block_length
+    if fixed is not None:
+        if asked not in (None, fixed):
+            raise SpecError(
+                f"block_length={asked}, but {model.name} decodes in blocks of {fixed}",
+                hint=f"leave block_length out, or load the model with block={asked}",
+            )
+        return fixed
+    if asked is None:
+        return min(BLOCK, longest)
+    if asked > longest:
+        raise SpecError(
+            f"block_length={asked} is longer than the {longest} tokens to decode",
+            hint=f"choose at most {longest}, or leave it out",
+        )
+    return asked

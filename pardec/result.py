@@ -1,0 +1,160 @@
+"""What `generate` returns: tokens, text, how many forwards it took, and the whole decode order; saved and loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from pardec.pieces import Pieces
+from pardec.samplers.trace import Trace
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds from the first forward to the last commit; loading, tokenizing and decoding to text are outside."""
+
+    total_s: float
+    tokens: int  # generated before each row's first end token
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.total_s if self.total_s > 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One finished request of B rows. Tensors are on the CPU.
+
+    Attributes:
+        sequences: [B, L] int64, prompt and generation, right-padded; for a masked model the whole canvas.
+        tokens: generated ids per row, cut after the first end token.
+        text: the same as text, special tokens left out; None without a tokenizer.
+        nfe: forwards each row took part in; a guided call counts once.
+        forward_rows: rows of model forwards; a guided call counts twice.
+        tokens_fed: positions queried over all forwards.
+        spec: the resolved sampler with every parameter.
+        exact: "yes" if the output is the family's `sequential` baseline's, else how it is approximate.
+        trace: which forward committed each position, and what each forward queried.
+        finish: per row "stop" (first end token) or "length" (nothing left to fill).
+        prompts: per row how many tokens were given before the generated region.
+        seeds: per row; a row with its seed gives the same tokens alone and in any batch.
+        settings: the arguments as resolved.
+        pieces: sequences as text, one piece a token; None without a tokenizer.
+    """
+
+    sequences: Tensor
+    tokens: list[list[int]]
+    text: list[str] | None
+    nfe: list[int]
+    forward_rows: list[int]
+    tokens_fed: list[int]
+    spec: str
+    exact: str
+    trace: Trace
+    timing: Timing
+    finish: list[str]
+    prompts: list[int]
+    stop_ids: tuple[int, ...]
+    seeds: list[int]
+    model: str
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
+    images: list[Image] | None = None
+    tokenizer: Any = field(default=None, repr=False)
+    saved_pieces: list[list[str]] | None = field(default=None, repr=False)
+
+    @property
+    def generated(self) -> list[int]:
+        """Per row the tokens before its first end token."""
+        return [before_end(row, self.stop_ids) for row in self.tokens]
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Generated tokens, end tokens excluded, over forwards, both summed over the rows."""
+        return sum(self.generated) / max(sum(self.nfe), 1)
+
+    @cached_property
+    def pieces(self) -> list[list[str]] | None:
+        if self.saved_pieces is not None or self.tokenizer is None:
+            return self.saved_pieces
+        read = Pieces(self.tokenizer)
+        return [read(row[:end]) for row, end in zip(self.sequences.tolist(), self.trace.lengths.tolist(), strict=True)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each row as plain values."""
+        texts = self.text or [None] * len(self.tokens)
+        together = zip(texts, self.tokens, self.finish, self.nfe, self.seeds, strict=True)
+        return [
+            plain_row(text=text, tokens=tokens, finish=finish, nfe=nfe, seed=seed, stop_ids=self.stop_ids)
+            for text, tokens, finish, nfe, seed in together
+        ]
+
+    def __repr__(self) -> str:
+        shown = self.text[0] if self.text else self.tokens[0]
+        more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
+        return f"<Result {shown!r}{more}: {self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward>"
+
+    def _repr_html_(self) -> str:
+        from pardec.views.html import fragment
+
+        return fragment(self)
+
+    # --- on disk ---
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes a folder (result.json, tensors.safetensors), or one file if `path` ends in .json; whole or not at all.
+
+        Raises:
+            ResultError: something that is no saved result stands there, or it cannot be written.
+        """
+        from pardec.saving import save
+
+        return save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Result:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultError: nothing is there, or it is no saved result, or a part of it is missing or misshapen.
+        """
+        from pardec.saving import load
+
+        return load(Path(path))
+
+
+def cut(tokens: list[int], stop_ids: Collection[int]) -> list[int]:
+    """`tokens` up to and with the first end token.
+
+    >>> cut([5, 6, 3, 3], {3})
+    [5, 6, 3]
+    """
+    return next((tokens[: at + 1] for at, token in enumerate(tokens) if token in stop_ids), tokens)
+
+
+def before_end(tokens: list[int], stop_ids: Collection[int]) -> int:
+    """How many of `tokens`, cut already, stand before the end token: the count behind every rate."""
+    return len(tokens) - (bool(tokens) and tokens[-1] in stop_ids)
+
+
+def plain_row(
+    *, text: str | None, tokens: list[int], finish: str, nfe: int, seed: int, stop_ids: Collection[int]
+) -> dict[str, Any]:
+    """One row as JSON holds it, the fields of `pardec generate --json` and of rows files."""
+    return {
+        "text": text,
+        "tokens": tokens,
+        "finish": finish,
+        "nfe": nfe,
+        "tokens_per_forward": before_end(tokens, stop_ids) / max(nfe, 1),
+        "seed": seed,
+    }

@@ -1,0 +1,152 @@
+"""Results on disk: a folder of result.json and tensors.safetensors, or one .json file. Whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pardec.models.errors import PardecError
+from pardec.result import Result, Timing
+from pardec.samplers.trace import Fed, Trace
+
+FORMAT = "pardec.result/1"
+_TENSORS = {"sequences": torch.int64, "commit_step": torch.int16, "commit_score": torch.float32}
+_ROWS = ("nfe", "forward_rows", "tokens_fed", "finish", "prompts", "seeds")
+_PLAIN = (*_ROWS, "tokens", "text", "spec", "exact", "model", "settings", "environment")
+_SAVED = "a saved result is the folder or the .json file that result.save(path) wrote"
+
+
+class ResultError(PardecError, ValueError):
+    """A result cannot be saved there, or what lies there is no saved result."""
+
+
+def save(result: Result, target: Path) -> Path:
+    """Writes `result` to a folder, or to one file if `target` ends in .json."""
+    tensors = {
+        "sequences": result.sequences,
+        "commit_step": torch.from_numpy(np.ascontiguousarray(result.trace.commit_step)),
+        "commit_score": torch.from_numpy(np.ascontiguousarray(result.trace.commit_score)),
+    }
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.suffix == ".json":
+            lists = {name: tensor.tolist() for name, tensor in tensors.items()}
+            write_file(target, json.dumps({**_plain(result), "tensors": lists}))
+        else:
+            _write_folder(target, json.dumps(_plain(result)), tensors)
+    except OSError as error:
+        raise ResultError(
+            f"cannot save the result to {target}: {error.strerror or error}", hint="choose another place"
+        ) from error
+    return target
+
+
+def load(source: Path) -> Result:
+    """Reads what `save` wrote."""
+    folder = source.is_dir()
+    file = source / "result.json" if folder else source
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(held, dict) or held.get("format") != FORMAT:
+            raise ResultError(f"{file} is no saved result of this version", hint=_SAVED)
+        return _read(held, load_file(source / "tensors.safetensors") if folder else held["tensors"])
+    except ResultError:
+        raise
+    except OSError as error:
+        raise ResultError(f"cannot read a result from {source}: {error.strerror or error}", hint=_SAVED) from error
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ResultError(f"{source} is damaged or no saved result: {what}", hint=_SAVED) from error
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    """All but the tensors, as JSON can hold it."""
+    return {
+        "format": FORMAT,
+        **{name: getattr(result, name) for name in _PLAIN if name not in ("settings", "environment")},
+        "settings": dict(result.settings),
+        "environment": dict(result.environment),
+        "stop_ids": list(result.stop_ids),
+        "timing": {"total_s": result.timing.total_s, "tokens": result.timing.tokens},
+        "pieces": result.pieces,
+        "lengths": result.trace.lengths.tolist(),
+        "fed": [[_pack(fed) for fed in row] for row in result.trace.fed],
+    }
+
+
+def _read(held: dict[str, Any], found: dict[str, Any]) -> Result:
+    tensors: dict[str, Tensor] = {name: torch.as_tensor(found[name], dtype=dtype) for name, dtype in _TENSORS.items()}
+    shape = tensors["sequences"].shape
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2 or tensor.shape != shape:
+            raise ValueError(f"{name} is {list(tensor.shape)} where sequences is {list(shape)}")
+    for name in (*_ROWS, "tokens", "lengths", "fed"):
+        if len(held[name]) != shape[0]:
+            raise ValueError(f"{name} has {len(held[name])} rows, expected {shape[0]}")
+    trace = Trace(
+        tokens=tensors["sequences"].numpy(),
+        commit_step=tensors["commit_step"].numpy(),
+        commit_score=tensors["commit_score"].numpy(),
+        lengths=np.asarray(held["lengths"], dtype=np.int64),
+        fed=tuple(tuple(_unpack(fed) for fed in row) for row in held["fed"]),
+    )
+    return Result(
+        sequences=tensors["sequences"],
+        trace=trace,
+        timing=Timing(float(held["timing"]["total_s"]), int(held["timing"]["tokens"])),
+        stop_ids=tuple(held["stop_ids"]),
+        saved_pieces=held["pieces"],
+        **{name: held[name] for name in _PLAIN},
+    )
+
+
+def _pack(fed: Fed) -> list[int] | dict[str, int]:
+    return {"start": fed.start, "stop": fed.stop} if isinstance(fed, range) else list(fed)
+
+
+def _unpack(fed: list[int] | dict[str, int]) -> Fed:
+    return range(fed["start"], fed["stop"]) if isinstance(fed, dict) else tuple(fed)
+
+
+def write_file(target: Path, data: str | bytes) -> None:
+    """Replaces `target` by a file that holds `data`, in one step."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _write_folder(target: Path, text: str, tensors: dict[str, Tensor]) -> None:
+    """Puts the folder together beside its place, then moves it there; a saved result that stands there gives way."""
+    if target.exists() and not (target / "result.json").is_file() and not (target.is_dir() and not os.listdir(target)):
+        raise ResultError(f"{target} exists and is no saved result", hint="choose a new folder, or a name in .json")
+    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        (fresh / "result.json").write_text(text, encoding="utf-8")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, fresh / "tensors.safetensors")
+        os.chmod(fresh, 0o755)
+        if target.exists():
+            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+            os.replace(target, old)
+            os.replace(fresh, target)
+            shutil.rmtree(old)
+        else:
+            os.replace(fresh, target)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise

@@ -1,0 +1,158 @@
+"""The arguments of `generate` and `stream`: their names, defaults and ranges, checked before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from pardec.models.errors import SpecError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pardec.samplers.events import Event
+    from pardec.samplers.rng import Source
+    from pardec.samplers.spec import Spec
+
+
+class Arguments(TypedDict, total=False):
+    """What `generate` and `stream` take beside the prompt; `Settings` has the defaults and the meaning."""
+
+    input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
+    sampler: str | Spec | None
+    max_new_tokens: int
+    block_length: int | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    cfg: float | None
+    seed: int | Sequence[int]
+    template: str | Sequence[Any] | Tensor | None
+    allowed: Any
+    stop_ids: int | Sequence[int] | None
+    block_align: Literal["prompt", "absolute"]
+    label: int | Sequence[int] | None
+    num_images: int
+    source: Source | None
+    callback: Callable[[Event], object] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One checked set of arguments."""
+
+    input_ids: Any = None
+    sampler: str | Spec | None = None
+    max_new_tokens: int = 64
+    block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
+    seed: int | Sequence[int] = 0  # a list gives each row its own
+    template: Any = None
+    allowed: Any = None
+    stop_ids: Any = None  # None: the model's end tokens; [] never stops
+    block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
+    label: Any = None
+    num_images: int = 1
+    source: Any = None  # recorded uniforms in place of a seed
+    callback: Callable[[Event], object] | None = None  # called with every event
+
+    def __post_init__(self) -> None:
+        _whole("max_new_tokens", self.max_new_tokens, 1)
+        _whole("block_length", self.block_length, 1, optional=True)
+        _whole("top_k", self.top_k, 1, optional=True)
+        _whole("num_images", self.num_images, 1)
+        _number("temperature", self.temperature, "at least 0", lambda x: x >= 0)
+        _number("cfg", self.cfg, "at least 0", lambda x: x >= 0, optional=True)
+        _number("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1, optional=True)
+        if self.block_align not in ("prompt", "absolute"):
+            raise SpecError(
+                f'block_align is "prompt" or "absolute", got {self.block_align!r}',
+                hint='"prompt" lays the block grid from the end of the prompt, "absolute" from position 0',
+            )
+        for seed in self.seed if isinstance(self.seed, Sequence) else [self.seed]:
+            _whole("seed", seed, None)
+        if self.source is not None and not callable(getattr(self.source, "uniform", None)):
+            raise SpecError(
+                f"source has no method uniform, got {type(self.source).__name__}",
+                hint="pass an object like pardec.samplers.rng.Keyed, or leave source out",
+            )
+        if self.callback is not None and not callable(self.callback):
+            raise SpecError(
+                f"callback cannot be called, got {type(self.callback).__name__}",
+                hint="pass a function that takes one event",
+            )
+        if self.allowed is not None:
+            raise SpecError(
+                "allowed is taken by no method of this release",
+                hint="leave it out; template= fixes tokens at chosen places",
+            )
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Settings:
+        """Reads keyword arguments; what they leave open comes from a named preset, then from the defaults."""
+        known = [field.name for field in fields(cls)]
+        for name in arguments:
+            if name not in known:
+                raise SpecError(
+                    f"generate takes no argument {name!r}{did_you_mean(name, known)}",
+                    hint=f"it takes {', '.join(known)}",
+                )
+        made = cls(**arguments)
+        if isinstance(made.sampler, str) and made.sampler.startswith("preset:"):
+            from pardec.samplers.registry import preset
+
+            chosen = preset(made.sampler)
+            open_ones = {key: value for key, value in chosen.arguments.items() if key not in arguments}
+            made = replace(made, sampler=chosen.spec, **open_ones)
+        return made
+
+    @classmethod
+    def signature(cls) -> inspect.Signature:
+        """What `help(model.generate)` shows."""
+        kind = inspect.Parameter
+        return inspect.Signature(
+            [
+                kind("self", kind.POSITIONAL_OR_KEYWORD),
+                kind("prompt", kind.POSITIONAL_OR_KEYWORD, default=None),
+                *(kind(field.name, kind.KEYWORD_ONLY, default=field.default) for field in fields(cls)),
+            ]
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _whole(name: str, value: Any, least: int | None, *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    rule = "a whole number" if least is None else f"a whole number of at least {least}"
+    if not _is_whole(value) or (least is not None and value < least):
+        raise SpecError(f"{name} is {rule}, got {value!r}", hint=_example(name))
+
+
+def _number(name: str, value: Any, rule: str, holds: Callable[[float], bool], *, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or not holds(value):
+        raise SpecError(f"{name} must be {rule}, got {value!r}", hint=_example(name))
+
+
+def _example(name: str) -> str:
+    return {
+        "max_new_tokens": "max_new_tokens=64 asks for 64 tokens after the prompt",
+        "block_length": "block_length=32, or leave it out for min(32, max_new_tokens)",
+        "temperature": "temperature=0 takes the likeliest token, 1 samples from the model's own law",
+        "top_k": "top_k=50 keeps the 50 likeliest tokens; leave it out to keep all",
+        "top_p": "top_p=0.9 keeps the likeliest tokens that hold 90% of the probability; leave it out to keep all",
+        "cfg": "cfg=1 is the model without guidance, larger is stronger; leave it out to turn guidance off",
+        "seed": "seed=0, or seed=[0, 1] with one seed a row",
+        "num_images": "num_images=1",
+    }[name]

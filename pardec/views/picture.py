@@ -1,0 +1,106 @@
+"""A result as a picture or an animation of the decode order, with Pillow alone.
+
+Pillow's own font has Latin letters; other scripts show as boxes, their colours stay right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from PIL import Image, ImageDraw, ImageFont
+
+from pardec.views.cells import Cell, cells, heading, last_step
+from pardec.views.colour import shade
+
+if TYPE_CHECKING:
+    from pardec.result import Result
+
+WIDTH, MARGIN, LINE, SIZE = 900, 16, 30, 17  # pixels
+FRAME_MS, HOLD_MS = 250, 2500
+FRAMES = 240  # an animation of more forwards skips some
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    left: float
+    top: float
+    right: float
+    cell: Cell
+
+
+def png(result: Result) -> bytes:
+    """The finished canvas, each token on the colour of the forward that committed it."""
+    drawing = _Drawing(result)
+    return _encode([drawing.frame(drawing.last)], "PNG")
+
+
+def gif(result: Result) -> bytes:
+    """One frame a forward, from the empty canvas to the finished one, which stays longer."""
+    drawing = _Drawing(result)
+    stride = -(-(drawing.last + 2) // FRAMES)
+    steps = [*range(-1, drawing.last, stride), drawing.last]
+    return _encode([drawing.frame(step) for step in steps], "GIF")
+
+
+def _encode(frames: list[Image.Image], kind: str) -> bytes:
+    held = BytesIO()
+    durations = [FRAME_MS] * (len(frames) - 1) + [HOLD_MS]
+    extra = {"save_all": True, "append_images": frames[1:], "duration": durations, "loop": 0} if kind == "GIF" else {}
+    frames[0].save(held, kind, **extra)
+    return held.getvalue()
+
+
+class _Drawing:
+    """Where every token stands, and how the canvas looks after each forward."""
+
+    def __init__(self, result: Result) -> None:
+        self.font = ImageFont.load_default(SIZE)
+        self.title = heading(result)
+        rows = cells(result)
+        self.last = last_step(rows)
+        self.boxes: list[_Box] = []
+        top = float(MARGIN + LINE)
+        for row in rows:
+            top = self._place(row, top) + LINE * 1.5
+        self.height = int(top)
+
+    def _place(self, row: list[Cell], top: float) -> float:
+        """Lays a row out, breaking lines; returns the top of its last line."""
+        left = float(MARGIN)
+        for cell in row:
+            breaks = cell.text.count("\n")
+            width = max(self.font.getlength(_flat(cell.text)), 8.0)
+            if breaks or left + width > WIDTH - MARGIN:
+                left, top = float(MARGIN), top + LINE * max(breaks, 1)
+            self.boxes.append(_Box(left, top, left + width, cell))
+            left += width + 1
+        return top
+
+    def frame(self, step: int) -> Image.Image:
+        """The canvas after forward `step`, -1 before any."""
+        image = Image.new("RGB", (WIDTH, self.height), "white")
+        draw = ImageDraw.Draw(image)
+        draw.text((MARGIN, MARGIN / 2), _fitting(self.title, self.font), fill="#57606a", font=self.font)
+        for box in self.boxes:
+            area = (box.left, box.top, box.right, box.top + LINE - 6)
+            if box.cell.step < 0:
+                draw.text((box.left, box.top), _flat(box.cell.text), fill="#8b949e", font=self.font)
+            elif box.cell.step > step:
+                draw.rectangle(area, fill="#eaeef2")
+            else:
+                draw.rectangle(area, fill=shade(box.cell.step, self.last, lightness=0.82))
+                draw.text((box.left, box.top), _flat(box.cell.text), fill="#1b1f24", font=self.font)
+        return image
+
+
+def _flat(text: str) -> str:
+    return text.replace("\n", " ")
+
+
+def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    """The text, cut so that it fits the width."""
+    while text and font.getlength(text) > WIDTH - 2 * MARGIN:
+        text = text[:-4].rstrip(". ") + "..." if len(text) > 4 else ""
+    return text

@@ -1,0 +1,115 @@
+"""The canvas in a terminal: live while it fills, plain lines where nothing can be redrawn, coloured when finished."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from pardec.pieces import Pieces
+from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
+from pardec.views.cells import cells, heading, last_step
+from pardec.views.colour import shade
+
+if TYPE_CHECKING:
+    from pardec.result import Result
+
+OPEN = "·"
+ROWS = 8  # rows shown at once; the rest is counted
+
+
+class Watch:
+    """Shows a run's events on `stream`: redrawn in place on a terminal, one line a step elsewhere.
+
+    with Watch(tokenizer, sys.stderr) as watch:
+        for event in model.stream(prompt):
+            watch(event)
+    """
+
+    def __init__(self, tokenizer: Any, stream: TextIO) -> None:
+        self.pieces = Pieces(tokenizer)
+        self.console = Console(file=stream, highlight=False)
+        self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+
+    def __enter__(self) -> Watch:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Takes in one event."""
+        if isinstance(event, Started):
+            self.tokens, self.open = event.tokens.copy(), event.open.copy()
+            self.starts = event.prompts.tolist()
+            self.ends = [int(np.flatnonzero(row)[-1]) + 1 if row.any() else len(row) for row in event.open]
+            self.when = np.full(self.open.shape, -1)
+            self.to_fill, self.steps = int(self.open.sum()), 0
+        elif isinstance(event, Step):
+            self.steps = event.number + 1
+            self.tokens[event.rows], self.open[event.rows] = event.tokens, event.open
+            self.when[event.rows] = np.where(event.committed, event.number, self.when[event.rows])
+            self._say(int(event.committed.sum()))
+        elif isinstance(event, RowFinished):
+            self.open[event.row] = False
+            if event.reason == "stop":  # what the end token closed is no longer to come
+                self.ends[event.row] = int(np.flatnonzero(self.when[event.row] >= 0)[-1]) + 1
+        elif isinstance(event, Finished) and self.live is not None:
+            self.live.update(self._picture(), refresh=True)
+
+    def _say(self, committed: int) -> None:
+        if self.live is not None:
+            self.live.update(self._picture(), refresh=True)
+            return
+        left = int(self.open.sum())
+        head = f"step {self.steps:3d}  +{committed:<3d} {self.to_fill - left:>4d}/{self.to_fill}"
+        self.console.out(f"{head} |{self._plain(0)}" if len(self.open) == 1 else head)
+
+    def _plain(self, row: int) -> str:
+        span = slice(self.starts[row], self.ends[row])
+        texts = self.pieces(self.tokens[row, span].tolist())
+        shown = [f" {OPEN}" if is_open else text for text, is_open in zip(texts, self.open[row, span], strict=True)]
+        return "".join(shown).replace("\n", "\\n")
+
+    def _picture(self) -> Group:
+        lines = [self._line(row) for row in range(min(len(self.open), ROWS))]
+        if len(self.open) > ROWS:
+            lines.append(Text(f"and {len(self.open) - ROWS} more rows", style="dim"))
+        left = int(self.open.sum())
+        lines.append(Text(f"step {self.steps}, {self.to_fill - left} of {self.to_fill} committed", style="dim"))
+        return Group(*lines)
+
+    def _line(self, row: int) -> Text:
+        line = Text()
+        last = max(self.steps - 1, 1)
+        for at in range(self.starts[row], self.ends[row]):
+            if self.open[row, at]:
+                line.append(f" {OPEN}", style="dim")
+            else:
+                (text,) = self.pieces([int(self.tokens[row, at])])
+                step = int(self.when[row, at])
+                style = "dim" if step < 0 else f"bold {shade(step, last)}" if step == last else shade(step, last)
+                line.append(text, style=style)
+        return line
+
+
+def finished(result: Result) -> Group:
+    """A finished run, each token in the colour of the forward that committed it."""
+    rows = cells(result)
+    last = last_step(rows)
+    lines = [Text(heading(result), style="dim")]
+    for row in rows:
+        line = Text()
+        for cell in row:
+            line.append(cell.text, style="dim" if cell.step < 0 else shade(cell.step, last))
+        lines.append(line)
+    return Group(*lines)

@@ -1,0 +1,1 @@
+"""Cache policies: which positions a forward asks again, one method a file."""

@@ -1,0 +1,60 @@
+"""What the caches that ask one span of positions share: when they ask everything again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pardec.models.errors import SpecError
+from pardec.samplers.contracts import Ask, Canvas
+
+
+@dataclass
+class Published:
+    """What the published loops count, [B] each; used by `reference=true` alone."""
+
+    windows: np.ndarray  # forwards that did not ask everything, idle ones included
+    refreshed: np.ndarray  # the last forward asked everything
+
+
+@dataclass(frozen=True)
+class SpanCache:
+    """Asks everything when a block is entered and every `refresh` steps, else one span from the block's start."""
+
+    stores: ClassVar[bool] = True
+
+    refresh: int = 0  # ask everything every so many steps: 0 only when a block is entered, 1 always
+    reference: bool = False  # the published order of refreshes and, in shifted families, of commits
+
+    def __post_init__(self) -> None:
+        if self.refresh < 0:
+            raise SpecError(f"refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}")
+
+    def start(self, canvas: Canvas) -> Published:
+        return Published(np.zeros(len(canvas), dtype=np.int64), np.zeros(len(canvas), dtype=bool))
+
+    def stop(self, canvas: Canvas) -> np.ndarray:
+        """Where the span ends, [B]."""
+        raise TypeError(f"{type(self).__name__} defines no span")
+
+    def ask(self, canvas: Canvas, state: Published) -> Ask:
+        if self.reference:
+            return self._published(canvas, state)
+        due = canvas.entered | (canvas.step % self.refresh == 0) if self.refresh else canvas.entered
+        return Ask(np.where(due, 0, canvas.lo), np.where(due, canvas.end, self.stop(canvas)))
+
+    def _published(self, canvas: Canvas, state: Published) -> Ask:
+        """dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
+        finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
+        else; then it never asks the position before the block."""
+        state.windows = state.windows + (canvas.entered & state.refreshed)
+        due = canvas.entered
+        if self.refresh:
+            due = due | ((state.windows % self.refresh == 0) & ~state.refreshed)
+        state.windows, state.refreshed = state.windows + ~due, due
+        start, stop = np.where(due, 0, canvas.lo), np.where(due, canvas.end, self.stop(canvas))
+        if not canvas.shift:
+            return Ask(start, stop)
+        return Ask(start, stop, first=np.where(due, canvas.lo, canvas.lo + 1), must=due)

@@ -1,0 +1,28 @@
+"""Dual cache: what stands before and after the block is reused, only the block is asked at every step.
+
+Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
+https://arxiv.org/abs/2505.22618
+
+    asked = [0, end) when a block is entered, [block start, block end) otherwise
+
+In a shifted family the position before the block is asked as well, since it predicts the block's first token.
+`reference=true` is for parity with the published loops: see `caches/_span.py`.
+Exact: no; in block-causal families yes, since what stands before the block is final.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pardec.samplers.caches._span import SpanCache
+from pardec.samplers.contracts import Canvas
+from pardec.samplers.registry import register
+
+
+@register("dual", stage="cache", paper="arXiv:2505.22618")
+@dataclass(frozen=True)
+class Dual(SpanCache):
+    def stop(self, canvas: Canvas) -> np.ndarray:
+        return canvas.hi

@@ -1,0 +1,1 @@
+"""The decode loops: generators of events."""

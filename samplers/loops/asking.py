@@ -1,0 +1,199 @@
+"""From the positions that a cache policy asks to logits of the active block: plans, groups of rows, guidance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.kv_cache import KVCache
+from pardec.models.language_model import LanguageModel
+from pardec.models.plan import Plan
+from pardec.samplers.canvas import GIVEN, Canvas
+from pardec.samplers.contracts import Ask
+
+# A forward of its own costs a group of rows about as much as this many more queries would.
+_GROUP_COST = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """What the live rows queried in one step: [n, Q] positions, -1 pads, or the span [start, stop) of each row."""
+
+    rows: np.ndarray  # [n] rows of the request
+    start: np.ndarray  # [n]
+    stop: np.ndarray  # [n]
+    positions: np.ndarray | None = None
+
+    def of(self, at: int) -> range | tuple[int, ...]:
+        """The positions of the row at index `at`."""
+        if self.positions is None:
+            return range(int(self.start[at]), int(self.stop[at]))
+        return tuple(self.positions[at, : self.stop[at] - self.start[at]].tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows that go through one forward together."""
+
+    rows: np.ndarray | None  # [n] indices of live rows; None: all
+    plan: Plan  # as laid; only its tokens change from forward to forward
+    source: Tensor | None  # [n, Q] canvas column of each query, padding at the bin; None: the plan's span
+
+
+class Asking:
+    """Lays plans, keeps them while the same positions are asked, and runs the model on them."""
+
+    def __init__(self, model: LanguageModel, canvas: Canvas, *, stores: bool, cfg: float | None) -> None:
+        self.model, self.canvas, self.cfg = model, canvas, cfg
+        self.copies = 1 if cfg is None else 2
+        self.given = None if cfg is None else canvas.commit_step == GIVEN
+        self.cache: KVCache | None = None
+        if stores:
+            self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()))
+        self._begun = False
+        self._key = b""
+        self._groups: list[_Group] = []
+        self._order: Tensor | None = None
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows, in the cache too."""
+        if self.given is not None:
+            self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
+        if self.cache is not None and len(rows):
+            half = self.cache.batch // self.copies
+            self.cache.keep(torch.from_numpy(np.concatenate([rows + half * copy for copy in range(self.copies)])))
+        self._key = b""
+
+    def queries(self, ask: Ask) -> Queries:
+        """What to query so that everything asked is, and everything wanted is predicted.
+
+        The first forward of a request is full. In a shifted family the prediction of p stands in row p - 1.
+        """
+        canvas = self.canvas
+        if not self._begun:
+            return Queries(canvas.rows, np.zeros_like(canvas.end), canvas.end)
+        if ask.mask is None:
+            first = canvas.lo if ask.first is None else ask.first
+            start = np.minimum(ask.start, np.maximum(first - canvas.shift, 0))
+            return Queries(canvas.rows, start, np.maximum(ask.stop, canvas.hi - canvas.shift))
+        mask = ask.mask[:, : canvas.length].cpu().numpy().copy()
+        row, column = np.nonzero(canvas.eligible.cpu().numpy())
+        mask[row, np.maximum(canvas.lo[row] + column - canvas.shift, 0)] = True
+        count = mask.sum(1)
+        positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
+        positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
+        return Queries(canvas.rows, np.zeros_like(count), count, positions)
+
+    def logits(self, queries: Queries, first: np.ndarray | None = None) -> Tensor:
+        """One forward for every live row -> float32 [B, W, V], aligned to the active block.
+
+        `first` [B] is the first position whose prediction is wanted, the block's start if None. What stands for other
+        positions means nothing.
+        """
+        canvas = self.canvas
+        key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
+        if queries.positions is not None or key != self._key:
+            self._lay(queries, canvas.lo if first is None else first)
+            self._key = key
+        self._begun = True
+        parts = [self._forward(group) for group in self._groups]
+        return parts[0] if self._order is None else torch.cat(parts)[self._order]
+
+    # --- one forward ---
+
+    def _forward(self, group: _Group) -> Tensor:
+        tokens = self._at(self.canvas.tokens, group)
+        if self.given is not None:
+            tokens = torch.cat([tokens, tokens.masked_fill(self._at(self.given, group), self.canvas.mask_id)])
+        logits = self.model.forward(replace(group.plan, tokens=tokens), self.cache).logits()
+        if self.cfg is None:
+            return logits
+        conditional, unconditional = logits.chunk(2)
+        return unconditional + self.cfg * (conditional - unconditional)
+
+    def _at(self, held: Tensor, group: _Group) -> Tensor:
+        """What the canvas holds at the queries of a group, [n, Q]."""
+        if group.rows is not None:
+            held = held[torch.from_numpy(group.rows).to(held.device)]
+        if group.source is not None:
+            return held.gather(1, group.source)
+        assert group.plan.span is not None
+        return held[:, slice(*group.plan.span)]
+
+    # --- laying plans ---
+
+    def _lay(self, queries: Queries, first: np.ndarray) -> None:
+        split = _split(queries.stop - queries.start)
+        self._groups = [self._group(rows, queries, first) for rows in split]
+        self._order = None
+        if len(split) > 1:
+            order = np.argsort(np.concatenate(split))
+            self._order = torch.from_numpy(order).to(self.canvas.tokens.device)
+
+    def _group(self, rows: np.ndarray, queries: Queries, first: np.ndarray) -> _Group:
+        canvas, device = self.canvas, self.canvas.tokens.device
+        start, stop, end = queries.start[rows], queries.stop[rows], canvas.end[rows]
+        lo, hi = canvas.lo[rows], canvas.hi[rows]
+        width = int((stop - start).max())
+        if queries.positions is None:
+            positions = start[:, None] + np.arange(width)
+            positions[positions >= stop[:, None]] = -1
+        else:
+            positions = queries.positions[rows, :width]
+        wanted = lo[:, None] + np.arange(canvas.block_length)
+        outside = (wanted < first[rows, None]) | (wanted >= hi[:, None])
+        wanted = np.maximum(wanted - canvas.shift, 0)
+        want = wanted - start[:, None] if queries.positions is None else _index(positions, wanted)
+        want[outside] = -1
+        even = bool((stop - start == width).all())
+        span = None
+        if even and queries.positions is None and (start == start[0]).all():
+            span = (int(start[0]), int(stop[0]))
+
+        def put(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
+
+        whole = len(rows) == len(canvas)
+        cache_rows = None
+        if self.cache is not None and not whole:
+            half = self.cache.batch // self.copies
+            cache_rows = torch.from_numpy(np.concatenate([rows + half * copy for copy in range(self.copies)])).to(device)
+        plan = Plan(
+            tokens=put(positions),
+            positions=put(positions),
+            slots=put(positions),
+            visible=self.model.visible(),
+            lengths=put(end),
+            want=put(want),
+            rows=cache_rows,
+            uniform=int(end[0]) if even and (end == end[0]).all() else None,
+            span=span,
+        )
+        source = None
+        if span is None:
+            source = torch.from_numpy(np.where(positions < 0, canvas.length, positions)).to(device)
+        return _Group(None if whole else rows, plan, source)
+
+
+def _split(width: np.ndarray) -> list[np.ndarray]:
+    """Rows in one group, or in two where the padding saved is worth a forward; [n] indices each."""
+    rows = np.arange(len(width))
+    if len(width) == 1 or width.min() == width.max():
+        return [rows]
+    order = np.argsort(-width, kind="stable")
+    sorted_width = width[order]
+    counts = rows[1:]
+    costs = counts * sorted_width[0] + (len(width) - counts) * sorted_width[1:] + _GROUP_COST
+    if costs.min() >= len(width) * sorted_width[0]:
+        return [rows]
+    cut = int(counts[costs.argmin()])
+    return [np.sort(order[:cut]), np.sort(order[cut:])]
+
+
+def _index(positions: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where each of `wanted` [n, W] stands in `positions` [n, Q], -1 where it does not."""
+    same = positions[:, None, :] == wanted[:, :, None]
+    return np.where(same.any(-1), same.argmax(-1), -1)

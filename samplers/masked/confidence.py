@@ -1,0 +1,29 @@
+"""Scores a candidate by its probability.
+
+Large Language Diffusion Models ("low confidence remasking"), https://arxiv.org/abs/2502.09992
+
+    score = p(candidate)
+
+With `of=raw` (LLaDA) the probability is the model's own, also where the candidate was drawn at a temperature or from a
+filtered distribution; with `of=filtered` (Dream) it is that of the distribution the candidate was drawn from.
+Exact: greedy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pardec.samplers.contracts import Canvas, Evidence, Proposal
+from pardec.samplers.registry import register
+
+
+@register("confidence", stage="propose", paper="arXiv:2502.09992", exact="greedy")
+@dataclass(frozen=True)
+class Confidence:
+    of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
+
+    def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
+        law = evidence.law if self.of == "raw" else evidence.filtered
+        tokens = evidence.draw(canvas)
+        return evidence.propose(tokens, law.probability(tokens))

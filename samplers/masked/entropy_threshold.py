@@ -1,0 +1,34 @@
+"""Commits every position whose distribution is concentrated enough, and always the most concentrated.
+
+dParallel: Learnable Parallel Decoding for dLLMs, https://arxiv.org/abs/2509.26488
+
+    commit = {i : H_i <= tau}, or the position of least entropy if there is none
+
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.samplers.contracts import Canvas, Proposal
+from pardec.samplers.registry import register
+
+
+@register("entropy_threshold", stage="select", paper="arXiv:2509.26488")
+@dataclass(frozen=True)
+class EntropyThreshold:
+    prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none
+
+    tau: float = 0.45  # most entropy, nats
+
+    def __post_init__(self) -> None:
+        if not self.tau >= 0:
+            raise SpecError(f"entropy_threshold: tau is an entropy in nats and at least 0, got {self.tau}")
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        return (proposal.evidence.law.confidence.entropy <= self.tau) & proposal.eligible

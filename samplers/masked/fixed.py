@@ -1,0 +1,88 @@
+"""Commits by a schedule that is fixed beforehand: an even share of each block's tokens at every step.
+
+Large Language Diffusion Models, https://arxiv.org/abs/2502.09992
+
+    a block of n open tokens and s steps commits n // s + [i < n % s] at its step i, the surest (or random ones) first
+
+`steps` is for the whole canvas and is shared out over the blocks. Idle forwards of the reference, where a block has more
+steps than tokens, are not made. `reference=true` breaks ties of the score as torch.topk does over the whole canvas row,
+which the published loop relies on; otherwise the lowest position wins.
+Exact: yes with one token a step in order of confidence, otherwise no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.samplers.contracts import Canvas, Proposal
+from pardec.samplers.kernels.rank import best, top
+from pardec.samplers.kernels.schedule import even_share
+from pardec.samplers.registry import register
+
+
+@dataclass
+class Block:
+    """The schedule of each row's active block; [B] arrays."""
+
+    tokens: np.ndarray  # open when the block was entered
+    start: np.ndarray  # the clock then
+    owed: np.ndarray  # to be committed at the coming step
+
+
+@register("fixed", stage="select", paper="arXiv:2502.09992")
+@dataclass(frozen=True)
+class Fixed:
+    steps: int | None = None  # for the whole canvas; none is one a token
+    order: Literal["confidence", "random"] = "confidence"
+    reference: bool = False  # the published order among equal scores
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise SpecError(f"fixed: steps must be at least 1, got {self.steps}")
+
+    def start(self, canvas: Canvas) -> Block:
+        return Block(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(3)))
+
+    def tick(self, canvas: Canvas, state: Block) -> np.ndarray:
+        state.tokens = np.where(canvas.entered, canvas.left, state.tokens)
+        state.start = np.where(canvas.entered, canvas.step, state.start)
+        steps = state.tokens if self.steps is None else self._share(canvas)
+        at = canvas.step - state.start
+        state.owed = np.clip(even_share(state.tokens, steps, at), 1, canvas.left)
+        return np.zeros_like(at)
+
+    def _share(self, canvas: Canvas) -> np.ndarray:
+        """How many of the steps the active block gets: an even share, the first blocks one more."""
+        assert self.steps is not None
+        first = (canvas.prompt - canvas.origin) // canvas.block_length
+        blocks = -(-(canvas.total - canvas.origin) // canvas.block_length) - first
+        at = (canvas.lo - canvas.origin) // canvas.block_length - first
+        return np.maximum(even_share(self.steps, blocks, at), 1)
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: Block) -> Tensor:
+        score = proposal.score
+        if self.order == "random":
+            source, still = proposal.evidence.request.source, np.zeros_like(canvas.step)
+            order = source.uniform(canvas.rows, still, proposal.evidence.positions, "order").float()
+            score = order.masked_fill(~proposal.eligible, -torch.inf)
+        if self.reference:
+            return _as_topk(score, canvas, state.owed)
+        if (state.owed == 1).all():
+            return best(score)
+        return top(score, torch.from_numpy(state.owed).to(score.device)[:, None])
+
+
+def _as_topk(score: Tensor, canvas: Canvas, owed: np.ndarray) -> Tensor:
+    """torch.topk over each row of the canvas; a loop over rows, since the order of ties depends on k and the length."""
+    chosen = torch.zeros_like(score, dtype=torch.bool)
+    for row, (lo, hi, total, count) in enumerate(zip(canvas.lo, canvas.hi, canvas.total, owed, strict=True)):
+        whole = torch.full((total,), -torch.inf, device=score.device)
+        whole[lo:hi] = score[row, : hi - lo]
+        chosen[row, whole.topk(count).indices - lo] = True
+    return chosen

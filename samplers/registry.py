@@ -1,0 +1,232 @@
+"""Where every method is found by name: `@register(...)`, cards, and the turning of a spec into a sampler."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
+from pardec.samplers.contracts import Cache, Finish, LogitsStage, Propose, Sampler, Select, Widen
+from pardec.samplers.presets import PRESETS, Preset
+from pardec.samplers.spec import Part, Spec, parse
+
+STAGES = ("logits", "propose", "select", "widen", "finish", "cache")
+_SINGLE = {"propose", "select", "cache"}
+_FOLDERS = ("pardec.samplers.masked", "pardec.samplers.caches")
+DEFAULT = "threshold+eos"
+
+_T = TypeVar("_T", bound=type)
+_methods: dict[str, Card] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a method says of itself."""
+
+    name: str
+    stage: str
+    family: str  # "masked": diffusion language models
+    exact: str  # "greedy": changes nothing of what the family's `sequential` gives; "relaxed": it may
+    summary: str
+    paper: str
+    parameters: tuple[Mapping[str, str], ...]  # name, type, default, doc
+    file: str
+    line: int
+    make: type
+
+
+def register(
+    name: str, *, stage: str, paper: str = "", exact: str = "relaxed", family: str = "masked"
+) -> Callable[[_T], _T]:
+    """Class decorator: adds a frozen dataclass to the registry under `name`.
+
+    Args:
+        stage: one of `STAGES`.
+        paper: "arXiv:<id>", which the class's module must name too; empty for a plain baseline.
+        exact: "greedy" if the output stays what the family's `sequential` without a cache gives, else "relaxed".
+    """
+
+    def add(cls: _T) -> _T:
+        if stage not in STAGES:
+            raise SpecError(f"{name}: unknown stage {stage!r}", hint=f"stages are {', '.join(STAGES)}")
+        if (known := _methods.get(name)) and known.make.__qualname__ != cls.__qualname__:
+            raise SpecError(f"a sampler named {name!r} is registered already, by {known.file}:{known.line}")
+        source = inspect.getsourcefile(cls) or "<unknown>"
+        line = inspect.getsourcelines(cls)[1]
+        summary = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").split("\n")[0]
+        _methods[name] = Card(name, stage, family, exact, summary, paper, _parameters(cls), source, line, cls)
+        return cls
+
+    return add
+
+
+@cache
+def _load_all() -> None:
+    """Imports every method file, and what other packages add through the entry-point group `pardec.samplers`."""
+    for folder in _FOLDERS:
+        package = importlib.import_module(folder)
+        for module in pkgutil.iter_modules(package.__path__, folder + "."):
+            importlib.import_module(module.name)
+    for entry in importlib.metadata.entry_points(group="pardec.samplers"):
+        entry.load()
+
+
+def cards() -> list[Card]:
+    """Every registered method, by stage and name."""
+    _load_all()
+    return sorted(_methods.values(), key=lambda card: (STAGES.index(card.stage), card.name))
+
+
+def find(name: str) -> Card:
+    """The card of one method.
+
+    Raises:
+        UnknownNameError: no such method; names the nearest.
+    """
+    _load_all()
+    if name not in _methods:
+        raise UnknownNameError(f"unknown sampler {name!r}{did_you_mean(name, _methods)}", hint='run "pardec list samplers"')
+    return _methods[name]
+
+
+def presets() -> tuple[Preset, ...]:
+    """Every preset: a complete spec with the generate arguments that its paper used."""
+    return PRESETS
+
+
+def preset(name: str) -> Preset:
+    """The preset called `name`, with or without `preset:` before it."""
+    known = {p.name: p for p in PRESETS}
+    name = name.removeprefix("preset:")
+    if name not in known:
+        raise UnknownNameError(f"unknown preset {name!r}{did_you_mean(name, known)}", hint='run "pardec list presets"')
+    return known[name]
+
+
+def build(part: Part) -> Any:
+    """The method a part names, with its parameters read by the types of its fields."""
+    card = find(part.name)
+    known = {f.name: f for f in fields(card.make)}
+    hints = typing.get_type_hints(card.make)
+    values = {}
+    for key, text in part.params:
+        if key not in known:
+            allowed = f"it takes {', '.join(known)}" if known else "it takes no parameters"
+            raise SpecError(f"{part.name}: unknown parameter {key!r}{did_you_mean(key, known)}", hint=allowed)
+        values[key] = _read(text, hints[key], f"{part.name}:{key}")
+    return card.make(**values)
+
+
+def resolve(spec: str | Spec | None) -> Sampler:
+    """Turns a spec into the sampler that a loop runs; what it leaves open takes the defaults.
+
+    >>> str(resolve("threshold@dual").spec)
+    'confidence:of=raw+threshold:tau=0.9@dual:refresh=0,reference=false'
+
+    Raises:
+        SpecError: an unknown or misspelt name or parameter, two parts where one is allowed, a cache without `@`.
+    """
+    if isinstance(spec, str) and spec.startswith("preset:"):
+        spec = preset(spec).spec
+    parsed = parse(DEFAULT if spec is None else spec)
+    stages: dict[str, list[tuple[Part, Any]]] = {stage: [] for stage in STAGES}
+    for part in parsed.parts:
+        card = find(part.name)
+        if card.stage == "cache":
+            raise SpecError(f"{part.name!r} is a cache and follows '@'", hint=f"write ...@{part}")
+        stages[card.stage].append((part, build(part)))
+    if parsed.cache is not None:
+        if find(parsed.cache.name).stage != "cache":
+            stage = find(parsed.cache.name).stage
+            raise SpecError(
+                f"{parsed.cache.name!r} after '@' is no cache but a {stage} stage", hint="join it with '+' instead"
+            )
+        stages["cache"].append((parsed.cache, build(parsed.cache)))
+    for stage, parts in stages.items():
+        names = [part.name for part, _ in parts]
+        if stage in _SINGLE and len(parts) > 1:
+            raise SpecError(
+                f"{str(parsed)!r} names {len(parts)} {stage} policies ({', '.join(names)}), one is allowed",
+                hint=f'keep one; "pardec list samplers --stage {stage}" shows the choices',
+            )
+        if len(set(names)) < len(names):
+            raise SpecError(f"{str(parsed)!r} names {max(names, key=names.count)!r} twice", hint="keep one of them")
+
+    def one(stage: str, default: str) -> Any:
+        if not stages[stage]:
+            part = parse(default).parts[0]
+            stages[stage].append((part, build(part)))
+        return stages[stage][0][1]
+
+    select = typing.cast(Select, one("select", "threshold"))
+    propose = typing.cast(Propose, one("propose", getattr(select, "prefers", "confidence")))
+    caching = typing.cast(Cache, one("cache", "none"))
+    (cache_part, _), *_ = stages["cache"]
+    order = [part for stage in STAGES if stage != "cache" for part in stages[stage]]
+    full = Spec(tuple(_full(part.name, made) for part, made in order), _full(cache_part.name, caching))
+    sampler = Sampler(
+        spec=full,
+        exact="relaxed" if any(find(part.name).exact == "relaxed" for part in (*full.parts, cache_part)) else "greedy",
+        cache=caching,
+        logits=tuple(typing.cast(LogitsStage, made) for _, made in stages["logits"]),
+        propose=propose,
+        select=select,
+        widen=tuple(typing.cast(Widen, made) for _, made in stages["widen"]),
+        finish=tuple(typing.cast(Finish, made) for _, made in stages["finish"]),
+    )
+    for stage in (*sampler.logits, propose, select, *sampler.widen, *sampler.finish, caching):
+        if hasattr(stage, "check"):
+            stage.check(sampler)
+    return sampler
+
+
+def _full(name: str, made: Any) -> Part:
+    return Part(name, tuple((f.name, _write(getattr(made, f.name))) for f in fields(made)))
+
+
+def _write(value: Any) -> str:
+    return {True: "true", False: "false", None: "none"}[value] if value is None or value is True or value is False else str(value)
+
+
+def _read(text: str, kind: Any, where: str) -> Any:
+    """A value by its field's type: bool, int, float, str, a Literal, or one of these or None."""
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        options = [option for option in typing.get_args(kind) if option is not type(None)]
+        return None if text.lower() == "none" else _read(text, options[0], where)
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if text not in choices:
+            raise SpecError(f"{where} is one of {', '.join(choices)}, got {text!r}{did_you_mean(text, choices)}")
+        return text
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise SpecError(f"{where} is true or false, got {text!r}")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        what = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        raise SpecError(f"{where} is {what}, got {text!r}") from None
+
+
+def _parameters(cls: type) -> tuple[Mapping[str, str], ...]:
+    """Name, type, default and the comment behind each field, as the source has it."""
+    lines = [line for base in cls.__mro__[:-1] for line in inspect.getsource(base).split("\n")]
+
+    def describe(field: Field[Any]) -> Mapping[str, str]:
+        line = next((line for line in lines if line.strip().startswith(f"{field.name}:")), "")
+        default = "" if field.default is MISSING else _write(field.default)
+        doc = line.partition("  # ")[2].strip()
+        return {"name": field.name, "type": str(field.type), "default": default, "doc": doc}
+
+    # @dataclass runs before @register, so the fields are there.
+    return tuple(describe(field) for field in fields(cls))

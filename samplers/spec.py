@@ -1,0 +1,134 @@
+"""Spec strings: `credit+threshold:tau=0.9@dual:refresh=8`, the same in Python, on the command line and in results.
+
+    spec := part ("+" part)* ("@" part)?        part := name (":" key "=" value ("," key "=" value)*)?
+
+A value that contains one of `+ @ , : = "` or white space is double-quoted, with `\\"` and `\\\\` inside.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pardec.models.errors import SpecError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_BARE = re.compile(r'[^+@,:="\s]+')
+_TOKEN = re.compile(r'\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<bare>[^+@,:="\s]+)|(?P<mark>[+@,:=]))\s*', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One name with its parameters, as written: values are still text."""
+
+    name: str
+    params: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        params = ",".join(f"{key}={_quote(value)}" for key, value in self.params)
+        return f"{self.name}:{params}" if params else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Stages in the order written, and the cache after `@`. `parse(str(spec)) == spec`."""
+
+    parts: tuple[Part, ...]
+    cache: Part | None = None
+
+    def __str__(self) -> str:
+        stages = "+".join(map(str, self.parts))
+        return stages if self.cache is None else f"{stages}@{self.cache}"
+
+    @property
+    def slug(self) -> str:
+        """The spec as a file name: letters, digits, `.`, `_` and `-` only."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", str(self)).strip("-")
+
+
+def parse(text: str | Spec) -> Spec:
+    """Reads a spec string.
+
+    >>> parse("threshold:tau=0.9@dual").cache
+    Part(name='dual', params=())
+
+    Raises:
+        SpecError: what stands where something else was expected.
+    """
+    if isinstance(text, Spec):
+        return text
+    if not isinstance(text, str):
+        raise SpecError(
+            f"a sampler is a spec string, got {type(text).__name__}",
+            hint='write it like "threshold:tau=0.9@dual"; "pardec list samplers" names the parts',
+        )
+    tokens = _Tokens(text)
+    parts = [_part(tokens)]
+    while tokens.take("+"):
+        parts.append(_part(tokens))
+    cache = _part(tokens) if tokens.take("@") else None
+    if tokens.left:
+        seen = tokens.left[0][1]
+        reason = "the cache after '@' stands last and once" if cache else "expected '+', '@' or the end"
+        raise SpecError(f"unexpected {seen!r} in sampler {text!r}: {reason}", hint=_GRAMMAR)
+    return Spec(tuple(parts), cache)
+
+
+_GRAMMAR = 'the form is name:key=value,key=value+name@cache, for example "threshold:tau=0.9@dual"'
+
+
+class _Tokens:
+    """The tokens of one spec string, taken from the left."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.left: list[tuple[str, str]] = []
+        at = 0
+        while at < len(text):
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise SpecError(f"cannot read sampler {text!r} from {text[at:]!r} on", hint=_GRAMMAR)
+            kind = str(match.lastgroup)
+            self.left.append((kind, match.group(kind)))
+            at = match.end()
+
+    def take(self, mark: str) -> bool:
+        if self.left and self.left[0] == ("mark", mark):
+            self.left.pop(0)
+            return True
+        return False
+
+    def word(self, what: str, *, quoted: bool = False) -> str:
+        if self.left:
+            kind, text = self.left[0]
+            if kind == "bare" and (quoted or _NAME.fullmatch(text)):
+                self.left.pop(0)
+                return text
+            if kind == "quoted" and quoted:
+                self.left.pop(0)
+                return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
+        seen = repr(self.left[0][1]) if self.left else "nothing"
+        raise SpecError(f"expected {what} in sampler {self.text!r}, got {seen}", hint=_GRAMMAR)
+
+
+def _part(tokens: _Tokens) -> Part:
+    name = tokens.word("a name")
+    params: list[tuple[str, str]] = []
+    if tokens.take(":"):
+        while True:
+            key = tokens.word(f"a parameter name of {name!r}")
+            if not tokens.take("="):
+                raise SpecError(f"expected '=' after {name}:{key} in sampler {tokens.text!r}", hint=_GRAMMAR)
+            if key in dict(params):
+                raise SpecError(f"{name}: parameter {key!r} is given twice in sampler {tokens.text!r}")
+            params.append((key, tokens.word(f"a value for {name}:{key}", quoted=True)))
+            if not tokens.take(","):
+                break
+    return Part(name, tuple(params))
+
+
+def _quote(value: str) -> str:
+    if _BARE.fullmatch(value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

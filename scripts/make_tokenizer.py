@@ -1,0 +1,94 @@
+"""Build the tokenizer that all embedded text models share.
+
+Every digit, word and punctuation character is one token, with the space before it folded in as a leading `▁`; words
+outside the closed vocabulary fall apart into the longest known pieces, so any printable ASCII text round-trips.
+
+    python scripts/make_tokenizer.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pardec.tasks import list_tasks, task  # noqa: E402
+
+SPACE = "▁"
+SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")
+PIECE = rf"{SPACE}?[0-9]|{SPACE}?[A-Za-z']+|{SPACE}?[^\s{SPACE}A-Za-z0-9']|{SPACE}"
+SPACED_MARKS = '+-*/={["('  # punctuation that the tasks write after a space
+# the last user message after <bos>, and what the assistant said to it; the models answer straight behind the prompt
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% set last = namespace(user=0) %}"
+    "{% for message in messages if message['role'] == 'user' %}{% set last.user = loop.index0 %}{% endfor %}"
+    "{% set seen = namespace(users=-1) %}{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{% set seen.users = seen.users + 1 %}{% endif %}"
+    "{% if seen.users == last.user %}"
+    "{% if message['role'] == 'user' %}{{ message['content'] }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }}"
+    "{% endif %}{% endif %}{% endfor %}"
+)
+
+
+def vocabulary() -> dict[str, int]:
+    """Token -> id: special tokens, single characters as the fallback, then the tasks' own words."""
+    tokens = [*SPECIAL, SPACE, "\n", "\t", *map(chr, range(0x21, 0x7F))]
+    tokens += [SPACE + digit for digit in "0123456789"] + [SPACE + mark for mark in SPACED_MARKS]
+    tasks = [task(name) for name in list_tasks()]
+    tokens += [SPACE + word for word in sorted({word for made in tasks for word in made.words})]
+    tokens += sorted({word for made in tasks for word in made.bare_words})
+    return {token: index for index, token in enumerate(dict.fromkeys(tokens))}
+
+
+def build() -> Tokenizer:
+    """The tokenizer, the same on every call."""
+    vocab = vocabulary()
+    tokenizer = Tokenizer(
+        models.WordPiece(vocab, unk_token="<unk>", continuing_subword_prefix="", max_input_chars_per_word=10_000)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=False),
+            pre_tokenizers.Split(Regex(PIECE), behavior="isolated"),
+        ]
+    )
+    tokenizer.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always", split=False)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", vocab["<bos>"])]
+    )
+    # a mask swallows the space before it: the token that fills it brings its own
+    tokenizer.add_special_tokens([AddedToken(token, lstrip=token == "<mask>", special=True) for token in SPECIAL])
+    return tokenizer
+
+
+def config() -> dict[str, object]:
+    """What tokenizer_config.json says."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        **{f"{token[1:-1]}_token": token for token in SPECIAL},
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 512,
+        "padding_side": "right",
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build()
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
+    text = json.dumps(config(), indent=2, ensure_ascii=False)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+    print(f"{tokenizer.get_vocab_size()} tokens -> {folder}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "models" / "embedded" / "tokenizer")

@@ -1,0 +1,283 @@
+"""Replays recorded outputs of the methods' own authors through pardec and compares them, case by case.
+
+    python scripts/replay_golden.py DIR [--json]
+
+DIR holds sets (folders with `cases.json`, `tensors.safetensors` and a `checkpoint`), or is one. A set's checkpoint is
+loaded as any user's would be; every case whose method is built runs through the public API (pure functions through
+`pardec.samplers`) in reference mode. Compared are sequences, forwards, what each forward committed, the positions it
+was fed where they are recorded, and logits (relative error under 1e-4). Idle forwards of the references, which commit
+nothing, are not made by pardec and do not count. Exit status: 0 all matched, 1 a mismatch, 2 nothing to replay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import pardec
+from pardec.models.hidden import Hidden
+from pardec.samplers.kernels.law import Law, filtered
+from pardec.samplers.kernels.schedule import even_share
+
+Case = dict[str, Any]
+Call = tuple[str, dict[str, Any]]  # a spec and the arguments of generate
+
+TOLERANCE = 1e-4  # of logits, relative to the largest of the tensor
+
+# Cases in which a reference does what pardec does not build; they are declared where they do not match.
+DECLARED = {
+    "dinfer-fast-*-earlystop": "everything after an end token, committed or not, prompt included, is overwritten at once",
+}
+
+
+@dataclass
+class Tally:
+    """Counts of one method."""
+
+    total: int = 0
+    matched: int = 0
+    declared: int = 0
+    skipped: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+# --- which spec and arguments stand for a case; None: its method is not built ---
+
+
+def _fast_dllm(case: Case) -> Call:
+    p = case["params"]
+    cache = {"none": "", "prefix": "@prefix", "dual": "@dual"}[case["method"].rsplit("_", 1)[1]]
+    if p.get("factor") is not None:
+        select = f"factor:f={p['factor']},reference=true"
+    elif p["threshold"] is not None:
+        select = f"threshold:tau={p['threshold']}"
+    else:
+        select = f"fixed:steps={p['steps']},reference=true"
+    stop = {"stop_ids": [p["eos_id"]]} if p.get("early_stop") else {}
+    return f"{select}{'+eos' if stop else ''}{cache}", {"block_length": p["block_length"], **stop}
+
+
+def _llada(case: Case) -> Call:
+    p = case["params"]
+    guidance = {"cfg": p["cfg_scale"] + 1} if p["cfg_scale"] else {}
+    return f"fixed:steps={p['steps']},reference=true", {"block_length": p["block_length"], **guidance}
+
+
+def _dparallel(case: Case) -> Call:
+    spec, arguments = _fast_dllm(case)
+    return spec.replace("threshold", "entropy_threshold", 1), arguments
+
+
+def _dinfer(case: Case) -> Call:
+    p = case["params"]
+    every = f":refresh={p['cache_update_freq']},reference=true" if p.get("cache_update_freq") else ""
+    cache = f"@{p['cache']}{every}" if p["cache"] else ""
+    align = {"block_align": "absolute"} if p.get("start_block_align") else {}
+    spec = f"threshold:tau={p['threshold']}+eos:reference=true{cache}"
+    return spec, {"block_length": p["block_length"], "stop_ids": [p["eos_id"]], **align}
+
+
+def _dkv(case: Case) -> Call | None:
+    p = case["params"]
+    return None if p["enable_cache"] else (f"fixed:steps={p['steps']},reference=true", {"block_length": p["block_length"]})
+
+
+def _fast_dllm_dream(case: Case) -> Call:
+    p = case["params"]
+    cache = "dual" if p["dual_cache"] else "prefix"
+    # Dream's own generation settings of that time filtered the 50 best tokens where nothing else was said.
+    spec = f"confidence:of=filtered+threshold:tau={p['threshold']}@{cache}:reference=true"
+    return spec, {"block_length": p["block_length"], "top_k": p.get("top_k", 50)}
+
+
+CALLS: dict[str, Callable[[Case], Call | None]] = {
+    "llada_low_confidence": _llada,
+    **{f"fastdllm_{cache}": _fast_dllm for cache in ("none", "prefix", "dual")},
+    **{f"fastdllm_factor_{cache}": _fast_dllm for cache in ("none", "prefix", "dual")},
+    **{f"dparallel_entropy_{cache}": _dparallel for cache in ("none", "prefix", "dual")},
+    "dinfer_threshold": _dinfer,
+    "dkv_decode": _dkv,
+    "fastdllm_dream_prefix": _fast_dllm_dream,
+    "fastdllm_dream_dual": _fast_dllm_dream,
+}
+
+
+# --- comparing ---
+
+
+def replay(case: Case, model: pardec.Model, tensors: dict[str, Tensor], call: Call) -> str | None:
+    """What differs first, or None."""
+    spec, arguments = call
+    p = case["params"]
+    arguments = {"stop_ids": [], **arguments}
+    count = p.get("gen_length") or p["max_new_tokens"]
+    wanted = case.get("step_logits_tensors", [])
+    with _Recorder(model, len(wanted)) as recorder:
+        result = model.generate(input_ids=[case["prompt_ids"]], sampler=spec, max_new_tokens=count, **arguments)
+    steps = result.trace.steps[0]
+    golden = [(sorted(zip(*step, strict=True))) for step in case["steps"]]
+    busy = [number for number, step in enumerate(golden) if step]
+    ours = [list(zip(step.positions, step.tokens, strict=True)) for step in steps]
+    filled = {position: token for step in golden for position, token in step}
+    ended = {position for step in ours for position, _ in step} if "eos" in spec else filled.keys()
+    for number, (here, index) in enumerate(zip(ours, busy, strict=False)):
+        expected = [(position, token) for position, token in golden[index] if position in ended]
+        if here != expected:
+            return f"forward {number}: committed {here}, expected {expected}"
+    if result.nfe[0] != len(busy):
+        return f"{result.nfe[0]} forwards, expected {len(busy)} that commit (of {case['nfe']})"
+    output = case.get("final_canvas") or case["output_ids"]
+    ours_out = result.sequences[0].tolist()
+    if "eos" in spec:  # what was never committed is a mask there where the reference stops without filling
+        never = result.trace.commit_step[0] == -2
+        mask, eos = p["mask_id"], p["eos_id"]
+        output = [eos if token == mask else token for token in output]
+        ours_out = [eos if unset else token for token, unset in zip(ours_out, never, strict=True)]
+    if ours_out != output:
+        return f"sequence {ours_out}, expected {output}"
+    for key, read in (("forward_input_lens", len), ("forward_positions", list)):
+        for number, index in enumerate(busy):
+            expected = case[key][index] if case.get(key) else None
+            if expected is not None and (found := read(steps[number].fed)) != expected:
+                return f"forward {number}: {key} {found}, expected {expected}"
+    for number, name in enumerate(wanted):
+        if number in busy and (error := _relative(recorder.logits[busy.index(number)], tensors[name])) > TOLERANCE:
+            return f"forward {number}: logits differ by {error:.1e}"
+    return None
+
+
+class _Recorder:
+    """Keeps the raw logits of the first forwards while it is open."""
+
+    def __init__(self, model: pardec.Model, count: int) -> None:
+        self.engine, self.count, self.logits = model.language_model, count, list[Tensor]()
+
+    def __enter__(self) -> _Recorder:
+        forward = self.engine.decoder.forward
+
+        def recorded(plan: Any, cache: Any = None) -> Hidden:
+            hidden: Hidden = forward(plan, cache)
+            if len(self.logits) < self.count:
+                self.logits.append(hidden.logits(plan.positions)[0])
+            return hidden
+
+        self.engine.decoder.forward = recorded
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self.engine.decoder.forward
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    if found.shape != expected.shape:
+        return float("inf")
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def forward_logits(case: Case, model: pardec.Model, tensors: dict[str, Tensor]) -> str | None:
+    """Plain logits; a left-padded row is replayed without its padding, since pardec aligns rows on the left."""
+    pad = case["params"].get("left_pad", 0)
+    found = model.logits(torch.tensor([case["input_ids"][pad:]]))[0]
+    error = _relative(found, tensors[case["logits_tensor"]][pad:])
+    return f"logits differ by {error:.1e}" if error > TOLERANCE else None
+
+
+def num_transfer_tokens(case: Case, *_: object) -> str | None:
+    """LLaDA's linear schedule."""
+    steps = case["params"]["steps"]
+    found = [even_share(count, steps, np.arange(steps)).tolist() for count in case["mask_counts"]]
+    return None if found == case["num_transfer_tokens"] else f"{found}, expected {case['num_transfer_tokens']}"
+
+
+def gumbel_argmax(case: Case, *_: object) -> str | None:
+    """Gumbel-max draws from recorded uniforms."""
+    temperature, logits = case["params"]["temperature"], torch.tensor(case["logits"])[None]
+    law = Law(filtered(logits, temperature=temperature, top_k=None, top_p=None))
+    drawn = law.draw(torch.tensor(case["uniforms"], dtype=torch.float64)[None]) if temperature else law.greedy[0]
+    return None if drawn[0].tolist() == case["argmax"] else f"{drawn[0].tolist()}, expected {case['argmax']}"
+
+
+PURE = {"llada_num_transfer_tokens": num_transfer_tokens, "llada_gumbel": gumbel_argmax}
+
+
+def replay_set(folder: Path, tallies: dict[str, Tally]) -> None:
+    """Replays one set into `tallies`."""
+    cases: list[Case] = json.loads((folder / "cases.json").read_text())
+    tensors = load_file(folder / "tensors.safetensors") if (folder / "tensors.safetensors").exists() else {}
+    model = None
+    for case in cases:
+        method, tally = case["method"], tallies[case["method"]]
+        tally.total += 1
+        pure = PURE.get(method) or (forward_logits if method == "forward_logits" else None)
+        call = CALLS[method](case) if method in CALLS else None
+        if case.get("pathological_nan"):
+            tally.declared += 1
+        elif (pure is None and call is None) or not _supported(folder):
+            tally.skipped += 1
+        else:
+            if model is None and method not in PURE:
+                model = pardec.load(folder / "checkpoint", device="cpu", dtype="float32")
+            difference = pure(case, model, tensors) if pure else replay(case, model, tensors, call)
+            if difference is None:
+                tally.matched += 1
+            elif any(fnmatch(case["id"], pattern) for pattern in DECLARED):
+                tally.declared += 1
+            else:
+                tally.failures.append(f"{case['id']}: {difference}")
+
+
+def _supported(folder: Path) -> bool:
+    """Whether pardec loads this kind of checkpoint; sets of pure functions have none."""
+    config = folder / "checkpoint" / "config.json"
+    if not (folder / "checkpoint").exists():
+        return True
+    return config.exists() and json.loads(config.read_text()).get("model_type") in ("llada", "Dream")
+
+
+def _sets(root: Path) -> Iterator[Path]:
+    yield from [root] if (root / "cases.json").exists() else sorted(path.parent for path in root.glob("*/cases.json"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("dir", type=Path, help="a set, or a folder of sets")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    tallies: dict[str, Tally] = defaultdict(Tally)
+    for folder in _sets(options.dir):
+        replay_set(folder, tallies)
+    if not tallies:
+        print(f"error: no cases.json in {options.dir} or in its folders", file=sys.stderr)
+        return 2
+    failures = [failure for tally in tallies.values() for failure in tally.failures]
+    if options.json:
+        methods = {}
+        for name, tally in sorted(tallies.items()):
+            counts = asdict(tally)
+            del counts["failures"]
+            methods[name] = counts
+        print(json.dumps({"methods": methods}, indent=1))
+    else:
+        for name, tally in sorted(tallies.items()):
+            rest = [f"{n} {what}" for what, n in (("declared", tally.declared), ("skipped", tally.skipped)) if n]
+            print(f"{name:32} {tally.matched}/{tally.total}{'  ' + ', '.join(rest) if rest else ''}")
+    for failure in failures:
+        print(f"mismatch {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""The training loop: state, schedule, steps, evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from text_training import data, networks
+from text_training.evaluate import measure
+from text_training.export import SUMMARY, export, read_weights, rounded
+from text_training.options import Options
+
+SAVE_EVERY = 120.0  # seconds
+PROMPT_WEIGHT = 0.1
+WARMUP = 100  # steps
+DECAY_FROM = 0.35  # share of the run after which the learning rate falls, linearly to FLOOR
+FLOOR = 0.02
+AVERAGE = 0.998  # decay of the moving average of the weights
+
+
+class Run:
+    """One training run. `stop()` ends it after the step in progress, with its state saved."""
+
+    def __init__(self, options: Options) -> None:
+        self.o, self.name = options, options.model
+        torch.set_num_threads(options.threads)
+        wanted = options.device
+        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
+        self.tokenizer = Tokenizer.from_file(str(options.tokenizer / "tokenizer.json"))
+        self.masked = networks.is_masked(self.name)
+        torch.manual_seed(options.seed)
+        self.model = self._network(self.name)
+        if options.init:
+            networks.adopt(self.model, read_weights(options.init))
+        self.teacher = self._network("tiny-dream") if options.teacher else None
+        if self.teacher:
+            networks.adopt(self.teacher, read_weights(options.teacher))  # type: ignore[arg-type]
+            self.teacher.requires_grad_(False)
+        if options.compile:
+            networks.compile_layers(self.model)
+        self.optimizers = networks.optimizers(self.model, options.optimizer, options.lr)
+        self.average = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        self.step = self.chunk = self.index = self.tokens = 0
+        self.seconds, self.loss, self.gap = 0.0, float("nan"), 0.0
+        self.curve: list[dict[str, float]] = []
+        self.stopping = False
+        self.mixes: list[tuple[int, str]] = []  # step from which on, shares of the tasks
+        options.state.mkdir(parents=True, exist_ok=True)
+        if (options.state / "state.pt").exists() and not options.fresh:
+            self._restore()
+        shares = ", ".join(f"{kind} {share:.0%}" for kind, share in options.mix.items())
+        if not self.mixes or self.mixes[-1][1] != shares:
+            self.mixes.append((self.step, shares))
+
+    def _network(self, name: str) -> torch.nn.Module:
+        model = networks.build(name, self.tokenizer.get_vocab_size(), **self.o.shape).to(self.device)
+        # 2-byte SDPA is slow backwards on a CPU: matrix products take half the time of a step's attention there
+        model.set_attn_implementation("eager" if self.device.type == "cpu" else "sdpa")
+        return model
+
+    def stop(self) -> None:
+        self.stopping = True
+
+    # -- state -------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        names = ("step", "chunk", "index", "tokens", "seconds", "loss", "curve", "average", "mixes")
+        state = {key: getattr(self, key) for key in names}
+        state |= {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
+        path = self.o.state / "state.pt"
+        torch.save(state, path.with_suffix(".part"))
+        os.replace(path.with_suffix(".part"), path)
+
+    def _restore(self) -> None:
+        state = torch.load(self.o.state / "state.pt", map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state.pop("model"))
+        for optimizer, kept in zip(self.optimizers, state.pop("optimizers"), strict=True):
+            optimizer.load_state_dict(kept)
+        for key, value in state.items():
+            setattr(self, key, value)
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def progress(self) -> float:
+        """Share of the run that is behind, 0 to 1."""
+        if self.o.steps is not None:
+            return min(1.0, self.step / max(1, self.o.steps))
+        return min(1.0, self.seconds / (60 * (self.o.minutes or 0) + 1e-9))
+
+    def rate(self) -> float:
+        """Factor on the peak learning rate: warm-up, plateau, linear decay."""
+        left = (1 - self.progress()) / (1 - DECAY_FROM)
+        return min(1.0, (self.step + 1) / WARMUP) * max(FLOOR, min(1.0, left))
+
+    def batches(self) -> Iterator[data.Batch]:
+        while True:
+            made = data.chunk(self.tokenizer, self.o.seed, self.chunk, self.masked, self.o.batch, mix=self.o.mix)
+            while self.index < len(made):
+                self.index += 1
+                yield made[self.index - 1]
+            self.chunk, self.index = self.chunk + 1, 0
+
+    def targets(self, batch: data.Batch) -> data.Targets:
+        if not self.masked:
+            return data.causal_targets(batch, PROMPT_WEIGHT)
+        noise = torch.Generator().manual_seed(self.o.seed * 1_000_003 + self.step)
+        return data.masked_targets(batch, noise, self.o.focus)
+
+    def loss_of(self, target: data.Targets) -> Tensor:
+        """Weighted mean of the cross entropy (with a teacher: half of it against the teacher's distribution)."""
+        shift = networks.SHIFT[self.name]
+        inputs, labels, weights = (x.to(self.device) for x in (target.inputs, target.labels, target.weights))
+        with torch.autocast(self.device.type, torch.bfloat16):
+            logits = networks.logits_of(self.model, inputs, self.masked)
+        length = inputs.shape[1]
+        wanted = weights[:, shift:] > 0
+        rows = logits[:, : length - shift][wanted].float()
+        weight = weights[:, shift:][wanted]
+        each = F.cross_entropy(rows, labels[:, shift:][wanted], reduction="none")
+        if self.teacher is not None:
+            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
+                taught = networks.logits_of(self.teacher, inputs, True).roll(1 - shift, 1)
+            soft = taught[:, : length - shift][wanted].float().softmax(-1)
+            each = 0.5 * each + 0.5 * F.cross_entropy(rows, soft, reduction="none")
+        return (each * weight).sum() / weight.sum()
+
+    def take(self, batch: data.Batch) -> float:
+        """One optimizer step; its loss."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.o.lr * self.rate()
+        loss = self.loss_of(self.targets(batch))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.tokens += batch.ids.numel()
+        keep = min(AVERAGE, self.step / (self.step + 10))
+        current = self.model.state_dict()
+        torch._foreach_lerp_(list(self.average.values()), [current[k] for k in self.average], 1 - keep)
+        return loss.item()
+
+    # -- the run -----------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Until the run's length, `--until`, or `stop()`. An interrupted run exports nothing."""
+        clock = saved = time.monotonic()
+        noted = next_eval = self.seconds
+        next_eval += 60 * self.o.every
+        for batch in self.batches():
+            if self.stopping or self.progress() >= 1:
+                self.index -= 1  # this batch was not used
+                break
+            loss = self.take(batch)
+            self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
+            now = time.monotonic()
+            self.seconds, clock = self.seconds + now - clock, now
+            if self.seconds - noted > 20:
+                noted = self.seconds
+                self.log({})
+            if now - saved > SAVE_EVERY:
+                self.save()
+                saved = now
+            if self.seconds > next_eval:
+                found = self.evaluate(final=False)
+                next_eval = self.seconds + 60 * self.o.every
+                clock = time.monotonic()
+                if self.o.until is not None and found["arithmetic"] >= self.o.until:
+                    break
+        self.save()
+        if not self.stopping:
+            self.evaluate(final=True)
+            self.save()
+
+    def evaluate(self, final: bool) -> dict[str, float]:
+        """Measure the exported weights, log, export; the time it takes does not count as training."""
+        started = time.monotonic()
+        weights = rounded(self.average)
+        model = self._network(self.name).to("cpu")
+        model.load_state_dict({key: value.float() for key, value in weights.items()})
+        model.requires_grad_(False).set_attn_implementation("eager")
+        found, shares = measure(model, self.name, self.tokenizer, self.o.problems, final)
+        self.log(shares | {"eval_s": round(time.monotonic() - started, 1)})
+        self.curve.append({"seconds": round(self.seconds), "step": self.step, "loss": round(self.loss, 4)} | shares)
+        export(self.o.out, self.name, model, weights, self.card(found))
+        return shares
+
+    def log(self, extra: dict[str, Any]) -> None:
+        speed = self.tokens / max(self.seconds, 1e-9)
+        line = {"seconds": round(self.seconds, 1), "step": self.step, "loss": round(self.loss, 4)}
+        line |= {"rate": round(self.rate(), 4), "tokens_per_s": round(speed)} | extra
+        with (self.o.state / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def card(self, found: dict[str, Any]) -> dict[str, Any]:
+        facts = {
+            "started from": networks.PARENT.get(self.name) if self.o.init else "random weights",
+            "distilled from": "tiny-dream" if self.o.teacher else "nothing",
+            "data": "train splits, drawn on the fly: "
+            + "; ".join(f"from step {step} on {shares}" for step, shares in self.mixes),
+            "optimizer": f"{self.o.optimizer}, peak learning rate {self.o.lr:g}, linear decay",
+            "tokens a step": self.o.batch,
+            "steps": self.step,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds),
+            "device": self.device.type,
+            "precision": "float32 weights, bfloat16 products",
+            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
+            "seed": self.o.seed,
+        }
+        recipe = {"script": "scripts/train_text.py", **facts}
+        parameters = sum(p.numel() for p in self.model.parameters())
+        head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": parameters}
+        return head | {"recipe": recipe, "accuracy": found, "curve": self.curve}

@@ -1,0 +1,106 @@
+"""The three networks, built from transformers' own classes, and how one starts from another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from einops import repeat
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "pad_token_id": 0,
+}
+ROPE_THETA = 10000.0
+KV_HEADS = {"tiny-llama": 2, "tiny-dream": 2, "tiny-llada": 6}
+SHIFT = {"tiny-llama": 1, "tiny-dream": 1, "tiny-llada": 0}  # logits at p - SHIFT speak of token p
+PARENT = {"tiny-dream": "tiny-llama", "tiny-llada": "tiny-dream"}
+
+
+def is_masked(name: str) -> bool:
+    return name != "tiny-llama"
+
+
+def build(name: str, vocab_size: int, **changes: Any) -> nn.Module:
+    """A freshly initialised network in float32; `changes` override SHAPE (tests use less)."""
+    shape = {**SHAPE, "num_key_value_heads": KV_HEADS[name], "vocab_size": vocab_size, **changes}
+    if name == "tiny-llada" and "num_attention_heads" in changes:
+        shape["num_key_value_heads"] = changes["num_attention_heads"]
+    rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
+    if name == "tiny-dream":
+        model: nn.Module = Qwen2ForCausalLM(Qwen2Config(**shape, rope_parameters=rope))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**shape, rope_parameters=rope))
+    depth = shape["num_hidden_layers"]
+    for key, value in model.named_parameters():
+        if value.ndim == 2 and "embed" not in key:
+            out = key.endswith(("o_proj.weight", "down_proj.weight"))
+            nn.init.normal_(value, std=value.shape[1] ** -0.5 * ((2 * depth) ** -0.5 if out else 1.0))
+    return model
+
+
+def adopt(model: nn.Module, source: dict[str, Tensor]) -> None:
+    """Start from another network's weights: biases it lacks are zero, its k/v heads repeat as grouped queries use them.
+
+    Raises ValueError naming the tensors that do not fit.
+    """
+    wanted = model.state_dict()
+    head = wanted["model.layers.0.self_attn.q_proj.weight"].shape[0] // model.config.num_attention_heads
+    found: dict[str, Tensor] = {}
+    for key, value in wanted.items():
+        given = source.get(key)
+        if given is None and key.endswith(".bias"):
+            given = torch.zeros_like(value)
+        elif given is not None and given.shape != value.shape and key.endswith(("k_proj.weight", "v_proj.weight")):
+            times = value.shape[0] // given.shape[0]
+            given = repeat(given, "(k d) h -> (k times d) h", d=head, times=times)
+        if given is None or given.shape != value.shape:
+            raise ValueError(f"cannot start from these weights: {key} is missing or has another shape")
+        found[key] = given.float()
+    model.load_state_dict(found)
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compile each layer once a canvas length (there are few)."""
+    torch._dynamo.config.recompile_limit = 64
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
+
+
+def logits_of(model: nn.Module, ids: Tensor, masked: bool) -> Tensor:
+    """Logits [B, L, V] of full rows (there is no padding to hide); masked models see both ways."""
+    if not masked:
+        return model(input_ids=ids, use_cache=False).logits
+    hidden = model.model(input_ids=ids, attention_mask=_everything(ids), use_cache=False).last_hidden_state
+    return model.lm_head(hidden)
+
+
+def _everything(ids: Tensor) -> Tensor:
+    """An attention mask [1, 1, L, L] that hides nothing: transformers takes a 4-D one as it is."""
+    return torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
+
+
+def optimizers(model: nn.Module, kind: str, lr: float) -> list[torch.optim.Optimizer]:
+    """AdamW for all, or Muon for the matrices of the layers and AdamW for the rest."""
+    matrices, rest, vectors = [], [], []
+    for key, value in model.named_parameters():
+        hidden = value.ndim == 2 and ".layers." in key
+        (matrices if hidden else rest if value.ndim == 2 else vectors).append(value)
+    adam: Iterable[dict[str, Any]]
+    adam = [{"params": rest, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
+    if kind == "adamw":
+        adam = [{"params": matrices + rest, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
+        return [torch.optim.AdamW(adam, lr=lr, betas=(0.9, 0.98))]
+    muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(adam, lr=lr, betas=(0.9, 0.98))]

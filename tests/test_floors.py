@@ -1,0 +1,133 @@
+"""The three floors: who may import whom, what is packaged, nothing loaded twice, a light import."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = {"models": ROOT / "models", "samplers": ROOT / "samplers", "pardec": ROOT / "pardec"}
+BELOW = {
+    "models": ("pardec.models",),
+    "samplers": ("pardec.samplers", "pardec.models"),
+    "pardec": ("pardec",),
+}
+
+
+def module_name(file: Path) -> str:
+    """The name a file of a floor imports as."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    if parts[0] != "pardec":
+        parts = ("pardec", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources(floor: str) -> list[Path]:
+    return sorted(FLOORS[floor].rglob("*.py"))
+
+
+def imported(file: Path) -> set[str]:
+    """Modules a file imports anywhere, relative ones resolved."""
+    package = module_name(file) if file.name == "__init__.py" else module_name(file).rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
+            stem = f"{base}.{node.module}".rstrip(".") if node.level else node.module or ""
+            found.update({f"{stem}.{alias.name}" for alias in node.names} if stem == "pardec" else {stem})
+    return found
+
+
+def python(code: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_imports_point_down_only(floor: str) -> None:
+    wrong = {
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in sources(floor)
+        for name in imported(file)
+        if (within(name, ("pardec",)) and not within(name, BELOW[floor])) or within(name, ("models", "samplers"))
+    }
+    assert not wrong
+
+
+def test_a_method_imports_no_model_family() -> None:
+    wrong = [file for file in sources("samplers") for name in imported(file) if "pardec.models.families" in name]
+    assert not wrong
+
+
+def test_the_package_list_is_the_folders() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = [module_name(file) for floor in FLOORS for file in sources(floor) if file.name == "__init__.py"]
+    assert sorted(listed) == sorted(folders)
+
+
+def test_every_source_file_lies_in_a_package() -> None:
+    stray = [f for floor in FLOORS for f in sources(floor) if not (f.parent / "__init__.py").exists()]
+    assert not stray
+
+
+@pytest.mark.parametrize("name", ["models", "samplers"])
+def test_a_floor_refuses_its_bare_name(name: str) -> None:
+    code = f"""
+try:
+    import {name}
+except ImportError as error:
+    print(error)
+else:
+    print("imported")
+"""
+    assert f"pardec.{name}" in python(code)
+
+
+def test_no_file_is_loaded_twice() -> None:
+    names = [module_name(file) for floor in FLOORS for file in sources(floor) if not file.stem.endswith("_triton")]
+    names.remove("pardec.__main__")
+    code = f"""
+import importlib, sys
+for name in {names!r}:
+    importlib.import_module(name)
+files = [m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None) and {str(ROOT)!r} in m.__file__]
+print(sorted(f for f in files if files.count(f) > 1), sorted(n for n in sys.modules if n in ("models", "samplers")))
+"""
+    assert python(code) == "[] []"
+
+
+@pytest.mark.parametrize("command", ["import pardec", "from pardec.cli import main\nmain(['--help'])"])
+def test_import_and_help_are_light(command: str) -> None:
+    heavy = ("torch", "transformers", "diffusers", "accelerate")
+    code = f"""
+import contextlib, io, sys
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    exec({command!r})
+print([name for name in {heavy!r} if name in sys.modules])
+"""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert python(code) == "[]"
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5
+
+
+def test_public_names_are_sorted_and_there() -> None:
+    import pardec
+
+    assert pardec.__all__ == sorted(pardec.__all__)
+    assert [name for name in pardec.__all__ if not hasattr(pardec, name)] == []

@@ -1,0 +1,90 @@
+"""The shared tokenizer: the committed file is what the script builds, and it loses nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from pardec.tasks import list_tasks, task
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "models" / "embedded" / "tokenizer"
+TOKENIZER = AutoTokenizer.from_pretrained(FOLDER)
+ASCII = string.digits + string.ascii_letters + string.punctuation + " \n\t"
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+def test_building_again_gives_the_committed_files(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("make_tokenizer", ROOT / "scripts" / "make_tokenizer.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
+
+
+def test_special_tokens_and_size() -> None:
+    t = TOKENIZER
+    assert [t.pad_token_id, t.unk_token_id, t.bos_token_id, t.eos_token_id, t.mask_token_id] == [0, 1, 2, 3, 4]
+    assert len(t) < 450
+    assert t("How many?")["input_ids"][0] == t.bos_token_id
+    assert isinstance(t, PreTrainedTokenizerFast)
+
+
+@pytest.mark.parametrize("name", list_tasks())
+def test_task_texts_are_whole_words_that_round_trip(name: str) -> None:
+    for problem in task(name).problems("train", 500, 0) + task(name).problems("heldout", 500, 0):
+        for text in (problem.prompt, problem.answer):
+            ids = ids_of(text)
+            assert TOKENIZER.decode(ids) == text
+            assert TOKENIZER.unk_token_id not in ids
+            pieces = len(text.split()) + sum(c in string.punctuation for c in text)
+            assert len(ids) <= pieces + sum(c.isdigit() for c in text)
+        assert len(ids_of(problem.answer)) <= 40
+
+
+def test_digits_and_words_are_single_tokens() -> None:
+    pieces = TOKENIZER.convert_ids_to_tokens(ids_of("12 + 7 = 19; answer 19"))
+    assert pieces == ["▁1", "2", "▁+", "▁7", "▁=", "▁1", "9", ";", "▁answer", "▁1", "9"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet=ASCII, min_size=1, max_size=80))
+def test_ascii_text_round_trips(text: str) -> None:
+    text = text.lstrip(" ") or "x"
+    for special in ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>"):
+        text = text.replace(special, "")
+    assert TOKENIZER.decode(TOKENIZER(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_a_long_word_is_not_unknown() -> None:
+    assert TOKENIZER.unk_token_id not in ids_of("x" * 500)
+
+
+def test_a_mask_takes_the_space_before_it() -> None:
+    pieces = TOKENIZER.convert_ids_to_tokens(ids_of("in <mask><mask> box"))
+    assert pieces == ["▁in", "<mask>", "<mask>", "▁box"]
+
+
+def test_chat_renders_the_last_user_message_and_nothing_behind_it() -> None:
+    turns = [
+        {"role": "user", "content": "A?"},
+        {"role": "assistant", "content": "4 7"},
+        {"role": "user", "content": "How many are left?"},
+    ]
+    rendered = TOKENIZER.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert rendered == "<bos>How many are left?"
+    ids = TOKENIZER.apply_chat_template(turns, return_dict=True)["input_ids"]
+    assert ids == TOKENIZER("How many are left?")["input_ids"]
+    assert TOKENIZER.apply_chat_template(turns[:2], tokenize=False) == "<bos>A? 4 7<eos>"

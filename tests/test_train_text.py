@@ -1,0 +1,133 @@
+"""The text trainer on minute networks: targets, resuming, published formats."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from text_training import data, networks  # noqa: E402
+from text_training.export import read_weights  # noqa: E402
+from text_training.loop import Run  # noqa: E402
+from train_text import options  # noqa: E402
+
+torch.set_num_threads(1)
+FOLDER = ROOT / "models" / "embedded" / "tokenizer"
+TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+SHAPE = "hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1"
+
+
+def made(folder: Path, model: str, steps: int, *more: str, state: str = "state") -> Run:
+    where = ["--out", str(folder / model), "--state", str(folder / state / model), "--device", "cpu"]
+    size = ["--steps", str(steps), "--batch", "256", "--problems", "1", "--shape", SHAPE]
+    return Run(options(["--model", model, *size, *where, *more]))
+
+
+def test_three_models_train_in_turn_and_export_published_formats(tmp_path: Path) -> None:
+    made(tmp_path, "tiny-llama", 2).train()
+    llama = str(tmp_path / "tiny-llama")
+    made(tmp_path, "tiny-dream", 2, "--init", llama).train()
+    dream = str(tmp_path / "tiny-dream")
+    run = made(tmp_path, "tiny-llada", 2, "--init", dream, "--teacher", dream)
+    run.train()
+
+    ids = torch.tensor([[2, 50, 60, 70]])
+    again = LlamaForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    assert again.config.rope_parameters["rope_theta"] == networks.ROPE_THETA
+    assert again(ids).logits.shape == (1, 4, TOKENIZER.get_vocab_size())
+
+    found = load_file(tmp_path / "tiny-dream" / "model.safetensors")
+    assert all(value.dtype is torch.bfloat16 for value in found.values())
+    assert {"model.layers.1.self_attn.k_proj.bias", "model.norm.weight", "lm_head.weight"} <= set(found)
+    config = json.loads((tmp_path / "tiny-dream" / "config.json").read_text())
+    assert (config["model_type"], config["architectures"], config["mask_token_id"]) == ("Dream", ["DreamModel"], 4)
+
+    found = load_file(tmp_path / "tiny-llada" / "model.safetensors")
+    assert found["model.transformer.blocks.1.k_proj.weight"].shape == (32, 32)
+    assert found["model.transformer.ff_out.weight"].shape == (TOKENIZER.get_vocab_size(), 32)
+    read = read_weights(tmp_path / "tiny-llada")
+    assert read.keys() == run.model.state_dict().keys()
+    for name in ("tiny-llama", "tiny-dream", "tiny-llada"):
+        card = json.loads((tmp_path / name / "card.json").read_text())
+        assert card["recipe"]["steps"] == 2
+        assert card["curve"][-1]["step"] == 2
+        assert (tmp_path / name / "README.md").read_text().startswith(f"# {name}")
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-dream"])
+def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, model: str) -> None:
+    whole = made(tmp_path, model, 6, state="whole")
+    whole.train()
+    part = made(tmp_path, model, 6, state="parts")
+    take = part.take
+
+    def take_then_stop(batch: data.Batch) -> float:
+        if part.step == 2:
+            part.stop()
+        return take(batch)
+
+    part.take = take_then_stop  # type: ignore[method-assign]
+    part.train()
+    assert part.step == 3
+    resumed = made(tmp_path, model, 6, state="parts")
+    assert resumed.step == 3
+    resumed.train()
+    for key, value in whole.average.items():
+        torch.testing.assert_close(resumed.average[key], value, rtol=0, atol=0)
+
+
+def test_masked_targets_hide_only_the_region_and_weigh_only_what_is_hidden() -> None:
+    noise = torch.Generator().manual_seed(0)
+    for batch in data.chunk(TOKENIZER, 0, 0, True, 2048, 512):
+        target = data.masked_targets(batch, noise, 0.5)
+        at = torch.arange(batch.ids.shape[1])
+        masked = target.inputs == data.MASK
+        assert not masked[at < batch.prompt[:, None]].any()
+        assert masked.any(1).all()
+        assert ((target.weights > 0) == masked).all()
+        assert (target.inputs[~masked] == batch.ids[~masked]).all()
+        tail = at > batch.end[:, None]
+        assert (target.weights * tail).sum(1).max() <= data.TAIL_TOTAL + 1e-4
+        assert (batch.ids[tail] == data.EOS).all()
+        assert (batch.ids.gather(1, batch.end[:, None]) == data.EOS).all()
+
+
+def test_causal_targets_weigh_the_answer_and_its_end() -> None:
+    batch = data.chunk(TOKENIZER, 0, 0, False, 2048, 512)[0]
+    weights = data.causal_targets(batch, 0.1).weights[0]
+    start, end = int(batch.prompt[0]), int(batch.end[0])
+    assert weights[0] == 0
+    assert (weights[start : end + 1] == 1).all()
+    assert (weights[end + 1 :] == 0).all()
+
+
+def test_a_masked_network_sees_both_ways_and_a_causal_one_does_not() -> None:
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = torch.tensor([[2, 50, 60, 70]])
+    other = torch.tensor([[2, 50, 60, 71]])
+    for name in networks.KV_HEADS:
+        model = networks.build(name, 100, **small).eval()
+        model.set_attn_implementation("eager")
+        masked = networks.is_masked(name)
+        first, second = (networks.logits_of(model, x, masked)[:, 0] for x in (ids, other))
+        assert torch.equal(first, second) != masked
+
+
+def test_adopting_repeats_kv_heads_as_grouped_queries_use_them() -> None:
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    grouped = networks.build("tiny-llama", 100, **{**small, "num_key_value_heads": 2})
+    full = networks.build("tiny-llada", 100, **small)
+    networks.adopt(full, grouped.state_dict())
+    ids = torch.tensor([[2, 50, 60, 70]])
+    torch.testing.assert_close(networks.logits_of(full, ids, False), networks.logits_of(grouped, ids, False))
+    with pytest.raises(ValueError, match="cannot start from these weights"):
+        networks.adopt(networks.build("tiny-llama", 90, **small), grouped.state_dict())
