@@ -2,7 +2,7 @@
 
 if __name__ != "pardec.models":
     raise ImportError(
-        f'this package was imported as "{__name__}"; import it as "pardec.models" (under two names it would be loaded twice)'
+        f"this package imports as 'pardec.models', not as {__name__!r}: under two names it would be loaded twice"
     )
 
 from importlib import import_module
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .hidden import Hidden
     from .kv_cache import KVCache
     from .language_model import Facts, LanguageModel
-    from .load import load
     from .plan import Plan, Visible
 
 _HOME = {
@@ -34,7 +33,6 @@ _HOME = {
     "UnknownNameError": "errors",
     "Visible": "plan",
     "embedded_names": "catalog",
-    "load": "load",
 }
 
 __all__ = [
@@ -53,7 +51,6 @@ __all__ = [
     "UnknownNameError",
     "Visible",
     "embedded_names",
-    "load",
 ]
 
 
@@ -62,8 +59,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    if name != "load":  # "load" is a module as well: leave that binding to the import system
-        globals()[name] = value
+    globals()[name] = value
     return value
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from .errors import ModelError, listed
+from .errors import ModelError, listed, one_line
 from .facts import end_ids, pad_id
 from .language_model import Facts, LanguageModel
-from .placement import choose_dtype, guarded, short, stored_dtype
+from .placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
+from .quiet import quiet
 from .sources import Source, read_json
 from .tokenizers import load_tokenizer
 from .weights import inspect, weight_files
@@ -25,7 +26,10 @@ def load_adapter(
     dtype: str | torch.dtype,
     device_map: str | dict[str, Any] | None,
 ) -> LanguageModel:
-    """Load through transformers; `why` says why no native family does. Raises ModelError for what cannot run faithfully."""
+    """Load through transformers; `why` no native family does is repeated in what `describe` says.
+
+    Raises ModelError for what cannot be run faithfully.
+    """
     from .hf_adapter import HFAdapter
 
     published = inspect(weight_files(source.folder))
@@ -67,28 +71,26 @@ def load_adapter(
 
 def _pretrained(source: Source, dtype: torch.dtype, device_map: Any) -> Any:
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source.folder,
-            dtype=dtype,
-            device_map=device_map,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (ValueError, KeyError, ImportError, AttributeError) as error:
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"transformers cannot load {source.name}: {text[0]}") from error
-    finally:
-        if bars:
-            logging.enable_progress_bar()
+        with quiet():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                source.folder,
+                dtype=dtype,
+                device_map=device_map,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # configs, weights and models each fail in their own way
+        if out_of_memory(error):
+            raise
+        raise ModelError(f"transformers cannot load {source.name}: {one_line(error)}") from error
     groups = (("missing", "missing_keys"), ("not known", "unexpected_keys"), ("of the wrong shape", "mismatched_keys"))
     said = [
-        f"{len(info[key])} {kind}: {listed(sorted(str(entry) for entry in info[key]))}" for kind, key in groups if info.get(key)
+        f"{len(info[key])} {kind}: {listed(sorted(str(entry) for entry in info[key]))}"
+        for kind, key in groups
+        if info.get(key)
     ]
     if said:
         raise ModelError(

@@ -52,7 +52,9 @@ def targets(spec: FamilySpec, decoder: Decoder) -> dict[str, Target]:
     return wanted
 
 
-def check(spec: FamilySpec, wanted: dict[str, Target], published: dict[str, Published], tied: bool) -> dict[str, Published]:
+def check(
+    spec: FamilySpec, wanted: dict[str, Target], published: dict[str, Published], tied: bool
+) -> dict[str, Published]:
     """The tensors to read. Raises ModelError naming what is missing, surplus, misshapen or not floating-point."""
     harmless = list(spec.harmless)
     if tied:
@@ -68,7 +70,12 @@ def check(spec: FamilySpec, wanted: dict[str, Target], published: dict[str, Publ
         if entry.shape != wanted[name].shape
     ]
     foreign = [name for name, entry in used.items() if entry.dtype is None]
-    problems = (("missing", missing), ("not known", surplus), ("of the wrong shape", misshapen), ("not floating-point", foreign))
+    problems = (
+        ("missing", missing),
+        ("not known", surplus),
+        ("of the wrong shape", misshapen),
+        ("not floating-point", foreign),
+    )
     said = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems if names]
     if said:
         raise ModelError(
@@ -93,7 +100,9 @@ def fill(
     def place(name: str, tensor: Tensor) -> None:
         target = wanted[name]
         if target.parameter not in filled:
-            filled[target.parameter] = torch.empty(shapes[target.parameter], dtype=dtype, device=device_of(target.parameter))
+            filled[target.parameter] = torch.empty(
+                shapes[target.parameter], dtype=dtype, device=device_of(target.parameter)
+            )
         filled[target.parameter][target.start : target.start + target.shape[0]].copy_(tensor)
 
     read(published, place)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from .kernels.attention import Sight, attend, look
 from .kv_cache import Address, KVCache
 from .plan import Plan, moved
 from .rope import Rope, rotate
+
+_NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,26 @@ class _Pass:
     cos: Tensor
     sin: Tensor
 
+    def narrowed(self, picked: Tensor) -> _Pass:
+        """The same pass with the queries `picked` [B, M] alone; keys and values are not concerned."""
+        cos, sin = (self._at(table, picked) for table in (self.cos, self.sin))
+        return replace(self, sight=self.sight.narrowed(picked), cos=cos, sin=sin)
+
+    @staticmethod
+    def _at(table: Tensor, picked: Tensor) -> Tensor:
+        rows = torch.arange(len(picked), device=picked.device)[:, None]
+        return table[0][picked] if len(table) == 1 else table[rows, picked]
+
 
 class DecoderLayer(nn.Module):
     """h += out(attention(norm(h))); h += down(silu(gate(n)) * up(n)), n = norm(h)."""
+
+    qkv_bias: nn.Parameter | None
+    out_bias: nn.Parameter | None
+    gate_up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
+    q_norm: nn.Parameter | None
+    k_norm: nn.Parameter | None
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -84,8 +104,11 @@ class DecoderLayer(nn.Module):
         self.register_parameter("q_norm", _bias(dim, config.qk_norm))
         self.register_parameter("k_norm", _bias(dim, config.qk_norm))
 
-    def forward(self, h: Tensor, step: _Pass, index: int) -> Tensor:
-        """States h [B, Q, E] through the layer at `index`."""
+    def forward(self, h: Tensor, step: _Pass, index: int, picked: Tensor | None = None) -> Tensor:
+        """States h [B, Q, E] through the layer at `index`; with `picked` [B, M], only those queries come out."""
+        if picked is not None:
+            h = self._picked(h, step, index, picked)
+            return h + self._mlp(h)
         skip = step.plan.skip
         if not skip or (index, "attn") not in skip:
             h = h + self._attention(h, step, index)
@@ -97,7 +120,7 @@ class DecoderLayer(nn.Module):
         config, cache = self.config, step.cache
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         fused = F.linear(_norm(h, self.attn_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
-        fused = fused.unflatten(-1, (heads + 2 * kv_heads, dim))
+        fused = fused.view(*h.shape[:2], heads + 2 * kv_heads, dim)
         if config.qk_norm:
             q = _norm(fused[:, :, :heads], self.q_norm, config.norm_eps)
             k = _norm(fused[:, :, heads : heads + kv_heads], self.k_norm, config.norm_eps)
@@ -110,6 +133,24 @@ class DecoderLayer(nn.Module):
             cache.write(index, k, v, step.plan, step.address)
             k, v = cache.k[index], cache.v[index]
         return F.linear(attend(q, k, v, step.sight).flatten(2), self.out_weight, self.out_bias)
+
+    def _picked(self, h: Tensor, step: _Pass, index: int, picked: Tensor) -> Tensor:
+        """The attention block, with keys and values of all queries and the outputs of some, [B, M, E]."""
+        config, cache, cut = self.config, step.cache, self.config.heads * self.config.head_dim
+        normed = _norm(h, self.attn_norm, config.norm_eps)
+        bias = self.qkv_bias
+        fused = F.linear(normed, self.qkv_weight[cut:], None if bias is None else bias[cut:])
+        k, v = fused.view(*h.shape[:2], 2 * config.kv_heads, config.head_dim).chunk(2, 2)
+        q = F.linear(_gather(normed, picked), self.qkv_weight[:cut], None if bias is None else bias[:cut])
+        q = q.view(*picked.shape, config.heads, config.head_dim)
+        if config.qk_norm:
+            q, k = _norm(q, self.q_norm, config.norm_eps), _norm(k, self.k_norm, config.norm_eps)
+        few = step.narrowed(picked)
+        q, k = rotate(q, few.cos, few.sin), rotate(k, step.cos, step.sin)
+        if cache is not None:
+            cache.write(index, k, v, step.plan, step.address)
+            k, v = cache.k[index], cache.v[index]
+        return _gather(h, picked) + F.linear(attend(q, k, v, few.sight).flatten(2), self.out_weight, self.out_bias)
 
     def _mlp(self, h: Tensor) -> Tensor:
         config = self.config
@@ -132,7 +173,6 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.weight
         self.rope = Rope(torch.tensor(config.frequencies, dtype=torch.float32, device="cpu"), config.rope_scale)
         self.placement: tuple[torch.device, ...] | None = None  # device of each layer where accelerate has spread them
-
         self._entry: torch.device | None = None
 
     @property
@@ -170,20 +210,29 @@ class Decoder(nn.Module):
         h = self._enter(plan, chosen)
         taps: dict[int, Tensor] = {}
         passes: dict[torch.device, _Pass] = {}
+        narrowed = plan.narrow and self._narrows(plan)
         for index in chosen:
             layer = self.layers[index]
             device = h.device if self.placement is None else self.placement[index]
             step = passes.get(device)
             if step is None:
                 step = passes[device] = self._pass(moved(plan, device), cache, device, h.dtype)
-            h = layer.forward(h, step, index)  # not layer(...): accelerate replaces forward itself, and a call costs more
+            picked = step.plan.want.clamp(min=0) if narrowed and index == self.config.layers - 1 else None
+            # Not layer(...): accelerate replaces forward itself, and a call costs more.
+            h = layer.forward(h, step, index, picked)
             if index in plan.hidden:
                 taps[index] = h
-        return Hidden(plan, h, self.project, taps)
+        return Hidden(plan, h, self.project, taps, narrowed)
+
+    def _narrows(self, plan: Plan) -> bool:
+        """Whether leaving out of the last layer what is not wanted is possible and worth it."""
+        whole = plan.layers is None and not plan.skip and self.config.layers - 1 not in plan.hidden
+        return whole and plan.want.shape[1] <= _NARROW * plan.width
 
     def project(self, states: Tensor) -> Tensor:
         """Final norm and head: states [M, E] -> logits [M, V] in the model's dtype."""
-        return self.head.forward(self.norm.forward(states))
+        logits = self.head.forward(self.norm.forward(states))
+        return logits if self.placement is None else logits.to(self.embed_device)
 
     def _enter(self, plan: Plan, chosen: range) -> Tensor:
         if chosen and chosen[0] > 0:
@@ -199,11 +248,16 @@ class Decoder(nn.Module):
     def _pass(self, plan: Plan, cache: KVCache | None, device: torch.device, dtype: torch.dtype) -> _Pass:
         limit = cache.capacity if cache is not None else None
         cos, sin = self.rope.rows(plan, limit=limit, device=device)
-        extent = cache.extent(plan) if cache is not None else plan.width
+        extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
         plain = torch.is_grad_enabled() and self.training
         sight = look(plan, extent=extent, dtype=dtype, device=device, plain=plain)
         address = cache.address(plan) if cache is not None else None
         return _Pass(plan, cache, address, sight, cos, sin)
+
+
+def _gather(x: Tensor, picked: Tensor) -> Tensor:
+    """Queries `picked` [B, M] of x [B, Q, E] -> [B, M, E]."""
+    return x.gather(1, picked[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -29,7 +29,10 @@ def spread(
             "the model does not fit the memory of all devices together, and layers are not kept on disk",
             'load it in a smaller dtype, such as dtype="bfloat16"',
         )
-    places = {part: torch.device("cuda", place) if isinstance(place, int) else torch.device(place) for part, place in chosen.items()}
+    places = {
+        part: torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
+        for part, place in chosen.items()
+    }
 
     def device_of(name: str) -> torch.device:
         parts = name.split(".")

@@ -49,6 +49,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(repr(entry) for entry in near)}?)" if near else ""
 
 
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """What another library's error says, on one line of at most `limit` characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 def listed(names: Iterable[str], limit: int = 10) -> str:
     """Names joined by commas: the first `limit`, then how many more there are."""
     entries = list(names)

@@ -30,9 +30,15 @@ def establish(
             raise ModelError(f"block must be at least 1, got {block}")
     mask = _mask(spec, config, generation, tokenizer, vocab, mask_id)
     ends = end_ids(config, generation, vocab)
-    ends += [number for number, token in spec.turn_ends.items() if _holds(tokenizer, number, token, vocab) and number not in ends]
+    ends += [
+        number
+        for number, token in spec.turn_ends.items()
+        if _holds(tokenizer, number, token, vocab) and number not in ends
+    ]
     start = spec.start[0] if spec.start and _holds(tokenizer, *spec.start, vocab) else None
-    bos = _first(start, config.get("bos_token_id"), generation.get("bos_token_id"), getattr(tokenizer, "bos_token_id", None))
+    bos = _first(
+        start, config.get("bos_token_id"), generation.get("bos_token_id"), getattr(tokenizer, "bos_token_id", None)
+    )
     return Facts(
         mask_id=mask,
         eos_ids=tuple(ends),
@@ -63,7 +69,12 @@ def pad_id(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | 
 
 
 def _mask(
-    spec: FamilySpec, config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, vocab: int, asked: int | None
+    spec: FamilySpec,
+    config: dict[str, Any],
+    generation: dict[str, Any],
+    tokenizer: Any | None,
+    vocab: int,
+    asked: int | None,
 ) -> int | None:
     if spec.mask is None:
         return None
@@ -80,7 +91,9 @@ def _mask(
     if found is None or not 0 <= found < vocab:
         raise ModelError(
             f"mask id {found} lies outside the vocabulary of {vocab}",
-            "set mask_token_id in config.json, or hand in mask_id= (--mask-id)" if asked is None else f"mask_id must be below {vocab}",
+            "set mask_token_id in config.json, or hand in mask_id= (--mask-id)"
+            if asked is None
+            else f"mask_id must be below {vocab}",
         )
     return found
 

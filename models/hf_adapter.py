@@ -1,7 +1,7 @@
 """Any other causal language model of transformers, run through the same contract as the native stack.
 
 The library's own layers run; only their attention is replaced, through its `AttentionInterface`, by pardec's `attend`
-over a position-addressed cache. Whether that gives the library's own logits is tried on a probe when the model is loaded.
+over a position-addressed cache. Whether that gives the library's own logits is tried when the model is loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from .errors import ModelError
+from .errors import ModelError, one_line
 from .hidden import Hidden
 from .kernels.attention import Sight, attend, look
 from .kv_cache import Address, KVCache
@@ -39,7 +39,7 @@ class _Running:
     def on(self, device: torch.device, dtype: torch.dtype) -> tuple[Plan, Sight, Address | None]:
         if device not in self.prepared:
             plan, cache = moved(self.plan, device), self.cache
-            extent = cache.extent(plan) if cache is not None else plan.width
+            extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
             sight = look(plan, extent=extent, dtype=dtype, device=device)
             self.prepared[device] = (plan, sight, cache.address(plan) if cache is not None else None)
         return self.prepared[device]
@@ -111,7 +111,9 @@ class HFAdapter:
                 f"{self.name} runs through transformers, which cannot run a part of its layers", "use a native family"
             )
         if self.layers - 1 in plan.hidden:
-            raise ModelError(f"{self.name} runs through transformers, which does not hand out the states of its last layer")
+            raise ModelError(
+                f"{self.name} runs through transformers, which does not hand out the states of its last layer"
+            )
         return self._run(plan, cache)[0]
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
@@ -153,14 +155,14 @@ class HFAdapter:
         return Hidden(plan, out.last_hidden_state, self._project, taps), running
 
     def _project(self, states: Tensor) -> Tensor:
-        logits = self._head(states)
+        logits: Tensor = self._head(states)
         if scale := getattr(self._text, "logit_scale", None):
             logits = logits * scale
         if divisor := getattr(self._text, "logits_scaling", None):
             logits = logits / divisor
         if cap := getattr(self._text, "final_logit_softcapping", None):
             logits = cap * torch.tanh(logits / cap)
-        return logits
+        return logits.to(self.device)
 
     def _require(self) -> None:
         """Refuse by name what is known not to go through the attention interface."""
@@ -189,9 +191,10 @@ class HFAdapter:
     @torch.inference_mode()
     def _own_logits(self) -> Tensor:
         try:
-            logits: Tensor = self.model(input_ids=self._probe_ids(), use_cache=False).logits.float()
+            out = self.model(input_ids=self._probe_ids(), use_cache=False)
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise self._refusal(f"its own forward fails: {str(error).splitlines()[0]}") from error
+            raise self._refusal(f"its own forward fails: {one_line(error)}") from error
+        logits: Tensor = out.logits.float()
         return logits
 
     def _probe_ids(self) -> Tensor:
@@ -226,7 +229,7 @@ class HFAdapter:
         self._compare(torch.cat(parts, 1), expected, compared)
 
     def _find_devices(self, running: _Running) -> dict[int, torch.device]:
-        found = {layer: self.device for layer in range(self.layers)}
+        found = dict.fromkeys(range(self.layers), self.device)
         for module in self.model.modules():
             layer = getattr(module, "layer_idx", None)
             if layer in running.heads and hasattr(module, "_hf_hook"):
@@ -249,4 +252,6 @@ class HFAdapter:
 
     def _refusal(self, reason: str) -> ModelError:
         kind = type(self.model).__name__
-        return ModelError(f"{self.name} ({kind}) cannot be run: {reason}", "use a causal LM with plain attention in every layer")
+        return ModelError(
+            f"{self.name} ({kind}) cannot be run: {reason}", "use a causal LM with plain attention in every layer"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -13,28 +14,44 @@ from .plan import Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hidden:
-    """States after the last layer that ran, before the final norm. The head runs when `logits` is called, as often as wanted."""
+    """States after the last layer that ran, before the final norm; the head runs whenever `logits` is called."""
 
     plan: Plan
     states: Tensor  # [B, Q, E]
     head: Callable[[Tensor], Tensor]  # [M, E] -> [M, V], final norm included
     taps: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, Q, E] output of that layer
+    narrowed: bool = False  # the last layer ran on the plan's `want` alone: states is [B, K, E], aligned to it
 
     def logits(self, positions: Tensor | None = None) -> Tensor:
         """Logits of the plan's `want`, or of the queries at absolute `positions` [B, K] -> float32 [B, K, V].
 
-        An entry of -1, or a position that was not queried, gives the logits of query 0: ask `has` first.
+        An entry of -1, or a position that has no row, gives the logits of some other query: ask `has` first.
         """
-        index = self.plan.want if positions is None else self.plan.at(positions)
-        index = index.to(self.states.device)
-        batch, width, _ = self.states.shape
-        picked = index.clamp(min=0)
-        if batch > 1:
-            picked = picked + torch.arange(0, batch * width, width, device=index.device)[:, None]
-        chosen = self.states.flatten(0, 1).index_select(0, picked.flatten())
-        logits = self.head(chosen).to(self.plan.tokens.device, torch.float32)
-        return logits.unflatten(0, index.shape)
+        # What an inference-mode forward gave cannot enter a graph, whoever asks for the logits.
+        with torch.inference_mode() if self.states.is_inference() else nullcontext():
+            rows = self.plan.want if positions is None else self._rows(positions)
+            states = self.states.flatten(0, 1)
+            if not self.narrowed or positions is not None:
+                states = states.index_select(0, self._flat(rows))
+            logits = self.head(states).float()
+            return logits.view(*rows.shape, logits.shape[-1])
 
     def has(self, positions: Tensor) -> Tensor:
-        """Whether each of `positions` [B, K] was queried -> bool [B, K]."""
-        return self.plan.at(positions) >= 0
+        """Whether each of `positions` [B, K] has a row -> bool [B, K]."""
+        return self._rows(positions) >= 0
+
+    def _rows(self, positions: Tensor) -> Tensor:
+        """Row of `states` of each of `positions` [B, K], -1 where there is none."""
+        index = self.plan.at(positions)
+        if not self.narrowed:
+            return index
+        found, row = ((index[:, :, None] == self.plan.want[:, None, :]) & (index[:, :, None] >= 0)).max(dim=-1)
+        return torch.where(found, row, -1)
+
+    def _flat(self, rows: Tensor) -> Tensor:
+        """Rows [B, K] of each batch row, as indices into [B * M]; -1 is row 0."""
+        batch, width, _ = self.states.shape
+        rows = rows.to(self.states.device).clamp(min=0)
+        if batch > 1:
+            rows = rows + torch.arange(0, batch * width, width, device=rows.device)[:, None]
+        return rows.flatten()

@@ -38,8 +38,9 @@ class KVCache:
         shape = (batch, capacity + 1, kv_heads, head_dim)
         self.capacity = capacity
         self.batch = batch
-        self.k = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
-        self.v = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
+        with torch.inference_mode(False):  # so that a cache made in inference mode can be written outside it
+            self.k = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
+            self.v = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
 
     @property
     def nbytes(self) -> int:
@@ -59,11 +60,16 @@ class KVCache:
                 top = max(top, int(plan.lengths.max()))
             if plan.span is None and plan.slots.numel():
                 top = max(top, int(plan.slots.max()) + 1)
-            if plan.rows is not None and plan.batch and not 0 <= int(plan.rows.min()) <= int(plan.rows.max()) < self.batch:
+            if (
+                plan.rows is not None
+                and plan.batch
+                and not 0 <= int(plan.rows.min()) <= int(plan.rows.max()) < self.batch
+            ):
                 raise CacheError(f"Plan.rows must lie in 0..{self.batch - 1}, got {plan.rows.tolist()}")
         if top > self.capacity:
             raise CapacityError(
-                f"the plan needs {top} slots and the cache has {self.capacity}", "make the cache larger: new_cache(batch, capacity)"
+                f"the plan needs {top} slots and the cache has {self.capacity}",
+                "make the cache larger: new_cache(batch, capacity)",
             )
 
     def address(self, plan: Plan) -> Address:
@@ -104,9 +110,10 @@ class KVCache:
 
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows, in this order (a finished row leaves, a row is repeated)."""
-        for store in (self.k, self.v):
-            for layer, tensor in enumerate(store):
-                store[layer] = tensor.index_select(0, rows.to(tensor.device))
+        with torch.inference_mode(False), torch.no_grad():
+            for store in (self.k, self.v):
+                for layer, tensor in enumerate(store):
+                    store[layer] = tensor.index_select(0, rows.to(tensor.device))
         self.batch = rows.numel()
 
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:

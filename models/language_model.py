@@ -60,7 +60,9 @@ class LanguageModel:
     layers: int
     width: int
     max_positions: int | None = None  # the length the checkpoint was made for
-    limit: int | None = None  # positions past this one would be computed wrongly (a sliding window ends), so they are refused
+    limit: int | None = (
+        None  # positions past this one would be computed wrongly (a sliding window ends), so they are refused
+    )
     choice: str = field(default="", repr=False)  # why this device and dtype
 
     def visible(self) -> Visible:
@@ -74,17 +76,17 @@ class LanguageModel:
         return positions if self.facts.shift == 0 else (positions - self.facts.shift).clamp(min=0)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache. Raises CapacityError past the length at which this checkpoint can still be run faithfully."""
+        """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully."""
         if self.limit is not None and capacity > self.limit:
             raise CapacityError(
                 f"{self.name} is run up to {self.limit} positions and {capacity} are asked for",
-                f"longer inputs would need its sliding-window attention; keep prompt and generation within {self.limit}",
+                f"its attention or its positions change past that: keep prompt and generation within {self.limit}",
             )
         return self.decoder.new_cache(batch, capacity)
 
     @torch.inference_mode()
     def forward(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
-        """Run one forward. Raises ModelError, CacheError or CapacityError before it for what the host can know to be wrong."""
+        """Run one forward. What the host knows to be wrong is refused before: ModelError, CacheError, CapacityError."""
         self._check(plan, cache)
         return self.decoder(plan, cache)
 
@@ -100,13 +102,16 @@ class LanguageModel:
                 "must agree on [B, Q]"
             )
         if plan.lengths.shape != (batch,) or plan.want.dim() != 2 or plan.want.shape[0] != batch:
-            raise ModelError(
-                f"lengths must be [{batch}] and want [{batch}, K], got {list(plan.lengths.shape)} and {list(plan.want.shape)}"
-            )
+            got = f"{list(plan.lengths.shape)} and {list(plan.want.shape)}"
+            raise ModelError(f"lengths must be [{batch}] and want [{batch}, K], got {got}")
+        if plan.tokens.device.type != self.device.type:
+            raise ModelError(f"the plan is on {plan.tokens.device} and {self.name} on {self.device}")
         if plan.soft is not None and plan.soft.shape != (*shape, self.width):
             raise ModelError(f"soft must be {[*shape, self.width]}, got {list(plan.soft.shape)}")
         if plan.span is not None and plan.span[1] - plan.span[0] != shape[1]:
-            raise ModelError(f"span {plan.span} covers {plan.span[1] - plan.span[0]} positions and the plan has {shape[1]} queries")
+            raise ModelError(
+                f"span {plan.span} covers {plan.span[1] - plan.span[0]} positions and the plan has {shape[1]} queries"
+            )
         if plan.tokens.device.type == "cpu":
             low, high = plan.tokens.aminmax() if plan.tokens.numel() else (0, 0)
             if low < 0 or high >= self.vocab_size:
@@ -114,14 +119,19 @@ class LanguageModel:
         _check_visible(plan)
         self._check_parts(plan)
         if cache is not None:
+            if len(cache.k) != self.layers:
+                raise CacheError(f"the cache has {len(cache.k)} layers and {self.name} has {self.layers}")
             cache.check(plan)
         elif plan.rows is not None:
             raise CacheError("Plan.rows names rows of a cache, and there is none")
         elif plan.uniform is not None and plan.uniform > shape[1]:
-            raise CapacityError(f"without a cache a query sees the {shape[1]} of this forward; the plan says {plan.uniform} are valid")
+            raise CapacityError(
+                f"without a cache a query sees the {shape[1]} of this forward; the plan says {plan.uniform} are valid"
+            )
         if self.limit is not None and cache is None and shape[1] > self.limit:
             raise CapacityError(
-                f"{self.name} is run up to {self.limit} positions, got {shape[1]}", f"keep inputs within {self.limit} positions"
+                f"{self.name} is run up to {self.limit} positions, got {shape[1]}",
+                f"keep inputs within {self.limit} positions",
             )
 
     def _check_parts(self, plan: Plan) -> None:
@@ -143,7 +153,9 @@ def _check_visible(plan: Plan) -> None:
         parents, base = visible.parents, visible.base
         if parents is None or base is None or parents.shape not in ((width,), (batch, width)) or base.shape != (batch,):
             got = [list(entry.shape) if entry is not None else None for entry in (parents, base)]
-            raise ModelError(f"tree: parents must be [{width}] or [{batch}, {width}] and base [{batch}], got {got[0]} and {got[1]}")
+            raise ModelError(
+                f"tree: parents must be [{width}] or [{batch}, {width}] and base [{batch}], got {got[0]} and {got[1]}"
+            )
     elif visible.kind == "mask":
         if visible.dense is None or visible.dense.shape[:2] != (batch, width):
             got_mask = list(visible.dense.shape) if visible.dense is not None else None

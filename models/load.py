@@ -38,8 +38,8 @@ def load(
 ) -> LanguageModel:
     """Load an embedded name, a local directory or a hub id.
 
-    `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override what
-    the checkpoint says. Raises ModelError, with what would work, for anything that cannot be loaded faithfully.
+    `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override
+    what the checkpoint says. Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
     source = locate(name_or_path, revision=revision, offline=offline)
     config = read_json(source.folder / "config.json", required=True)
@@ -48,12 +48,14 @@ def load(
     if spec is None:
         for name, value in (("mask_id", mask_id), ("block", block)):
             if value is not None:
-                raise ModelError(f"{name}={value} was given, but {source.name} runs through transformers as an AR model ({why})")
-        return load_adapter(
-            source, config, why, device=place, reason=place_reason, dtype=dtype, device_map=device_map
-        )
+                raise ModelError(
+                    f"{name}={value} was given, but {source.name} runs through transformers as an AR model ({why})"
+                )
+        return load_adapter(source, config, why, device=place, reason=place_reason, dtype=dtype, device_map=device_map)
     if config.get("quantization_config"):
-        raise ModelError(f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from")
+        raise ModelError(
+            f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from"
+        )
     tokenizer = load_tokenizer(source.tokenizer)
     shape = spec.decoder(config)
     generation = read_json(source.folder / "generation_config.json")
@@ -97,7 +99,11 @@ def _recognise(config: dict[str, Any]) -> tuple[FamilySpec | None, str]:
             return None, str(error)
     if _known_to_transformers(model_type):
         return None, f"no native family for model_type {model_type}"
-    named = f"model_type {model_type!r}" + (f" with architecture {arch!r}" if arch else "") if model_type else "no model_type"
+    named = (
+        f"model_type {model_type!r}" + (f" with architecture {arch!r}" if arch else "")
+        if model_type
+        else "no model_type"
+    )
     raise ModelError(
         f"config.json has {named}, which no family matches",
         f"families: {', '.join(sorted(FAMILIES))}; other causal LMs run if transformers knows their model_type",
@@ -126,7 +132,12 @@ def _native(
         return decoder
     from .dispatch import spread
 
-    return spread(decoder, device_map, dtype, lambda device_of: assemble.fill(decoder, wanted, used, dtype=dtype, device_of=device_of))
+    return spread(
+        decoder,
+        device_map,
+        dtype,
+        lambda device_of: assemble.fill(decoder, wanted, used, dtype=dtype, device_of=device_of),
+    )
 
 
 def _spread(decoder: Decoder) -> str:

@@ -43,7 +43,9 @@ def choose_device(asked: str | torch.device) -> tuple[torch.device, str]:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device {device} was asked for, but torch finds no CUDA GPU", 'use device="cpu" or "auto"')
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ModelError(f"device {device} was asked for, but there are {torch.cuda.device_count()} CUDA GPUs (from cuda:0)")
+        raise ModelError(
+            f"device {device} was asked for, but there are {torch.cuda.device_count()} CUDA GPUs (from cuda:0)"
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ModelError("device mps was asked for, but torch finds no Apple GPU", 'use device="cpu" or "auto"')
     return device, "as asked"
@@ -60,7 +62,7 @@ def choose_dtype(asked: str | torch.dtype, device: torch.device, stored: torch.d
             raise ModelError(f"unknown dtype {asked!r}", f"use auto, {', '.join(list(DTYPES)[:3])}")
         return DTYPES[asked], "as asked"
     if device.type == "cpu":
-        return torch.float32, "the CPU's" if stored == torch.float32 else f"the CPU's; the checkpoint holds {short(stored)}"
+        return torch.float32, "default on a CPU" + ("" if stored == torch.float32 else f"; stored as {short(stored)}")
     if stored == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         return torch.float16, "this GPU has no bfloat16, which the checkpoint holds"
     if stored == torch.float64:
@@ -81,12 +83,16 @@ def guarded(name: str, make: Callable[[], T], published: Mapping[str, Published]
     """Run `make`; running out of memory becomes a ModelError with the numbers."""
     try:
         return make()
-    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
-        text = str(error)
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in text:
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
         size = sum(torch.Size(entry.shape).numel() for entry in published.values()) * dtype.itemsize
         raise ModelError(
             f"out of memory while loading {name}: its weights take {size / 2**30:.1f} GiB in {short(dtype)}",
             'try dtype="bfloat16", device_map="auto" (spreads layers over devices) or device="cpu"',
         ) from error
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out: Python's, a GPU's or the CPU allocator's."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)

@@ -17,7 +17,7 @@ _COMPARE_LIMIT = 1 << 20  # above this many pairs, looking positions up by sorti
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Visible:
-    """Which valid slots a query sees. Make one with the constructors; slots at or past a row's length are never seen."""
+    """Which valid slots a query sees, made by a constructor; slots at or past a row's length are never seen."""
 
     kind: Kind
     block: int | None = None  # segments: width of a block, counted from position 0
@@ -86,6 +86,7 @@ class Plan:
     rows: Tensor | None = None  # [B] int64 cache row of each plan row; None: row i is cache row i
     uniform: int | None = None  # host knowledge: every row's length is this, and no query is padding
     span: tuple[int, int] | None = None  # host knowledge: every row's positions and slots are arange(start, stop)
+    narrow: bool = False  # nothing but `want` will be asked of this forward, so the last layer may leave the rest out
 
     @property
     def batch(self) -> int:

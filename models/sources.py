@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .catalog import EMBEDDED, TOKENIZER, embedded_names
-from .errors import ModelError, UnknownModelError, did_you_mean
+from .errors import ModelError, UnknownModelError, did_you_mean, one_line
 from .weights import indexed
 
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
@@ -55,7 +55,9 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
     """A JSON object; an empty one if the file is absent and not required. Raises ModelError otherwise."""
     if not file.is_file():
         if required:
-            raise ModelError(f"{file.parent} has no {file.name}", "a checkpoint folder holds config.json and the weights")
+            raise ModelError(
+                f"{file.parent} has no {file.name}", "a checkpoint folder holds config.json and the weights"
+            )
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -75,7 +77,12 @@ def _usage() -> str:
 def _download(repo: str, revision: str | None, offline: bool) -> Path:
     """Small files first; they say which weight files are needed (repositories often hold the same weights twice)."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     offline = offline or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
@@ -102,6 +109,9 @@ def _download(repo: str, revision: str | None, offline: bool) -> Path:
     except (LocalEntryNotFoundError, OSError) as error:
         if offline:
             raise UnknownModelError(
-                f"{repo} is not in the local hub cache, and downloads are off (offline)", "download it once while online"
+                f"{repo} is not in the local hub cache, and downloads are off (offline)",
+                "download it once while online",
             ) from error
-        raise ModelError(f"{repo} cannot be downloaded: {str(error).splitlines()[0]}", "check the connection and the name") from error
+        raise ModelError(
+            f"{repo} cannot be downloaded: {one_line(error)}", "check the connection and the name"
+        ) from error

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .errors import ModelError
+from .errors import ModelError, one_line
+from .quiet import quiet
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "mask_token", "sep_token", "cls_token")
@@ -22,16 +23,17 @@ def load_tokenizer(folder: Path) -> Any | None:
     settings = _settings(folder)
     if "auto_map" not in settings:
         try:
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+            with quiet():
+                return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # any of the tokenizer classes may fail in its own way
-            reasons.append(f"AutoTokenizer: {_line(error)}")
+            reasons.append(f"AutoTokenizer: {one_line(error)}")
     else:
         reasons.append("its own class is remote code, which is not run")
     for attempt in (_from_json, _from_vocabulary):
         try:
             found = attempt(folder, settings)
         except Exception as error:
-            reasons.append(f"{attempt.__doc__}: {_line(error)}")
+            reasons.append(f"{attempt.__doc__}: {one_line(error)}")
         else:
             if found is not None:
                 return found
@@ -47,7 +49,9 @@ def _from_json(folder: Path, settings: dict[str, Any]) -> Any | None:
         return None
     from transformers import PreTrainedTokenizerFast
 
-    return _dressed(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **_kept(settings)), folder, settings)
+    return _dressed(
+        PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **_kept(settings)), folder, settings
+    )
 
 
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
@@ -56,18 +60,18 @@ def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
         return None
     from transformers import AddedToken, Qwen2Tokenizer
 
-    vocabulary = {"vocab_file": str(folder / "vocab.json"), "merges_file": str(folder / "merges.txt")}
-    try:
-        tokenizer = Qwen2Tokenizer(**vocabulary, **_kept(settings))
-    except TypeError:  # newer versions take the contents
-        pairs = [line for line in (folder / "merges.txt").read_text("utf-8").splitlines() if line and not line.startswith("#")]
-        words = json.loads((folder / "vocab.json").read_text("utf-8"))
-        tokenizer = Qwen2Tokenizer(vocab=words, merges=[tuple(pair.split(" ")) for pair in pairs], **_kept(settings))
+    vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     added = settings.get("added_tokens_decoder") or {}
-    for _, entry in sorted(added.items(), key=lambda item: int(item[0])):
-        token = AddedToken(**{key: entry[key] for key in ("content", "single_word", "lstrip", "rstrip", "normalized", "special")})
-        tokenizer.add_tokens([token], special_tokens=bool(entry.get("special")))
-    wrong = [entry["content"] for key, entry in added.items() if tokenizer.convert_tokens_to_ids(entry["content"]) != int(key)]
+    keys = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    tokens = {int(number): AddedToken(**{key: entry[key] for key in keys}) for number, entry in added.items()}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=merges, added_tokens_decoder=tokens, **_kept(settings))
+    wrong = [
+        entry["content"]
+        for key, entry in added.items()
+        if tokenizer.convert_tokens_to_ids(entry["content"]) != int(key)
+    ]
     if wrong:
         raise ValueError(f"added tokens do not get their published ids: {', '.join(wrong[:10])}")
     return _dressed(tokenizer, folder, settings)
@@ -103,8 +107,3 @@ def _settings(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
     return settings if isinstance(settings, dict) else {}
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .errors import ModelError, listed
+from .errors import ModelError, listed, one_line
 
 _AGAIN = "download or copy the file again"
 _REOPEN_BYTES = 64 << 20  # pages read through a mapping stay resident until it is closed
@@ -28,7 +28,7 @@ class Published:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a checkpoint folder, all present. Raises ModelError if there are none or a shard is missing."""
+    """The weight files of a checkpoint folder. Raises ModelError if there are none or a shard is missing."""
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -130,8 +130,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         except RuntimeError:  # files older than torch 1.6 cannot be mapped
             state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ModelError(f"{file} cannot be read as a dictionary of tensors: {reason}", _AGAIN) from error
+        raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", _AGAIN) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ModelError(f"{file} does not hold a plain dictionary of tensors")
     return state

@@ -2,7 +2,7 @@
 
 >>> import pardec
 >>> model = pardec.load("tiny-dream", device="cpu")
->>> result = model.generate("Sara has 12 apples. Then she buys 7 more. How many apples does Sara have now?")
+>>> result = model.generate("Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?")
 >>> len(result.nfe)
 1
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -16,8 +16,8 @@ from pardec.models.errors import PardecError, SpecError
 from pardec.models.load import load as load_language_model
 from pardec.models.plan import Plan
 from pardec.requests import Call, check_length, prepare
-from pardec.result import Result, Timing, before_end
-from pardec.samplers.events import Event, Finished
+from pardec.result import Result, Timing, plain_row
+from pardec.samplers.events import Event, Finished, RowFinished
 from pardec.samplers.loops import masked
 from pardec.settings import Arguments, Settings
 
@@ -130,10 +130,9 @@ class Model:
         call = self.prepare(prompt, **arguments)
         started = time.perf_counter()
         finished = None
-        with closing(self.run(call)) as events:
-            for event in events:
-                if isinstance(event, Finished):
-                    finished = event
+        for event in self.run(call):
+            if isinstance(event, Finished):
+                finished = event
         assert finished is not None, "a loop ends with Finished"
         return self.result(call, finished, time.perf_counter() - started)
 
@@ -181,32 +180,47 @@ class Model:
         """Ids as text, special tokens left out; None without a tokenizer."""
         return None if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
+    def row(self, call: Call, end: RowFinished) -> dict[str, Any]:
+        """A row that has just finished, as plain values."""
+        tokens, generated = call.generated(end.row, end.tokens.tolist())
+        return plain_row(
+            text=self.text(tokens),
+            tokens=tokens,
+            finish=end.reason,
+            nfe=end.nfe,
+            generated=generated,
+            seed=call.seeds[end.row],
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Versions, device and dtype, as results record them."""
+        model = self.language_model
+        return {**versions(), "device": str(model.device), "dtype": str(model.dtype).removeprefix("torch.")}
+
     def result(self, call: Call, end: Finished, seconds: float) -> Result:
         """What a run came to; `seconds` is its length."""
         request, model = call.request, self.language_model
-        tokens = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
+        made = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
+        tokens, generated = [tokens for tokens, _ in made], [count for _, count in made]
         return Result(
             sequences=torch.as_tensor(end.tokens),
             tokens=tokens,
             text=None if self.tokenizer is None else [str(self.text(row)) for row in tokens],
+            generated=generated,
             nfe=list(end.nfe),
             forward_rows=list(end.forward_rows),
             tokens_fed=list(end.tokens_fed),
             spec=str(call.sampler.spec),
             exact=call.sampler.exact,
             trace=end.trace,
-            timing=Timing(seconds, sum(before_end(row, request.stop_ids) for row in tokens)),
+            timing=Timing(seconds, sum(generated)),
             finish=list(end.reasons),
             prompts=list(request.prompts),
             stop_ids=request.stop_ids,
             seeds=list(call.seeds),
             model=model.name,
             settings=call.settings,
-            environment={
-                **versions(),
-                "device": str(model.device),
-                "dtype": str(model.dtype).removeprefix("torch."),
-            },
+            environment=self.environment(),
             tokenizer=model.tokenizer,
         )
 

@@ -7,11 +7,16 @@ from typing import Any
 
 
 class Pieces:
-    """Each token as the text it stands for, the blank before a word included; without a tokenizer, the id."""
+    """Each token as the text it stands for, the blank before a word included; without a tokenizer, the id.
 
-    def __init__(self, tokenizer: Any) -> None:
+    With `special`, the tokenizer's special tokens are all written as that, where their names would be in the way.
+    """
+
+    def __init__(self, tokenizer: Any, special: str | None = None) -> None:
         self.tokenizer = tokenizer
         self.known: dict[int, str] = {}
+        if special is not None and tokenizer is not None:
+            self.known = dict.fromkeys(tokenizer.all_special_ids, special)
 
     def __call__(self, tokens: Iterable[int]) -> list[str]:
         """

@@ -132,7 +132,7 @@ def _id_rows(ids: Any, name: str) -> list[list[int]]:
                 f"{name} is a LongTensor [B, P], got {ids.dtype} {list(ids.shape)}",
                 hint="one row of ids is ids[None]; rows of different length go in a list",
             )
-        return ids.tolist()  # type: ignore[no-any-return]
+        return ids.tolist()
     lists = [row.tolist() if isinstance(row, Tensor) else row for row in ids] if isinstance(ids, Sequence) else []
     good = [isinstance(row, Sequence) and all(_is_whole(i) for i in row) for row in lists]
     if not good or not all(good):

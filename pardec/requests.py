@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
 from pardec.prompts import Row, rows
-from pardec.result import cut
 from pardec.samplers import registry
 from pardec.samplers.contracts import Request, Sampler
 from pardec.samplers.rng import Keyed, row_seeds
@@ -30,10 +29,34 @@ class Call:
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None
 
-    def generated(self, row: int, canvas: Sequence[int]) -> list[int]:
-        """What row `row` generated, cut after the first end token; `canvas` may be right-padded."""
-        start, end = self.request.prompts[row], len(self.request.canvases[row])
-        return cut(list(canvas[start:end]), self.request.stop_ids)
+    def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
+        """What row `row` generated, and how many tokens count.
+
+        Args:
+            canvas: its final ids, right-padded or not.
+
+        Returns:
+            The ids behind the prompt, cut after the first end token that was generated; and the number of generated
+            ones before that end token, the count behind every rate. What a template gave is in the first only.
+        """
+        start = self.request.prompts[row]
+        before = self.request.canvases[row][start:].tolist()
+        made = list(canvas[start : start + len(before)])
+        fresh = [new != old for new, old in zip(made, before, strict=True)]
+        ends = (at for at, new in enumerate(fresh) if new and made[at] in self.request.stop_ids)
+        end = next(ends, len(made))
+        return made[: end + 1], sum(fresh[:end])
+
+    def take(self, rows: Sequence[int]) -> Call:
+        """The same request with these rows only; each keeps its seed, so it gives the same tokens."""
+        seeds = tuple(self.seeds[row] for row in rows)
+        request = replace(
+            self.request,
+            canvases=tuple(self.request.canvases[row] for row in rows),
+            prompts=tuple(self.request.prompts[row] for row in rows),
+            source=Keyed(seeds) if isinstance(self.request.source, Keyed) else self.request.source,
+        )
+        return replace(self, request=request, seeds=seeds)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -53,12 +76,12 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     given = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
     check_length(model, [len(row.canvas) for row in given])
     stop_ids = _stop_ids(model, settings)
-    if isinstance(settings.seed, int):
-        seeds = row_seeds(settings.seed, len(given))
-    else:
-        seeds = tuple(settings.seed)
+    if isinstance(settings.seed, Sequence):
+        seeds = tuple(int(seed) for seed in settings.seed)
         if len(seeds) != len(given):
             raise SpecError(f"{len(seeds)} seeds for {len(given)} rows", hint="give one seed, or one a row")
+    else:
+        seeds = row_seeds(int(settings.seed), len(given))
     block_causal = model.facts.attention == "block-causal"
     request = Request(
         canvases=tuple(row.canvas for row in given),

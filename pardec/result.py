@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ class Timing:
     """Seconds from the first forward to the last commit; loading, tokenizing and decoding to text are outside."""
 
     total_s: float
-    tokens: int  # generated before each row's first end token
+    tokens: int  # the sum of Result.generated
 
     @property
     def tokens_per_second(self) -> float:
@@ -36,13 +36,14 @@ class Result:
 
     Attributes:
         sequences: [B, L] int64, prompt and generation, right-padded; for a masked model the whole canvas.
-        tokens: generated ids per row, cut after the first end token.
+        tokens: ids per row behind the prompt, cut after the first end token that was generated.
         text: the same as text, special tokens left out; None without a tokenizer.
+        generated: per row, how many generated tokens stand before the first end token.
         nfe: forwards each row took part in; a guided call counts once.
         forward_rows: rows of model forwards; a guided call counts twice.
         tokens_fed: positions queried over all forwards.
         spec: the resolved sampler with every parameter.
-        exact: "yes" if the output is the family's `sequential` baseline's, else how it is approximate.
+        exact: "greedy" if the output is that of the `sequential` baseline, else "relaxed".
         trace: which forward committed each position, and what each forward queried.
         finish: per row "stop" (first end token) or "length" (nothing left to fill).
         prompts: per row how many tokens were given before the generated region.
@@ -54,6 +55,7 @@ class Result:
     sequences: Tensor
     tokens: list[list[int]]
     text: list[str] | None
+    generated: list[int]
     nfe: list[int]
     forward_rows: list[int]
     tokens_fed: list[int]
@@ -73,13 +75,8 @@ class Result:
     saved_pieces: list[list[str]] | None = field(default=None, repr=False)
 
     @property
-    def generated(self) -> list[int]:
-        """Per row the tokens before its first end token."""
-        return [before_end(row, self.stop_ids) for row in self.tokens]
-
-    @property
     def tokens_per_forward(self) -> float:
-        """Generated tokens, end tokens excluded, over forwards, both summed over the rows."""
+        """Generated tokens over forwards, both summed over the rows."""
         return sum(self.generated) / max(sum(self.nfe), 1)
 
     @cached_property
@@ -91,11 +88,16 @@ class Result:
 
     def rows(self) -> list[dict[str, Any]]:
         """Each row as plain values."""
-        texts = self.text or [None] * len(self.tokens)
-        together = zip(texts, self.tokens, self.finish, self.nfe, self.seeds, strict=True)
         return [
-            plain_row(text=text, tokens=tokens, finish=finish, nfe=nfe, seed=seed, stop_ids=self.stop_ids)
-            for text, tokens, finish, nfe, seed in together
+            plain_row(
+                text=self.text[row] if self.text is not None else None,
+                tokens=tokens,
+                finish=self.finish[row],
+                nfe=self.nfe[row],
+                generated=self.generated[row],
+                seed=self.seeds[row],
+            )
+            for row, tokens in enumerate(self.tokens)
         ]
 
     def __repr__(self) -> str:
@@ -132,22 +134,8 @@ class Result:
         return load(Path(path))
 
 
-def cut(tokens: list[int], stop_ids: Collection[int]) -> list[int]:
-    """`tokens` up to and with the first end token.
-
-    >>> cut([5, 6, 3, 3], {3})
-    [5, 6, 3]
-    """
-    return next((tokens[: at + 1] for at, token in enumerate(tokens) if token in stop_ids), tokens)
-
-
-def before_end(tokens: list[int], stop_ids: Collection[int]) -> int:
-    """How many of `tokens`, cut already, stand before the end token: the count behind every rate."""
-    return len(tokens) - (bool(tokens) and tokens[-1] in stop_ids)
-
-
 def plain_row(
-    *, text: str | None, tokens: list[int], finish: str, nfe: int, seed: int, stop_ids: Collection[int]
+    *, text: str | None, tokens: list[int], finish: str, nfe: int, generated: int, seed: int
 ) -> dict[str, Any]:
     """One row as JSON holds it, the fields of `pardec generate --json` and of rows files."""
     return {
@@ -155,6 +143,7 @@ def plain_row(
         "tokens": tokens,
         "finish": finish,
         "nfe": nfe,
-        "tokens_per_forward": before_end(tokens, stop_ids) / max(nfe, 1),
+        "generated": generated,
+        "tokens_per_forward": generated / max(nfe, 1),
         "seed": seed,
     }

@@ -21,7 +21,7 @@ from pardec.samplers.trace import Fed, Trace
 
 FORMAT = "pardec.result/1"
 _TENSORS = {"sequences": torch.int64, "commit_step": torch.int16, "commit_score": torch.float32}
-_ROWS = ("nfe", "forward_rows", "tokens_fed", "finish", "prompts", "seeds")
+_ROWS = ("generated", "nfe", "forward_rows", "tokens_fed", "finish", "prompts", "seeds")
 _PLAIN = (*_ROWS, "tokens", "text", "spec", "exact", "model", "settings", "environment")
 _SAVED = "a saved result is the folder or the .json file that result.save(path) wrote"
 

@@ -109,7 +109,7 @@ class Settings:
             from pardec.samplers.registry import preset
 
             chosen = preset(made.sampler)
-            open_ones = {key: value for key, value in chosen.arguments.items() if key not in arguments}
+            open_ones: dict[str, Any] = {key: value for key, value in chosen.arguments.items() if key not in arguments}
             made = replace(made, sampler=chosen.spec, **open_ones)
         return made
 
@@ -141,7 +141,7 @@ def _whole(name: str, value: Any, least: int | None, *, optional: bool = False) 
 def _number(name: str, value: Any, rule: str, holds: Callable[[float], bool], *, optional: bool = False) -> None:
     if optional and value is None:
         return
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or not holds(value):
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or not holds(float(value)):
         raise SpecError(f"{name} must be {rule}, got {value!r}", hint=_example(name))
 
 

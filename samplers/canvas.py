@@ -79,7 +79,8 @@ class Canvas:
         self.open_host = self.open.cpu().numpy()
         self.first_open = np.where(self.open_host.any(1), self.open_host.argmax(1), self.total)
         block = (np.minimum(self.first_open, self.total - 1) - self.origin) // self.block_length
-        lo = self.origin + block * self.block_length
+        # A row that ends with its prompt has no block; it stands at its end until it leaves.
+        lo = self.origin + np.maximum(block, 0) * self.block_length
         moved = lo != self.lo
         self.entered = self.entered | moved
         if moved.any():

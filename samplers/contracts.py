@@ -97,7 +97,7 @@ class Ask:
     stop: np.ndarray  # [B]
     mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
     first: np.ndarray | None = None  # [B] first block position whose prediction is wanted; None: the block's start
-    must: np.ndarray | None = None  # [B] bool: commit exactly that first position, whatever select says
+    must: np.ndarray | None = None  # [B] bool: commit exactly that first position if it is open, whatever select says
 
 
 class Cache(Protocol):

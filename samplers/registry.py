@@ -57,10 +57,10 @@ def register(
     def add(cls: _T) -> _T:
         if stage not in STAGES:
             raise SpecError(f"{name}: unknown stage {stage!r}", hint=f"stages are {', '.join(STAGES)}")
-        if (known := _methods.get(name)) and known.make.__qualname__ != cls.__qualname__:
+        known = _methods.get(name)
+        if known and _path(known.make) != _path(cls):  # the same path is the same file loaded again
             raise SpecError(f"a sampler named {name!r} is registered already, by {known.file}:{known.line}")
-        source = inspect.getsourcefile(cls) or "<unknown>"
-        line = inspect.getsourcelines(cls)[1]
+        source, line = _source(cls)
         summary = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").split("\n")[0]
         _methods[name] = Card(name, stage, family, exact, summary, paper, _parameters(cls), source, line, cls)
         return cls
@@ -218,15 +218,35 @@ def _read(text: str, kind: Any, where: str) -> Any:
         raise SpecError(f"{where} is {what}, got {text!r}") from None
 
 
+def _path(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
+def _source(cls: type) -> tuple[str, int]:
+    """File and line of a class; a class typed at a prompt has neither."""
+    try:
+        return inspect.getsourcefile(cls) or "<unknown>", inspect.getsourcelines(cls)[1]
+    except (OSError, TypeError):
+        return "<unknown>", 0
+
+
+def _text(cls: type) -> list[str]:
+    try:
+        return inspect.getsource(cls).split("\n")
+    except (OSError, TypeError):
+        return []
+
+
 def _parameters(cls: type) -> tuple[Mapping[str, str], ...]:
     """Name, type, default and the comment behind each field, as the source has it."""
-    lines = [line for base in cls.__mro__[:-1] for line in inspect.getsource(base).split("\n")]
+    lines = [line for base in cls.__mro__[:-1] for line in _text(base)]
 
     def describe(field: Field[Any]) -> Mapping[str, str]:
         line = next((line for line in lines if line.strip().startswith(f"{field.name}:")), "")
         default = "" if field.default is MISSING else _write(field.default)
         doc = line.partition("  # ")[2].strip()
-        return {"name": field.name, "type": str(field.type), "default": default, "doc": doc}
+        kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
+        return {"name": field.name, "type": kind, "default": default, "doc": doc}
 
     # @dataclass runs before @register, so the fields are there.
     return tuple(describe(field) for field in fields(cls))

@@ -52,7 +52,8 @@ class Keyed:
         bits = _mix(key.to(positions.device)[:, None] + positions * _GOLDEN)
         if width:
             bits = _mix(bits[..., None] + torch.arange(1, width + 1, device=positions.device) * _GOLDEN)
-        return ((bits >> 11) & _MASK53).double().add_(0.5).mul_(2.0**-53)
+        # 52 bits and a half: the 53 that a float64 holds, so that neither 0 nor 1 can come out.
+        return ((bits >> 12) & _MASK52).double().add_(0.5).mul_(2.0**-52)
 
 
 def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:
@@ -75,7 +76,7 @@ def _signed(value: int) -> int:
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
-_MASK53 = (1 << 53) - 1
+_MASK52 = (1 << 52) - 1
 
 
 def _mix(bits: Tensor) -> Tensor:

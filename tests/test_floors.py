@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -103,7 +103,9 @@ def test_no_file_is_loaded_twice() -> None:
 import importlib, sys
 for name in {names!r}:
     importlib.import_module(name)
-files = [m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None) and {str(ROOT)!r} in m.__file__]
+floors = {tuple(f"{path}/" for path in FLOORS.values())!r}
+files = [getattr(module, "__file__", None) or "" for module in sys.modules.values()]
+files = [file for file in files if file.startswith(floors)]
 print(sorted(f for f in files if files.count(f) > 1), sorted(n for n in sys.modules if n in ("models", "samplers")))
 """
     assert python(code) == "[] []"
@@ -118,12 +120,14 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     exec({command!r})
 print([name for name in {heavy!r} if name in sys.modules])
 """
-    times = []
+    spent = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = os.times()
         assert python(code) == "[]"
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.5
+        after = os.times()
+        # Processor time, which a busy machine does not stretch as it does the clock on the wall.
+        spent.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(spent) < 0.5
 
 
 def test_public_names_are_sorted_and_there() -> None:

@@ -24,7 +24,9 @@ class FamilySpec:
     summary: str
     matches: Callable[[Config], bool]
     decoder: Callable[[Config], DecoderConfig]  # raises Unsupported
-    names: Mapping[str, str | tuple[str, ...]]  # parameter -> published stem(s), `{i}` for the layer; fused in this order
+    names: Mapping[
+        str, str | tuple[str, ...]
+    ]  # parameter -> published stem(s), `{i}` for the layer; fused in this order
     attention: Literal["bidirectional", "block-causal", "causal"]
     shift: Literal[0, 1]
     mask: tuple[int, str] | None = None  # default id and token of the mask
@@ -56,4 +58,6 @@ def require(config: Config, expected: Mapping[str, tuple[Any, ...]]) -> None:
     """Refuse (Unsupported) a config whose settings differ from those the native stack implements; absent ones pass."""
     for key, allowed in expected.items():
         if key in config and config[key] not in allowed:
-            raise Unsupported(f"{key}={config[key]!r} is not supported natively (only {' or '.join(map(repr, allowed))})")
+            raise Unsupported(
+                f"{key}={config[key]!r} is not supported natively (only {' or '.join(map(repr, allowed))})"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..decoder import DecoderConfig
+from ..errors import ModelError
 from ..rope import default_frequencies
 from .base import Config, FamilySpec, Unsupported, architecture, register, require
 
@@ -34,7 +35,7 @@ def _decoder(config: Config) -> DecoderConfig:
         width, heads = int(config["d_model"]), int(config["n_heads"])
         layers, vocab = int(config["n_layers"]), int(config.get("embedding_size") or config["vocab_size"])
     except KeyError as error:
-        raise Unsupported(f"config.json does not describe a LLaDA model: {error.args[0]} is missing") from None
+        raise ModelError(f"config.json does not describe a LLaDA model: {error.args[0]} is missing") from None
     shared = 1 if config.get("multi_query_attention") else heads
     return DecoderConfig(
         vocab=vocab,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..decoder import DecoderConfig
+from ..errors import ModelError, one_line
+from ..quiet import quiet
 from ..rope import default_frequencies
 from .base import Config, Unsupported, require
 
@@ -30,18 +32,21 @@ HARMLESS = (r".*rotary_emb\.inv_freq",)  # buffers that old checkpoints stored; 
 
 
 def complete(config: Config, kind: str) -> Any:
-    """The config as the transformers class `kind` ("llama", ...) completes it. Raises Unsupported if it will not."""
+    """The config as the transformers class `kind` ("llama", ...) completes it. Raises ModelError if it will not."""
     from transformers import CONFIG_MAPPING
 
-    settings = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "quantization_config")}
+    settings = {
+        key: value for key, value in config.items() if key not in ("model_type", "auto_map", "quantization_config")
+    }
     try:
-        return CONFIG_MAPPING[kind].from_dict(settings)
+        with quiet():
+            return CONFIG_MAPPING[kind].from_dict(settings)
     except Exception as error:  # the classes validate with several kinds of exception
-        raise Unsupported(f"config.json does not describe a {kind} model: {error}".splitlines()[0]) from error
+        raise ModelError(f"config.json does not describe a {kind} model: {one_line(error)}") from error
 
 
 def shape(config: Config, kind: str, *, qkv_bias: bool | None = None, qk_norm: bool = False) -> DecoderConfig:
-    """The stack that a config of the `kind` ("llama", "qwen2", "qwen3") describes; `qkv_bias` None reads it from the config."""
+    """The stack that a config of `kind` ("llama", ...) describes; `qkv_bias` None reads it from the config."""
     full = complete(config, kind)
     require({"hidden_act": full.hidden_act}, {"hidden_act": ("silu", "swish")})
     biased = bool(getattr(full, "attention_bias", False))
@@ -76,7 +81,9 @@ def rotary(full: Any, config: Config, head_dim: int) -> tuple[tuple[float, ...],
         raise Unsupported("rope_scaling of type mrope is not supported natively")
     if kind == "default":
         theta = scaling.get("rope_theta") or getattr(full, "rope_theta", None) or 10000.0
-        rotated = int(head_dim * float(scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0))
+        rotated = int(
+            head_dim * float(scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+        )
         return tuple(default_frequencies(float(theta), rotated).tolist()), 1.0
     if kind not in ("linear", "llama3", "yarn"):
         raise Unsupported(f"rope_scaling of type {kind} is not supported natively (only linear, llama3 and yarn)")

@@ -9,7 +9,7 @@ read is seen, with its causal flag where the pattern is that, and with an explic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -36,12 +36,31 @@ class Sight:
     visible: Visible | None = None
     allowed: Tensor | None = None  # [B, Q, S] bool, patterns that are not a rule on positions
 
+    def narrowed(self, picked: Tensor) -> Sight:
+        """What the queries `picked` [B, M] see."""
+        if self.mask is None and self.positions is None and not self.causal:
+            return self
+        rows = torch.arange(len(picked), device=picked.device)[:, None]
+        mask, positions, allowed = self.mask, self.positions, self.allowed
+        if self.causal or isinstance(mask, CausalBias):  # queries stand at the end of what is read, in order
+            slot = torch.arange(self.extent, device=picked.device)
+            width = self.extent if self.causal else mask.seq_len_q  # type: ignore[union-attr]
+            mask = (slot <= (picked + self.extent - width)[..., None])[:, None]
+        elif mask is not None:
+            mask = mask[:, 0][rows, picked][:, None]
+        if positions is not None:
+            positions = positions[rows, picked]
+        if allowed is not None:
+            allowed = allowed[rows, picked]
+        return replace(self, mask=mask, causal=False, positions=positions, allowed=allowed)
+
 
 def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, plain: bool = False) -> Sight:
     """Resolve what the queries of `plan` see among the first `extent` slots. `plain` asks for the definition."""
-    if _sees_all(plan):
-        return Sight("reference", extent, plan.rows)
-    chosen = "reference" if plain else backend(device)
+    whole = _sees_all(plan)
+    chosen: Backend = "reference" if plain else backend(device, suited=not whole and dtype != torch.float32)
+    if whole and chosen == "reference":
+        return Sight(chosen, extent, plan.rows)
     span, uniform = plan.span, plan.uniform
     if plan.visible.kind == "causal" and span is not None and uniform == span[1] and chosen == "reference":
         if span[0] == 0:
@@ -80,16 +99,17 @@ def seen(plan: Plan, extent: int) -> Tensor:
         return valid & (slot // visible.block <= block[..., None])
     if visible.ids is not None:
         own = visible.ids.gather(1, plan.slots.clamp(min=0))
-        return valid & (visible.ids[:, None, :extent] <= own[..., None]) & (positions >= 0)[..., None]
+        after = torch.iinfo(visible.ids.dtype).max  # slots that no id is given for are not seen
+        segments = F.pad(visible.ids, (0, extent - visible.ids.shape[1]), value=after)
+        return valid & (segments[:, None] <= own[..., None]) & (positions >= 0)[..., None]
     if visible.parents is not None and visible.base is not None:
         return valid & _tree(visible.parents, visible.base, extent) & (positions >= 0)[..., None]
     assert visible.dense is not None
-    given = visible.dense[..., :extent]
-    return valid & F.pad(given, (0, extent - given.shape[-1]))
+    return valid & F.pad(visible.dense, (0, extent - visible.dense.shape[-1]))  # a negative pad cuts
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
-    """Attention of q [B, Q, H, D] over k, v [R, >= S, K, D] (cache rows and slots) -> [B, Q, H, D]; H a multiple of K."""
+    """Attention of q [B, Q, H, D] over k, v [R, >= S, K, D] (cache rows and slots) -> [B, Q, H, D]; K divides H."""
     if sight.backend == "triton":
         from .attention_triton import attend_triton
 

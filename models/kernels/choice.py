@@ -15,9 +15,10 @@ Backend = Literal["reference", "triton"]
 VARIABLE = "PARDEC_KERNELS"
 
 
-def backend(device: torch.device) -> Backend:
+def backend(device: torch.device, *, suited: bool = True) -> Backend:
     """Triton on CUDA where it is installed, the definition elsewhere; the variable PARDEC_KERNELS forces either.
 
+    `suited` False says that Triton's version would not be the faster one here, so that only force chooses it.
     Raises ModelError when the forced version cannot run on `device`. On a CPU, Triton runs under its interpreter only
     (TRITON_INTERPRET=1, set before Python starts).
     """
@@ -25,16 +26,22 @@ def backend(device: torch.device) -> Backend:
     if forced == "reference":
         return "reference"
     if forced == "auto":
-        return "triton" if device.type == "cuda" and _has_triton() else "reference"
+        return "triton" if suited and device.type == "cuda" and _has_triton() else "reference"
     if forced != "triton":
         raise ModelError(f"{VARIABLE}={forced} is not a choice of kernels", "use reference, triton or auto")
     if not _has_triton():
         raise ModelError(f"{VARIABLE}=triton, but triton is not installed", f"install triton, or unset {VARIABLE}")
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if device.type != "cuda" and not interpreted():
         raise ModelError(
-            f"{VARIABLE}=triton cannot run on {device.type}", f"unset {VARIABLE}, or set TRITON_INTERPRET=1 to interpret the kernels"
+            f"{VARIABLE}=triton cannot run on {device.type}",
+            f"unset {VARIABLE}, or set TRITON_INTERPRET=1 to interpret the kernels",
         )
     return "triton"
+
+
+def interpreted() -> bool:
+    """Whether Triton runs under its interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache

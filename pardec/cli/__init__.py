@@ -1,4 +1,4 @@
-"""The command `pardec`: results to stdout, everything else to stderr; exit 0 done, 1 failed, 2 misuse, 130 interrupted."""
+"""The command `pardec`: results to stdout, the rest to stderr; exit 0 done, 1 failed, 2 misuse, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.errors import PardecError, SpecError
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -18,6 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs one command; errors become one line, and one more that says what would work."""
+    if "--debug" not in arguments:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is for those who call it themselves
+
     import typer
 
     from pardec.cli.app import app

@@ -14,7 +14,7 @@ from pardec.cli.view import view
 
 app = typer.Typer(
     help="Decode diffusion language models in parallel.",
-    epilog='Start with: pardec generate tiny-dream -p "Tom has 3 cups. He buys 4 more. How many cups does Tom have now?"',
+    epilog='Start with: pardec generate tiny-dream -p "Tom has 8 cups. He loses 3. How many cups does Tom have now?"',
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +24,7 @@ def dump(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def columns(rows: list[tuple[str, ...]]) -> str:
+def columns(rows: Sequence[tuple[str, ...]]) -> str:
     """Rows as aligned columns; the last is left as it is."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

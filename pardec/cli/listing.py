@@ -36,7 +36,9 @@ def list_(
     if stage is not None:
         stages = list(dict.fromkeys(entry["stage"] for entry in found))
         if stage not in stages:
-            raise SpecError(f"unknown stage {stage!r}{did_you_mean(stage, stages)}", hint=f"stages: {', '.join(stages)}")
+            raise SpecError(
+                f"unknown stage {stage!r}{did_you_mean(stage, stages)}", hint=f"stages: {', '.join(stages)}"
+            )
         found = [entry for entry in found if entry["stage"] == stage]
     if json_:
         dump(found)
@@ -92,9 +94,13 @@ def table(cards: list[dict[str, Any]]) -> str:
     """The samplers as the README shows them."""
     lines = ["| name | stage | paper | exact | parameters | what it does |", "|---|---|---|---|---|---|"]
     for card in cards:
-        parameters = ", ".join(f"`{p['name']}={p['default']}`" if p["default"] else f"`{p['name']}`" for p in card["parameters"])
+        parameters = ", ".join(
+            f"`{p['name']}={p['default']}`" if p["default"] else f"`{p['name']}`" for p in card["parameters"]
+        )
         paper = card["paper"]
-        link = f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv:')})" if paper.startswith("arXiv:") else paper
+        link = (
+            f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv:')})" if paper.startswith("arXiv:") else paper
+        )
         cells = (f"`{card['name']}`", card["stage"], link, card["exact"], parameters, card["summary"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

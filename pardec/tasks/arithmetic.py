@@ -142,7 +142,8 @@ class Arithmetic(Task):
         count = rng.choice((1, 2, 2, 3))
         start = x = rng.randint(2, 49) if count > 1 or rng.random() < 0.5 else rng.randint(2, 99)
         picks = [rng.choice(scene.openings)]
-        numbers, steps, symbols = [start], [], ""
+        numbers, symbols = [start], ""
+        steps: list[str] = []
         while len(steps) < count:
             symbol = rng.choice("++--*/")
             if (symbol in symbols and rng.random() < 0.5) or (y := operand(rng, symbol, x)) is None:

@@ -18,7 +18,7 @@ from pardec.views.colour import shade
 if TYPE_CHECKING:
     from pardec.result import Result
 
-OPEN = "·"
+OPEN, SPECIAL = "·", "∎"
 ROWS = 8  # rows shown at once; the rest is counted
 
 
@@ -31,7 +31,7 @@ class Watch:
     """
 
     def __init__(self, tokenizer: Any, stream: TextIO) -> None:
-        self.pieces = Pieces(tokenizer)
+        self.pieces = Pieces(tokenizer, special=SPECIAL)
         self.console = Console(file=stream, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 

@@ -52,6 +52,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     if backend(logits.device) == "triton":
         found = confidence(logits)
         return found.ids, found.probability
+    logits = logits.float()
     top1, ids = logits.max(-1)
     return ids, (logits - top1[..., None]).exp().sum(-1).reciprocal()
 

@@ -41,6 +41,7 @@ class _Group:
     rows: np.ndarray | None  # [n] indices of live rows; None: all
     plan: Plan  # as laid; only its tokens change from forward to forward
     source: Tensor | None  # [n, Q] canvas column of each query, padding at the bin; None: the plan's span
+    want: Tensor  # [n, W] query of each block position's prediction, -1 outside of the block
 
 
 class Asking:
@@ -105,14 +106,31 @@ class Asking:
     # --- one forward ---
 
     def _forward(self, group: _Group) -> Tensor:
-        tokens = self._at(self.canvas.tokens, group)
+        tokens, want, place = self._at(self.canvas.tokens, group), group.want, None
+        if want.device.type == "cpu":  # elsewhere the shapes had better stay what they are
+            want, place = self._open_only(group)
         if self.given is not None:
             tokens = torch.cat([tokens, tokens.masked_fill(self._at(self.given, group), self.canvas.mask_id)])
-        logits = self.model.forward(replace(group.plan, tokens=tokens), self.cache).logits()
-        if self.cfg is None:
+            want = torch.cat([want, want])
+        logits = self.model.forward(replace(group.plan, tokens=tokens, want=want), self.cache).logits()
+        if self.cfg is not None:
+            conditional, unconditional = logits.chunk(2)
+            logits = unconditional + self.cfg * (conditional - unconditional)
+        if place is None:
             return logits
-        conditional, unconditional = logits.chunk(2)
-        return unconditional + self.cfg * (conditional - unconditional)
+        return logits.flatten(0, 1).index_select(0, place).unflatten(0, group.want.shape)
+
+    def _open_only(self, group: _Group) -> tuple[Tensor, Tensor | None]:
+        """What is wanted of the positions that are open, [n, M], and where among it each of the block's stands, flat."""
+        eligible = self.canvas.eligible.numpy()
+        eligible = eligible if group.rows is None else eligible[group.rows]
+        count = eligible.sum(1)
+        most = int(count.max())
+        if most == eligible.shape[1]:
+            return group.want, None
+        order = np.argsort(~eligible, axis=1, kind="stable")[:, :most]
+        place = np.maximum(eligible.cumsum(1) - 1, 0) + np.arange(0, len(eligible) * most, most)[:, None]
+        return group.want.gather(1, torch.from_numpy(order)), torch.from_numpy(place).flatten()
 
     def _at(self, held: Tensor, group: _Group) -> Tensor:
         """What the canvas holds at the queries of a group, [n, Q]."""
@@ -168,6 +186,7 @@ class Asking:
             visible=self.model.visible(),
             lengths=put(end),
             want=put(want),
+            narrow=True,
             rows=cache_rows,
             uniform=int(end[0]) if even and (end == end[0]).all() else None,
             span=span,
@@ -175,7 +194,7 @@ class Asking:
         source = None
         if span is None:
             source = torch.from_numpy(np.where(positions < 0, canvas.length, positions)).to(device)
-        return _Group(None if whole else rows, plan, source)
+        return _Group(None if whole else rows, plan, source, plan.want[: len(rows)])
 
 
 def _split(width: np.ndarray) -> list[np.ndarray]:

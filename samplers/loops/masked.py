@@ -23,6 +23,7 @@ from pardec.samplers.kernels.rank import best
 from pardec.samplers.loops.asking import Asking, Queries
 from pardec.samplers.trace import Trace
 
+_LOWEST = torch.finfo(torch.float32).min
 _HELD = ("tokens", "commit_step", "commit_score")
 
 
@@ -73,6 +74,7 @@ class MaskedLoop:
 
     # --- one step ---
 
+    @torch.inference_mode()
     def step(self) -> np.ndarray:
         """One forward for every live row, and its commits; what was open before, [B, L + 1] bool."""
         canvas = self.canvas
@@ -112,11 +114,13 @@ class MaskedLoop:
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, next(waiting))
         chosen = chosen & evidence.eligible
-        chosen = chosen | (best(proposal.score) & ~chosen.any(1, keepdim=True))
+        # A method may score -inf for "last"; what is open still comes before what is not.
+        score = proposal.score.clamp(min=_LOWEST).masked_fill(~evidence.eligible, -torch.inf)
+        chosen = chosen | (best(score) & ~chosen.any(1, keepdim=True))
         if ask.must is not None:
-            must = torch.from_numpy(ask.must).to(chosen.device)[:, None]
+            must = torch.from_numpy(ask.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
             first = torch.arange(chosen.shape[1], device=chosen.device) == 0
-            chosen = torch.where(must, first & evidence.eligible, chosen)
+            chosen = torch.where(must, first, chosen)
         return chosen, proposal.tokens, proposal.score
 
     # --- rows that end ---

@@ -26,4 +26,4 @@ class Eos:
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
         done: np.ndarray = canvas.first_committed(request.stop_ids) < canvas.first_open
-        return done & canvas.entered if self.reference else done
+        return done & (canvas.entered | canvas.finished) if self.reference else done

@@ -39,7 +39,7 @@ class Block:
 @dataclass(frozen=True)
 class Fixed:
     steps: int | None = None  # for the whole canvas; none is one a token
-    order: Literal["confidence", "random"] = "confidence"
+    order: Literal["confidence", "random"] = "confidence"  # by score, or at random
     reference: bool = False  # the published order among equal scores
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ class Threshold:
             raise SpecError(f"threshold: tau must be at most 1, got {self.tau}")
 
     def check(self, sampler: Sampler) -> None:
-        if self.tau < 0 and sampler.spec.parts[0].name != "entropy":
+        if self.tau < 0 and all(part.name != "entropy" for part in sampler.spec.parts):
             raise SpecError(
                 f"threshold: tau must lie in [0, 1], got {self.tau}",
                 hint="a negative tau is minus an entropy in nats and goes with 'entropy+threshold'",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +15,15 @@ from pardec.tasks import task
 
 MIX = {"arithmetic": 0.55, "lists": 0.25, "records": 0.20}
 BOS, EOS, MASK = 2, 3, 4
+BLOCK = 32  # tokens that are open at a time when a masked model decodes
 CAUSAL_LENGTHS = (32, 48, 64, 96)  # canvas lengths; few, so that a compiled step is reused
 MASKED_LENGTHS = (32, 48, 64, 80, 96, 128)
 LENGTH_SHARES = (0.4, 0.25, 0.15, 0.1, 0.06, 0.04)  # of the shortest canvas that fits, the next longer one, ...
 TAIL_WEIGHT = 0.05  # loss weight of a token after the first end token ...
 TAIL_TOTAL = 1.0  # ... and the most that they weigh together in a row, in answer tokens
+
+
+Surest = Callable[[Tensor], Tensor]  # inputs [B, L] -> how sure the model is of each position's token, [B, L]
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,14 @@ def causal_targets(batch: Batch, prompt_weight: float) -> Targets:
     return Targets(batch.ids, batch.ids, answer.float() + prompt_weight * prompt.float())
 
 
-def masked_targets(batch: Batch, rng: torch.Generator, focus: float) -> Targets:
-    """Mask part of each generation region: half the rows at a random rate, half in the states of block decoding.
+def masked_targets(batch: Batch, rng: torch.Generator, focus: float, surest: Surest | None = None) -> Targets:
+    """Mask part of each generation region, in three kinds of rows.
 
-    The latter show a random prefix of the answer, and of what follows only a few tokens. `focus` > 0 weighs a token
-    with k masked answer tokens before it by (1 + k) ** -focus: what can be known yet counts more.
+    Where `surest` is given, the first half of the rows are in the states that decoding really visits: a prefix of the
+    answer is shown and, of what follows in its block, the tokens the model itself is surest of. What is left has to be
+    worked out, and cannot be copied from where it stands again. The other rows are masked at a random rate, or show a
+    prefix and only a few later tokens. `focus` > 0 weighs a token with k masked answer tokens before it by
+    (1 + k) ** -focus: what can be known yet counts more.
     """
     rows, length = batch.ids.shape
     at = torch.arange(length)
@@ -101,6 +109,16 @@ def masked_targets(batch: Batch, rng: torch.Generator, focus: float) -> Targets:
     states = (at >= (batch.prompt + shown)[:, None]) & (noise >= stray[:, None]) & ~(after & tail_shown[:, None])
     pick = torch.rand(rows, generator=rng) < 0.5
     masked = region & torch.where(pick[:, None], uniform, states)
+    half = rows // 2
+    if surest is not None and half:
+        from_start = torch.rand(half, generator=rng) < 0.6
+        begin = batch.prompt[:half] + shown[:half] * ~from_start
+        hidden = at >= begin[:, None]
+        score = surest(batch.ids[:half].masked_fill(hidden, MASK))  # [B / 2, L]
+        block = hidden & (at < batch.prompt[:half, None] + BLOCK)
+        order = score.masked_fill(~block, -1.0).argsort(1, descending=True).argsort(1)
+        some = block.sum(1) * (1 - torch.rand(half, generator=rng).square())
+        masked[:half] = hidden & (order >= some[:, None])
     first = torch.rand(rows, length, generator=rng).masked_fill(~region | after, -1.0).argmax(1)
     masked[torch.arange(rows), first] |= ~masked.any(1)  # never an empty row
 

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from pardec.tasks import Problem, task
-from text_training.data import EOS, MASK, MIX
+from text_training.data import BLOCK, EOS, MASK, MIX
 from text_training.networks import SHIFT, is_masked, logits_of
 
 SEED = 7
-REGION, BLOCK = 64, 32  # generated tokens, and how many are open at a time
+REGION = 64  # generated tokens
 
 
 def _decode(

@@ -145,6 +145,7 @@ def export(folder: Path, name: str, model: nn.Module, state: dict[str, Tensor], 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {llada_name(k) if name == "tiny-llada" else k: v for k, v in rounded(state).items()}
     save_file(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
+    (folder / "model.safetensors.part").chmod(0o644)  # as the other files
     os.replace(folder / "model.safetensors.part", folder / "model.safetensors")
     _write(folder / "config.json", json.dumps(config_of(name, model), indent=1))
     if name != "tiny-llada":

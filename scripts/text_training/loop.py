@@ -44,12 +44,15 @@ class Run:
         if self.teacher:
             networks.adopt(self.teacher, read_weights(options.teacher))  # type: ignore[arg-type]
             self.teacher.requires_grad_(False)
+        # The same parameters without compiled layers, for passes that need no gradient.
+        self.reader = self._network(self.name)
+        self.reader.load_state_dict(self.model.state_dict(keep_vars=True), assign=True)
         if options.compile:
             networks.compile_layers(self.model)
         self.optimizers = networks.optimizers(self.model, options.optimizer, options.lr)
         self.average = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
         self.step = self.chunk = self.index = self.tokens = 0
-        self.seconds, self.loss, self.gap = 0.0, float("nan"), 0.0
+        self.seconds, self.loss = 0.0, float("nan")
         self.curve: list[dict[str, float]] = []
         self.stopping = False
         self.mixes: list[tuple[int, str]] = []  # step from which on, shares of the tasks
@@ -112,7 +115,15 @@ class Run:
         if not self.masked:
             return data.causal_targets(batch, PROMPT_WEIGHT)
         noise = torch.Generator().manual_seed(self.o.seed * 1_000_003 + self.step)
-        return data.masked_targets(batch, noise, self.o.focus)
+        return data.masked_targets(batch, noise, self.o.focus, self.surest)
+
+    @torch.no_grad()
+    def surest(self, inputs: Tensor) -> Tensor:
+        """The probability of the likeliest token of each position, [B, L]."""
+        shift = networks.SHIFT[self.name]
+        with torch.autocast(self.device.type, torch.bfloat16):
+            logits = networks.logits_of(self.reader, inputs.to(self.device), self.masked)
+        return logits.float().softmax(-1).amax(-1).roll(shift, 1).cpu()
 
     def loss_of(self, target: data.Targets) -> Tensor:
         """Weighted mean of the cross entropy (with a teacher: half of it against the teacher's distribution)."""

@@ -87,7 +87,7 @@ def logits_of(model: nn.Module, ids: Tensor, masked: bool) -> Tensor:
 
 
 def _everything(ids: Tensor) -> Tensor:
-    """An attention mask [1, 1, L, L] that hides nothing: transformers takes a 4-D one as it is."""
+    """An attention mask [1, 1, L, L] that hides nothing, be it added or obeyed; transformers takes 4-D ones as is."""
     return torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
 
 

@@ -1,0 +1,126 @@
+"""The prompts of one command decoded batch by batch, each row kept as soon as it is finished."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pardec.api import Model
+from pardec.cli.common import say
+from pardec.cli.inputs import Item
+from pardec.cli.rows import RowsFile, key_of
+from pardec.requests import Call
+from pardec.result import Result
+from pardec.samplers.events import Event, Finished, RowFinished
+from pardec.views.terminal import Watch
+
+EVERY_S = 10.0  # seconds between two lines of progress
+
+
+class Batches:
+    """All prompts of one command: `call` holds them as rows, `items` as they were given."""
+
+    def __init__(self, model: Model, call: Call, items: list[Item], *, stream: bool, quiet: bool) -> None:
+        self.model, self.call, self.items, self.stream, self.quiet = model, call, items, stream, quiet
+        self.rows: dict[int, dict[str, Any]] = {}  # by index of the prompt
+        self.file: RowsFile | None = None
+        self.keys: list[str] = []
+        self.last: tuple[Call, Finished] | None = None
+        self.seconds = 0.0
+        self.tokens = self.forwards = 0  # of the rows made by this run
+
+    def keep_in(self, output: Path, *, overwrite: bool) -> None:
+        """Takes over the rows that `output` holds already, and adds every finished one to it."""
+        settings = {
+            "model": self.model.name,
+            "spec": str(self.call.sampler.spec),
+            **self.call.settings,
+            "dtype": str(self.model.language_model.dtype).removeprefix("torch."),
+        }
+        self.file = RowsFile(output, settings, overwrite=overwrite)
+        self.keys = [key_of(settings, item.prompt, s) for item, s in zip(self.items, self.call.seeds, strict=True)]
+        self.rows = {at: self.file.rows[key] for at, key in enumerate(self.keys) if key in self.file.rows}
+        if self.rows:
+            say(f"{output} holds {len(self.rows)} of {len(self.items)} rows already", quiet=self.quiet)
+
+    def decode(self, batch_size: int, *, show: bool) -> None:
+        """Makes the rows that are missing; with `show`, prints their text in the order of the prompts."""
+        todo = [at for at in range(len(self.items)) if at not in self.rows]
+        told = time.monotonic()
+        for start in range(0, len(todo), batch_size):
+            batch = todo[start : start + batch_size]
+            self._decode(batch)
+            for at in batch if show else []:
+                row = self.rows[at]
+                print(" ".join(map(str, row["tokens"])) if row["text"] is None else row["text"], flush=True)
+            if time.monotonic() - told > EVERY_S:
+                say(f"{len(self.rows)} of {len(self.items)} rows", quiet=self.quiet)
+                told = time.monotonic()
+
+    def _decode(self, batch: list[int]) -> None:
+        part = self.call.take(batch)
+        started = time.perf_counter()
+        with self._watch() as watch:
+            for event in self.model.run(part):
+                watch(event)
+                if isinstance(event, RowFinished):
+                    self._keep(batch[event.row], part, event)
+                elif isinstance(event, Finished):
+                    self.last = (part, event)
+        self.seconds += time.perf_counter() - started
+
+    def _keep(self, at: int, part: Call, event: RowFinished) -> None:
+        row = self.model.row(part, event)
+        self.rows[at] = {"id": self.items[at].id, "prompt": self.items[at].prompt, **row}
+        self.tokens += row["generated"]
+        self.forwards += event.nfe
+        if self.file is not None:
+            self.file.append(self.keys[at], self.rows[at])
+
+    @contextmanager
+    def _watch(self) -> Iterator[Callable[[Event], None]]:
+        if not self.stream:
+            yield lambda event: None
+            return
+        with Watch(self.model.tokenizer, sys.stderr) as watch:
+            yield watch
+
+    # --- what is said and written at the end ---
+
+    def result(self) -> Result:
+        """The one batch as a whole result."""
+        assert self.last is not None, "asked only after a batch"
+        return self.model.result(*self.last, self.seconds)
+
+    def document(self) -> dict[str, Any]:
+        """What --json prints."""
+        kept = ("id", "prompt", "text", "tokens", "finish", "nfe", "generated", "tokens_per_forward", "seed")
+        return {
+            "model": self.model.name,
+            "spec": str(self.call.sampler.spec),
+            "exact": self.call.sampler.exact,
+            "settings": self.call.settings,
+            "environment": self.model.environment(),
+            "timing": {"total_s": self.seconds, "tokens": self.tokens, "forwards": self.forwards},
+            "rows": [{name: self.rows[at][name] for name in kept} for at in range(len(self.items))],
+        }
+
+    def summary(self) -> str:
+        """The rates of this run in one line."""
+        if not self.forwards:
+            return "nothing was left to do"
+        return (
+            f"{self.tokens} tokens in {self.forwards} forwards, {self.tokens / self.forwards:.2f} tokens a forward, "
+            f"{self.tokens / self.seconds:.0f} tokens/s"
+        )
+
+    def left_off(self) -> str:
+        """What an interrupted run leaves, and how to go on."""
+        done = f"interrupted: {len(self.rows)} of {len(self.items)} rows are finished"
+        if self.file is None:
+            return f"{done}\n-o FILE.jsonl would keep them, and the same command would go on from there"
+        return f"{done}, in {self.file.path}\nthe same command goes on from there"

@@ -1,0 +1,44 @@
+"""The options of `generate`, in the order and panels that --help shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+IO, SHAPE, RUN = "Input and output", "Sampling", "Model and machine"
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a folder, or a hub id.")]
+
+Prompt = Annotated[list[str] | None, _option(IO, "A prompt; may be repeated.", "--prompt", "-p")]
+Prompts = Annotated[Path | None, _option(IO, "Prompts, one a line, .jsonl or text; - is stdin.", "--prompts")]
+Output = Annotated[
+    Path | None, _option(IO, "FILE.jsonl takes rows and resumes; else saved for pardec view.", "--output", "-o")
+]
+Overwrite = Annotated[bool, _option(IO, "Start FILE.jsonl over.", "--overwrite")]
+Chat = Annotated[bool, _option(IO, "Put prompts into the chat template.", "--chat")]
+Stream = Annotated[bool, _option(IO, "Show the canvas filling.", "--stream")]
+Quiet = Annotated[bool, _option(IO, "Say nothing but results and errors.", "--quiet")]
+
+Sampler = Annotated[str | None, _option(SHAPE, "A spec or preset:NAME; see pardec list.", "--sampler", "-s")]
+MaxNewTokens = Annotated[int | None, _option(SHAPE, "Tokens to fill, 64 if not given.", "--max-new-tokens", "-n")]
+BlockLength = Annotated[int | None, _option(SHAPE, "Tokens of a block, 32 or fewer if not given.")]
+Temperature = Annotated[float | None, _option(SHAPE, "0, the default, takes the likeliest token.")]
+TopK = Annotated[int | None, _option(SHAPE, "Draw from the k likeliest tokens.")]
+TopP = Annotated[float | None, _option(SHAPE, "Draw from the likeliest tokens that hold p.")]
+Cfg = Annotated[float | None, _option(SHAPE, "Guidance; 1 is the model alone.")]
+Seed = Annotated[int, _option(SHAPE, "Prompt i draws from a seed of this and i.")]
+
+BatchSize = Annotated[int, _option(RUN, "Prompts decoded at once.", min=1)]
+Device = Annotated[str, _option(RUN, "auto, cpu, cuda, cuda:1 or mps.")]
+Dtype = Annotated[str, _option(RUN, "auto, float32, bfloat16 or float16.")]
+DeviceMap = Annotated[str | None, _option(RUN, "auto spreads the layers over devices.")]
+Revision = Annotated[str | None, _option(RUN, "Branch, tag or commit on the hub.")]
+MaskId = Annotated[int | None, _option(RUN, "The mask token, where the checkpoint does not name it.")]
+Offline = Annotated[bool, _option(RUN, "Use what is on the disk already.", "--offline")]

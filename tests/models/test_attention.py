@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pardec.models.kernels.attention import attend, look, seen
+from pardec.models.plan import Plan, Visible
+from tests.models.toys import ask, ids
+
+SLOTS = 13
+
+
+def naive(q, k, v, allowed):
+    """Attention written out, one query and head at a time; rows of k and v are those of q."""
+    out = torch.zeros_like(q)
+    group = q.shape[2] // k.shape[2]
+    for row, query, head in (
+        (b, i, h) for b in range(q.shape[0]) for i in range(q.shape[1]) for h in range(q.shape[2])
+    ):
+        slots = allowed[row, query].nonzero().flatten()
+        if slots.numel():
+            keys, values = k[row, slots, head // group], v[row, slots, head // group]
+            weights = (keys @ q[row, query, head] / math.sqrt(q.shape[3])).softmax(0)
+            out[row, query, head] = weights @ values
+    return out
+
+
+def patterns(positions, lengths):
+    batch, width = positions.shape
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "bidirectional": Visible.bidirectional(),
+        "causal": Visible.causal(),
+        "block": Visible.segments(4),
+        "segments": Visible.segments(ids=torch.randint(0, 3, (batch, SLOTS), generator=generator).sort(-1).values),
+        "mask": Visible.mask(torch.rand(batch, width, SLOTS, generator=generator) < 0.6),
+        "tree": Visible.tree(torch.tensor([-1, 0, 0, 1]), (lengths - width).clamp(min=0)),
+    }
+
+
+def by_rule(visible, positions, slots, lengths):
+    """Who sees whom, straight from the words of `Visible`."""
+    batch, width = positions.shape
+    allowed = torch.zeros(batch, width, SLOTS, dtype=torch.bool)
+    for row, query, slot in ((b, i, s) for b in range(batch) for i in range(width) for s in range(SLOTS)):
+        position = int(positions[row, query])
+        if slot >= lengths[row] or (position < 0 and visible.kind != "bidirectional"):
+            continue
+        if visible.kind == "bidirectional":
+            sees = True
+        elif visible.kind == "causal":
+            sees = slot <= position
+        elif visible.block is not None:
+            sees = slot // visible.block <= position // visible.block
+        elif visible.ids is not None:
+            sees = bool(visible.ids[row, slot] <= visible.ids[row, slots[row, query]])
+        elif visible.dense is not None:
+            sees = bool(visible.dense[row, query, slot])
+        else:
+            base, lineage, node = int(visible.base[row]), set(), query
+            while node >= 0:
+                lineage.add(base + node)
+                node = int(visible.parents[node])
+            sees = slot < base or slot in lineage
+        allowed[row, query, slot] = sees
+    return allowed
+
+
+@pytest.fixture
+def ragged():
+    positions = torch.tensor([[9, 2, 0, 5], [6, -1, 3, 4], [1, 0, 2, 3]])
+    return positions, torch.tensor([11, 7, 4])
+
+
+@pytest.mark.parametrize("kind", ["bidirectional", "causal", "block", "segments", "mask", "tree"])
+def test_seen_follows_the_words(kind, ragged):
+    positions, lengths = ragged
+    visible = patterns(positions, lengths)[kind]
+    plan = ask(ids(3, 4), positions, visible, lengths)
+    allowed = seen(plan, SLOTS)
+    if kind == "mask":  # a given mask says itself what padding sees
+        allowed &= (positions >= 0)[..., None]
+    assert torch.equal(allowed, by_rule(visible, positions, positions, lengths))
+
+
+@pytest.mark.parametrize("kind", ["bidirectional", "causal", "block", "segments", "mask", "tree"])
+@pytest.mark.parametrize("rows", [None, [4, 0, 2]], ids=["in order", "rows"])
+def test_attend_is_attention_over_what_is_seen(kind, rows, ragged):
+    positions, lengths = ragged
+    plan = ask(ids(3, 4), positions, patterns(positions, lengths)[kind], lengths, rows=rows and torch.tensor(rows))
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(3, 4, 4, 8, generator=generator)
+    k, v = torch.randn(2, 5 if rows else 3, SLOTS + 1, 2, 8, generator=generator)
+    order = rows or [0, 1, 2]
+    for row, stored in enumerate(order):  # nothing past a length may be looked at
+        k[stored, lengths[row] :] = v[stored, lengths[row] :] = float("nan")
+    out = attend(q, k, v, look(plan, extent=SLOTS, dtype=q.dtype, device=q.device))
+    assert out.isfinite().all()
+    allowed = seen(plan, SLOTS)
+    held = allowed.any(-1)
+    assert held.sum() >= 9
+    torch.testing.assert_close(out[held], naive(q, k[order], v[order], allowed)[held])
+
+
+@pytest.mark.parametrize(
+    ("visible", "start", "masked"),
+    [
+        (Visible.bidirectional(), 6, False),
+        (Visible.causal(), 0, False),
+        (Visible.causal(), 6, True),
+        (Visible.causal(), 9, False),
+        (Visible.segments(5), 5, False),
+        (Visible.segments(4), 6, True),
+    ],
+    ids=["bidirectional", "causal from 0", "causal tail", "causal single", "last block", "two blocks"],
+)
+def test_what_the_host_knows_replaces_the_mask_and_changes_nothing(visible, start, masked):
+    positions = torch.arange(start, 10).expand(2, -1)
+    lengths = torch.tensor([10, 10])
+    loose = ask(ids(2, 10 - start), positions, visible, lengths)
+    known = Plan(loose.tokens, positions, positions, visible, lengths, loose.want, uniform=10, span=(start, 10))
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(2, 10 - start, 4, 8, generator=generator)
+    k, v = torch.randn(2, 2, SLOTS, 2, 8, generator=generator)
+    sight = look(known, extent=10, dtype=q.dtype, device=q.device)
+    assert (sight.mask is not None) == masked
+    expected = attend(q, k, v, look(loose, extent=10, dtype=q.dtype, device=q.device))
+    torch.testing.assert_close(attend(q, k, v, sight), expected)
+
+
+def test_a_deep_tree_sees_every_ancestor():
+    width = 9
+    plan = ask(
+        ids(1, width),
+        torch.arange(2, 11)[None],
+        Visible.tree(torch.arange(-1, width - 1), torch.tensor([2])),
+        torch.tensor([11]),
+    )
+    chain = ask(plan.tokens, plan.positions, Visible.causal(), plan.lengths)
+    assert torch.equal(seen(plan, 11), seen(chain, 11))
+
+
+def test_trees_may_differ_by_row():
+    parents = torch.tensor([[-1, 0, 1], [-1, 0, 0]])
+    plan = ask(
+        ids(2, 3),
+        torch.tensor([[1, 2, 3], [2, 3, 3]]),
+        Visible.tree(parents, torch.tensor([1, 2])),
+        torch.tensor([4, 5]),
+    )
+    assert seen(plan, 5)[0, 2].tolist() == [True, True, True, True, False]
+    assert seen(plan, 5)[1, 2].tolist() == [True, True, True, False, True]
+
+
+def test_narrowing_a_sight_keeps_the_picked_queries():
+    generator = torch.Generator().manual_seed(4)
+    q = torch.randn(2, 4, 4, 8, generator=generator)
+    k, v = torch.randn(2, 2, SLOTS, 2, 8, generator=generator)
+    picked = torch.tensor([[3, 0], [1, 1]])
+    rows = torch.tensor([[0], [1]])
+    tail = torch.arange(6, 10).expand(2, -1)
+    head = torch.arange(4).expand(2, -1)
+    lengths = torch.tensor([10, 10])
+    plans = [
+        ask(ids(2, 4), tail, Visible.causal(), lengths),
+        Plan(ids(2, 4), head, head, Visible.causal(), torch.tensor([4, 4]), head, uniform=4, span=(0, 4)),
+        Plan(ids(2, 4), tail, tail, Visible.bidirectional(), lengths, tail, uniform=10, span=(6, 10)),
+    ]
+    for plan in plans:
+        sight = look(plan, extent=plan.uniform or 10, dtype=q.dtype, device=q.device)
+        whole = attend(q, k, v, sight)
+        torch.testing.assert_close(attend(q[rows, picked], k, v, sight.narrowed(picked)), whole[rows, picked])

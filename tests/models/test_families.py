@@ -1,0 +1,273 @@
+"""Every family against an independent implementation: transformers, or recorded logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from pardec.models.errors import CapacityError, ModelError
+from pardec.models.families import FAMILIES, match
+from pardec.models.families.base import FamilySpec, register
+from pardec.models.load import load
+from pardec.models.plan import Plan
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+BASE = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"num_key_value_heads": 2}),
+    "llama with every bias, tied": (
+        "Llama",
+        {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "llama with its own head size": ("Llama", {"num_key_value_heads": 4, "head_dim": 20}),
+    "llama3 scaling": (
+        "Llama",
+        {"rope_parameters": {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 16}},
+    ),
+    "linear scaling": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+    "yarn scaling": (
+        "Qwen2",
+        {
+            "num_key_value_heads": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
+    "qwen2 tied": ("Qwen2", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 20}),
+    "qwen3 with biases, tied": (
+        "Qwen3",
+        {"num_key_value_heads": 1, "head_dim": 12, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+}
+
+
+def published(kind: str, folder: Path, **changes: Any) -> Any:
+    """A random transformers model, saved to `folder`."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**BASE | changes)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return model
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def agree(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CAUSAL)
+def test_causal_families_give_the_logits_of_transformers(case, tmp_path):
+    kind, changes = CAUSAL[case]
+    reference = published(kind, tmp_path, **changes)
+    model = load(tmp_path, device="cpu")
+    assert model.family == kind.lower()
+    assert (model.facts.shift, model.facts.attention, model.facts.mask_id) == (1, "causal", None)
+    tokens = torch.randint(0, 61, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = reference(tokens).logits
+    agree(model.forward(Plan.full(tokens, model.visible())).logits(), expected)
+    cache = model.new_cache(2, 40)
+    model.forward(Plan.full(tokens[:, :30], model.visible(), torch.tensor([30, 17])), cache)
+    at = torch.tensor([[30], [17]])
+    step = Plan(tokens.gather(1, at), at, at, model.visible(), at[:, 0] + 1, torch.zeros(2, 1, dtype=torch.int64))
+    agree(model.forward(step, cache).logits()[:, 0], expected[[0, 1], at[:, 0]])
+
+
+def test_older_configs_say_the_same(tmp_path):
+    reference = published("Llama", tmp_path, num_key_value_heads=2)
+    config = json.loads((tmp_path / "config.json").read_text())
+    old = {key: value for key, value in config.items() if key not in ("rope_parameters", "dtype", "head_dim")}
+    scaling = {"type": "linear", "factor": 2.0}
+    (tmp_path / "config.json").write_text(json.dumps(old | {"rope_theta": 5000.0, "rope_scaling": scaling}))
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        expected = again(tokens).logits
+        assert not torch.allclose(expected, reference(tokens).logits)
+    model = load(tmp_path, device="cpu")
+    agree(model.forward(Plan.full(tokens, model.visible())).logits(), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "changes", "block"),
+    [
+        ("Qwen2", "Dream", {"mask_token_id": 60}, None),
+        ("Qwen3", "sdar", {"mask_token_id": 60, "block_size": 8}, 8),
+        ("Qwen3", "sdar", {"mask_token_id": 60}, 4),
+    ],
+    ids=["dream", "sdar-b8", "sdar"],
+)
+def test_diffusion_families_are_their_base_under_another_mask(kind, family, changes, block, tmp_path):
+    reference = published(kind, tmp_path, num_key_value_heads=2)
+    rewrite(tmp_path, model_type=family, architectures=["Remote"], auto_map={"AutoModel": "remote.Model"}, **changes)
+    model = load(tmp_path, device="cpu")
+    assert model.family == family.lower()
+    assert model.facts.block == block
+    assert model.facts.shift == (1 if family == "Dream" else 0)
+    assert (model.facts.mask_id, model.facts.masked, model.facts.eos_ids) == (60, True, (2,))
+    tokens = torch.randint(0, 61, (2, 18), generator=torch.Generator().manual_seed(1))
+    order = torch.arange(18)
+    sees = torch.ones(18, 18, dtype=torch.bool) if block is None else order // block <= order[:, None] // block
+    additive = torch.zeros(2, 1, 18, 18).masked_fill(~sees, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        expected = reference(tokens, attention_mask=additive).logits
+    agree(model.forward(Plan.full(tokens, model.visible())).logits(), expected)
+
+
+def llada_folder(folder: Path, **changes: Any) -> Any:
+    """A Llama model saved under LLaDA's names and keys."""
+    reference = published("Llama", folder, num_key_value_heads=2)
+    tensors = load_file(folder / "model.safetensors")
+    words = {
+        "model.layers": "model.transformer.blocks",
+        "self_attn.o_proj": "attn_out",
+        "self_attn.": "",
+        "mlp.gate_proj": "ff_proj",
+        "mlp.up_proj": "up_proj",
+        "mlp.down_proj": "ff_out",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ff_norm",
+        "model.embed_tokens": "model.transformer.wte",
+        "model.norm": "model.transformer.ln_f",
+        "lm_head": "model.transformer.ff_out",
+    }
+    for old, new in words.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "model_type": "llada",
+        "architectures": ["LLaDAModelLM"],
+        "block_type": "llama",
+        "activation_type": "silu",
+        "layer_norm_type": "rms",
+        "rope": True,
+        "alibi": False,
+        "d_model": 48,
+        "n_layers": 2,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "mlp_hidden_size": 80,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "vocab_size": 61,
+        "embedding_size": 61,
+        "max_sequence_length": 64,
+        "mask_token_id": 60,
+        "eos_token_id": 2,
+        "weight_tying": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return reference
+
+
+def test_llada_is_a_llama_that_sees_everything(tmp_path):
+    reference = llada_folder(tmp_path)
+    model = load(tmp_path, device="cpu")
+    assert (model.family, model.facts.shift, model.facts.attention, model.facts.mask_id) == (
+        "llada",
+        0,
+        "bidirectional",
+        60,
+    )
+    assert model.max_positions == 64
+    tokens = torch.randint(0, 61, (2, 15), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = reference(tokens, attention_mask=torch.zeros(2, 1, 15, 15)).logits
+    agree(model.forward(Plan.full(tokens, model.visible())).logits(), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["LLaDAMoEModelLM"]}, "LLaDA-MoE is not supported"),
+        ({"num_experts": 64}, "LLaDA-MoE is not supported"),
+        ({"alibi": True}, "alibi=True is not supported"),
+        ({"block_type": "sequential"}, "block_type='sequential'"),
+        ({"attention_layer_norm": True}, "attention_layer_norm=True"),
+    ],
+)
+def test_other_kinds_of_llada_are_refused_by_name(change, message, tmp_path):
+    llada_folder(tmp_path, **change)
+    with pytest.raises(ModelError, match=message):
+        load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_recorded_logits_are_matched(family):
+    folder = GOLDEN / family
+    cases = [case for case in json.loads((folder / "cases.json").read_text()) if case["method"] == "forward_logits"]
+    recorded = load_file(folder / "tensors.safetensors")
+    model = load(folder / "checkpoint", device="cpu")
+    assert cases
+    for case in cases:
+        padding = case["params"].get("left_pad", 0)  # rows are left-aligned here, so padding is left out
+        tokens = torch.tensor([case["input_ids"]])[:, padding:]
+        expected = recorded[case["logits_tensor"]][padding:]
+        found = model.forward(Plan.full(tokens, model.visible())).logits()[0]
+        assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_a_sliding_window_bounds_the_length(tmp_path):
+    reference = published(
+        "Qwen2", tmp_path, num_key_value_heads=2, use_sliding_window=True, sliding_window=12, max_window_layers=1
+    )
+    model = load(tmp_path, device="cpu")
+    assert (model.family, model.limit) == ("qwen2", 12)
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        expected = reference(tokens).logits
+    agree(model.forward(Plan.full(tokens, model.visible())).logits(), expected)
+    with pytest.raises(CapacityError, match="up to 12 positions"):
+        model.new_cache(1, 13)
+
+
+def test_a_config_is_claimed_by_one_family():
+    assert match({"model_type": "llama"}) is FAMILIES["llama"]
+    assert match({"model_type": "mamba"}) is None
+    assert match({}) is None
+    with pytest.raises(ValueError, match="registered twice"):
+        register(FAMILIES["llama"])
+    twin = FamilySpec(
+        name="twin",
+        summary="",
+        matches=lambda config: config.get("model_type") == "llama",
+        decoder=FAMILIES["llama"].decoder,
+        names={},
+        attention="causal",
+        shift=1,
+    )
+    register(twin)
+    try:
+        with pytest.raises(ModelError, match="several families: llama, twin"):
+            match({"model_type": "llama"})
+    finally:
+        del FAMILIES["twin"]

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from pardec.models.errors import CapacityError, ModelError
+from pardec.models.load import load
+from pardec.models.plan import Plan, Visible
+from tests.models.toys import ask
+
+BASE = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GPT2 = {
+    "vocab_size": 61,
+    "n_embd": 48,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 24,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+RUN: dict[str, tuple[str, dict[str, Any], int | None]] = {
+    "partial rotation, parallel blocks": ("GPTNeoX", BASE | {"rotary_pct": 0.25}, None),
+    "another query scale": ("Gemma", BASE | {"num_key_value_heads": 1, "head_dim": 16}, None),
+    "phi": ("Phi", BASE, None),
+    "sliding window": ("Mistral", BASE | {"num_key_value_heads": 2, "sliding_window": 20}, 20),
+    "learned positions": ("GPT2", GPT2, 24),
+    "scaled logits": ("Granite", BASE | {"logits_scaling": 3.0}, None),
+    "experts": ("Mixtral", BASE | {"num_key_value_heads": 2, "num_local_experts": 4}, None),
+    "an activation the native stack lacks": ("Llama", BASE | {"hidden_act": "gelu"}, None),
+    "a rotary scaling the native stack lacks": (
+        "Llama",
+        BASE | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
+        64,
+    ),
+}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "softcap": ("Gemma2", BASE | {"num_key_value_heads": 1, "head_dim": 16}, "attention uses softcap"),
+    "alibi": ("Bloom", {"vocab_size": 61, "hidden_size": 48, "n_layer": 2, "n_head": 4}, "AttentionInterface"),
+    "state space": ("Mamba", {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": 2}, "layers of kind"),
+    "keys wider than values": ("DeepseekV3", BASE | {"num_key_value_heads": 4}, "keys and values differ in size"),
+    "an encoder": ("Bert", BASE, "its logits differ from its own"),
+}
+
+
+def published(kind: str, settings: dict[str, Any], folder: Any) -> Any:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, f"{kind}Config")(**settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("case", RUN)
+def test_the_logits_are_those_of_the_library(case, tmp_path):
+    kind, settings, limit = RUN[case]
+    reference = published(kind, settings, tmp_path)
+    model = load(tmp_path, device="cpu")
+    assert model.family.startswith("transformers ")
+    assert model.limit == limit
+    assert (model.facts.shift, model.facts.attention, model.facts.mask_id, model.facts.eos_ids) == (
+        1,
+        "causal",
+        None,
+        (2,),
+    )
+    tokens = torch.randint(3, 61, (3, 18), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = reference(tokens).logits
+    close = {"rtol": 1e-4, "atol": 2e-5}
+    torch.testing.assert_close(model.forward(Plan.full(tokens, model.visible())).logits(), expected, **close)
+    lengths = torch.tensor([14, 9, 1])
+    cache = model.new_cache(3, 18)
+    out = model.forward(Plan.full(tokens[:, :14], model.visible(), lengths), cache).logits()
+    for row, length in enumerate(lengths.tolist()):
+        torch.testing.assert_close(out[row, :length], expected[row, :length], **close)
+    for step in range(3):
+        at = (lengths + step)[:, None]
+        found = model.forward(ask(tokens.gather(1, at), at, model.visible(), at[:, 0] + 1), cache).logits()
+        torch.testing.assert_close(found[:, 0], expected[range(3), at[:, 0]], **close)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_models_that_would_be_run_wrongly_are_refused_by_name(case, tmp_path):
+    kind, settings, message = REFUSED[case]
+    published(kind, settings, tmp_path / "mine")
+    with pytest.raises(ModelError, match=rf"mine \({kind}\w+\) cannot be run: .*{message}") as error:
+        load(tmp_path / "mine", device="cpu")
+    assert error.value.hint
+
+
+@pytest.fixture(scope="module")
+def phi(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("phi")
+    published("Phi", BASE, folder)
+    return load(folder, device="cpu")
+
+
+def test_a_tree_draft_goes_through_the_library_as_well(phi):
+    prompt = torch.arange(3, 9)[None]
+    nodes, parents = torch.tensor([[10, 11, 12, 13]]), torch.tensor([-1, 0, 0, 2])
+    cache = phi.new_cache(1, 12)
+    phi.forward(Plan.full(prompt, phi.visible()), cache)
+    base = torch.tensor([6])
+    slots = base + torch.arange(4)[None]
+    positions = base + torch.tensor([[0, 1, 1, 2]])
+    out = phi.forward(ask(nodes, positions, Visible.tree(parents, base), base + 4, slots=slots), cache).logits()
+    for path in ([0, 1], [0, 2, 3]):
+        chain = torch.cat((prompt[0], nodes[0, path]))[None]
+        expected = phi.forward(Plan.full(chain, phi.visible())).logits()[0, 6:]
+        torch.testing.assert_close(out[0, path], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_soft_rows_and_taps_work_and_partial_passes_are_refused(phi):
+    plan = Plan.full(torch.arange(3, 9)[None], phi.visible())
+    out = phi.forward(replace(plan, hidden=(0,)))
+    assert out.taps[0].shape == out.states.shape
+    table = phi.decoder.model.get_input_embeddings().weight
+    soft = table[plan.tokens + 1] - table[plan.tokens]
+    moved = phi.forward(replace(plan, soft=soft)).logits()
+    torch.testing.assert_close(moved, phi.forward(replace(plan, tokens=plan.tokens + 1)).logits(), rtol=1e-4, atol=1e-5)
+    for change in ({"layers": slice(0, 1)}, {"skip": frozenset({(0, "mlp")})}, {"hidden": (1,)}):
+        with pytest.raises(ModelError, match="runs through transformers"):
+            phi.forward(replace(plan, **change))
+
+
+def test_missing_and_surplus_tensors_are_named(tmp_path):
+    published("Phi", BASE, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(ModelError, match=r"missing: .*model\.layers\.2\."):
+        load(tmp_path, device="cpu")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(ModelError, match=r"not known: .*model\.layers\.1\."):
+        load(tmp_path, device="cpu")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 81}))
+    with pytest.raises(ModelError):
+        load(tmp_path, device="cpu")
+
+
+def test_arguments_of_masked_models_and_long_inputs_are_refused(tmp_path):
+    published(*RUN["sliding window"][:2], tmp_path)
+    with pytest.raises(ModelError, match="mask_id=4 was given, but .* runs through transformers"):
+        load(tmp_path, device="cpu", mask_id=4)
+    model = load(tmp_path, device="cpu", dtype="bfloat16")
+    assert model.dtype == torch.bfloat16
+    with pytest.raises(CapacityError, match="up to 20 positions and 21"):
+        model.new_cache(1, 21)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pardec.models.errors import CacheError, CapacityError
+from pardec.models.kv_cache import KVCache
+from pardec.models.plan import Plan, Visible
+from tests.models.toys import ask, ids
+
+
+def make(batch: int = 2, capacity: int = 6) -> KVCache:
+    return KVCache(layers=2, batch=batch, capacity=capacity, kv_heads=1, head_dim=1)
+
+
+def numbered(batch: int, width: int) -> torch.Tensor:
+    return torch.arange(1.0, batch * width + 1).view(batch, width, 1, 1)
+
+
+def test_queries_are_stored_in_their_slots_and_padding_in_the_bin():
+    cache = make()
+    slots = torch.tensor([[4, -1, 0], [-1, 2, 5]])
+    plan = ask(ids(2, 3), slots, Visible.bidirectional(), torch.tensor([5, 6]))
+    values = numbered(2, 3)
+    cache.write(1, values, -values, plan)
+    assert cache.k[1][:, :6, 0, 0].tolist() == [[3, 0, 0, 0, 1, 0], [0, 0, 5, 0, 0, 6]]
+    assert cache.v[1][:, :6, 0, 0].tolist() == [[-3, 0, 0, 0, -1, 0], [0, 0, -5, 0, 0, -6]]
+    assert not cache.k[0].any()
+
+
+def test_a_span_is_written_as_a_slice():
+    cache = make()
+    positions = torch.tensor([[2, 3]]).expand(2, 2)
+    plan = Plan(
+        ids(2, 2), positions, positions, Visible.causal(), torch.tensor([4, 4]), positions, span=(2, 4), uniform=4
+    )
+    assert cache.address(plan) == (2, 4)
+    cache.write(0, numbered(2, 2), numbered(2, 2), plan)
+    k, _ = cache.read(0, plan)
+    assert k[..., 0, 0].tolist() == [[0, 0, 1, 2], [0, 0, 3, 4]]
+
+
+def test_rows_address_rows_of_the_cache():
+    cache = make(batch=3)
+    plan = ask(ids(2, 1), torch.tensor([[1], [0]]), Visible.causal(), torch.tensor([2, 1]), rows=torch.tensor([2, 0]))
+    cache.write(0, numbered(2, 1), numbered(2, 1), plan)
+    assert cache.k[0][:, :2, 0, 0].tolist() == [[2, 0], [0, 0], [0, 1]]
+    k, _ = cache.read(0, plan)
+    assert k[..., 0, 0].tolist() == [[0, 1], [2, 0]]
+
+
+def test_keep_reorders_rows():
+    cache = make(batch=3)
+    cache.k[0][:, 0, 0, 0] = torch.tensor([1.0, 2.0, 3.0])
+    cache.keep(torch.tensor([2, 0]))
+    assert cache.batch == 2
+    assert cache.k[0][:, 0, 0, 0].tolist() == [3, 1]
+
+
+def test_move_reads_everything_before_it_writes():
+    cache = make()
+    for tensor in (*cache.k, *cache.v):
+        tensor[:, :6, 0, 0] = torch.arange(6.0)
+    cache.move(torch.tensor([[3, 5], [1, 0]]), torch.tensor([[2, 3], [0, -1]]))
+    assert cache.k[0][:, :6, 0, 0].tolist() == [[0, 1, 3, 5, 4, 5], [1, 1, 2, 3, 4, 5]]
+    assert cache.v[1][:, :6, 0, 0].tolist() == cache.k[0][:, :6, 0, 0].tolist()
+
+
+def test_move_can_name_rows():
+    cache = make()
+    cache.k[0][:, :2, 0, 0] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    cache.move(torch.tensor([[1]]), torch.tensor([[0]]), rows=torch.tensor([1]))
+    assert cache.k[0][:, :2, 0, 0].tolist() == [[1, 2], [4, 4]]
+    with pytest.raises(CacheError, match="must agree"):
+        cache.move(torch.tensor([[1]]), torch.tensor([[0, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("positions", "lengths", "more"),
+    [
+        ([[6]], [7], {}),
+        ([[5]], [7], {}),
+        ([[0]], [1], {"uniform": 9}),
+    ],
+    ids=["slot", "length", "uniform"],
+)
+def test_what_does_not_fit_is_refused_with_the_numbers(positions, lengths, more):
+    plan = ask(ids(1, 1), torch.tensor(positions), Visible.causal(), torch.tensor(lengths), **more)
+    with pytest.raises(CapacityError, match=r"needs [79] slots and the cache has 6"):
+        make(batch=1).check(plan)
+
+
+def test_rows_that_are_not_there_are_refused():
+    plan = ask(ids(3, 1), torch.zeros(3, 1, dtype=torch.int64), Visible.causal(), torch.ones(3, dtype=torch.int64))
+    with pytest.raises(CacheError, match="3 rows and the cache 2"):
+        make().check(plan)
+    plan = ask(plan.tokens, plan.positions, plan.visible, plan.lengths, rows=torch.tensor([0, 1, 2]))
+    with pytest.raises(CacheError, match=r"0\.\.1"):
+        make().check(plan)
+
+
+def test_an_empty_cache_is_refused():
+    with pytest.raises(CapacityError, match="0 rows of 4 slots"):
+        KVCache(layers=1, batch=0, capacity=4, kv_heads=1, head_dim=1)
+
+
+def test_nbytes_counts_keys_values_and_the_bin():
+    assert make().nbytes == 2 * 2 * 2 * 7 * 4
+
+
+def test_a_cache_made_in_inference_mode_can_be_used_outside_it():
+    with torch.inference_mode():
+        cache = make()
+        cache.keep(torch.tensor([1, 0]))
+    cache.move(torch.tensor([[0], [0]]), torch.tensor([[1], [1]]))
+    plan = ask(ids(2, 1), torch.tensor([[0], [1]]), Visible.causal(), torch.tensor([1, 2]))
+    cache.write(0, numbered(2, 1), numbered(2, 1), plan)
+    assert cache.k[0][:, :2, 0, 0].tolist() == [[1, 0], [0, 2]]

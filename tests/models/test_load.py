@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pardec.models import catalog, placement
+from pardec.models import load as load_module
+from pardec.models.errors import ModelError, PardecError, UnknownModelError
+from pardec.models.load import embedded_names, load
+from pardec.models.plan import Plan
+from tests.models.toys import llama_config, llama_folder, llama_tensors, write_checkpoint
+
+
+def logits(model):
+    return model.forward(Plan.full(torch.arange(8)[None], model.visible())).logits()
+
+
+def test_a_folder_is_loaded_and_described(tmp_path):
+    model = load(llama_folder(tmp_path / "mine"))
+    assert (model.name, model.family, model.vocab_size, model.layers, model.width) == ("mine", "llama", 40, 2, 16)
+    assert (model.max_positions, model.limit, model.tokenizer) == (64, None, None)
+    assert (model.facts.eos_ids, model.facts.bos_id, model.facts.pad_id) == ((3,), 2, 3)
+    assert model.path == tmp_path / "mine"
+    if model.device.type == "cpu":
+        assert model.describe() == "mine: llama, on cpu (no GPU found), float32 (default on a CPU)"
+
+
+def test_embedded_models_are_found_by_name(tmp_path, monkeypatch):
+    llama_folder(tmp_path / "tiny-a")
+    llama_folder(tmp_path / "tiny-b")
+    (tmp_path / "tokenizer").mkdir()
+    for module in (catalog, sys.modules["pardec.models.sources"]):
+        monkeypatch.setattr(module, "EMBEDDED", tmp_path)
+    assert embedded_names() == ["tiny-a", "tiny-b"]
+    assert load("tiny-b", device="cpu").path == tmp_path / "tiny-b"
+    with pytest.raises(UnknownModelError, match=r"unknown model 'tiny-c' \(did you mean 'tiny-[ab]'") as error:
+        load("tiny-c")
+    assert "tiny-a, tiny-b" in str(error.value.hint)
+    assert isinstance(error.value, LookupError)
+
+
+def test_shards_and_pickles_hold_the_same_model(tmp_path):
+    expected = logits(load(llama_folder(tmp_path / "whole"), device="cpu"))
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    names = sorted(tensors)
+    config = (tmp_path / "whole" / "config.json").read_text()
+    halves = {"a": names[::2], "b": names[1::2]}
+    for kind, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
+        folder = tmp_path / suffix
+        folder.mkdir()
+        (folder / "config.json").write_text(config)
+        where = {}
+        for part, some in halves.items():
+            file = f"{kind}-{part}.{suffix}"
+            held = {name: tensors[name] for name in some}
+            save_file(held, folder / file) if suffix == "safetensors" else torch.save(held, folder / file)
+            where |= dict.fromkeys(some, file)
+        (folder / f"{kind}.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+        assert torch.equal(logits(load(folder, device="cpu")), expected)
+    single = tmp_path / "single"
+    single.mkdir()
+    (single / "config.json").write_text(config)
+    torch.save(tensors, single / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert torch.equal(logits(load(single, device="cpu")), expected)
+
+
+def test_harmless_tensors_are_passed_over(tmp_path):
+    config = llama_config(tie_word_embeddings=True)
+    tensors = llama_tensors(config)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    model = load(write_checkpoint(tmp_path, config, tensors), device="cpu")
+    assert model.decoder.head.weight is model.decoder.embed.weight
+
+
+def test_tensors_that_do_not_match_are_named(tmp_path):
+    config = llama_config(num_hidden_layers=3)
+    tensors = llama_tensors(config)
+    for name in [name for name in tensors if "layers.2." in name] + ["model.norm.weight"]:
+        del tensors[name]
+    tensors["model.layers.0.self_attn.o_proj.bias"] = torch.ones(16)
+    tensors["lm_head.weight"] = torch.ones(41, 16)
+    tensors["model.embed_tokens.weight"] = torch.ones(40, 16, dtype=torch.int8)
+    with pytest.raises(ModelError) as error:
+        load(write_checkpoint(tmp_path, config, tensors), device="cpu")
+    text = str(error.value)
+    assert "10 missing: model.norm.weight, model.layers.2.input_layernorm.weight" in text or "10 missing: " in text
+    assert "model.layers.2.mlp.down_proj.weight" in text
+    assert "1 not known: model.layers.0.self_attn.o_proj.bias" in text
+    assert "1 of the wrong shape: lm_head.weight [41, 16] instead of [40, 16]" in text
+    assert "1 not floating-point: model.embed_tokens.weight" in text
+    assert "\n" not in text
+
+
+def test_long_lists_of_names_are_cut(tmp_path):
+    config = llama_config()
+    tensors = llama_tensors(config) | {f"extra.{index:02}": torch.ones(1) for index in range(13)}
+    with pytest.raises(ModelError, match=r"13 not known: extra.00, .*extra.09 and 3 more"):
+        load(write_checkpoint(tmp_path, config, tensors), device="cpu")
+
+
+def _no_config(folder):
+    (folder / "config.json").unlink()
+
+
+def _not_json(folder):
+    (folder / "config.json").write_text("{")
+
+
+def _a_list(folder):
+    (folder / "config.json").write_text("[]")
+
+
+def _another_type(folder):
+    (folder / "config.json").write_text(json.dumps(llama_config(model_type="llama9", architectures=["Llama9"])))
+
+
+def _no_type(folder):
+    (folder / "config.json").write_text("{}")
+
+
+def _no_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def _cut_short(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _rubbish(folder):
+    (folder / "model.safetensors").write_bytes(b"not a weight file")
+
+
+def _bad_pickle(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def _code_in_pickle(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": subprocess.Popen}, folder / "pytorch_model.bin")
+
+
+def _not_tensors(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"state": {"a": torch.ones(1)}}, folder / "pytorch_model.bin")
+
+
+def _missing_shard(folder):
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def _bad_index(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+def _index_leads_outside(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+
+
+def _twice(folder):
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    (folder / "b.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
+    shards = {"a": "a.safetensors", "b": "b.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def _quantised(folder):
+    (folder / "config.json").write_text(json.dumps(llama_config(quantization_config={"bits": 4})))
+
+
+def _nonsense_sizes(folder):
+    (folder / "config.json").write_text(
+        json.dumps(llama_config(num_key_value_heads=2, num_attention_heads=3, hidden_size=15))
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_no_config, "has no config.json"),
+        (_not_json, "is not valid JSON"),
+        (_a_list, "does not hold a JSON object"),
+        (_another_type, "model_type 'llama9' with architecture 'Llama9', which no family matches"),
+        (_no_type, "no model_type, which no family matches"),
+        (_no_weights, "has a config.json but no weights"),
+        (_cut_short, "model.safetensors is damaged or cut short"),
+        (_rubbish, "model.safetensors is damaged or cut short"),
+        (_bad_pickle, "pytorch_model.bin cannot be read"),
+        (_code_in_pickle, "pytorch_model.bin cannot be read"),
+        (_not_tensors, "does not hold a plain dictionary of tensors"),
+        (_missing_shard, "1 of 2 weight files are missing: model-2.safetensors"),
+        (_bad_index, "cannot be read as a weight index"),
+        (_index_leads_outside, "names files outside its folder"),
+        (_twice, "is in a.safetensors and again in b.safetensors"),
+        (_quantised, "is quantised"),
+        (_nonsense_sizes, "does not describe a llama model: .*even rotary dimension"),
+    ],
+)
+def test_a_broken_checkpoint_is_one_clear_line(damage, message, tmp_path):
+    folder = llama_folder(tmp_path)
+    damage(folder)
+    with pytest.raises(ModelError, match=message) as error:
+        load(folder, device="cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_no_family_lists_the_families_and_the_adapter(tmp_path):
+    folder = llama_folder(tmp_path)
+    _another_type(folder)
+    with pytest.raises(ModelError) as error:
+        load(folder)
+    assert "families: dream, llada, llama, qwen2, qwen3, sdar; other causal LMs" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "name is empty"),
+        ("./nowhere", r"there is no folder ./nowhere"),
+        ("/no/such/folder", "there is no folder /no/such/folder"),
+        ("~/no/such/folder", "there is no folder ~/no/such/folder"),
+        ("nothing-like-it", "unknown model 'nothing-like-it'"),
+    ],
+)
+def test_unknown_names_are_refused(name, message):
+    with pytest.raises(UnknownModelError, match=message) as error:
+        load(name)
+    assert "hub id" in str(error.value.hint)
+
+
+def test_a_file_is_not_a_model(tmp_path):
+    folder = llama_folder(tmp_path)
+    with pytest.raises(ModelError, match="is a file"):
+        load(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "gpu9"}, "unknown device 'gpu9'"),
+        ({"dtype": "float8"}, "unknown dtype 'float8'"),
+        ({"dtype": torch.int8}, "dtype int8 cannot be computed in"),
+        ({"mask_id": 4}, "mask_id=4 was given, but llama models are not masked"),
+        ({"block": 4}, "block=4 was given, but llama models are not block-causal"),
+        ({"device_map": "spread"}, "unknown device_map 'spread'"),
+        ({"device_map": {"embed": "cpu"}}, "places nothing for head.weight"),
+        ({"device_map": {"": "disk"}}, "not kept on disk"),
+    ],
+    ids=str,
+)
+def test_impossible_arguments_are_refused(arguments, message, tmp_path):
+    with pytest.raises(PardecError, match=message):
+        load(llama_folder(tmp_path), **arguments)
+
+
+def test_half_precision_is_kept_when_asked_and_widened_on_a_cpu(tmp_path):
+    config = llama_config()
+    tensors = {name: tensor.bfloat16() for name, tensor in llama_tensors(config).items()}
+    folder = write_checkpoint(tmp_path, config, tensors)
+    wide = load(folder, device="cpu")
+    assert wide.dtype == torch.float32
+    assert wide.describe().endswith("float32 (default on a CPU; stored as bfloat16)")
+    narrow = load(folder, device="cpu", dtype="bfloat16")
+    assert narrow.dtype == narrow.decoder.embed.weight.dtype == torch.bfloat16
+    torch.testing.assert_close(logits(narrow), logits(wide), rtol=0.1, atol=0.1)
+
+
+def test_device_map_auto_runs_on_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    folder = llama_folder(tmp_path, tie_word_embeddings=True)
+    model = load(folder, device="cpu", device_map="auto")
+    assert "spread by device_map over cpu" in model.describe()
+    assert torch.equal(logits(model), logits(load(folder, device="cpu")))
+    cache = model.new_cache(1, 8)
+    plan = Plan.full(torch.arange(8)[None], model.visible())
+    assert torch.equal(model.forward(plan, cache).logits(), logits(model))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("no"), RuntimeError("can't allocate memory")])
+def test_running_out_of_memory_says_how_much_was_needed(error, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(load_module, "_native", fail)
+    with pytest.raises(ModelError, match=r"out of memory while loading .* 0\.0 GiB in float32") as raised:
+        load(llama_folder(tmp_path), device="cpu")
+    assert 'device_map="auto"' in str(raised.value.hint)
+
+
+def test_other_runtime_errors_are_not_hidden():
+    def fail():
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        placement.guarded("x", fail, {}, torch.float32)
+
+
+_PEAK = """
+import sys, torch
+torch.set_num_threads(1)
+from pardec.models.load import load
+import transformers.models.llama.configuration_llama, transformers.modeling_rope_utils, accelerate
+
+def memory(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
+
+before = memory("VmRSS")
+model = load(sys.argv[1], device="cpu")
+weights = sum(parameter.nbytes for parameter in model.decoder.parameters())
+print((memory("VmHWM") - before) / weights, weights)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_peak_memory_stays_near_the_size_of_the_weights(tmp_path):
+    config = llama_config(hidden_size=768, intermediate_size=2048, num_hidden_layers=6, num_attention_heads=12)
+    config |= {"num_key_value_heads": 12, "vocab_size": 8000}
+    folder = write_checkpoint(tmp_path, config, llama_tensors(config))
+    done = subprocess.run([sys.executable, "-c", _PEAK, str(folder)], capture_output=True, text=True, check=True)
+    ratio, weights = map(float, done.stdout.split())
+    assert weights > 200e6
+    assert ratio < 1.5, ratio

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pardec.models
+
+
+def test_everything_exported_is_there_and_sorted():
+    assert pardec.models.__all__ == sorted(pardec.models.__all__)
+    assert all(hasattr(pardec.models, name) for name in pardec.models.__all__)
+    assert set(pardec.models.__all__) <= set(dir(pardec.models))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        pardec.models.nothing  # noqa: B018
+
+
+def test_under_another_name_it_is_not_imported(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(pardec.models.__file__).parents[1]))
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    with pytest.raises(ImportError, match=r"imports as 'pardec\.models', not as 'models'"):
+        importlib.import_module("models")
+
+
+def test_errors_and_the_list_of_models_need_no_torch():
+    asked = "from pardec.models import PardecError, embedded_names; embedded_names()"
+    code = f"import sys; {asked}; print('torch' in sys.modules)"
+    root = Path(pardec.models.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

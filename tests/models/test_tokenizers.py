@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from pardec.models.errors import ModelError
+from pardec.models.tokenizers import load_tokenizer
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+
+
+def fast(folder, **settings):
+    folder.mkdir(exist_ok=True)
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "<mask>": 3, "<eos>": 4}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<mask>", "<eos>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def byte_level(folder, **settings):
+    """vocab.json and merges.txt of a byte-level BPE, as Dream's repositories have them."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: index for index, letter in enumerate(letters)}
+    vocabulary["ab"] = len(vocabulary)
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    added = {}
+    for content in ("<|endoftext|>", "<|im_end|>", "<|mask|>"):
+        entry = {"content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        added[str(len(vocabulary) + len(added))] = entry | {"special": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added} | settings))
+    return {entry["content"]: int(key) for key, entry in added.items()}
+
+
+def test_a_folder_without_a_tokenizer_has_none(tmp_path):
+    assert load_tokenizer(tmp_path) is None
+
+
+def test_a_fast_tokenizer_comes_with_its_template(tmp_path):
+    folder = fast(tmp_path, tokenizer_class="PreTrainedTokenizerFast", eos_token="<eos>", chat_template=TEMPLATE)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer("a b")["input_ids"] == [1, 2]
+    assert tokenizer.eos_token_id == 4
+    chat = [{"role": "user", "content": "a"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "<user>a"
+
+
+def test_remote_code_is_not_run_but_its_files_are_used(tmp_path):
+    remote = {"auto_map": {"AutoTokenizer": ["remote.Tokenizer", None]}, "tokenizer_class": "DreamTokenizer"}
+    folder = fast(tmp_path / "json", **remote, mask_token={"content": "<mask>"}, chat_template=TEMPLATE)
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer("b")["input_ids"], tokenizer.mask_token_id) == ([2], 3)
+    assert tokenizer.chat_template == TEMPLATE
+
+    (tmp_path / "bpe").mkdir()
+    added = byte_level(tmp_path / "bpe", **remote, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    (tmp_path / "bpe" / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer = load_tokenizer(tmp_path / "bpe")
+    ids = tokenizer("ab<|mask|>")["input_ids"]
+    assert ids == [256, added["<|mask|>"]]
+    assert tokenizer.decode(ids[:1]) == "ab"
+    assert tokenizer.eos_token_id == added["<|endoftext|>"]
+    assert tokenizer.chat_template == TEMPLATE
+
+
+def test_added_tokens_must_get_their_published_ids(tmp_path):
+    byte_level(tmp_path, auto_map={"AutoTokenizer": ["remote.Tokenizer", None]})
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    entry = settings["added_tokens_decoder"].pop("257")
+    settings["added_tokens_decoder"]["400"] = entry
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="do not get their published ids"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_cannot_be_used_says_why(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["remote.T", None]}}))
+    with pytest.raises(ModelError, match="remote code, which is not run") as error:
+        load_tokenizer(tmp_path)
+    assert "tokenizer.json" in str(error.value.hint)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="tokenizer.json: "):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        load_tokenizer(tmp_path)

@@ -1,0 +1,129 @@
+"""Tiny models and checkpoints for the tests of this floor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pardec.models.decoder import Decoder, DecoderConfig
+from pardec.models.kv_cache import KVCache
+from pardec.models.language_model import Facts, LanguageModel
+from pardec.models.plan import Plan, Visible
+from pardec.models.rope import default_frequencies
+
+VOCAB = 50
+
+
+def model(
+    attention: str = "causal", *, dtype: torch.dtype = torch.float32, block: int | None = None, **shape: Any
+) -> LanguageModel:
+    """A random native model with grouped heads; the seed is fixed."""
+    settings = {"vocab": VOCAB, "width": 32, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp_width": 48}
+    settings |= {"norm_eps": 1e-5} | shape
+    frequencies = tuple(default_frequencies(10000.0, settings["head_dim"]).tolist())
+    decoder = Decoder(DecoderConfig(**settings, frequencies=frequencies))
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in decoder.named_parameters():
+        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.2, generator=generator)
+    decoder = decoder.to(dtype).eval().requires_grad_(False)
+    facts = Facts(VOCAB - 1, (1,), 0, None, 1 if attention == "causal" else 0, attention, block)  # type: ignore[arg-type]
+    return LanguageModel(
+        decoder,
+        facts,
+        {},
+        None,
+        "toy",
+        None,
+        "toy",
+        torch.device("cpu"),
+        dtype,
+        VOCAB,
+        settings["layers"],
+        settings["width"],
+    )
+
+
+def ids(*shape: int, seed: int = 0) -> Tensor:
+    """Random token ids."""
+    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ask(tokens: Tensor, positions: Tensor, visible: Visible, lengths: Tensor, **more: Any) -> Plan:
+    """A plan without host knowledge that wants every query; slots are the positions unless given."""
+    want = torch.arange(tokens.shape[1]).expand_as(tokens)
+    slots = more.pop("slots", positions)
+    return Plan(tokens, positions, slots, visible, lengths, want, **more)
+
+
+def poisoned(cache: KVCache) -> KVCache:
+    """The cache with NaN in every slot."""
+    for tensor in (*cache.k, *cache.v):
+        tensor.fill_(float("nan"))
+    return cache
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """A folder with config.json and model.safetensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def llama_config(**changes: Any) -> dict[str, Any]:
+    """A published config of a tiny Llama."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 40,
+        "eos_token_id": 3,
+        "bos_token_id": 2,
+        "torch_dtype": "float32",
+    } | changes
+
+
+def llama_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
+    """Random tensors under Llama's published names."""
+    generator = torch.Generator().manual_seed(seed)
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    dim = config.get("head_dim") or width // config["num_attention_heads"]
+    heads, kv_heads = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], width),
+        "model.norm.weight": (width,),
+        "lm_head.weight": (config["vocab_size"], width),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        stem = f"model.layers.{layer}."
+        shapes |= {stem + f"{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
+        shapes |= {
+            stem + f"self_attn.{name}_proj.weight": (size, width)
+            for name, size in zip("qkv", (heads, kv_heads, kv_heads), strict=True)
+        }
+        shapes |= {stem + "self_attn.o_proj.weight": (width, heads), stem + "mlp.down_proj.weight": (width, inner)}
+        shapes |= {stem + f"mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
+    return {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+
+
+def llama_folder(folder: Path, **changes: Any) -> Path:
+    """A complete tiny Llama checkpoint."""
+    config = llama_config(**changes)
+    tensors = llama_tensors(config)
+    if config["tie_word_embeddings"]:
+        del tensors["lm_head.weight"]
+    return write_checkpoint(folder, config, tensors)

@@ -1,0 +1,287 @@
+"""The command line: what goes where, exit codes, prompt files, and runs that go on after a stop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pardec
+from pardec.cli.listing import table
+
+Cli = Callable[..., tuple[int, str, str]]
+TEXT = "Tom has 3 cups."
+SHORT = ("-n", "6", "--device", "cpu")
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    file = tmp_path / "problems.jsonl"
+    lines = [{"prompt": "Tom has 3 cups.", "id": "a"}, {"messages": [{"role": "user", "content": "Ann"}]}, "Sara"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_stdout_has_the_text_and_nothing_else(cli: Cli, folder: Path, model: pardec.Model) -> None:
+    code, out, err = cli("generate", folder, "-p", TEXT, "-p", "Ann", *SHORT)
+    expected = model.generate([TEXT, "Ann"], max_new_tokens=6).text
+    assert code == 0
+    assert expected is not None
+    assert out.splitlines() == expected
+    assert "random-dream: dream, on cpu" in err
+    assert "tokens a forward" in err
+
+
+def test_quiet_says_nothing_and_stream_draws_on_stderr(cli: Cli, folder: Path) -> None:
+    _, loud, shown = cli("generate", folder, "-p", TEXT, *SHORT, "--stream")
+    code, out, err = cli("generate", folder, "-p", TEXT, *SHORT, "--stream", "--quiet")
+    assert (code, err) == (0, "")
+    assert out == loud
+    assert "step   1" in shown
+
+
+def test_json_is_one_document_with_the_documented_fields(cli: Cli, folder: Path, problems: Path) -> None:
+    code, out, _ = cli("generate", folder, "--prompts", problems, *SHORT, "--json", "--batch-size", 2, "--seed", 4)
+    document = json.loads(out)
+    assert code == 0
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for name in (*document, *document["rows"][0], *document["timing"]):
+        assert f"`{name}`" in readme, f"{name} is not in the README's table"
+    assert set(document) == {"model", "spec", "exact", "settings", "environment", "timing", "rows"}
+    assert [row["id"] for row in document["rows"]] == ["a", 1, 2]
+    assert document["settings"]["max_new_tokens"] == 6
+
+
+def test_batch_size_changes_no_token(cli: Cli, folder: Path, problems: Path) -> None:
+    drawn = [
+        cli("generate", folder, "--prompts", problems, *SHORT, "--temperature", 1, "--batch-size", size)[1]
+        for size in (1, 2, 3)
+    ]
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+@pytest.mark.parametrize("content", ["Tom has 3 cups.\nAnn\n", '{"prompt": "Tom has 3 cups."}\n{"prompt": "Ann"}\n'])
+def test_prompts_come_from_a_pipe(folder: Path, model: pardec.Model, content: str) -> None:
+    command = [sys.executable, "-m", "pardec", "generate", str(folder), *SHORT, "--quiet"]
+    done = subprocess.run(
+        command, input=content, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == model.generate([TEXT, "Ann"], max_new_tokens=6).text
+
+
+def test_a_text_file_has_a_prompt_a_line(cli: Cli, folder: Path, tmp_path: Path, model: pardec.Model) -> None:
+    (tmp_path / "p.txt").write_text("Tom has 3 cups.\n\nAnn\n")
+    _, out, _ = cli("generate", folder, "--prompts", tmp_path / "p.txt", *SHORT, "--chat")
+    assert out.splitlines() == model.generate([TEXT, "Ann"], max_new_tokens=6).text
+
+
+def test_rows_are_appended_and_a_second_run_makes_only_what_is_missing(
+    cli: Cli, folder: Path, problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    command = ("generate", folder, "--prompts", problems, *SHORT, "--temperature", 1, "-o", output)
+    code, out, _ = cli(*command)
+    whole = output.read_text()
+    assert (code, out) == (0, "")
+    assert [row["id"] for row in rows_of(output)] == ["a", 1, 2]
+    lines = whole.splitlines(keepends=True)
+
+    output.write_text(lines[0] + lines[2] + lines[1][:20])  # row 1 was cut short by a crash
+    code, _, err = cli(*command)
+    assert code == 0
+    assert "dropping the last line" in err
+    assert "holds 2 of 3 rows already" in err
+    assert sorted(output.read_text().splitlines()) == sorted(whole.splitlines())
+
+    monkeypatch.setattr(pardec.Model, "run", lambda *_: pytest.fail("nothing was left to do"))
+    code, out, err = cli(*command, "--json")
+    assert (code, len(json.loads(out)["rows"])) == (0, 3)
+    assert "nothing was left to do" in err
+
+
+def test_other_settings_are_refused_with_the_difference_unless_overwritten(
+    cli: Cli, folder: Path, problems: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    command = ("generate", folder, "--prompts", problems, "--device", "cpu", "-o", output)
+    cli(*command, "-n", 6)
+    before = output.read_text()
+    code, _, err = cli(*command, "-n", 4, "-s", "sequential")
+    assert code == 2
+    assert "max_new_tokens 6 there, 4 now" in err
+    assert "sequential" in err
+    assert "--overwrite" in err
+    assert output.read_text() == before
+    code, _, _ = cli(*command, "-n", 4, "--overwrite")
+    assert code == 0
+    assert [len(row["tokens"]) <= 4 for row in rows_of(output)] == [True] * 3
+
+
+def test_a_foreign_file_is_left_alone(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "data.jsonl"
+    output.write_text('{"mine": 1}\n{"mine": 2}\n')
+    code, _, err = cli("generate", folder, "-p", TEXT, *SHORT, "-o", output)
+    assert code == 2
+    assert "line 1 is no row of a run" in err
+    assert output.read_text() == '{"mine": 1}\n{"mine": 2}\n'
+
+
+def test_an_interrupt_keeps_finished_rows_and_says_how_to_go_on(
+    cli: Cli, folder: Path, problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    command = ("generate", folder, "--prompts", problems, *SHORT, "-o", output, "--batch-size", 1)
+    real = pardec.Model.run
+
+    def interrupted(self: pardec.Model, call: Any) -> Iterator[pardec.Event]:
+        if output.exists() and len(rows_of(output)) == 2:
+            raise KeyboardInterrupt
+        yield from real(self, call)
+
+    monkeypatch.setattr(pardec.Model, "run", interrupted)
+    code, _, err = cli(*command)
+    assert code == 130
+    assert "interrupted: 2 of 3 rows are finished" in err
+    assert "the same command goes on" in err
+    monkeypatch.undo()
+    assert cli(*command)[0] == 0
+    assert len(rows_of(output)) == 3
+
+
+def test_a_saved_run_is_viewed(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run.json"
+    assert cli("generate", folder, "-p", TEXT, *SHORT, "-o", run)[0] == 0
+    targets = {kind: tmp_path / f"run.{kind}" for kind in ("html", "gif", "png")}
+    code, out, err = cli("view", run, *(x for kind, file in targets.items() for x in (f"--{kind}", file)))
+    assert (code, out) == (0, "")
+    assert all(str(file) in err and file.stat().st_size > 500 for file in targets.values())
+    code, out, _ = cli("view", run)
+    assert code == 0
+    assert "Tom has 3 cups." in out
+
+
+def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, problems: Path, tmp_path: Path) -> None:
+    code, _, err = cli("generate", folder, "--prompts", problems, "-o", tmp_path / "run.json", "--batch-size", 2)
+    assert code == 2
+    assert "3 prompts are more than the batch of 2" in err
+    assert not (tmp_path / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("generate", "MODEL", "-p", "a", "-s", "threshhold"), 2, "did you mean 'threshold'"),
+        (("generate", "MODEL", "-p", "a", "-s", "threshold+fixed"), 2, "2 select policies"),
+        (("generate", "MODEL", "-p", "a", "-n", "0"), 2, "max_new_tokens"),
+        (("generate", "MODEL", "-p", ""), 2, "prompt 0 is empty"),
+        (("generate", "MODEL", "-p", "a", "--max-tokens", "3"), 2, "No such option"),
+        (("generate", "MODEL", "-p", "a", "--batch-size", "0"), 2, "batch-size"),
+        (("generate", "MODEL", "-p", "a", "--prompts", "x.txt"), 2, "both -p and --prompts"),
+        (("generate", "MODEL", "--prompts", "nowhere.txt"), 2, "cannot read prompts from nowhere.txt"),
+        (("generate", "tiny-dreem", "-p", "a", "--offline"), 1, "tiny-dreem"),
+        (("generate",), 2, "MODEL"),
+        (("decode",), 2, "No such command"),
+        (("list", "sampler"), 2, "samplers"),
+        (("list", "samplers", "--stage", "selekt"), 2, "did you mean 'select'"),
+        (("list", "models", "--stage", "select"), 2, "--stage and --markdown are for samplers"),
+        (("show", "treshold"), 2, "did you mean 'threshold'"),
+        (("view", "nowhere.json"), 1, "cannot read a result from nowhere.json"),
+    ],
+)
+def test_misuse_is_two_lines_and_no_traceback(
+    cli: Cli, folder: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    found, out, err = cli(*(str(folder) if word == "MODEL" else word for word in arguments))
+    assert (found, out) == (code, "")
+    assert said in err
+    lines = [line for line in err.splitlines() if not line.startswith("random-dream: ")]
+    assert len(lines) == 2
+    assert lines[0].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2 is no JSON"),
+        ("[1]", 'neither or both of "prompt" and "messages"'),
+        ('{"text": "a"}', "neither or both"),
+        ('{"prompt": 3}', "the prompt is int"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(cli: Cli, folder: Path, tmp_path: Path, line: str, said: str) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a"}\n' + line)
+    code, _, err = cli("generate", folder, "--prompts", file)
+    assert code == 2
+    assert said in err
+
+
+def test_debug_shows_the_traceback(cli: Cli, folder: Path) -> None:
+    _, _, err = cli("generate", folder, "-p", "a", "-s", "threshhold", "--debug")
+    assert "Traceback" in err
+    assert err.splitlines()[-2].startswith("error: ")
+
+
+def test_a_defect_is_called_one(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pardec.Model, "prepare", lambda *_, **__: {}["x"])
+    code, _, err = cli("generate", folder, "-p", "a")
+    assert code == 1
+    assert "this is a bug" in err
+
+
+def test_lists_in_text_and_json(cli: Cli) -> None:
+    for kind, name in (
+        ("samplers", "threshold"),
+        ("models", "tiny-llama"),
+        ("tasks", "arithmetic"),
+        ("presets", "llada"),
+    ):
+        code, out, _ = cli("list", kind)
+        assert code == 0
+        assert any(line.startswith(name + " ") for line in out.splitlines())
+        found = json.loads(cli("list", kind, "--json")[1])
+        assert name in [entry["name"] for entry in found]
+    stages = {entry["stage"] for entry in json.loads(cli("list", "samplers", "--stage", "cache", "--json")[1])}
+    assert stages == {"cache"}
+
+
+def test_show_tells_the_rule_the_parameters_and_the_source(cli: Cli) -> None:
+    code, out, _ = cli("show", "threshold")
+    assert code == 0
+    assert "tau" in out
+    assert "default 0.9" in out
+    assert "arXiv:2505.22618" in out
+    assert "threshold.py:" in out
+    assert json.loads(cli("show", "threshold", "--json")[1])["stage"] == "select"
+    for name in ("tiny-llama", "arithmetic", "fast-dllm", "preset:fast-dllm"):
+        assert name.removeprefix("preset:") in cli("show", name)[1]
+
+
+def test_env_names_versions(cli: Cli) -> None:
+    found = json.loads(cli("env", "--json")[1])
+    assert found["pardec"] == pardec.__version__
+    assert "torch" in cli("env")[1]
+
+
+def test_help_and_version(cli: Cli) -> None:
+    assert cli("--version") == (0, f"pardec {pardec.__version__}\n", "")
+    assert cli()[1] == cli("--help")[1]
+    for command in ("generate", "list", "show", "view", "env"):
+        code, out, _ = cli(command, "--help")
+        assert code == 0
+        assert "--debug" in out
+
+
+def test_a_table_cell_escapes_its_bars() -> None:
+    card = {"name": "a", "stage": "b", "paper": "", "exact": "no", "parameters": [], "summary": "x | y"}
+    assert table([card]).splitlines()[-1].endswith("| x \\| y |")

@@ -1,0 +1,135 @@
+"""Results: their counts, and that what is saved is what is loaded, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pardec
+from pardec.pieces import Pieces
+from pardec.saving import ResultError
+
+
+@pytest.fixture(scope="module")
+def result(model: pardec.Model) -> pardec.Result:
+    return model.generate(["Tom has 3 cups.", "Ann"], max_new_tokens=10, sampler="threshold:tau=0.3@dual", seed=3)
+
+
+@pytest.mark.parametrize("name", ["run", "run.json", "deep/er/run.v1"])
+def test_what_is_loaded_is_what_was_saved(result: pardec.Result, tmp_path: Path, name: str) -> None:
+    loaded = pardec.Result.load(result.save(tmp_path / name))
+    assert torch.equal(loaded.sequences, result.sequences)
+    assert loaded.sequences.dtype == torch.int64
+    assert np.array_equal(loaded.trace.commit_step, result.trace.commit_step)
+    assert np.array_equal(loaded.trace.commit_score, result.trace.commit_score)
+    assert loaded.trace.commit_step.dtype == np.int16
+    assert loaded.trace.steps == result.trace.steps
+    plain = (
+        "tokens",
+        "text",
+        "generated",
+        "nfe",
+        "forward_rows",
+        "tokens_fed",
+        "spec",
+        "exact",
+        "timing",
+        "finish",
+        "prompts",
+    )
+    for field in (*plain, "stop_ids", "seeds", "model", "settings", "environment", "pieces"):
+        assert getattr(loaded, field) == getattr(result, field), field
+    assert loaded.rows() == result.rows()
+    again = pardec.Result.load(loaded.save(tmp_path / "again"))
+    assert again.pieces == result.pieces
+
+
+def test_saving_again_replaces_a_result_and_nothing_else(result: pardec.Result, tmp_path: Path) -> None:
+    for name in ("run", "run.json"):
+        result.save(tmp_path / name)
+        result.save(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.json"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(ResultError, match="is no saved result"):
+        result.save(tmp_path / "mine")
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+
+
+def test_a_failed_save_leaves_nothing(result: pardec.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pardec.saving.save_file", full)
+    monkeypatch.setattr("pardec.saving.os.replace", full)
+    for name in ("run", "run.json"):
+        with pytest.raises(ResultError, match="No space left"):
+            result.save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def damage(folder: Path, **changes: Any) -> None:
+    held = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({k: v for k, v in (held | changes).items() if v is not None}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"format": "other/1"}, "no saved result of this version"),
+        ({"nfe": None}, "'nfe' is missing"),
+        ({"nfe": [1]}, "nfe has 1 rows, expected 2"),
+        ({"timing": 3}, "damaged"),
+        ({"fed": [[], [7]]}, "damaged"),
+    ],
+)
+def test_a_damaged_result_is_refused(result: pardec.Result, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    result.save(tmp_path / "run")
+    damage(tmp_path / "run", **changes)
+    with pytest.raises(ResultError, match=said) as caught:
+        pardec.Result.load(tmp_path / "run")
+    assert caught.value.hint
+
+
+def test_missing_torn_and_foreign_files_are_refused(result: pardec.Result, tmp_path: Path) -> None:
+    for name in ("run", "gone"):
+        result.save(tmp_path / name)
+    tensors = (tmp_path / "run" / "tensors.safetensors").read_bytes()
+    (tmp_path / "run" / "tensors.safetensors").write_bytes(tensors[:-5])
+    (tmp_path / "gone" / "tensors.safetensors").unlink()
+    (tmp_path / "text.json").write_text("{")
+    (tmp_path / "list.json").write_text("[1]")
+    for name in ("run", "gone", "text.json", "list.json", "nowhere"):
+        with pytest.raises(ResultError):
+            pardec.Result.load(tmp_path / name)
+
+
+def test_rates_are_made_of_the_counts(result: pardec.Result) -> None:
+    assert result.tokens_per_forward == sum(result.generated) / sum(result.nfe)
+    assert result.timing.tokens == sum(result.generated)
+    assert result.timing.tokens_per_second == pytest.approx(result.timing.tokens / result.timing.total_s)
+    assert "tokens a forward" in repr(result)
+
+
+def test_the_trace_replays_to_the_sequences(result: pardec.Result, model: pardec.Model) -> None:
+    for row, start in enumerate(result.prompts):
+        canvas = result.sequences[row].tolist()
+        end = int(result.trace.lengths[row])
+        replayed = canvas[:start] + [model.language_model.facts.pad_id] * (end - start)
+        for step in result.trace.steps[row]:
+            for position, token in zip(step.positions, step.tokens, strict=True):
+                replayed[position] = token
+        assert replayed == canvas[:end]
+        assert len(result.trace.steps[row]) == result.nfe[row]
+
+
+def test_pieces_join_to_the_text(model: pardec.Model) -> None:
+    text = "Tom has 12 cups; he buys 4."
+    ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert "".join(Pieces(model.tokenizer)(ids)).strip() == text
+    assert Pieces(None)([7, 12]) == [" 7", " 12"]

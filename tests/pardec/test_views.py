@@ -1,0 +1,99 @@
+"""Views of a canvas: lines and colours in a terminal, one HTML file, pictures."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+import pardec
+from pardec.views.cells import cells
+from pardec.views.colour import shade
+from pardec.views.html import fragment, page
+from pardec.views.picture import gif, png
+from pardec.views.terminal import Watch, finished
+
+
+@pytest.fixture(scope="module")
+def result(model: pardec.Model) -> pardec.Result:
+    return model.generate(["Tom has 3 cups.", "Ann"], max_new_tokens=10, sampler="threshold:tau=0.3")
+
+
+def test_a_log_gets_one_line_a_step(model: pardec.Model) -> None:
+    log = io.StringIO()
+    with Watch(model.tokenizer, log) as watch:
+        for event in model.stream("Tom has 3 cups.", max_new_tokens=5, sampler="sequential", stop_ids=[]):
+            watch(event)
+    lines = log.getvalue().splitlines()
+    assert len(lines) == 5
+    assert "1/5" in lines[0]
+    assert [line.count("·") for line in lines] == [4, 3, 2, 1, 0]
+    assert "\x1b" not in log.getvalue()
+
+
+def test_a_terminal_is_redrawn(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = Terminal()
+    with Watch(model.tokenizer, terminal) as watch:
+        for event in model.stream(["Tom", "Ann"] * 5, max_new_tokens=4):
+            watch(event)
+    shown = terminal.getvalue()
+    assert "\x1b[" in shown
+    assert "and 2 more rows" in shown
+    assert "40 of 40 committed" in shown
+
+
+def test_a_row_that_stops_shows_nothing_behind_its_end(model: pardec.Model) -> None:
+    whole = model.generate("Tom has 3 cups.", max_new_tokens=8, stop_ids=[], sampler="threshold:tau=0.0")
+    log = io.StringIO()
+    stop = whole.tokens[0][2]
+    with Watch(model.tokenizer, log) as watch:
+        for event in model.stream("Tom has 3 cups.", max_new_tokens=8, stop_ids=[stop]):
+            watch(event)
+    assert not watch.open.any()
+
+
+def test_the_page_is_whole_and_needs_no_network(result: pardec.Result) -> None:
+    text = page(result)
+    assert text.count("data-step=") == sum(cell.step >= 0 for row in cells(result) for cell in row)
+    assert not re.search(r"https?://|src=|@import|<link", text)
+    assert "<script>" not in fragment(result)
+    assert result._repr_html_() == fragment(result)
+
+
+def test_text_is_escaped(model: pardec.Model) -> None:
+    shown = page(model.generate(input_ids=[[5, 2, 3]], max_new_tokens=2))
+    assert "&lt;bos&gt;" in shown
+    assert "<bos>" not in shown
+
+
+def test_pictures_have_a_frame_for_every_forward(result: pardec.Result) -> None:
+    still = Image.open(io.BytesIO(png(result)))
+    assert still.format == "PNG"
+    moving = Image.open(io.BytesIO(gif(result)))
+    last = max(cell.step for row in cells(result) for cell in row)
+    assert moving.n_frames == last + 2  # type: ignore[attr-defined]
+    assert moving.size == still.size
+
+
+def test_a_long_run_skips_frames(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pardec.views.picture.FRAMES", 4)
+    long = model.generate("Tom", max_new_tokens=16, sampler="sequential", stop_ids=[])
+    assert Image.open(io.BytesIO(gif(long))).n_frames <= 5  # type: ignore[attr-defined]
+
+
+def test_a_finished_run_is_coloured_by_step(result: pardec.Result) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=200)
+    console.print(finished(result))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "38;2;" in shown
+    assert shade(0, 5) != shade(5, 5)
+    assert shade(0, 0) == shade(0, 5)

@@ -1,0 +1,177 @@
+"""Masked decoding written down from the papers' formulas: one row, one position at a time, no cache, float64.
+
+Sampling loop, fixed schedule, random order: LLaDA (https://arxiv.org/abs/2502.09992). Threshold and factor: Fast-dLLM
+(https://arxiv.org/abs/2505.22618). Margin: https://arxiv.org/abs/2502.06768. Entropy: Dream
+(https://arxiv.org/abs/2508.15487) and dParallel (https://arxiv.org/abs/2509.26488).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pardec.models.plan import Plan
+
+Uniform = Callable[[int, int, str, int], Any]  # step, position, purpose, width -> float, or [width] where width > 0
+
+
+@dataclass
+class Look:
+    """What a select is told: position -> score and entropy of the open ones, and where in the schedule this is."""
+
+    score: dict[int, float]
+    entropy: dict[int, float]
+    block: int  # number of the active block, counted from the first that holds generated positions
+    blocks: int
+    at_entry: int  # open positions when the block was entered
+    step: int  # step within the block
+    uniform: Uniform
+
+    def ranked(self) -> list[int]:
+        return sorted(self.score, key=lambda p: (-self.score[p], p))
+
+
+def sequential(look: Look) -> list[int]:
+    return look.ranked()[:1]
+
+
+def threshold(tau: float) -> Callable[[Look], list[int]]:
+    return lambda look: [p for p in look.ranked() if look.score[p] >= tau] or look.ranked()[:1]
+
+
+def entropy_threshold(tau: float) -> Callable[[Look], list[int]]:
+    return lambda look: [p for p in look.ranked() if look.entropy[p] <= tau] or look.ranked()[:1]
+
+
+def factor(f: float, reference: bool = False) -> Callable[[Look], list[int]]:
+    def select(look: Look) -> list[int]:
+        ranked = look.ranked()
+        count = 1
+        while count < len(ranked) and look.score[ranked[count]] >= 1 - f / (count + 2):
+            count += 1
+        if reference and count == len(ranked) - 1:  # the loop broke at its last index and counts it
+            count += 1
+        return ranked[:count]
+
+    return select
+
+
+def fixed(steps: int | None = None, order: str = "confidence") -> Callable[[Look], list[int]]:
+    def select(look: Look) -> list[int]:
+        share = look.at_entry
+        if steps is not None:
+            share = max(1, len(range(look.block, steps, look.blocks)))  # dealt out in turn, block by block
+        quota = len(range(look.step, look.at_entry, share))
+        ranked = look.ranked()
+        if order == "random":
+            ranked = sorted(look.score, key=lambda p: -look.uniform(0, p, "order", 0))
+        return ranked[: max(1, quota)]
+
+    return select
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def filtered(logits: np.ndarray, temperature: float, top_k: int | None, top_p: float | None) -> np.ndarray:
+    """Temperature, then the smallest set of mass >= top_p, then the top_k largest."""
+    law = softmax(logits / (temperature or 1.0))
+    if top_k is None and top_p is None:
+        return law
+    order = sorted(range(len(law)), key=lambda v: -law[v])
+    if top_p is not None:
+        kept = [v for at, v in enumerate(order) if sum(law[u] for u in order[:at]) < top_p]
+        law = np.where(np.isin(np.arange(len(law)), kept), law, 0) / law[kept].sum()
+    if top_k is not None:
+        law = np.where(np.isin(np.arange(len(law)), order[:top_k]), law, 0)
+    return law / law.sum()
+
+
+def entropy_of(law: np.ndarray) -> float:
+    return float(-sum(p * np.log(p) for p in law if p > 0))
+
+
+def score_of(propose: str, law: np.ndarray, token: int, number: float) -> float:
+    if propose == "random":
+        return number
+    if propose == "entropy":
+        return -entropy_of(law)
+    if propose == "margin":
+        return float(np.sort(law)[-1] - np.sort(law)[-2])
+    return float(law[token])
+
+
+def logits_of(model: Any, tokens: list[int], given: list[bool], cfg: float | None) -> np.ndarray:
+    """[L, V] float64 aligned logits: row p predicts position p, the mask id is impossible."""
+
+    def forward(row: list[int]) -> np.ndarray:
+        raw = model.forward(Plan.full(torch.tensor([row]), model.visible())).logits()[0].double().numpy()
+        return raw[[max(p - model.facts.shift, 0) for p in range(len(row))]]
+
+    out = forward(tokens)
+    if cfg is not None:
+        blind = forward([model.facts.mask_id if known else t for t, known in zip(tokens, given, strict=True)])
+        out = blind + cfg * (out - blind)
+    out[:, model.facts.mask_id] = -np.inf
+    return out
+
+
+def decode(
+    model: Any,
+    canvas: list[int],
+    start: int,
+    select: Callable[[Look], list[int]],
+    uniform: Uniform,
+    *,
+    propose: str = "confidence",
+    of: str = "raw",
+    block_length: int,
+    absolute: bool = False,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    cfg: float | None = None,
+    eos: tuple[int, ...] | None = None,
+) -> tuple[list[int], list[int], int]:
+    """Tokens, the forward that committed each position (-1 given, -2 never) and the number of forwards."""
+    tokens, mask, facts = list(canvas), model.facts.mask_id, model.facts
+    open_ = {p for p in range(start, len(tokens)) if tokens[p] == mask}
+    given = [p not in open_ for p in range(len(tokens))]
+    when = [-1 if known else -2 for known in given]
+    origin = 0 if absolute else start
+    first, last = (start - origin) // block_length, (len(tokens) - 1 - origin) // block_length
+    nfe, entered, at_entry, number = 0, 0, 0, -1
+    while open_:
+        if (min(open_) - origin) // block_length != number:
+            number = (min(open_) - origin) // block_length
+            lo = origin + number * block_length
+            entered, at_entry = nfe, sum(lo <= p < lo + block_length for p in open_)
+        inside = sorted(p for p in open_ if p < lo + block_length)
+        logits = logits_of(model, tokens, given, cfg)
+        look = Look({}, {}, number - first, last - first + 1, at_entry, nfe - entered, uniform)
+        chosen = {}
+        for p in inside:
+            law, shaped = softmax(logits[p]), filtered(logits[p], temperature, top_k, top_p)
+            chosen[p] = int(logits[p].argmax())
+            if temperature:
+                noise = -np.log(-np.log(np.asarray(uniform(nfe, p, "token", len(law)))))
+                chosen[p] = int(np.where(shaped > 0, np.log(np.maximum(shaped, 1e-300)) + noise, -np.inf).argmax())
+            measured = law if of == "raw" else shaped
+            look.entropy[p] = entropy_of(law)
+            look.score[p] = score_of(propose, measured, chosen[p], uniform(0, p, "order", 0))
+        for p in select(look):
+            tokens[p], when[p] = chosen[p], nfe
+            open_.remove(p)
+        nfe += 1
+        ends = [p for p in range(start, len(tokens)) if eos and when[p] >= 0 and tokens[p] in eos]
+        if ends and min(ends) < min(open_, default=len(tokens)):
+            for p in open_:
+                tokens[p] = facts.pad_id
+            break
+    return tokens, when, nfe

@@ -1,0 +1,153 @@
+"""What every method of the registry promises, checked over all of them: later methods are covered as they arrive."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.canvas import GIVEN, NEVER
+from pardec.samplers.events import Finished
+from tests.samplers.toys import BLOCK, EOS, FAMILIES, MASK, PAD, altered, biased, fill, prompts, request, run, same, toy
+
+LENGTHS, NEW = (3, 6, 1, 5), (7, 6, 9, 2)
+LAWS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 8},
+    {"temperature": 1.2, "cfg": 1.5},
+)
+
+
+def names(stage: str) -> list[str]:
+    return [card.name for card in registry.cards() if card.stage == stage and card.family == "masked"]
+
+
+def specs() -> list[str]:
+    """Every select x propose x cache, and every other stage on top of the defaults; what is refused is left out."""
+    found = [f"{p}+{s}@{c}" for p, s, c in product(names("propose"), names("select"), names("cache"))]
+    single = {"propose", "select", "cache"}
+    others = [name for stage in registry.STAGES if stage not in single for name in names(stage)]
+    found += [f"{name}+threshold:tau=0.4@{c}" for name, c in product(others, names("cache"))]
+    return [spec for spec in found if accepted(spec)]
+
+
+def accepted(spec: str) -> bool:
+    try:
+        registry.resolve(spec)
+    except SpecError:
+        return False
+    return True
+
+
+SPECS = specs()
+
+
+def check(got: Finished, mask: int = MASK, *, may_stop: bool = False) -> None:
+    """Terminated with nothing open, nothing given rewritten, no mask id, no more forwards than tokens."""
+    trace = got.trace
+    for row, length in enumerate(trace.lengths):
+        when, tokens = trace.commit_step[row, :length], got.tokens[row, :length]
+        committed = int((when >= 0).sum())
+        assert got.nfe[row] <= committed
+        assert got.nfe[row] == len(trace.fed[row])
+        assert not (tokens == mask).any()
+        assert set(when[when >= 0].tolist()) == set(range(got.nfe[row]))  # no forward was idle
+        if (when == NEVER).any():
+            assert may_stop
+            assert got.reasons[row] == "stop"
+            assert (tokens[when == NEVER] == PAD).all()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_row_gives_alone_what_it_gives_in_a_ragged_batch(spec: str) -> None:
+    family = list(FAMILIES)[sum(map(ord, spec)) % 4]
+    law = LAWS[sum(map(ord, spec)) % 3]
+    model, given = toy(family, sharp=1.2), prompts(LENGTHS)
+    law = dict(law, stop_ids=(EOS,))
+    whole = fill(model, spec, given, NEW, **law)
+    check(whole, may_stop="eos" in spec)
+    row = sum(map(ord, spec)) % 4
+    assert given[row] == whole.tokens[row, : LENGTHS[row]].tolist()
+    assert same(fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **law), 0, whole, row)
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+@pytest.mark.parametrize("law", LAWS)
+def test_a_row_gives_the_same_in_batches_of_two_to_eight(law: dict[str, Any], count: int) -> None:
+    family = list(FAMILIES)[count % 4]
+    model, lengths, new = toy(family, sharp=1.2), (4, 9, 2, 7, 1, 3, 12, 5)[:count], (5, 8, 6, 3, 9, 4, 1, 7)[:count]
+    given = prompts(lengths)
+    spec = ("threshold:tau=0.4@dual", "factor@prefix:refresh=2", "threshold:tau=0.4+eos@dual:refresh=3")[count % 3]
+    whole = fill(model, spec, given, new, stop_ids=(EOS,), **law)
+    backwards = fill(model, spec, given[::-1], new[::-1], stop_ids=(EOS,), seeds=range(99 + count, 99, -1), **law)
+    for row in (0, count // 2, count - 1):
+        alone = fill(model, spec, [given[row]], new[row], seeds=[100 + row], stop_ids=(EOS,), **law)
+        assert same(alone, 0, whole, row)
+        assert same(alone, 0, backwards, count - 1 - row)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith(("confidence", "eos"))])
+def test_the_mask_id_is_never_committed_however_likely(spec: str) -> None:
+    for family, law in zip(("llada", "dream", "sdar"), LAWS, strict=True):
+        got = fill(biased(toy(family), MASK, 1e4), spec, prompts((3, 5)), 5, stop_ids=(EOS,), **law)
+        check(got, may_stop=True)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith(("confidence", "eos"))])
+def test_given_tokens_of_a_template_stay(spec: str) -> None:
+    m = MASK
+    canvases = [[m, 3, m, m, 5, 6, 7, m, m, 2], [1, 2, 3, m, 4, 4, 4, 4, 4, 4, 4, 4, m], [5, 6, 7], [4, m]]
+    for absolute, starts in ((False, (0, 2, 3, 1)), (True, (0, 3, 1, 1))):
+        got = run(toy("dream", sharp=1.2), spec, request(canvases, starts, absolute=absolute))
+        check(got)
+        for row, canvas in enumerate(canvases):
+            kept = np.array(canvas) != MASK
+            assert (got.tokens[row, : len(canvas)][kept] == np.array(canvas)[kept]).all()
+            assert (got.trace.commit_step[row, : len(canvas)] == GIVEN).tolist() == kept.tolist()
+        assert got.nfe[2] == 0
+        assert got.reasons[2] == "length"
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize(("prompt", "new"), [(3, 0), (4, 0), (9, 0), (1, 1), (BLOCK, BLOCK), (2, 2 * BLOCK + 1)])
+def test_rows_of_any_shape_stand_beside_each_other(prompt: int, new: int, absolute: bool) -> None:
+    got = fill(toy(sharp=1.2), "threshold:tau=0.4@dual", prompts((5, prompt, 2)), (6, new, 3), absolute=absolute)
+    check(got)
+    assert got.nfe[1] == 0 if new == 0 else got.nfe[1] >= 1
+
+
+def test_a_batch_in_which_nothing_is_open_makes_no_forward() -> None:
+    def refuse(logits: Any) -> Any:
+        raise AssertionError("a forward was made")
+
+    got = fill(altered(toy(), refuse), "threshold@dual", prompts((2, 7)), (0, 0))
+    assert got.nfe == (0, 0)
+    assert got.tokens_fed == (0, 0)
+
+
+def test_equal_logits_everywhere_still_end() -> None:
+    for spec in ("sequential", "threshold:tau=1", "factor:f=0", "entropy_threshold:tau=0", "margin+threshold"):
+        got = fill(altered(toy(), lambda logits: logits * 0), f"{spec}@dual", prompts((3, 4)), 6)
+        check(got)
+        assert (got.tokens[:, 5:9][got.trace.commit_step[:, 5:9] >= 0] == 0).all()  # the lowest id of all that tie
+        assert got.trace.commit_step[0, 3:7].tolist() == [0, 1, 2, 3]  # and the lowest position
+
+
+def test_each_row_has_its_own_block_and_clock() -> None:
+    """A row whose tokens are certain at once is through its blocks before its neighbour is through the first."""
+    model, given = biased(toy(sharp=0.01), 3, 30.0), prompts((2, 2))
+    both = fill(model, "threshold:tau=0.9", given, (12, 12))
+    assert both.nfe == (3, 3)
+    mixed = fill(toy(seed=2, sharp=3.0), "threshold:tau=0.6", prompts((2, 6, 4), seed=5), (12, 12, 12))
+    assert len(set(mixed.nfe)) > 1
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_resolved_spec_is_its_own_resolution(spec: str) -> None:
+    full = registry.resolve(spec).spec
+    assert registry.resolve(str(full)).spec == full
+    assert str(registry.resolve(str(full)).spec) == str(full)

@@ -1,0 +1,137 @@
+"""Adding methods: by decorator, at a prompt, from other packages; and what a bad registration is answered with."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from pardec.models.errors import PardecError, SpecError
+from pardec.samplers import registry
+from pardec.samplers.masked.threshold import Threshold
+from pardec.samplers.registry import register, resolve
+from tests.samplers.toys import fill, prompts, toy
+
+SOURCE = '''"""Commits everything at once.
+
+https://arxiv.org/abs/2502.09992
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pardec.samplers.registry import register
+
+
+@register("everything", stage="select", paper="arXiv:2502.09992")
+@dataclass(frozen=True)
+class Everything:
+    but: int = 0  # positions left out, from the right
+
+    def select(self, proposal, canvas, state):
+        chosen = proposal.eligible.clone()
+        chosen[:, chosen.shape[1] - self.but :] = False
+        return chosen
+'''
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+    yield
+    registry._load_all.cache_clear()
+
+
+@pytest.mark.usefixtures("scratch")
+@pytest.mark.parametrize("called", ["Other", "Threshold"])
+def test_a_name_is_registered_once(called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SOURCE.replace('"everything"', '"threshold"').replace("class Everything", f"class {called}")
+    (tmp_path / f"twice_{called.lower()}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SpecError, match="a sampler named 'threshold' is registered already, by .*threshold.py:"):
+        importlib.import_module(f"twice_{called.lower()}")
+    assert registry.find("threshold").make is Threshold
+
+
+@pytest.mark.usefixtures("scratch")
+def test_loading_a_file_again_registers_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loaded_again.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("loaded_again")
+    old = module.Everything
+    importlib.reload(module)
+    assert registry.find("everything").make is module.Everything is not old
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_stage_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(SpecError, match="mine: unknown stage 'chose'"):
+        register("mine", stage="chose")(dataclass(frozen=True)(type("Mine", (), {})))
+
+
+@pytest.mark.usefixtures("scratch")
+def test_other_packages_add_methods_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "strangers_everything.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = importlib.metadata.EntryPoint("everything", "strangers_everything", "pardec.samplers")
+    asked: list[str] = []
+
+    def entry_points(*, group: str) -> list[importlib.metadata.EntryPoint]:
+        asked.append(group)
+        return [entry]
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    registry._load_all.cache_clear()
+    card = registry.find("everything")
+    assert asked == ["pardec.samplers"]
+    assert card.summary == "Commits everything at once."
+    assert card.parameters[0]["doc"] == "positions left out, from the right"
+    assert fill(toy(), "everything@dual", prompts((3, 2)), 8).nfe == (2, 2)
+    assert fill(toy(), "everything:but=4@dual", prompts((3,)), 8).nfe == (8,)  # the loop still makes progress
+    with pytest.raises(SpecError, match="unknown parameter 'bit'"):
+        resolve("everything:bit=1")
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_broken_entry_point_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = importlib.metadata.EntryPoint("theirs", "no_such_package_of_theirs", "pardec.samplers")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [entry])
+    registry._load_all.cache_clear()
+    with pytest.raises((PardecError, ImportError), match="no_such_package_of_theirs"):
+        registry.cards()
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_negative_threshold_goes_with_entropies_whatever_stands_before() -> None:
+    @register("idle_logits", stage="logits")
+    @dataclass(frozen=True)
+    class IdleLogits:
+        kind: Literal["a", "b"] = "a"
+        stores: ClassVar[bool] = True
+
+        def logits(self, evidence: Any, canvas: Any, state: Any) -> Any:
+            return evidence.logits
+
+    assert str(resolve("idle_logits+entropy+threshold:tau=-1").spec).startswith("idle_logits:kind=a+entropy:of=raw+")
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_method_can_be_typed_at_a_prompt() -> None:
+    code = """
+@register("typed", stage="select")
+@dataclass(frozen=True)
+class Typed:
+    size: int = 3
+    def select(self, proposal, canvas, state): return proposal.eligible
+"""
+    exec(code, {"__name__": "__main__", "register": register, "dataclass": dataclass})
+    card = registry.find("typed")
+    assert resolve("typed:size=4").select.size == 4
+    assert card.parameters == ({"name": "size", "type": "int", "default": "3", "doc": ""},)

@@ -1,0 +1,150 @@
+"""The registry: cards, resolution, presets, and what every bad spec is answered with."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from pardec.models.errors import SpecError, UnknownNameError
+from pardec.samplers import registry
+from pardec.samplers.registry import resolve
+
+CARDS = {card.name: card for card in registry.cards()}
+BUILT = """sequential fixed threshold factor entropy_threshold confidence margin entropy random eos none prefix dual"""
+
+
+def test_every_method_of_the_issue_is_there() -> None:
+    assert set(BUILT.split()) <= set(CARDS)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_says_what_its_file_says(name: str) -> None:
+    card = CARDS[name]
+    module = inspect.getmodule(card.make)
+    doc = inspect.getdoc(module) or ""
+    assert Path(card.file).stem == name
+    assert Path(card.file).read_text().splitlines()[card.line - 1].startswith("@register")
+    assert card.summary == doc.split("\n")[0]
+    assert card.summary.endswith(".")
+    assert card.stage in registry.STAGES
+    assert card.exact in ("greedy", "relaxed")
+    assert re.fullmatch(r"arXiv:\d{4}\.\d{5}", card.paper)
+    assert f"https://arxiv.org/abs/{card.paper.removeprefix('arXiv:')}" in doc
+    assert re.search(r"Exact: (no|yes|greedy)", doc)
+    assert (card.exact == "greedy") == bool(re.search(r"Exact: greedy", doc))
+    assert len(Path(card.file).read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_every_parameter_is_documented_and_has_a_default(name: str) -> None:
+    card = CARDS[name]
+    assert [p["name"] for p in card.parameters] == [f.name for f in dataclasses.fields(card.make)]
+    for parameter in card.parameters:
+        assert parameter["doc"], f"{name}:{parameter['name']} has no comment"
+        assert parameter["type"]
+        assert parameter["default"] != ""
+    defaults = ",".join(f"{p['name']}={p['default']}" for p in card.parameters)
+    assert card.make() == registry.build(registry.parse(f"{name}:{defaults}" if defaults else name).parts[0])
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_method_is_immutable(name: str) -> None:
+    assert CARDS[name].make.__dataclass_params__.frozen
+
+
+def test_cards_stand_by_stage_and_name() -> None:
+    keys = [(registry.STAGES.index(card.stage), card.name) for card in registry.cards()]
+    assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize(
+    ("spec", "full"),
+    [
+        (None, "confidence:of=raw+threshold:tau=0.9+eos:reference=false@none"),
+        ("sequential", "confidence:of=raw+sequential@none"),
+        ("eos", "confidence:of=raw+threshold:tau=0.9+eos:reference=false@none"),
+        ("margin", "margin:of=raw+threshold:tau=0.9@none"),
+        ("entropy_threshold", "entropy:of=raw+entropy_threshold:tau=0.45@none"),
+        ("confidence+entropy_threshold", "confidence:of=raw+entropy_threshold:tau=0.45@none"),
+        (
+            "fixed:steps=none@dual:refresh=8",
+            "confidence:of=raw+fixed:steps=none,order=confidence,reference=false@dual:refresh=8,reference=false",
+        ),
+        ("eos+threshold+margin", "margin:of=raw+threshold:tau=0.9+eos:reference=false@none"),
+        ("factor:f=1e20,reference=TRUE", 'confidence:of=raw+factor:f="1e+20",reference=true@none'),
+        ("preset:fast-dllm", "confidence:of=raw+threshold:tau=0.9@dual:refresh=0,reference=false"),
+    ],
+)
+def test_what_a_spec_leaves_open_takes_the_defaults(spec: str | None, full: str) -> None:
+    assert str(resolve(spec).spec) == full
+    assert str(resolve(full).spec) == full
+
+
+def test_exact_holds_only_where_every_part_is() -> None:
+    assert resolve("sequential").exact == "greedy"
+    assert resolve("sequential+eos").exact == "greedy"
+    assert {resolve(s).exact for s in ("threshold", "sequential@dual", "margin+sequential", "fixed")} == {"relaxed"}
+
+
+BAD = [
+    ("localeap", "unknown sampler 'localeap'", 'run "pardec list samplers"'),
+    ("treshold", "unknown sampler 'treshold' (did you mean 'threshold'", 'run "pardec list samplers"'),
+    ("Threshold", "unknown sampler 'Threshold' (did you mean 'threshold'", "list samplers"),
+    ("threshold:tua=0.9", "threshold: unknown parameter 'tua' (did you mean 'tau'?)", "it takes tau"),
+    ("sequential:tau=1", "sequential: unknown parameter 'tau'", "it takes no parameters"),
+    ("threshold:tau=high", "threshold:tau is a number, got 'high'", None),
+    ("fixed:steps=2.5", "fixed:steps is a whole number, got '2.5'", None),
+    ("fixed:steps=0", "fixed: steps must be at least 1, got 0", None),
+    (
+        "fixed:order=confidense",
+        "fixed:order is one of confidence, random, got 'confidense' (did you mean 'confidence'?)",
+        None,
+    ),
+    ("fixed:reference=yes", "fixed:reference is true or false, got 'yes'", None),
+    ("threshold:tau=1.5", "threshold: tau must be at most 1, got 1.5", None),
+    ("threshold:tau=nan", "threshold: tau must be at most 1, got nan", None),
+    ("threshold:tau=-0.5", "threshold: tau must lie in [0, 1], got -0.5", "entropy+threshold"),
+    ("margin+threshold:tau=-0.5", "threshold: tau must lie in [0, 1], got -0.5", "entropy+threshold"),
+    ("factor:f=-1", "factor: f must be at least 0, got -1.0", None),
+    ("factor:f=nan", "factor: f must be at least 0, got nan", None),
+    ("entropy_threshold:tau=-0.1", "entropy_threshold: tau is an entropy in nats and at least 0, got -0.1", None),
+    ("threshold@dual:refresh=-1", "refresh must be 0 (when a block is entered) or a number of steps, got -1", None),
+    ("threshold+factor", "'threshold+factor' names 2 select policies (threshold, factor), one is allowed", "keep one"),
+    ("margin+entropy", "'margin+entropy' names 2 propose policies (margin, entropy), one is allowed", "keep one"),
+    ("threshold+threshold", "names 2 select policies (threshold, threshold)", "keep one"),
+    ("eos+eos", "'eos+eos' names 'eos' twice", "keep one of them"),
+    ("threshold+dual", "'dual' is a cache and follows '@'", "write ...@dual"),
+    ("dual", "'dual' is a cache and follows '@'", "write ...@dual"),
+    ("threshold@margin", "'margin' after '@' is no cache but a propose stage", "join it with '+' instead"),
+    ("threshold@duall", "unknown sampler 'duall' (did you mean 'dual'", "list samplers"),
+    ("preset:fastdllm", "unknown preset 'fastdllm' (did you mean 'fast-dllm'", "list presets"),
+    ("preset:", "unknown preset ''", "list presets"),
+]
+
+
+@pytest.mark.parametrize(("spec", "said", "hint"), BAD, ids=[spec for spec, _, _ in BAD])
+def test_a_bad_spec_is_answered_with_what_would_work(spec: str, said: str, hint: str | None) -> None:
+    with pytest.raises(SpecError) as caught:
+        resolve(spec)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert hint is None or hint in (caught.value.hint or "")
+    if "unknown sampler" in said or "unknown preset" in said:
+        assert isinstance(caught.value, UnknownNameError)
+        assert isinstance(caught.value, LookupError)
+
+
+def test_presets_resolve_and_name_their_papers() -> None:
+    names = [preset.name for preset in registry.presets()]
+    assert len(set(names)) == len(names)
+    for preset in registry.presets():
+        assert str(resolve(f"preset:{preset.name}").spec) == str(resolve(preset.spec).spec)
+        assert registry.preset(preset.name) is preset
+        assert registry.preset(f"preset:{preset.name}") is preset
+        assert preset.paper.startswith("arXiv:")
+        assert preset.summary
+        assert set(preset.arguments) <= {"max_new_tokens", "block_length", "temperature", "top_p", "top_k", "cfg"}

@@ -1,0 +1,91 @@
+"""What the pages show works as printed: marked blocks run, the table of samplers is the registry's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pardec
+from pardec.cli import run
+from pardec.cli.listing import entries, table
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+MARKED = re.compile(r"<!-- run -->\n```(\w+)\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_marked_blocks_of_the_readme_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    blocks = MARKED.findall(README)
+    assert len(blocks) >= 5
+    for language, code in blocks:
+        if language == "python":
+            exec(compile(code, "README.md", "exec"), names)
+            continue
+        for line in code.splitlines():
+            command, *arguments = shlex.split(line, comments=True)
+            assert command == "pardec"
+            assert run(arguments) == 0, line
+    assert "18 - 4 = 14; 14 + 12 = 26; answer 26" in capfd.readouterr().out
+    assert (tmp_path / "runs" / "readme.gif").stat().st_size > 1000
+
+
+def test_the_table_of_samplers_is_current() -> None:
+    shown = re.search(r"<!-- samplers: [^\n]*-->\n(.*?)\n?<!-- /samplers -->", README, re.DOTALL)
+    assert shown is not None
+    assert shown[1] == table(entries("samplers")), "paste the output of: pardec list samplers --markdown"
+
+
+def test_the_samplers_of_the_examples_exist() -> None:
+    from pardec.samplers.registry import resolve
+
+    for line in ("threshold:tau=0.9@dual", "entropy+fixed:steps=16", "margin+factor:f=1.0+eos@prefix:refresh=8"):
+        assert line in README
+        resolve(line)
+
+
+def test_every_link_to_a_file_leads_to_one() -> None:
+    for page in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / page).read_text()
+        paths = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+        floors = "scripts|tests|samplers|benchmarks|models|pardec"
+        paths += re.findall(rf"`(?:\./|python )?((?:{floors})/[\w/.-]*)[` ]", text)
+        assert paths
+        for path in paths:
+            assert (ROOT / path).exists(), f"{page} names {path}"
+
+
+def test_the_sampler_of_the_contributing_page_works(tmp_path: Path) -> None:
+    (code,) = [code for _, code in MARKED.findall((ROOT / "CONTRIBUTING.md").read_text())]
+    (tmp_path / "surest.py").write_text(code)
+    script = """
+import surest, pardec
+from pardec.cli import run
+model = pardec.load("tiny-dream", device="cpu")
+result = model.generate(["Tom has 3 cups.", "Ann"], sampler="surest:k=3", max_new_tokens=8, stop_ids=[], block_length=8)
+assert [len(step.positions) for step in result.trace.steps[0]] == [3, 3, 2], result.trace.steps
+assert run(["show", "surest"]) == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]\n{script}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "positions a step" in done.stdout
+
+
+def test_the_changelog_is_of_this_version_or_ahead() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert "## [Unreleased]" in changelog or f"## [{pardec.__version__}]" in changelog
