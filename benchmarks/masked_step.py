@@ -72,13 +72,17 @@ class Plain:
 
     def commit(self, block: Tensor, logits: Tensor, mask: int | None) -> None:
         """The surest open position of each row."""
+        masked = block == mask
         logits[..., mask] = -torch.inf
         candidates = logits.argmax(-1)
         confidence = F.softmax(logits, dim=-1).gather(-1, candidates[..., None])[..., 0]
-        confidence = torch.where(block == mask, confidence, -torch.inf)
+        candidates = torch.where(masked, candidates, block)
+        confidence = torch.where(masked, confidence, -torch.inf)
+        chosen = torch.zeros_like(masked)
         for row in range(len(block)):
             _, where = torch.topk(confidence[row], k=1)
-            block[row, where] = candidates[row, where]
+            chosen[row, where] = True
+        block[chosen] = candidates[chosen]
 
     def forward(self, tokens: Tensor, start: int, kept: Any) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Logits of all `tokens` [B, Q], which stand from `start` on, and the K/V of each layer."""
@@ -119,7 +123,7 @@ class Timed(MaskedLoop):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.asking.logits = self._clocked(self.asking.logits, "forward_s")  # type: ignore[method-assign]
+        self.asking.law = self._clocked(self.asking.law, "forward_s")  # type: ignore[method-assign]
         self.decide = self._clocked(self.decide, "decision_s")  # type: ignore[method-assign]
         self.canvas.commit = self._clocked(self.canvas.commit, "decision_s")  # type: ignore[method-assign]
 

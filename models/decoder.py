@@ -105,22 +105,21 @@ class DecoderLayer(nn.Module):
         self.register_parameter("k_norm", _bias(dim, config.qk_norm))
 
     def forward(self, h: Tensor, step: _Pass, index: int, picked: Tensor | None = None) -> Tensor:
-        """States h [B, Q, E] through the layer at `index`; with `picked` [B, M], only those queries come out."""
+        """States h [B * Q, E] through the layer at `index`; with `picked` [B, M], only those queries come out."""
         if picked is not None:
-            h = self._picked(h, step, index, picked)
-            return h + self._mlp(h)
+            return self._mlp(self._picked(h, step, index, picked))
         skip = step.plan.skip
         if not skip or (index, "attn") not in skip:
-            h = h + self._attention(h, step, index)
+            h = self._attention(h, step, index)
         if not skip or (index, "mlp") not in skip:
-            h = h + self._mlp(h)
+            h = self._mlp(h)
         return h
 
     def _attention(self, h: Tensor, step: _Pass, index: int) -> Tensor:
         config, cache = self.config, step.cache
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         fused = F.linear(_norm(h, self.attn_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
-        fused = fused.view(*h.shape[:2], heads + 2 * kv_heads, dim)
+        fused = fused.view(*step.plan.tokens.shape, heads + 2 * kv_heads, dim)
         if config.qk_norm:
             q = _norm(fused[:, :, :heads], self.q_norm, config.norm_eps)
             k = _norm(fused[:, :, heads : heads + kv_heads], self.k_norm, config.norm_eps)
@@ -132,16 +131,18 @@ class DecoderLayer(nn.Module):
         if cache is not None:
             cache.write(index, k, v, step.plan, step.address)
             k, v = cache.k[index], cache.v[index]
-        return F.linear(attend(q, k, v, step.sight).flatten(2), self.out_weight, self.out_bias)
+        return _add_linear(h, attend(q, k, v, step.sight).reshape(-1, heads * dim), self.out_weight, self.out_bias)
 
     def _picked(self, h: Tensor, step: _Pass, index: int, picked: Tensor) -> Tensor:
-        """The attention block, with keys and values of all queries and the outputs of some, [B, M, E]."""
+        """The attention block, with keys and values of all queries and the outputs of some, [B * M, E]."""
         config, cache, cut = self.config, step.cache, self.config.heads * self.config.head_dim
         normed = _norm(h, self.attn_norm, config.norm_eps)
         bias = self.qkv_bias
         fused = F.linear(normed, self.qkv_weight[cut:], None if bias is None else bias[cut:])
-        k, v = fused.view(*h.shape[:2], 2 * config.kv_heads, config.head_dim).chunk(2, 2)
-        q = F.linear(_gather(normed, picked), self.qkv_weight[:cut], None if bias is None else bias[:cut])
+        shape = step.plan.tokens.shape
+        k, v = fused.view(*shape, 2 * config.kv_heads, config.head_dim).chunk(2, 2)
+        rows = (picked + torch.arange(0, shape.numel(), shape[1], device=picked.device)[:, None]).flatten()
+        q = F.linear(normed.index_select(0, rows), self.qkv_weight[:cut], None if bias is None else bias[:cut])
         q = q.view(*picked.shape, config.heads, config.head_dim)
         if config.qk_norm:
             q, k = _norm(q, self.q_norm, config.norm_eps), _norm(k, self.k_norm, config.norm_eps)
@@ -150,13 +151,14 @@ class DecoderLayer(nn.Module):
         if cache is not None:
             cache.write(index, k, v, step.plan, step.address)
             k, v = cache.k[index], cache.v[index]
-        return _gather(h, picked) + F.linear(attend(q, k, v, few.sight).flatten(2), self.out_weight, self.out_bias)
+        out = attend(q, k, v, few.sight).reshape(-1, cut)
+        return _add_linear(h.index_select(0, rows), out, self.out_weight, self.out_bias)
 
     def _mlp(self, h: Tensor) -> Tensor:
         config = self.config
         both = F.linear(_norm(h, self.mlp_norm, config.norm_eps), self.gate_up_weight, self.gate_up_bias)
         gated = F.silu(both[..., : config.mlp_width]) * both[..., config.mlp_width :]
-        return F.linear(gated, self.down_weight, self.down_bias)
+        return _add_linear(h, gated, self.down_weight, self.down_bias)
 
 
 class Decoder(nn.Module):
@@ -207,7 +209,7 @@ class Decoder(nn.Module):
         `plan.layers` runs a part of the stack: one that starts above 0 takes `plan.soft` as its incoming states.
         """
         chosen = range(self.config.layers)[plan.layers] if plan.layers is not None else range(self.config.layers)
-        h = self._enter(plan, chosen)
+        h = self._enter(plan, chosen).flatten(0, 1)  # [B * Q, E]: a product of matrices costs less than of stacks
         taps: dict[int, Tensor] = {}
         passes: dict[torch.device, _Pass] = {}
         narrowed = plan.narrow and self._narrows(plan)
@@ -221,8 +223,9 @@ class Decoder(nn.Module):
             # Not layer(...): accelerate replaces forward itself, and a call costs more.
             h = layer.forward(h, step, index, picked)
             if index in plan.hidden:
-                taps[index] = h
-        return Hidden(plan, h, self.project, taps, narrowed)
+                taps[index] = h.view(*plan.tokens.shape, -1)
+        shape = plan.want.shape if narrowed else plan.tokens.shape
+        return Hidden(plan, h.view(*shape, -1), self.project, taps, narrowed)
 
     def _narrows(self, plan: Plan) -> bool:
         """Whether leaving out of the last layer what is not wanted is possible and worth it."""
@@ -255,9 +258,10 @@ class Decoder(nn.Module):
         return _Pass(plan, cache, address, sight, cos, sin)
 
 
-def _gather(x: Tensor, picked: Tensor) -> Tensor:
-    """Queries `picked` [B, M] of x [B, Q, E] -> [B, M, E]."""
-    return x.gather(1, picked[..., None].expand(-1, -1, x.shape[-1]))
+def _add_linear(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """h + x @ weight.T (+ bias), the sum made by the product itself."""
+    out = torch.addmm(h, x, weight.t())
+    return out if bias is None else out + bias
 
 
 def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

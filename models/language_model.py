@@ -90,6 +90,10 @@ class LanguageModel:
         self._check(plan, cache)
         return self.decoder(plan, cache)
 
+    def run(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        """`forward` for a caller in inference mode whose plan differs from a checked one in tokens and wants alone."""
+        return self.decoder(plan, cache)
+
     def describe(self) -> str:
         """Where and how the model runs, and why, in one line."""
         return f"{self.name}: {self.family}, {self.choice}" if self.choice else f"{self.name}: {self.family}"

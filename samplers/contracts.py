@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -41,15 +41,15 @@ class Request:
 class Evidence:
     """What one forward says of the active block, rows aligned to the block. `eligible` marks what may be committed."""
 
-    logits: Tensor  # [B, W, V] float32, the mask id at -inf
+    law: Law  # the model's own distribution, the mask id at -inf
     positions: Tensor  # [B, W] int64 absolute
     eligible: Tensor  # [B, W] bool
     request: Request
 
-    @cached_property
-    def law(self) -> Law:
-        """The model's own distribution."""
-        return Law(self.logits)
+    @property
+    def logits(self) -> Tensor:
+        """[B, W, V] float32."""
+        return self.law.logits
 
     @cached_property
     def filtered(self) -> Law:
@@ -64,9 +64,7 @@ class Evidence:
         if not self.request.temperature:
             return self.law.greedy[0]
         width = self.logits.shape[-1]
-        return self.filtered.draw(
-            self.request.source.uniform(canvas.rows, canvas.step, self.positions, "token", width)
-        )
+        return self.filtered.draw(self.request.source.uniform(canvas.rows, canvas.step, self.positions, "token", width))
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
         """The candidates with their scores where eligible."""
@@ -145,6 +143,20 @@ class Finish(Protocol):
     def done(self, canvas: Canvas, request: Request) -> np.ndarray: ...
 
 
+@runtime_checkable
+class Checked(Protocol):
+    """A stage that cannot go with every other one: raises SpecError when a spec is resolved."""
+
+    def check(self, sampler: Sampler) -> None: ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A stage with a memory: `start` makes the state of one request, which every other call is handed."""
+
+    def start(self, canvas: Canvas) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Sampler:
     """A resolved spec: one object a stage."""
@@ -159,25 +171,42 @@ class Sampler:
     finish: tuple[Finish, ...]
 
     @property
-    def remembering(self) -> tuple[Any, ...]:
-        """The stages that are handed a state."""
+    def stateful(self) -> tuple[Any, ...]:
+        """The stages that are handed a state, in the order the loop keeps states."""
         return (self.cache, *self.logits, self.select, *self.widen)
 
 
-_T = TypeVar("_T")
+__all__ = [
+    "Ask",
+    "Cache",
+    "Canvas",
+    "Checked",
+    "Evidence",
+    "Finish",
+    "LogitsStage",
+    "Proposal",
+    "Propose",
+    "Remembering",
+    "Request",
+    "Sampler",
+    "Scheduled",
+    "Select",
+    "Widen",
+    "take_rows",
+]
 
 
-def take_rows(value: _T, rows: np.ndarray) -> _T:
+def take_rows(value: Any, rows: np.ndarray) -> Any:
     """`value` with only these rows, in this order, in every tensor and array it holds (rows are dimension 0)."""
     if isinstance(value, Tensor):
-        return value[torch.as_tensor(rows, device=value.device)]  # type: ignore[return-value]
+        return value[torch.as_tensor(rows, device=value.device)]
     if isinstance(value, np.ndarray):
-        return value[rows]  # type: ignore[return-value]
+        return value[rows]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kept = {f.name: take_rows(getattr(value, f.name), rows) for f in dataclasses.fields(value)}
         return dataclasses.replace(value, **kept)
     if isinstance(value, tuple):
-        return tuple(take_rows(item, rows) for item in value)  # type: ignore[return-value]
+        return tuple(take_rows(item, rows) for item in value)
     if isinstance(value, dict):
-        return {key: take_rows(item, rows) for key, item in value.items()}  # type: ignore[return-value]
+        return {key: take_rows(item, rows) for key, item in value.items()}
     return value

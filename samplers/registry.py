@@ -8,13 +8,13 @@ import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from typing import Any, Literal, TypeVar
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
-from pardec.samplers.contracts import Cache, Finish, LogitsStage, Propose, Sampler, Select, Widen
+from pardec.samplers.contracts import Checked, Sampler
 from pardec.samplers.presets import PRESETS, Preset
 from pardec.samplers.spec import Part, Spec, parse
 
@@ -76,7 +76,13 @@ def _load_all() -> None:
         for module in pkgutil.iter_modules(package.__path__, folder + "."):
             importlib.import_module(module.name)
     for entry in importlib.metadata.entry_points(group="pardec.samplers"):
-        entry.load()
+        try:
+            entry.load()
+        except Exception as error:
+            raise SpecError(
+                f"the sampler {entry.name!r} of another package ({entry.value}) does not load: {error}",
+                hint="repair or uninstall that package",
+            ) from error
 
 
 def cards() -> list[Card]:
@@ -93,7 +99,8 @@ def find(name: str) -> Card:
     """
     _load_all()
     if name not in _methods:
-        raise UnknownNameError(f"unknown sampler {name!r}{did_you_mean(name, _methods)}", hint='run "pardec list samplers"')
+        near = did_you_mean(name, _methods)
+        raise UnknownNameError(f"unknown sampler {name!r}{near}", hint='run "pardec list samplers"')
     return _methods[name]
 
 
@@ -137,55 +144,67 @@ def resolve(spec: str | Spec | None) -> Sampler:
     if isinstance(spec, str) and spec.startswith("preset:"):
         spec = preset(spec).spec
     parsed = parse(DEFAULT if spec is None else spec)
-    stages: dict[str, list[tuple[Part, Any]]] = {stage: [] for stage in STAGES}
+    stages = _by_stage(parsed)
+    _add_default(stages, "select", "threshold")
+    _add_default(stages, "propose", getattr(stages["select"][0][1], "prefers", "confidence"))
+    _add_default(stages, "cache", "none")
+    _refuse_doubles(parsed, stages)
+    order = [named for stage in STAGES for named in stages[stage]]
+    full = [_full(name, made) for name, made in order]
+    sampler = Sampler(
+        spec=Spec(tuple(full[:-1]), full[-1]),  # the cache is the last stage, and there is one
+        exact="greedy" if all(_exact(name, made) == "greedy" for name, made in order) else "relaxed",
+        cache=stages["cache"][0][1],
+        logits=tuple(made for _, made in stages["logits"]),
+        propose=stages["propose"][0][1],
+        select=stages["select"][0][1],
+        widen=tuple(made for _, made in stages["widen"]),
+        finish=tuple(made for _, made in stages["finish"]),
+    )
+    for _, made in order:
+        if isinstance(made, Checked):
+            made.check(sampler)
+    return sampler
+
+
+_Stages = dict[str, list[tuple[str, Any]]]  # stage -> (name, method) in the order written
+
+
+def _by_stage(parsed: Spec) -> _Stages:
+    stages: _Stages = {stage: [] for stage in STAGES}
     for part in parsed.parts:
-        card = find(part.name)
-        if card.stage == "cache":
+        stage = find(part.name).stage
+        if stage == "cache":
             raise SpecError(f"{part.name!r} is a cache and follows '@'", hint=f"write ...@{part}")
-        stages[card.stage].append((part, build(part)))
+        stages[stage].append((part.name, build(part)))
     if parsed.cache is not None:
-        if find(parsed.cache.name).stage != "cache":
-            stage = find(parsed.cache.name).stage
+        name, stage = parsed.cache.name, find(parsed.cache.name).stage
+        if stage != "cache":
+            raise SpecError(f"{name!r} after '@' is no cache but a {stage} stage", hint="join it with '+' instead")
+        stages["cache"].append((name, build(parsed.cache)))
+    return stages
+
+
+def _add_default(stages: _Stages, stage: str, name: str) -> None:
+    if not stages[stage]:
+        stages[stage].append((name, build(Part(name))))
+
+
+def _refuse_doubles(parsed: Spec, stages: _Stages) -> None:
+    for stage, named in stages.items():
+        names = [name for name, _ in named]
+        if stage in _SINGLE and len(names) > 1:
             raise SpecError(
-                f"{parsed.cache.name!r} after '@' is no cache but a {stage} stage", hint="join it with '+' instead"
-            )
-        stages["cache"].append((parsed.cache, build(parsed.cache)))
-    for stage, parts in stages.items():
-        names = [part.name for part, _ in parts]
-        if stage in _SINGLE and len(parts) > 1:
-            raise SpecError(
-                f"{str(parsed)!r} names {len(parts)} {stage} policies ({', '.join(names)}), one is allowed",
+                f"{str(parsed)!r} names {len(names)} {stage} policies ({', '.join(names)}), one is allowed",
                 hint=f'keep one; "pardec list samplers --stage {stage}" shows the choices',
             )
         if len(set(names)) < len(names):
             raise SpecError(f"{str(parsed)!r} names {max(names, key=names.count)!r} twice", hint="keep one of them")
 
-    def one(stage: str, default: str) -> Any:
-        if not stages[stage]:
-            part = parse(default).parts[0]
-            stages[stage].append((part, build(part)))
-        return stages[stage][0][1]
 
-    select = typing.cast(Select, one("select", "threshold"))
-    propose = typing.cast(Propose, one("propose", getattr(select, "prefers", "confidence")))
-    caching = typing.cast(Cache, one("cache", "none"))
-    (cache_part, _), *_ = stages["cache"]
-    order = [part for stage in STAGES if stage != "cache" for part in stages[stage]]
-    full = Spec(tuple(_full(part.name, made) for part, made in order), _full(cache_part.name, caching))
-    sampler = Sampler(
-        spec=full,
-        exact="relaxed" if any(find(part.name).exact == "relaxed" for part in (*full.parts, cache_part)) else "greedy",
-        cache=caching,
-        logits=tuple(typing.cast(LogitsStage, made) for _, made in stages["logits"]),
-        propose=propose,
-        select=select,
-        widen=tuple(typing.cast(Widen, made) for _, made in stages["widen"]),
-        finish=tuple(typing.cast(Finish, made) for _, made in stages["finish"]),
-    )
-    for stage in (*sampler.logits, propose, select, *sampler.widen, *sampler.finish, caching):
-        if hasattr(stage, "check"):
-            stage.check(sampler)
-    return sampler
+def _exact(name: str, made: Any) -> str:
+    """What the method says of itself with its parameters, else its card's word."""
+    return str(getattr(made, "exact", find(name).exact))
 
 
 def _full(name: str, made: Any) -> Part:
@@ -193,7 +212,7 @@ def _full(name: str, made: Any) -> Part:
 
 
 def _write(value: Any) -> str:
-    return {True: "true", False: "false", None: "none"}[value] if value is None or value is True or value is False else str(value)
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read(text: str, kind: Any, where: str) -> Any:

@@ -41,7 +41,7 @@ TOLERANCE = 1e-4  # of logits, relative to the largest of the tensor
 
 # Cases in which a reference does what pardec does not build; they are declared where they do not match.
 DECLARED = {
-    "dinfer-fast-*-earlystop": "everything after an end token, committed or not, prompt included, is overwritten at once",
+    "dinfer-fast-*-earlystop": "what follows an end token, committed or not, prompt included, is overwritten",
 }
 
 
@@ -94,7 +94,9 @@ def _dinfer(case: Case) -> Call:
 
 def _dkv(case: Case) -> Call | None:
     p = case["params"]
-    return None if p["enable_cache"] else (f"fixed:steps={p['steps']},reference=true", {"block_length": p["block_length"]})
+    if p["enable_cache"]:
+        return None
+    return f"fixed:steps={p['steps']},reference=true", {"block_length": p["block_length"]}
 
 
 def _fast_dllm_dream(case: Case) -> Call:

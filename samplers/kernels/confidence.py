@@ -53,8 +53,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
         found = confidence(logits)
         return found.ids, found.probability
     logits = logits.float()
-    top1, ids = logits.max(-1)
-    return ids, (logits - top1[..., None]).exp().sum(-1).reciprocal()
+    return logits.argmax(-1), logits.softmax(-1).amax(-1)
 
 
 def _define(logits: Tensor) -> Confidence:

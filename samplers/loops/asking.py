@@ -1,21 +1,27 @@
-"""From the positions that a cache policy asks to logits of the active block: plans, groups of rows, guidance."""
+"""From the positions that a cache policy asks to the law of the active block: plans, groups of rows, guidance."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.language_model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers.canvas import GIVEN, Canvas
 from pardec.samplers.contracts import Ask
+from pardec.samplers.kernels.law import Law
 
 # A forward of its own costs a group of rows about as much as this many more queries would.
 _GROUP_COST = 24
+# So many queries fewer in the last layer, or rows fewer in the head, are worth picking them out.
+_NARROW_GAIN = 10
+_COMPACT_GAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +70,14 @@ class Asking:
         if self.given is not None:
             self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
         if self.cache is not None and len(rows):
-            half = self.cache.batch // self.copies
-            self.cache.keep(torch.from_numpy(np.concatenate([rows + half * copy for copy in range(self.copies)])))
+            self.cache.keep(torch.from_numpy(self._cache_rows(rows)))
         self._key = b""
+
+    def _cache_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Where the cache has these live rows: with guidance once more, in its second half."""
+        assert self.cache is not None
+        half = self.cache.batch // self.copies
+        return np.concatenate([rows + half * copy for copy in range(self.copies)])
 
     def queries(self, ask: Ask) -> Queries:
         """What to query so that everything asked is, and everything wanted is predicted.
@@ -81,56 +92,69 @@ class Asking:
             start = np.minimum(ask.start, np.maximum(first - canvas.shift, 0))
             return Queries(canvas.rows, start, np.maximum(ask.stop, canvas.hi - canvas.shift))
         mask = ask.mask[:, : canvas.length].cpu().numpy().copy()
-        row, column = np.nonzero(canvas.eligible.cpu().numpy())
+        row, column = np.nonzero(canvas.eligible_host)
         mask[row, np.maximum(canvas.lo[row] + column - canvas.shift, 0)] = True
         count = mask.sum(1)
         positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
         positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
         return Queries(canvas.rows, np.zeros_like(count), count, positions)
 
-    def logits(self, queries: Queries, first: np.ndarray | None = None) -> Tensor:
-        """One forward for every live row -> float32 [B, W, V], aligned to the active block.
+    def law(self, queries: Queries, first: np.ndarray | None = None) -> Law:
+        """One forward for every live row: the model's distribution at the positions of the active block, in float32.
 
-        `first` [B] is the first position whose prediction is wanted, the block's start if None. What stands for other
-        positions means nothing.
+        `first` [B] is the first position whose prediction is wanted, the block's start if None. What stands for
+        positions before it, outside of the block, or committed already means nothing.
         """
         canvas = self.canvas
         key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
         if queries.positions is not None or key != self._key:
             self._lay(queries, canvas.lo if first is None else first)
             self._key = key
+            forward = self.model.forward
+        else:
+            forward = self.model.run  # a plan that was checked, with other tokens
         self._begun = True
-        parts = [self._forward(group) for group in self._groups]
-        return parts[0] if self._order is None else torch.cat(parts)[self._order]
+        if len(self._groups) == 1:
+            return Law(*self._forward(self._groups[0], forward))
+        rows, places, count = [], [], 0
+        for group in self._groups:
+            logits, place = self._forward(group, forward)
+            if place is None:
+                place = torch.arange(logits.shape[0] * logits.shape[1], device=logits.device).view(logits.shape[:2])
+            rows.append(logits.reshape(-1, logits.shape[-1]))
+            places.append(place + count)
+            count += len(rows[-1])
+        return Law(torch.cat(rows), torch.cat(places)[self._order])
 
     # --- one forward ---
 
-    def _forward(self, group: _Group) -> Tensor:
-        tokens, want, place = self._at(self.canvas.tokens, group), group.want, None
+    def _forward(
+        self, group: _Group, forward: Callable[[Plan, KVCache | None], Hidden]
+    ) -> tuple[Tensor, Tensor | None]:
+        """`rows` and `place` of the law of one group."""
+        tokens, want, place, narrow = self._at(self.canvas.tokens, group), group.want, None, True
         if want.device.type == "cpu":  # elsewhere the shapes had better stay what they are
             want, place = self._open_only(group)
+            narrow = (group.plan.width - want.shape[1]) * len(want) >= _NARROW_GAIN
         if self.given is not None:
             tokens = torch.cat([tokens, tokens.masked_fill(self._at(self.given, group), self.canvas.mask_id)])
             want = torch.cat([want, want])
-        logits = self.model.forward(replace(group.plan, tokens=tokens, want=want), self.cache).logits()
+        logits = forward(replace(group.plan, tokens=tokens, want=want, narrow=narrow), self.cache).logits()
         if self.cfg is not None:
             conditional, unconditional = logits.chunk(2)
             logits = unconditional + self.cfg * (conditional - unconditional)
-        if place is None:
-            return logits
-        return logits.flatten(0, 1).index_select(0, place).unflatten(0, group.want.shape)
+        return (logits, None) if place is None else (logits.flatten(0, 1), place)
 
     def _open_only(self, group: _Group) -> tuple[Tensor, Tensor | None]:
-        """What is wanted of the positions that are open, [n, M], and where among it each of the block's stands, flat."""
-        eligible = self.canvas.eligible.numpy()
+        """The queries wanted for open positions, [n, M], and where among them each block position's is, [n, W]."""
+        eligible = self.canvas.eligible_host
         eligible = eligible if group.rows is None else eligible[group.rows]
-        count = eligible.sum(1)
-        most = int(count.max())
-        if most == eligible.shape[1]:
+        most = int(eligible.sum(1).max())
+        if (eligible.shape[1] - most) * len(eligible) < _COMPACT_GAIN:
             return group.want, None
         order = np.argsort(~eligible, axis=1, kind="stable")[:, :most]
         place = np.maximum(eligible.cumsum(1) - 1, 0) + np.arange(0, len(eligible) * most, most)[:, None]
-        return group.want.gather(1, torch.from_numpy(order)), torch.from_numpy(place).flatten()
+        return group.want.gather(1, torch.from_numpy(order)), torch.from_numpy(place)
 
     def _at(self, held: Tensor, group: _Group) -> Tensor:
         """What the canvas holds at the queries of a group, [n, Q]."""
@@ -178,7 +202,9 @@ class Asking:
         cache_rows = None
         if self.cache is not None and not whole:
             half = self.cache.batch // self.copies
-            cache_rows = torch.from_numpy(np.concatenate([rows + half * copy for copy in range(self.copies)])).to(device)
+            cache_rows = torch.from_numpy(np.concatenate([rows + half * copy for copy in range(self.copies)])).to(
+                device
+            )
         plan = Plan(
             tokens=put(positions),
             positions=put(positions),
@@ -186,7 +212,6 @@ class Asking:
             visible=self.model.visible(),
             lengths=put(end),
             want=put(want),
-            narrow=True,
             rows=cache_rows,
             uniform=int(end[0]) if even and (end == end[0]).all() else None,
             span=span,

@@ -17,8 +17,9 @@ from torch import Tensor
 from pardec.models.errors import ModelError
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.canvas import Canvas
-from pardec.samplers.contracts import Ask, Evidence, Request, Sampler, Scheduled, take_rows
+from pardec.samplers.contracts import Ask, Evidence, Remembering, Request, Sampler, Scheduled, take_rows
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
+from pardec.samplers.kernels.law import Law
 from pardec.samplers.kernels.rank import best
 from pardec.samplers.loops.asking import Asking, Queries
 from pardec.samplers.trace import Trace
@@ -36,9 +37,9 @@ def decode(model: LanguageModel, sampler: Sampler, request: Request, *, steps: b
     yield loop.started()
     yield from loop.retire()
     while len(loop.canvas):
-        committed = loop.step()
+        was_open = loop.step()
         if steps:
-            yield loop.told(committed)
+            yield loop.told(was_open)
         yield from loop.retire()
     yield loop.finished()
 
@@ -50,6 +51,9 @@ class MaskedLoop:
         facts = model.facts
         if facts.mask_id is None:
             raise ModelError(f"{model.name} has no mask token: it is no masked diffusion model")
+        block_causal = facts.attention == "block-causal"
+        if block_causal and not (request.absolute and request.block_length == facts.block):
+            raise ModelError(f"{model.name} decodes in blocks of {facts.block} laid from position 0, and no others")
         self.sampler, self.request = sampler, request
         self.canvas = canvas = Canvas(
             request.canvases,
@@ -58,14 +62,15 @@ class MaskedLoop:
             pad_id=facts.pad_id,
             block_length=request.block_length,
             absolute=request.absolute,
-            block_causal=facts.attention == "block-causal",
+            block_causal=block_causal,
             shift=facts.shift,
             device=model.device,
         )
         self.states: tuple[Any, ...] = tuple(
-            stage.start(canvas) if hasattr(stage, "start") else None for stage in sampler.remembering
+            stage.start(canvas) if isinstance(stage, Remembering) else None for stage in sampler.stateful
         )
         self.asking = Asking(model, canvas, stores=sampler.cache.stores, cfg=request.cfg)
+        self.schedule = sampler.select if isinstance(sampler.select, Scheduled) else None
         self.history: list[Queries] = []
         self.done: dict[int, RowFinished] = {}
         # Finished rows leave the canvas; what they held waits here for the trace.
@@ -88,19 +93,18 @@ class MaskedLoop:
 
     def plan(self, cache_state: Any, states: list[Any]) -> Ask:
         """The schedule's clock, then the positions to query."""
-        canvas, select = self.canvas, self.sampler.select
-        if isinstance(select, Scheduled):
-            canvas.skip(select.tick(canvas, states[len(self.sampler.logits)]))
-        return self.sampler.cache.ask(canvas, cache_state)
+        if self.schedule is not None:
+            self.canvas.skip(self.schedule.tick(self.canvas, states[len(self.sampler.logits)]))
+        return self.sampler.cache.ask(self.canvas, cache_state)
 
     def look(self, ask: Ask) -> Evidence:
         """The forward, and what it says of the active block."""
         canvas = self.canvas
         queries = self.asking.queries(ask)
         self.history.append(queries)
-        logits = self.asking.logits(queries, ask.first)
-        logits[..., canvas.mask_id] = -torch.inf
-        return Evidence(logits, canvas.window, canvas.eligible, self.request)
+        law = self.asking.law(queries, ask.first)
+        law.rows[..., canvas.mask_id] = -torch.inf
+        return Evidence(law, canvas.window, canvas.eligible, self.request)
 
     def decide(self, evidence: Evidence, ask: Ask, states: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Which positions of the active block are committed, to which tokens, with what scores; each [B, W]."""
@@ -108,15 +112,16 @@ class MaskedLoop:
         waiting = iter(states)
         for stage in sampler.logits:
             changed = stage.logits(evidence, canvas, next(waiting))
-            evidence = Evidence(changed, evidence.positions, evidence.eligible, self.request)
+            evidence = Evidence(Law(changed), evidence.positions, evidence.eligible, self.request)
         proposal = sampler.propose.propose(evidence, canvas)
         chosen = sampler.select.select(proposal, canvas, next(waiting))
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, next(waiting))
         chosen = chosen & evidence.eligible
-        # A method may score -inf for "last"; what is open still comes before what is not.
-        score = proposal.score.clamp(min=_LOWEST).masked_fill(~evidence.eligible, -torch.inf)
-        chosen = chosen | (best(score) & ~chosen.any(1, keepdim=True))
+        if chosen.device.type != "cpu" or not chosen.numpy().any(1).all():
+            # A method may score -inf for "last"; what is open still comes before what is not.
+            score = proposal.score.clamp(min=_LOWEST).masked_fill(~evidence.eligible, -torch.inf)
+            chosen = chosen | (best(score) & ~chosen.any(1, keepdim=True))
         if ask.must is not None:
             must = torch.from_numpy(ask.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
             first = torch.arange(chosen.shape[1], device=chosen.device) == 0
@@ -152,7 +157,9 @@ class MaskedLoop:
 
     def started(self) -> Started:
         canvas = self.canvas
-        return Started(canvas.tokens_host().copy(), canvas.open_host[:, : canvas.length].copy(), canvas.prompt)
+        return Started(
+            canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy(), canvas.prompt
+        )
 
     def told(self, open_before: np.ndarray) -> Step:
         """The step just made; copies, so that it may be kept."""
@@ -162,7 +169,7 @@ class MaskedLoop:
             number=len(self.history) - 1,
             rows=canvas.rows,
             nfe=canvas.nfe,
-            tokens=canvas.tokens_host().copy(),
+            tokens=canvas.tokens_host[:, : canvas.length].copy(),
             open=still.copy(),
             committed=open_before[:, : canvas.length] & ~still,
         )

@@ -6,7 +6,7 @@ Large Language Diffusion Models ("low confidence remasking"), https://arxiv.org/
 
 With `of=raw` (LLaDA) the probability is the model's own, also where the candidate was drawn at a temperature or from a
 filtered distribution; with `of=filtered` (Dream) it is that of the distribution the candidate was drawn from.
-Exact: greedy.
+Exact: greedy with `of=raw`, which is the order that `sequential` is defined in.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from pardec.samplers.registry import register
 @dataclass(frozen=True)
 class Confidence:
     of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
+
+    @property
+    def exact(self) -> str:
+        return "greedy" if self.of == "raw" else "relaxed"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         law = evidence.law if self.of == "raw" else evidence.filtered

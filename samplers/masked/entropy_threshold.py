@@ -2,7 +2,7 @@
 
 dParallel: Learnable Parallel Decoding for dLLMs, https://arxiv.org/abs/2509.26488
 
-    commit = {i : H_i <= tau}, or the position of least entropy if there is none
+    commit = {i : H_i <= tau}, or the best-scored position if there is none (by default the least entropy)
 
 Exact: no.
 """

@@ -4,9 +4,9 @@ Large Language Diffusion Models, https://arxiv.org/abs/2502.09992
 
     a block of n open tokens and s steps commits n // s + [i < n % s] at its step i, the surest (or random ones) first
 
-`steps` is for the whole canvas and is shared out over the blocks. Idle forwards of the reference, where a block has more
-steps than tokens, are not made. `reference=true` breaks ties of the score as torch.topk does over the whole canvas row,
-which the published loop relies on; otherwise the lowest position wins.
+`steps` is for the whole canvas and is shared out over its blocks, at least one each. Idle forwards of the reference,
+where a block has more steps than tokens, are not made. `reference=true` breaks ties of the score as torch.topk does
+over the canvas row, which the published loop relies on; otherwise the lowest position wins.
 Exact: yes with one token a step in order of confidence, otherwise no.
 """
 
@@ -63,7 +63,8 @@ class Fixed:
         first = (canvas.prompt - canvas.origin) // canvas.block_length
         blocks = -(-(canvas.total - canvas.origin) // canvas.block_length) - first
         at = (canvas.lo - canvas.origin) // canvas.block_length - first
-        return np.maximum(even_share(self.steps, blocks, at), 1)
+        share: np.ndarray = np.maximum(even_share(self.steps, blocks, at), 1)
+        return share
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Block) -> Tensor:
         score = proposal.score
