@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .errors import ModelError
 from .hidden import Hidden
 from .kernels.attention import Sight, attend, look
-from .kv_cache import Address, KVCache
+from .kv_cache import Address, KVCache, Views
 from .plan import Plan, moved
 from .rope import Rope, rotate
 
@@ -62,9 +62,20 @@ class _Pass:
     plan: Plan
     cache: KVCache | None
     address: Address | None
+    views: list[Views] | None
     sight: Sight
     cos: Tensor
     sin: Tensor
+
+    def store(self, cache: KVCache, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes k, v [B, Q, K, D] of layer `index`; what its queries read, [rows, >= S, K, D] each."""
+        if self.views is not None:
+            to_k, to_v, from_k, from_v = self.views[index]
+            to_k.copy_(k)
+            to_v.copy_(v)
+            return from_k, from_v
+        cache.write(index, k, v, self.plan, self.address)
+        return cache.k[index], cache.v[index]
 
     def narrowed(self, picked: Tensor) -> _Pass:
         """The same pass with the queries `picked` [B, M] alone; keys and values are not concerned."""
@@ -129,8 +140,7 @@ class DecoderLayer(nn.Module):
         turned = rotate(turned, step.cos, step.sin)
         q, k, v = turned[:, :, :heads], turned[:, :, heads:], fused[:, :, heads + kv_heads :]
         if cache is not None:
-            cache.write(index, k, v, step.plan, step.address)
-            k, v = cache.k[index], cache.v[index]
+            k, v = step.store(cache, index, k, v)
         return _add_linear(h, attend(q, k, v, step.sight).reshape(-1, heads * dim), self.out_weight, self.out_bias)
 
     def _picked(self, h: Tensor, step: _Pass, index: int, picked: Tensor) -> Tensor:
@@ -149,8 +159,7 @@ class DecoderLayer(nn.Module):
         few = step.narrowed(picked)
         q, k = rotate(q, few.cos, few.sin), rotate(k, step.cos, step.sin)
         if cache is not None:
-            cache.write(index, k, v, step.plan, step.address)
-            k, v = cache.k[index], cache.v[index]
+            k, v = step.store(cache, index, k, v)
         out = attend(q, k, v, few.sight).reshape(-1, cut)
         return _add_linear(h.index_select(0, rows), out, self.out_weight, self.out_bias)
 
@@ -254,8 +263,9 @@ class Decoder(nn.Module):
         extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
         plain = torch.is_grad_enabled() and self.training
         sight = look(plan, extent=extent, dtype=dtype, device=device, plain=plain)
-        address = cache.address(plan) if cache is not None else None
-        return _Pass(plan, cache, address, sight, cos, sin)
+        views = cache.views(plan) if cache is not None else None
+        address = cache.address(plan) if cache is not None and views is None else None
+        return _Pass(plan, cache, address, views, sight, cos, sin)
 
 
 def _add_linear(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

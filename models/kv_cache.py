@@ -10,6 +10,7 @@ from torch import Tensor
 from .errors import CacheError, CapacityError
 from .plan import Plan
 
+Views = tuple[Tensor, Tensor, Tensor, Tensor]  # K and V written [B, Q, K, D], K and V read [B, S, K, D]
 Address = tuple[int, int] | Tensor  # (start, stop) of a slice all rows share, or flat indices [B * Q]
 
 
@@ -41,6 +42,8 @@ class KVCache:
         with torch.inference_mode(False):  # so that a cache made in inference mode can be written outside it
             self.k = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
             self.v = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
+
+        self._views: dict[tuple[int, int, int], list[Views]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -100,6 +103,19 @@ class KVCache:
         rows = plan.rows.to(k.device)
         return k.index_select(0, rows), v.index_select(0, rows)
 
+    def views(self, plan: Plan) -> list[Views] | None:
+        """Where each layer's K and V of `plan` go and what it reads, if that is a slice; kept for the next such plan."""
+        if plan.rows is not None or plan.span is None:
+            return None
+        key = (*plan.span, self.extent(plan))
+        if key not in self._views:
+            start, stop, extent = key
+            self._views[key] = [
+                (k[:, start:stop], v[:, start:stop], k[:, :extent], v[:, :extent])
+                for k, v in zip(self.k, self.v, strict=True)
+            ]
+        return self._views[key]
+
     def extent(self, plan: Plan) -> int:
         """Slots a forward has to look at: the common or longest length where the host knows it, else the capacity."""
         if plan.uniform is not None:
@@ -115,6 +131,7 @@ class KVCache:
                 for layer, tensor in enumerate(store):
                     store[layer] = tensor.index_select(0, rows.to(tensor.device))
         self.batch = rows.numel()
+        self._views.clear()
 
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
         """Copy slots `source` [B, T] to `target` [B, T], all reads before all writes; -1 in `target` moves nothing.

@@ -84,7 +84,7 @@ class Plan:
     skip: frozenset[tuple[int, str]] = frozenset()  # (layer, "attn" | "mlp") sub-blocks left out
     hidden: tuple[int, ...] = ()  # layers whose outputs are kept
     rows: Tensor | None = None  # [B] int64 cache row of each plan row; None: row i is cache row i
-    uniform: int | None = None  # host knowledge: every row's length is this, and no query is padding
+    uniform: int | None = None  # host knowledge: every row's length is this
     span: tuple[int, int] | None = None  # host knowledge: every row's positions and slots are arange(start, stop)
     narrow: bool = False  # nothing but `want` will be asked of this forward, so the last layer may leave the rest out
 

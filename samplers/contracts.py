@@ -94,8 +94,7 @@ class Ask:
     start: np.ndarray  # [B]
     stop: np.ndarray  # [B]
     mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
-    first: np.ndarray | None = None  # [B] first block position whose prediction is wanted; None: the block's start
-    must: np.ndarray | None = None  # [B] bool: commit exactly that first position if it is open, whatever select says
+    must: np.ndarray | None = None  # [B] bool: commit exactly the block's first position if it is open
 
 
 class Cache(Protocol):

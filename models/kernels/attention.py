@@ -142,7 +142,7 @@ def _sees_all(plan: Plan) -> bool:
 
 def _rows(stored: Tensor, sight: Sight) -> Tensor:
     """The slots that are read, as rows of the plan; whatever stands past a row's length becomes zero."""
-    read = stored[:, : sight.extent]
+    read = stored if stored.shape[1] == sight.extent else stored[:, : sight.extent]
     if sight.rows is not None:
         read = read.index_select(0, sight.rows)
     if sight.dead is None:

@@ -48,13 +48,11 @@ class SpanCache:
     def _published(self, canvas: Canvas, state: Published) -> Ask:
         """dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
         finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
-        else; then it never asks the position before the block."""
+        else."""
         state.windows = state.windows + (canvas.entered & state.refreshed)
         due = canvas.entered
         if self.refresh:
             due = due | ((state.windows % self.refresh == 0) & ~state.refreshed)
         state.windows, state.refreshed = state.windows + ~due, due
         start, stop = np.where(due, 0, canvas.lo), np.where(due, canvas.end, self.stop(canvas))
-        if not canvas.shift:
-            return Ask(start, stop)
-        return Ask(start, stop, first=np.where(due, canvas.lo, canvas.lo + 1), must=due)
+        return Ask(start, stop, must=due if canvas.shift else None)

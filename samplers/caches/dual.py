@@ -5,7 +5,8 @@ https://arxiv.org/abs/2505.22618
 
     asked = [0, end) when a block is entered, [block start, block end) otherwise
 
-In a shifted family the position before the block is asked as well, since it predicts the block's first token.
+In a shifted family the position before the block is asked as well while the block's first token, which it predicts,
+is open.
 `reference=true` is for parity with the published loops: see `caches/_span.py`.
 Exact: no; in block-causal families yes, since what stands before the block is final.
 """

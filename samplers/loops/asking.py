@@ -20,7 +20,7 @@ from pardec.samplers.kernels.law import Law
 # A forward of its own costs a group of rows about as much as this many more queries would.
 _GROUP_COST = 24
 # So many queries fewer in the last layer, or rows fewer in the head, are worth picking them out.
-_NARROW_GAIN = 10
+_NARROW_GAIN = 40
 _COMPACT_GAIN = 4
 
 
@@ -82,14 +82,14 @@ class Asking:
     def queries(self, ask: Ask) -> Queries:
         """What to query so that everything asked is, and everything wanted is predicted.
 
-        The first forward of a request is full. In a shifted family the prediction of p stands in row p - 1.
+        The first forward of a request is full. In a shifted family the prediction of p stands in row p - 1, so that the
+        position before the block is asked too, as long as the block's first one is open.
         """
         canvas = self.canvas
         if not self._begun:
             return Queries(canvas.rows, np.zeros_like(canvas.end), canvas.end)
         if ask.mask is None:
-            first = canvas.lo if ask.first is None else ask.first
-            start = np.minimum(ask.start, np.maximum(first - canvas.shift, 0))
+            start = np.minimum(ask.start, np.maximum(canvas.first_open - canvas.shift, 0))
             return Queries(canvas.rows, start, np.maximum(ask.stop, canvas.hi - canvas.shift))
         mask = ask.mask[:, : canvas.length].cpu().numpy().copy()
         row, column = np.nonzero(canvas.eligible_host)
@@ -99,16 +99,15 @@ class Asking:
         positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
         return Queries(canvas.rows, np.zeros_like(count), count, positions)
 
-    def law(self, queries: Queries, first: np.ndarray | None = None) -> Law:
-        """One forward for every live row: the model's distribution at the positions of the active block, in float32.
+    def law(self, queries: Queries) -> Law:
+        """One forward for every live row: the model's distribution at the open positions of the active block, float32.
 
-        `first` [B] is the first position whose prediction is wanted, the block's start if None. What stands for
-        positions before it, outside of the block, or committed already means nothing.
+        What stands for the block's other positions means nothing.
         """
         canvas = self.canvas
         key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
         if queries.positions is not None or key != self._key:
-            self._lay(queries, canvas.lo if first is None else first)
+            self._lay(queries)
             self._key = key
             forward = self.model.forward
         else:
@@ -167,15 +166,15 @@ class Asking:
 
     # --- laying plans ---
 
-    def _lay(self, queries: Queries, first: np.ndarray) -> None:
+    def _lay(self, queries: Queries) -> None:
         split = _split(queries.stop - queries.start)
-        self._groups = [self._group(rows, queries, first) for rows in split]
+        self._groups = [self._group(rows, queries) for rows in split]
         self._order = None
         if len(split) > 1:
             order = np.argsort(np.concatenate(split))
             self._order = torch.from_numpy(order).to(self.canvas.tokens.device)
 
-    def _group(self, rows: np.ndarray, queries: Queries, first: np.ndarray) -> _Group:
+    def _group(self, rows: np.ndarray, queries: Queries) -> _Group:
         canvas, device = self.canvas, self.canvas.tokens.device
         start, stop, end = queries.start[rows], queries.stop[rows], canvas.end[rows]
         lo, hi = canvas.lo[rows], canvas.hi[rows]
@@ -185,11 +184,10 @@ class Asking:
             positions[positions >= stop[:, None]] = -1
         else:
             positions = queries.positions[rows, :width]
-        wanted = lo[:, None] + np.arange(canvas.block_length)
-        outside = (wanted < first[rows, None]) | (wanted >= hi[:, None])
-        wanted = np.maximum(wanted - canvas.shift, 0)
+        block = lo[:, None] + np.arange(canvas.block_length)
+        wanted = np.maximum(block - canvas.shift, 0)
         want = wanted - start[:, None] if queries.positions is None else _index(positions, wanted)
-        want[outside] = -1
+        want[(block >= hi[:, None]) | (want < 0)] = -1
         even = bool((stop - start == width).all())
         span = None
         if even and queries.positions is None and (start == start[0]).all():
@@ -201,10 +199,7 @@ class Asking:
         whole = len(rows) == len(canvas)
         cache_rows = None
         if self.cache is not None and not whole:
-            half = self.cache.batch // self.copies
-            cache_rows = torch.from_numpy(np.concatenate([rows + half * copy for copy in range(self.copies)])).to(
-                device
-            )
+            cache_rows = torch.from_numpy(self._cache_rows(rows)).to(device)
         plan = Plan(
             tokens=put(positions),
             positions=put(positions),
@@ -213,7 +208,7 @@ class Asking:
             lengths=put(end),
             want=put(want),
             rows=cache_rows,
-            uniform=int(end[0]) if even and (end == end[0]).all() else None,
+            uniform=int(end[0]) if (end == end[0]).all() else None,
             span=span,
         )
         source = None

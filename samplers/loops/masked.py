@@ -102,7 +102,7 @@ class MaskedLoop:
         canvas = self.canvas
         queries = self.asking.queries(ask)
         self.history.append(queries)
-        law = self.asking.law(queries, ask.first)
+        law = self.asking.law(queries)
         law.rows[..., canvas.mask_id] = -torch.inf
         return Evidence(law, canvas.window, canvas.eligible, self.request)
 
