@@ -104,7 +104,7 @@ class KVCache:
         return k.index_select(0, rows), v.index_select(0, rows)
 
     def views(self, plan: Plan) -> list[Views] | None:
-        """Where each layer's K and V of `plan` go and what it reads, if that is a slice; kept for the next such plan."""
+        """Where each layer's K and V of `plan` go and what it reads, if slices; kept for the next such plan."""
         if plan.rows is not None or plan.span is None:
             return None
         key = (*plan.span, self.extent(plan))

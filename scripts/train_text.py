@@ -42,6 +42,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
     parser.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
     parser.add_argument("--focus", type=float, default=0.5, help="how much more what can be known yet counts")
+    parser.add_argument("--stale", type=float, default=0.5, help="share of the steps that see a cached prompt")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=10.0, help="minutes between evaluations and exports")
     parser.add_argument("--problems", type=int, default=100, help="held-out problems a task in an evaluation")

@@ -20,6 +20,9 @@ from text_training.export import read_weights  # noqa: E402
 from text_training.loop import Run  # noqa: E402
 from train_text import options  # noqa: E402
 
+from pardec.models.load import load  # noqa: E402
+from pardec.models.plan import Plan  # noqa: E402
+
 torch.set_num_threads(1)
 FOLDER = ROOT / "models" / "embedded" / "tokenizer"
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
@@ -131,3 +134,29 @@ def test_adopting_repeats_kv_heads_as_grouped_queries_use_them() -> None:
     torch.testing.assert_close(networks.logits_of(full, ids, False), networks.logits_of(grouped, ids, False))
     with pytest.raises(ValueError, match="cannot start from these weights"):
         networks.adopt(networks.build("tiny-llama", 90, **small), grouped.state_dict())
+
+
+@pytest.mark.parametrize("name", ["tiny-dream", "tiny-llada"])
+def test_training_on_a_cached_prompt_sees_what_a_cached_decode_sees(name: str, tmp_path: Path) -> None:
+    """One pass over two copies equals a full forward of the masked row, then one of the generated part alone."""
+    run = made(tmp_path, name, 1)
+    run.train()
+    network = networks.build(name, TOKENIZER.get_vocab_size(), **run.o.shape)
+    networks.adopt(network, read_weights(tmp_path / name))
+    model, shift = load(tmp_path / name, device="cpu", dtype="float32"), networks.SHIFT[name]
+    prompts, length = torch.tensor([4, 7]), 16
+    ids = torch.randint(5, 300, (2, length), generator=torch.Generator().manual_seed(0))
+    ids[:, 12:] = data.MASK
+    found = networks.logits_from_cache(network, ids, prompts, data.MASK, shift)
+    for row, prompt in enumerate(prompts.tolist()):
+        cache = model.new_cache(1, length)
+        masked = ids[row : row + 1].clone()
+        masked[:, prompt:] = data.MASK
+        model.forward(Plan.full(masked, model.visible()), cache)
+        at = torch.arange(prompt - shift, length)[None]
+        asked = ids[row : row + 1, prompt - shift :]
+        want = torch.arange(at.shape[1])[None]
+        plan = Plan(asked, at, at, model.visible(), torch.tensor([length]), want)
+        torch.testing.assert_close(
+            found[row, prompt - shift :], model.forward(plan, cache).logits()[0], atol=1e-4, rtol=0
+        )

@@ -10,15 +10,18 @@ read is seen, with its causal flag where the pattern is that, and with an explic
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from ..plan import Plan, Visible
 from .choice import Backend, backend
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +45,7 @@ class Sight:
             return self
         rows = torch.arange(len(picked), device=picked.device)[:, None]
         mask, positions, allowed = self.mask, self.positions, self.allowed
-        if self.causal or isinstance(mask, CausalBias):  # queries stand at the end of what is read, in order
+        if self.causal or hasattr(mask, "seq_len_q"):  # queries stand at the end of what is read, in order
             slot = torch.arange(self.extent, device=picked.device)
             width = self.extent if self.causal else mask.seq_len_q  # type: ignore[union-attr]
             mask = (slot <= (picked + self.extent - width)[..., None])[:, None]
@@ -66,6 +69,8 @@ def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, p
         if span[0] == 0:
             return Sight(chosen, extent, plan.rows, causal=True)
         if device.type == "cuda":
+            from torch.nn.attention.bias import causal_lower_right  # loads the compiler, which takes seconds
+
             return Sight(chosen, extent, plan.rows, mask=causal_lower_right(plan.width, extent))
     if chosen == "triton":
         ruled = plan.visible.kind in ("bidirectional", "causal") or plan.visible.block is not None

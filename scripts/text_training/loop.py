@@ -18,12 +18,14 @@ from text_training.evaluate import measure
 from text_training.export import SUMMARY, export, read_weights, rounded
 from text_training.options import Options
 
+MASKS = "half the rows in states that decoding visits, a quarter at a random rate, a quarter after a random prefix"
 SAVE_EVERY = 120.0  # seconds
 PROMPT_WEIGHT = 0.1
 WARMUP = 100  # steps
 DECAY_FROM = 0.35  # share of the run after which the learning rate falls, linearly to FLOOR
 FLOOR = 0.02
 AVERAGE = 0.998  # decay of the moving average of the weights
+_GOLDEN = 0.6180339887498949  # spreads the steps that train on cached prompts evenly
 
 
 class Run:
@@ -125,12 +127,15 @@ class Run:
             logits = networks.logits_of(self.reader, inputs.to(self.device), self.masked)
         return logits.float().softmax(-1).amax(-1).roll(shift, 1).cpu()
 
-    def loss_of(self, target: data.Targets) -> Tensor:
+    def loss_of(self, target: data.Targets, prompt: Tensor) -> Tensor:
         """Weighted mean of the cross entropy (with a teacher: half of it against the teacher's distribution)."""
         shift = networks.SHIFT[self.name]
         inputs, labels, weights = (x.to(self.device) for x in (target.inputs, target.labels, target.weights))
         with torch.autocast(self.device.type, torch.bfloat16):
-            logits = networks.logits_of(self.model, inputs, self.masked)
+            if self.masked and (self.step * _GOLDEN) % 1 < self.o.stale:
+                logits = networks.logits_from_cache(self.model, inputs, prompt.to(self.device), data.MASK, shift)
+            else:
+                logits = networks.logits_of(self.model, inputs, self.masked)
         length = inputs.shape[1]
         wanted = weights[:, shift:] > 0
         rows = logits[:, : length - shift][wanted].float()
@@ -148,7 +153,7 @@ class Run:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.o.lr * self.rate()
-        loss = self.loss_of(self.targets(batch))
+        loss = self.loss_of(self.targets(batch), batch.prompt)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -219,6 +224,8 @@ class Run:
             "distilled from": "tiny-dream" if self.o.teacher else "nothing",
             "data": "train splits, drawn on the fly: "
             + "; ".join(f"from step {step} on {shares}" for step, shares in self.mixes),
+            "masks": MASKS if self.masked else "none",
+            "steps on cached prompts": f"{self.o.stale:.0%}" if self.masked else "none",
             "optimizer": f"{self.o.optimizer}, peak learning rate {self.o.lr:g}, linear decay",
             "tokens a step": self.o.batch,
             "steps": self.step,

@@ -86,6 +86,30 @@ def logits_of(model: nn.Module, ids: Tensor, masked: bool) -> Tensor:
     return model.lm_head(hidden)
 
 
+def logits_from_cache(model: nn.Module, ids: Tensor, prompt: Tensor, mask_id: int, shift: int) -> Tensor:
+    """Logits [B, L, V] of `ids` as a cached decode has them; meaningless before the row that predicts generation.
+
+    The prompt's keys and values come from a pass over the row with everything generated still masked, and do not know
+    what was committed since. Both passes are one: each row is laid twice side by side, positions and all.
+    """
+    rows, length = ids.shape
+    at = torch.arange(length, device=ids.device)
+    generated = at >= prompt[:, None]  # [B, L]
+    again = at >= (prompt - shift)[:, None]  # what a cached forward asks
+    old, new = torch.ones_like(generated), torch.zeros_like(generated)
+    # Seen by the first copy: all of itself. Seen by the second: the first's prompt, and itself from the asked rows on.
+    first = torch.cat([old, new], 1)[:, None].expand(-1, length, -1)
+    second = torch.cat([~again, again], 1)[:, None].expand(-1, length, -1)
+    both = torch.cat([ids.masked_fill(generated, mask_id), ids], 1)
+    hidden = model.model(
+        input_ids=both,
+        attention_mask=torch.cat([first, second], 1)[:, None],
+        position_ids=torch.cat([at, at])[None].expand(rows, -1),
+        use_cache=False,
+    ).last_hidden_state
+    return model.lm_head(hidden[:, length:])
+
+
 def _everything(ids: Tensor) -> Tensor:
     """An attention mask [1, 1, L, L] that hides nothing, be it added or obeyed; transformers takes 4-D ones as is."""
     return torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)

@@ -20,6 +20,7 @@ class Options:
     lr: float
     optimizer: str
     focus: float
+    stale: float
     seed: int
     every: float
     problems: int

@@ -61,13 +61,21 @@ ASKED: dict[tuple[str, str], list[range]] = {
         ALL, ALL,
     ],
     ("llada", "prefix:refresh=1"): [ALL] * 10,
-    # The prediction of a block's first token stands one to the left of the block.
-    ("dream", "prefix"): [ALL, *[range(4, 15)] * 3, ALL, *[range(8, 15)] * 3, ALL, range(12, 15)],
-    ("dream", "dual"): [ALL, *[range(4, 9)] * 3, ALL, *[range(8, 13)] * 3, ALL, range(12, 15)],
+    # A block's first token is predicted one to the left of the block, which is asked as long as that token is open.
+    ("dream", "prefix"): [
+        ALL, range(4, 15), range(4, 15), range(4, 15),
+        ALL, range(8, 15), range(8, 15), range(9, 15),
+        ALL, range(13, 15),
+    ],
+    ("dream", "dual"): [
+        ALL, range(4, 9), range(4, 9), range(4, 9),
+        ALL, range(8, 13), range(8, 13), range(8, 13),
+        ALL, range(13, 15),
+    ],
     ("dream", "dual:refresh=2"): [
-        ALL, range(4, 9), ALL, range(4, 9),
-        ALL, range(8, 13), ALL, range(8, 13),
-        ALL, range(12, 15),
+        ALL, range(4, 9), ALL, range(5, 9),
+        ALL, range(8, 13), ALL, range(9, 13),
+        ALL, range(13, 15),
     ],
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ GOLDEN: dict[tuple[str, str, str], tuple[str, str]] = {
     ("llada", "random+fixed@none", "greedy"): ("dcbagefhij kskkkoskka", "cdabhfgejlik pskkskposooo"),
     ("llada", "margin+threshold:tau=0.3@prefix", "sampled"): ("acdbhfgeij enkkoosjso", "dcabfghejkil kfnkpskssska"),
     ("dream", "sequential@dual:refresh=3", "greedy"): ("abdcfeghij pdakokopjc", "abdchgfejikl jipkikkkospk"),
-    ("dream", "factor@dual", "sampled"): ("abdcehfgij pdkkoasopj", "acdbhgfejilk jipkikkkosps"),
+    ("dream", "factor@dual", "sampled"): ("abdcehfgij pdkkoasopj", "acdbhgfeijlk jinkikkkoais"),
     ("dream", "entropy_threshold:tau=1.5@prefix", "greedy"): ("abcdgefehi pdacpjpkop", "abdcefgejhik jipkhcskosls"),
     ("dream", "threshold:tau=0.4@dual:reference=true", "greedy"): (
         "abdceffghi pdakopsoko",

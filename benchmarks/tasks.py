@@ -1,0 +1,75 @@
+"""Measures how many held-out problems an embedded model answers exactly, and in how many forwards.
+
+    python benchmarks/tasks.py [--models tiny-dream,tiny-llada] [-n 200] [--out benchmarks/tasks.json]
+
+Forwards are counted up to the one that completes a row's first end token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pardec
+
+SPECS = ("sequential", "threshold:tau=0.9", "threshold:tau=0.9@dual")
+TASKS = ("arithmetic", "lists", "records")
+
+
+def forwards(result: pardec.Result, row: int) -> int:
+    """Forwards up to the one that completed everything through the first end token."""
+    start = result.prompts[row]
+    return int(result.trace.commit_step[row, start : start + len(result.tokens[row])].max()) + 1
+
+
+def measure(model: pardec.Model, task: str, spec: str, count: int, seed: int, batch: int) -> dict[str, Any]:
+    """Share of problems answered exactly, and mean forwards a problem."""
+    made = pardec.task(task)
+    problems = made.problems(split="heldout", n=count, seed=seed)
+    scores, needed = [], []
+    for start in range(0, count, batch):
+        part = problems[start : start + batch]
+        result = model.generate([problem.prompt for problem in part], sampler=spec, max_new_tokens=64)
+        assert result.text is not None
+        scores += [made.score(problem, text) for problem, text in zip(part, result.text, strict=True)]
+        needed += [forwards(result, row) for row in range(len(part))]
+    return {
+        "model": model.name,
+        "task": task,
+        "sampler": spec,
+        "problems": count,
+        "exact": sum(score == 1 for score in scores) / count,
+        "forwards": round(statistics.mean(needed), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", default="tiny-dream,tiny-llada")
+    parser.add_argument("-n", type=int, default=200, help="problems a task")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--batch-size", type=int, default=25)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name in options.models.split(","):
+        model = pardec.load(name, device="cpu", dtype="float32")
+        for task in TASKS:
+            for spec in SPECS:
+                rows.append(measure(model, task, spec, options.n, options.seed, options.batch_size))
+                r = rows[-1]
+                print(f"{name:10} {task:10} {spec:22} {100 * r['exact']:5.1f}% exact, {r['forwards']:5.2f} forwards")
+    if options.out:
+        options.out.write_text(
+            json.dumps({"torch": torch.__version__, "seed": options.seed, "rows": rows}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
