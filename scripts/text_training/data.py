@@ -86,13 +86,15 @@ def causal_targets(batch: Batch, prompt_weight: float) -> Targets:
     return Targets(batch.ids, batch.ids, answer.float() + prompt_weight * prompt.float())
 
 
-def masked_targets(batch: Batch, rng: torch.Generator, focus: float, surest: Surest | None = None) -> Targets:
+def masked_targets(
+    batch: Batch, rng: torch.Generator, focus: float, surest: Surest | None = None, visited: float = 0.5
+) -> Targets:
     """Mask part of each generation region, in three kinds of rows.
 
-    Where `surest` is given, the first half of the rows are in the states that decoding really visits: a prefix of the
-    answer is shown and, of what follows in its block, the tokens the model itself is surest of. What is left has to be
-    worked out, and cannot be copied from where it stands again. The other rows are masked at a random rate, or show a
-    prefix and only a few later tokens. `focus` > 0 weighs a token with k masked answer tokens before it by
+    Where `surest` is given, a share `visited` of the rows are in the states that decoding really visits: a prefix of
+    the answer is shown and, of what follows in its block, the tokens the model itself is surest of. What is left has to
+    be worked out, and cannot be copied from where it stands again. The other rows are masked at a random rate, or show
+    a prefix and only a few later tokens. `focus` > 0 weighs a token with k masked answer tokens before it by
     (1 + k) ** -focus: what can be known yet counts more.
     """
     rows, length = batch.ids.shape
@@ -109,7 +111,7 @@ def masked_targets(batch: Batch, rng: torch.Generator, focus: float, surest: Sur
     states = (at >= (batch.prompt + shown)[:, None]) & (noise >= stray[:, None]) & ~(after & tail_shown[:, None])
     pick = torch.rand(rows, generator=rng) < 0.5
     masked = region & torch.where(pick[:, None], uniform, states)
-    half = rows // 2
+    half = int(rows * visited)
     if surest is not None and half:
         from_start = torch.rand(half, generator=rng) < 0.6
         begin = batch.prompt[:half] + shown[:half] * ~from_start

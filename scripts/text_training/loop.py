@@ -18,7 +18,7 @@ from text_training.evaluate import measure
 from text_training.export import SUMMARY, export, read_weights, rounded
 from text_training.options import Options
 
-MASKS = "half the rows in states that decoding visits, a quarter at a random rate, a quarter after a random prefix"
+MASKS = "half the rows (on cached prompts all) in states that decoding visits, the others at random or after a prefix"
 SAVE_EVERY = 120.0  # seconds
 PROMPT_WEIGHT = 0.1
 WARMUP = 100  # steps
@@ -117,7 +117,11 @@ class Run:
         if not self.masked:
             return data.causal_targets(batch, PROMPT_WEIGHT)
         noise = torch.Generator().manual_seed(self.o.seed * 1_000_003 + self.step)
-        return data.masked_targets(batch, noise, self.o.focus, self.surest)
+        return data.masked_targets(batch, noise, self.o.focus, self.surest, 1.0 if self.on_cached_prompt() else 0.5)
+
+    def on_cached_prompt(self) -> bool:
+        """Whether this step sees the prompt as a cached decode does."""
+        return self.masked and (self.step * _GOLDEN) % 1 < self.o.stale
 
     @torch.no_grad()
     def surest(self, inputs: Tensor) -> Tensor:
@@ -132,7 +136,7 @@ class Run:
         shift = networks.SHIFT[self.name]
         inputs, labels, weights = (x.to(self.device) for x in (target.inputs, target.labels, target.weights))
         with torch.autocast(self.device.type, torch.bfloat16):
-            if self.masked and (self.step * _GOLDEN) % 1 < self.o.stale:
+            if self.on_cached_prompt():
                 logits = networks.logits_from_cache(self.model, inputs, prompt.to(self.device), data.MASK, shift)
             else:
                 logits = networks.logits_of(self.model, inputs, self.masked)
