@@ -15,14 +15,14 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from golden_specs import CALLS, Call, Case
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -33,9 +33,6 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan
 from pardec.samplers.kernels.law import Law, filtered
 from pardec.samplers.kernels.schedule import even_share
-
-Case = dict[str, Any]
-Call = tuple[str, dict[str, Any]]  # a spec and the arguments of generate
 
 TOLERANCE = 1e-4  # of logits, relative to the largest of the tensor
 
@@ -54,69 +51,6 @@ class Tally:
     declared: int = 0
     skipped: int = 0
     failures: list[str] = field(default_factory=list)
-
-
-# --- which spec and arguments stand for a case; None: its method is not built ---
-
-
-def _fast_dllm(case: Case) -> Call:
-    p = case["params"]
-    cache = {"none": "", "prefix": "@prefix", "dual": "@dual"}[case["method"].rsplit("_", 1)[1]]
-    if p.get("factor") is not None:
-        select = f"factor:f={p['factor']},reference=true"
-    elif p["threshold"] is not None:
-        select = f"threshold:tau={p['threshold']}"
-    else:
-        select = f"fixed:steps={p['steps']},reference=true"
-    stop = {"stop_ids": [p["eos_id"]]} if p.get("early_stop") else {}
-    return f"{select}{'+eos' if stop else ''}{cache}", {"block_length": p["block_length"], **stop}
-
-
-def _llada(case: Case) -> Call:
-    p = case["params"]
-    guidance = {"cfg": p["cfg_scale"] + 1} if p["cfg_scale"] else {}
-    return f"fixed:steps={p['steps']},reference=true", {"block_length": p["block_length"], **guidance}
-
-
-def _dparallel(case: Case) -> Call:
-    spec, arguments = _fast_dllm(case)
-    return spec.replace("threshold", "entropy_threshold", 1), arguments
-
-
-def _dinfer(case: Case) -> Call:
-    p = case["params"]
-    every = f":refresh={p['cache_update_freq']},reference=true" if p.get("cache_update_freq") else ""
-    cache = f"@{p['cache']}{every}" if p["cache"] else ""
-    align = {"block_align": "absolute"} if p.get("start_block_align") else {}
-    spec = f"threshold:tau={p['threshold']}+eos:reference=true{cache}"
-    return spec, {"block_length": p["block_length"], "stop_ids": [p["eos_id"]], **align}
-
-
-def _dkv(case: Case) -> Call | None:
-    p = case["params"]
-    if p["enable_cache"]:
-        return None
-    return f"fixed:steps={p['steps']},reference=true", {"block_length": p["block_length"]}
-
-
-def _fast_dllm_dream(case: Case) -> Call:
-    p = case["params"]
-    cache = "dual" if p["dual_cache"] else "prefix"
-    # Dream's own generation settings of that time filtered the 50 best tokens where nothing else was said.
-    spec = f"confidence:of=filtered+threshold:tau={p['threshold']}@{cache}:reference=true"
-    return spec, {"block_length": p["block_length"], "top_k": p.get("top_k", 50)}
-
-
-CALLS: dict[str, Callable[[Case], Call | None]] = {
-    "llada_low_confidence": _llada,
-    **{f"fastdllm_{cache}": _fast_dllm for cache in ("none", "prefix", "dual")},
-    **{f"fastdllm_factor_{cache}": _fast_dllm for cache in ("none", "prefix", "dual")},
-    **{f"dparallel_entropy_{cache}": _dparallel for cache in ("none", "prefix", "dual")},
-    "dinfer_threshold": _dinfer,
-    "dkv_decode": _dkv,
-    "fastdllm_dream_prefix": _fast_dllm_dream,
-    "fastdllm_dream_dual": _fast_dllm_dream,
-}
 
 
 # --- comparing ---
@@ -252,7 +186,7 @@ def _supported(folder: Path) -> bool:
     config = folder / "checkpoint" / "config.json"
     if not (folder / "checkpoint").exists():
         return True
-    return config.exists() and json.loads(config.read_text()).get("model_type") in ("llada", "Dream")
+    return config.exists() and json.loads(config.read_text()).get("model_type") in ("llada", "Dream", "dimple")
 
 
 def _sets(root: Path) -> Iterator[Path]:
