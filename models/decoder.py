@@ -195,6 +195,11 @@ class Decoder(nn.Module):
     def embed_device(self, device: torch.device) -> None:
         self._entry = device
 
+    @property
+    def embedding(self) -> Tensor:
+        """The input embeddings [V, E]."""
+        return self.embed.weight
+
     def devices(self) -> list[torch.device]:
         """The device each layer runs on."""
         return list(self.placement or [self.embed.weight.device] * self.config.layers)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,11 @@ class HFAdapter:
                 f"{self.name} runs through transformers, which does not hand out the states of its last layer"
             )
         return self._run(plan, cache)[0]
+
+    @property
+    def embedding(self) -> Tensor:
+        """The input embeddings [V, E]."""
+        return cast(Tensor, self._embed.weight)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` rows of `capacity` slots, each layer's part where the layer runs."""

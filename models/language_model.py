@@ -40,6 +40,9 @@ class Stack(Protocol):
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden: ...
 
+    @property
+    def embedding(self) -> Tensor: ...  # [V, E]
+
     def new_cache(self, batch: int, capacity: int) -> KVCache: ...
 
 
@@ -74,6 +77,11 @@ class LanguageModel:
     def rows(self, positions: Tensor) -> Tensor:
         """The query whose logits predict each position: itself, or the one before for a shifted family (0 stays 0)."""
         return positions if self.facts.shift == 0 else (positions - self.facts.shift).clamp(min=0)
+
+    def embed(self, weights: Tensor) -> Tensor:
+        """Mixtures of input embeddings: weights [..., V] -> [..., E]."""
+        table = self.decoder.embedding
+        return weights.to(table.dtype) @ table[: weights.shape[-1]]
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully."""

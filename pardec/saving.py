@@ -81,6 +81,7 @@ def _plain(result: Result) -> dict[str, Any]:
         "pieces": result.pieces,
         "lengths": result.trace.lengths.tolist(),
         "fed": [[_pack(fed) for fed in row] for row in result.trace.fed],
+        "clocks": [list(row) for row in result.trace.clocks],
     }
 
 
@@ -90,7 +91,7 @@ def _read(held: dict[str, Any], found: dict[str, Any]) -> Result:
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or tensor.shape != shape:
             raise ValueError(f"{name} is {list(tensor.shape)} where sequences is {list(shape)}")
-    for name in (*_ROWS, "tokens", "lengths", "fed"):
+    for name in (*_ROWS, "tokens", "lengths", "fed", "clocks"):
         if len(held[name]) != shape[0]:
             raise ValueError(f"{name} has {len(held[name])} rows, expected {shape[0]}")
     trace = Trace(
@@ -99,6 +100,7 @@ def _read(held: dict[str, Any], found: dict[str, Any]) -> Result:
         commit_score=tensors["commit_score"].numpy(),
         lengths=np.asarray(held["lengths"], dtype=np.int64),
         fed=tuple(tuple(_unpack(fed) for fed in row) for row in held["fed"]),
+        clocks=tuple(map(tuple, held["clocks"])),
     )
     return Result(
         sequences=tensors["sequences"],

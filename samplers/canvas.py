@@ -7,7 +7,10 @@ date from one transfer a step; on a CPU that transfer is a view.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import or_
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +23,56 @@ NEVER = -2  # commit_step of a position that was never committed
 
 _MOST = np.iinfo(np.int16).max  # what commit_step can count
 _ROWS = ("rows", "prompt", "total", "origin", "lo", "hi", "end", "step", "nfe", "entered", "left", "first_open")
-_HOST = (*_ROWS, "given_host", "window_host", "eligible_host")
+_HOST = (*_ROWS, "asked", "planned", "held", "clocks", "given_host", "window_host", "eligible_host")
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Tokens and scores for some positions: of the block, [B, W] each, or of the whole row, [B, L + 1]."""
+
+    which: Tensor  # bool
+    tokens: Tensor  # int64
+    scores: Tensor  # float32
+
+    def over(self, other: Writing) -> Writing:
+        """Both; where they meet this one stands."""
+        tokens, scores = (
+            torch.where(self.which, *both) for both in ((self.tokens, other.tokens), (self.scores, other.scores))
+        )
+        return Writing(self.which | other.which, tokens, scores)
+
+    def only(self, where: Tensor) -> Writing:
+        """Where `where` (bool, broadcast) holds too."""
+        return replace(self, which=self.which & where)
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """What is taken back or overwritten in the active block: what a forward committed, never what was given."""
+
+    reopen: Tensor | None = None  # [B, W] bool: open again, and what this step chose there is not committed
+    rewrite: Writing | None = None
+    hold: np.ndarray | None = None  # [B] bool: stays in the block though nothing in it is open
+
+    def also(self, other: Revision) -> Revision:
+        """Both at once: reopened wins over rewritten, and a later rewrite over an earlier one."""
+        rewrite = _join(self.rewrite, other.rewrite, lambda one, two: two.over(one))
+        return Revision(_join(self.reopen, other.reopen, or_), rewrite, _join(self.hold, other.hold, or_))
+
+    def only(self, rows: Tensor) -> Revision:
+        """In these rows ([B, 1] bool) alone."""
+        return Revision(
+            None if self.reopen is None else self.reopen & rows,
+            None if self.rewrite is None else self.rewrite.only(rows),
+            None if self.hold is None else self.hold & rows[:, 0].cpu().numpy(),
+        )
+
+
+_T = TypeVar("_T")
+
+
+def _join(one: _T | None, other: _T | None, both: Callable[[_T, _T], _T]) -> _T | None:
+    return other if one is None else one if other is None else both(one, other)
 
 
 class Canvas:
@@ -35,7 +87,9 @@ class Canvas:
         prompt, total: [B] where generation begins and the row ends.
         lo, hi: [B] the active block, the one with the first open position. `entered`: [B] bool, not asked about yet.
         end: [B] how far a forward may see: `total`, or the block's end in block-causal families.
-        step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in.
+        step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in. `clocks`: [B, n] the clock at each.
+        asked: [B] open positions at the start. `planned`: [B] steps that the schedule takes in all, 0 if it has none.
+        held: [B] bool, kept in a block that is complete, by a stage that still revises it.
         left: [B] open positions in the active block.
         window: [B, W] int64 positions of the active block, L where outside of it. `eligible`: [B, W] bool.
         tokens_host, open_host, window_host, eligible_host: the same on the host. `given_host`: [B, L + 1] bool.
@@ -78,9 +132,15 @@ class Canvas:
         self.block_causal = block_causal
         self.step = np.zeros(len(rows), dtype=np.int64)
         self.nfe = np.zeros(len(rows), dtype=np.int64)
+        self.clocks = np.zeros((len(rows), 0), dtype=np.int64)
         self.entered = np.ones(len(rows), dtype=bool)
+        self.held = np.zeros(len(rows), dtype=bool)
+        self.planned = np.zeros(len(rows), dtype=np.int64)
+        self.revises = False  # whether committed tokens may still change while their block is active
+        self.coming: Tensor | None = None  # [B, W] bool: what the select will commit, where a cache had to know before
         self.lo = self.hi = np.full(len(rows), -1)
         self.given_host = ~self.open.cpu().numpy()
+        self.asked = (~self.given_host).sum(1)
         self._place()
 
     def __len__(self) -> int:
@@ -102,7 +162,7 @@ class Canvas:
         self._read()
         first = self.open_host.argmax(1)
         self.first_open = np.where(self.open_host[np.arange(len(first)), first], first, self.total)
-        if (self.first_open >= self.hi).any():
+        if ((self.first_open >= self.hi) & ~self.held).any():
             self._enter()
         self.eligible_host = self.open_host[np.arange(len(first))[:, None], self.window_host]
         self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
@@ -112,7 +172,7 @@ class Canvas:
         """Moves rows whose block is complete to the block of their first open position."""
         block = (np.minimum(self.first_open, self.total - 1) - self.origin) // self.block_length
         # A row that ends with its prompt has no block; it stands at its end until it leaves.
-        lo = self.origin + np.maximum(block, 0) * self.block_length
+        lo = np.where(self.held, self.lo, self.origin + np.maximum(block, 0) * self.block_length)
         self.entered = self.entered | (lo != self.lo)
         self.lo, self.hi = lo, np.minimum(lo + self.block_length, self.total)
         self.end = self.hi if self.block_causal else self.total
@@ -122,9 +182,24 @@ class Canvas:
 
     @property
     def finished(self) -> np.ndarray:
-        """[B] bool: nothing is open."""
-        done: np.ndarray = self.first_open >= self.total
+        """[B] bool: nothing is open, and nothing is to be revised."""
+        done: np.ndarray = (self.first_open >= self.total) & ~self.held
         return done
+
+    @property
+    def settled(self) -> np.ndarray:
+        """[B] the first position whose token is open or may still change; what stands before it is final."""
+        if not self.revises:
+            return self.first_open
+        return np.where(self.finished, self.total, np.minimum(self.first_open, self.lo))
+
+    def commit_clock(self) -> np.ndarray:
+        """[B, L + 1] the clock at which each position was committed: GIVEN or NEVER where no forward did it."""
+        forward = self.commit_step.cpu().numpy()
+        if not self.clocks.shape[1]:
+            return forward.astype(np.int64)
+        clock = np.take_along_axis(self.clocks, np.maximum(forward, 0).astype(np.int64), 1)
+        return np.where(forward < 0, forward, clock)
 
     def first_committed(self, ids: tuple[int, ...]) -> np.ndarray:
         """[B] the first position where one of `ids` was committed (not given); `total` where there is none."""
@@ -133,30 +208,83 @@ class Canvas:
         first: np.ndarray = np.where(found.any(1), found.argmax(1), self.total)
         return first
 
+    def ahead(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """What is open in `rows` ([B] bool) as far as a forward may see.
+
+        Returns:
+            [B, L + 1] bool, and the same as columns [B, K], padded with the bin.
+        """
+        places = np.arange(self.length + 1)
+        which = self.open_host & rows[:, None] & (places < self.end[:, None])
+        most = int(which.sum(1).max())
+        columns = np.argsort(~which, axis=1, kind="stable")[:, :most]
+        columns = np.where(np.arange(most) < which.sum(1)[:, None], columns, self.length)
+        device = self.tokens.device
+        return torch.from_numpy(which).to(device), torch.from_numpy(columns).to(device)
+
     # --- the writers ---
 
-    def commit(self, which: Tensor, tokens: Tensor, scores: Tensor) -> None:
-        """Writes `tokens` [B, W] where `which` [B, W] holds and the position is open, and moves the rows on.
+    def commit(self, chosen: Writing, *, fill: Writing | None = None, revision: Revision | None = None) -> None:
+        """Writes what is `chosen` in the block where it is open, and moves the rows on.
 
-        Counts the forward that this commit ends. What is committed already stays as it is.
+        Counts the forward that this commit ends. What is committed already stays as it is, but for `revision`.
+
+        Args:
+            fill: written as well, anywhere in the row where it is open.
         """
-        which = which & self.eligible
+        which = chosen.which & self.eligible
+        if revision is not None:
+            which = which if revision.reopen is None else which & ~revision.reopen
+            self._revise(revision)
+        if fill is not None:
+            self._fill(fill)
         if which.device.type == "cpu":  # the same memory, without a dispatch an operation
             row, column = which.numpy().nonzero()
             at = row, self.window_host[row, column]
-            self.tokens.numpy()[at] = tokens.numpy()[row, column]
+            self.tokens.numpy()[at] = chosen.tokens.numpy()[row, column]
             self.commit_step.numpy()[at] = self.nfe[row]
-            self.commit_score.numpy()[at] = scores.numpy()[row, column]
+            self.commit_score.numpy()[at] = chosen.scores.numpy()[row, column]
             self.open.numpy()[at] = False
         else:
-            forward = torch.from_numpy(self.nfe.astype(np.int16)).to(which.device)[:, None]
-            for held, new in ((self.tokens, tokens), (self.commit_step, forward), (self.commit_score, scores)):
-                held.scatter_(1, self.window, torch.where(which, new, held.gather(1, self.window)))
-            self.open.scatter_(1, self.window, self.eligible & ~which)
+            self._put(which, chosen.tokens, self._forward(), chosen.scores, stays=False)
+        self.clocks = np.concatenate([self.clocks, self.step[:, None]], 1)
         self.entered = np.zeros(len(self), dtype=bool)
         self.step = self.step + 1
         self.nfe = self.nfe + 1
         self._place()
+
+    def _forward(self) -> Tensor:
+        """[B, 1] the present forward, as `commit_step` records it."""
+        return torch.from_numpy(self.nfe.astype(np.int16)).to(self.tokens.device)[:, None]
+
+    def _put(
+        self, which: Tensor, tokens: Tensor | int, forward: Tensor | int, scores: Tensor | float, *, stays: bool
+    ) -> None:
+        """Writes the block where `which` [B, W] holds; `stays`: whether those positions are open then."""
+        pairs = ((self.tokens, tokens), (self.commit_step, forward), (self.commit_score, scores), (self.open, stays))
+        for held, new in pairs:
+            fresh = torch.as_tensor(new, dtype=held.dtype, device=held.device)
+            held.scatter_(1, self.window, torch.where(which, fresh, held.gather(1, self.window)))
+
+    def _revise(self, revision: Revision) -> None:
+        self.held = np.zeros(len(self), dtype=bool) if revision.hold is None else revision.hold
+        ours, new = self.committed, revision.rewrite
+        if new is not None:
+            self._put(new.which & ours, new.tokens, self._forward(), new.scores, stays=False)
+        if revision.reopen is not None:
+            self._put(revision.reopen & ours, self.mask_id, NEVER, 0.0, stays=True)
+
+    def _fill(self, fill: Writing) -> None:
+        which = fill.which & self.open
+        self.tokens.copy_(torch.where(which, fill.tokens, self.tokens))
+        self.commit_step.copy_(torch.where(which, self._forward(), self.commit_step))
+        self.commit_score.copy_(torch.where(which, fill.scores, self.commit_score))
+        self.open &= ~which
+
+    @property
+    def committed(self) -> Tensor:
+        """[B, W] bool: the positions of the active block that a forward committed, rather than the request gave."""
+        return self.commit_step.gather(1, self.window) >= 0
 
     def close(self, rows: np.ndarray) -> None:
         """Ends these rows ([B] bool): what is open in them becomes padding and stays uncommitted."""

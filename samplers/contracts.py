@@ -7,6 +7,7 @@ each tensor or array in it has the live rows first, so that a finished row can l
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.samplers.canvas import Canvas
+from pardec.samplers.canvas import Canvas, Revision, Writing
 from pardec.samplers.kernels.law import Law, filtered
 from pardec.samplers.rng import Source
 from pardec.samplers.spec import Spec
@@ -35,6 +36,19 @@ class Request:
     top_p: float | None = None
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
     stop_ids: tuple[int, ...] = ()
+    allowed: Allowed | None = None
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Which tokens may stand where; every position takes one of a few sets."""
+
+    sets: Tensor  # [S, V] bool; set 0 allows everything
+    at: tuple[Tensor, ...]  # per row [L_i] int64: the set of each position
+
+    def take(self, rows: Sequence[int]) -> Allowed:
+        """For these rows only."""
+        return Allowed(self.sets, tuple(self.at[row] for row in rows))
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,7 @@ class Evidence:
     positions: Tensor  # [B, W] int64 absolute
     eligible: Tensor  # [B, W] bool
     request: Request
+    shadow: Law | None = None  # what a stage with `shadow` asked for: each position predicted without its own token
 
     @property
     def logits(self) -> Tensor:
@@ -95,6 +110,7 @@ class Ask:
     stop: np.ndarray  # [B]
     mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
     must: np.ndarray | None = None  # [B] bool: commit exactly the block's first position if it is open
+    only: Tensor | None = None  # [B, W] bool: nothing else of the block is to be predicted
 
 
 class Cache(Protocol):
@@ -103,6 +119,18 @@ class Cache(Protocol):
     stores: bool  # False: earlier K/V is never read, so none is kept
 
     def ask(self, canvas: Canvas, state: Any) -> Ask: ...
+
+
+class Inputs(Protocol):
+    """Adds vectors to the inputs of the active block's open positions."""
+
+    def soft(self, canvas: Canvas, state: Any) -> Tensor | None:
+        """Before a forward: [B, W, E], or None where there is nothing to add."""
+        ...
+
+    def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Any) -> None:
+        """After it; `embed` mixes the model's embeddings, [B, W, V] weights -> [B, W, E]."""
+        ...
 
 
 class LogitsStage(Protocol):
@@ -117,10 +145,18 @@ class Propose(Protocol):
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal: ...
 
 
-class Select(Protocol):
-    """Which candidates are committed: [B, W] bool. A schedule may also define `tick`, see `Scheduled`."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A select's answer where it names the tokens as well."""
 
-    def select(self, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor: ...
+    which: Tensor  # [B, W] bool
+    tokens: Tensor  # [B, W] int64
+
+
+class Select(Protocol):
+    """Which candidates are committed: [B, W] bool. What a schedule may define besides: `Scheduled`, `Ahead`."""
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor | Choice: ...
 
 
 @runtime_checkable
@@ -130,10 +166,54 @@ class Scheduled(Protocol):
     def tick(self, canvas: Canvas, state: Any) -> np.ndarray: ...
 
 
+@runtime_checkable
+class Planned(Protocol):
+    """A select that knows how many steps it takes in all, [B]; asked once, at the start."""
+
+    def planned(self, canvas: Canvas) -> np.ndarray: ...
+
+
+@runtime_checkable
+class Ahead(Protocol):
+    """A select that can know before a forward what it will commit: [B, W] bool, asked after `tick`."""
+
+    def ahead(self, canvas: Canvas, request: Request, state: Any) -> Tensor: ...
+
+
 class Widen(Protocol):
     """Adds to what select chose: [B, W] bool in and out."""
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor: ...
+
+
+class Revise(Protocol):
+    """Takes back or edits what the active block has committed. `evidence` then covers committed positions too.
+
+    `shadow = True` asks for `evidence.shadow` beside it.
+    """
+
+    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Revision:
+        """`chosen` [B, W] is what this step commits; it takes effect together with the revision."""
+        ...
+
+
+class Outlook(Protocol):
+    """The forward just made, beyond the active block; raw laws, guidance included, the mask id at -inf."""
+
+    def has(self, positions: Tensor) -> Tensor:
+        """Whether this forward predicts each of `positions` [B, K]: bool [B, K]."""
+        ...
+
+    def at(self, positions: Tensor) -> Law:
+        """The model's distribution at `positions` [B, K]; meaningless where `has` is False."""
+        ...
+
+
+@runtime_checkable
+class Filling(Protocol):
+    """A finish that may commit all open positions at once, in place of this step's commit: [B] bool on the host."""
+
+    def fill(self, outlook: Outlook, proposal: Proposal, canvas: Canvas) -> np.ndarray: ...
 
 
 class Finish(Protocol):
@@ -163,34 +243,47 @@ class Sampler:
     spec: Spec
     exact: str
     cache: Cache
+    inputs: tuple[Inputs, ...]
     logits: tuple[LogitsStage, ...]
     propose: Propose
     select: Select
     widen: tuple[Widen, ...]
+    revise: tuple[Revise, ...]
     finish: tuple[Finish, ...]
 
     @property
-    def stateful(self) -> tuple[Any, ...]:
-        """The stages that are handed a state, in the order the loop keeps states."""
-        return (self.cache, *self.logits, self.select, *self.widen)
+    def stages(self) -> tuple[Any, ...]:
+        """Every stage."""
+        several = (*self.inputs, *self.logits, *self.widen, *self.revise, *self.finish)
+        return (self.cache, self.propose, self.select, *several)
 
 
 __all__ = [
+    "Ahead",
+    "Allowed",
     "Ask",
     "Cache",
     "Canvas",
     "Checked",
+    "Choice",
     "Evidence",
+    "Filling",
     "Finish",
+    "Inputs",
     "LogitsStage",
+    "Outlook",
+    "Planned",
     "Proposal",
     "Propose",
     "Remembering",
     "Request",
+    "Revise",
+    "Revision",
     "Sampler",
     "Scheduled",
     "Select",
     "Widen",
+    "Writing",
     "take_rows",
 ]
 

@@ -33,6 +33,8 @@ class Step(Event):
     tokens: np.ndarray  # [n, L] int64 as of now
     open: np.ndarray  # [n, L] bool
     committed: np.ndarray  # [n, L] bool, by this step
+    settled: np.ndarray  # [n] the first position that is open or may still change; all before it is final
+    revised: np.ndarray | None = None  # [n, L] bool: taken back or overwritten by this step, where a stage may do that
 
 
 @dataclass(frozen=True, slots=True)

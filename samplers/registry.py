@@ -9,7 +9,7 @@ import pkgutil
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from pardec.samplers.contracts import Checked, Sampler
 from pardec.samplers.presets import PRESETS, Preset
 from pardec.samplers.spec import Part, Spec, parse
 
-STAGES = ("logits", "propose", "select", "widen", "finish", "cache")
+STAGES = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
 _SINGLE = {"propose", "select", "cache"}
 _FOLDERS = ("pardec.samplers.masked", "pardec.samplers.caches")
 DEFAULT = "threshold+eos"
@@ -145,8 +145,11 @@ def resolve(spec: str | Spec | None) -> Sampler:
         spec = preset(spec).spec
     parsed = parse(DEFAULT if spec is None else spec)
     stages = _by_stage(parsed)
-    _add_default(stages, "select", "threshold")
-    _add_default(stages, "propose", getattr(stages["select"][0][1], "prefers", "confidence"))
+    brought = [made.brings for named in stages.values() for _, made in named if hasattr(made, "brings")]
+    _add_default(stages, "select", brought[0] if brought else "threshold")
+    select = stages["select"][0][1]
+    _add_default(stages, "propose", getattr(select, "prefers", "confidence"))
+    _measure(parsed, stages, select)
     _add_default(stages, "cache", "none")
     _refuse_doubles(parsed, stages)
     order = [named for stage in STAGES for named in stages[stage]]
@@ -154,12 +157,7 @@ def resolve(spec: str | Spec | None) -> Sampler:
     sampler = Sampler(
         spec=Spec(tuple(full[:-1]), full[-1]),  # the cache is the last stage, and there is one
         exact="greedy" if all(_exact(name, made) == "greedy" for name, made in order) else "relaxed",
-        cache=stages["cache"][0][1],
-        logits=tuple(made for _, made in stages["logits"]),
-        propose=stages["propose"][0][1],
-        select=stages["select"][0][1],
-        widen=tuple(made for _, made in stages["widen"]),
-        finish=tuple(made for _, made in stages["finish"]),
+        **_built(stages),
     )
     for _, made in order:
         if isinstance(made, Checked):
@@ -185,9 +183,23 @@ def _by_stage(parsed: Spec) -> _Stages:
     return stages
 
 
-def _add_default(stages: _Stages, stage: str, name: str) -> None:
+def _add_default(stages: _Stages, stage: str, text: str) -> None:
     if not stages[stage]:
-        stages[stage].append((name, build(Part(name))))
+        (part,) = parse(text).parts
+        stages[stage].append((part.name, build(part)))
+
+
+def _measure(parsed: Spec, stages: _Stages, select: Any) -> None:
+    """Lets a select say which law the proposer measures (`measures = "filtered"`), where the spec does not."""
+    (name, made), said = stages["propose"][0], {part.name: dict(part.params) for part in parsed.parts}
+    if hasattr(select, "measures") and hasattr(made, "of") and "of" not in said.get(name, {}):
+        stages["propose"][0] = name, replace(made, of=select.measures)
+
+
+def _built(stages: _Stages) -> dict[str, Any]:
+    """One object for a single stage, a tuple for the others."""
+    made = {stage: tuple(method for _, method in named) for stage, named in stages.items()}
+    return {stage: methods[0] if stage in _SINGLE else methods for stage, methods in made.items()}
 
 
 def _refuse_doubles(parsed: Spec, stages: _Stages) -> None:

@@ -34,6 +34,7 @@ class Trace:
     commit_score: np.ndarray  # [B, L] float32
     lengths: np.ndarray  # [B] where each row ends
     fed: tuple[tuple[Fed, ...], ...]  # per row and forward: the positions queried
+    clocks: tuple[tuple[int, ...], ...] = ()  # per row and forward: the schedule's clock, which may skip steps
 
     @cached_property
     def steps(self) -> tuple[tuple[TraceStep, ...], ...]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.language_model import LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Plan, Visible
 from pardec.samplers.canvas import GIVEN, Canvas
-from pardec.samplers.contracts import Ask
+from pardec.samplers.contracts import Ask, Filling, Request, Sampler
 from pardec.samplers.kernels.law import Law
 
 # A forward of its own costs a group of rows about as much as this many more queries would.
@@ -47,28 +48,42 @@ class _Group:
     rows: np.ndarray | None  # [n] indices of live rows; None: all
     plan: Plan  # as laid; only its tokens change from forward to forward
     source: Tensor | None  # [n, Q] canvas column of each query, padding at the bin; None: the plan's span
-    want: Tensor  # [n, W] query of each block position's prediction, -1 outside of the block
+    want: Tensor  # [n, W] query of each block position's prediction, -1 outside of the block; then those of the shadow
 
 
 class Asking:
-    """Lays plans, keeps them while the same positions are asked, and runs the model on them."""
+    """Lays plans, keeps them while the same positions are asked, and runs the model on them.
 
-    def __init__(self, model: LanguageModel, canvas: Canvas, *, stores: bool, cfg: float | None) -> None:
-        self.model, self.canvas, self.cfg = model, canvas, cfg
-        self.copies = 1 if cfg is None else 2
-        self.given = None if cfg is None else canvas.commit_step == GIVEN
+    It is also the outlook (see contracts) on the forward just made.
+    """
+
+    def __init__(self, model: LanguageModel, canvas: Canvas, sampler: Sampler, request: Request) -> None:
+        self.model, self.canvas, self.cfg = model, canvas, request.cfg
+        self.copies = 1 if self.cfg is None else 2
+        self.given = None if self.cfg is None else canvas.commit_step == GIVEN
+        self.every = bool(sampler.revise)  # committed positions of the block are predicted too
+        self.whole = any(isinstance(stage, Filling) for stage in sampler.finish)  # any query may be asked for
+        shadow = any(getattr(stage, "shadow", False) for stage in sampler.revise)
+        self.shadow = canvas.block_length if shadow else 0
+        self.allowed, self.limits = request.allowed, None
+        if self.allowed is not None:
+            rows = pad_sequence(list(self.allowed.at), batch_first=True)
+            self.limits = torch.nn.functional.pad(rows, (0, canvas.length + 1 - rows.shape[1])).to(canvas.tokens.device)
         self.cache: KVCache | None = None
-        if stores:
-            self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()))
+        if sampler.cache.stores or shadow:
+            self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
         self._begun = False
         self._key = b""
         self._groups: list[_Group] = []
         self._order: Tensor | None = None
+        self._made: list[Hidden] = []  # of the forward just made, one a group; kept if `whole`
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows, in the cache too."""
         if self.given is not None:
             self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
+        if self.limits is not None:
+            self.limits = self.limits[torch.from_numpy(rows).to(self.limits.device)]
         if self.cache is not None and len(rows):
             self.cache.keep(torch.from_numpy(self._cache_rows(rows)))
         self._key = b""
@@ -89,20 +104,32 @@ class Asking:
         if not self._begun:
             return Queries(canvas.rows, np.zeros_like(canvas.end), canvas.end)
         if ask.mask is None:
-            start = np.minimum(ask.start, np.maximum(canvas.first_open - canvas.shift, 0))
+            first = canvas.lo if self.every else canvas.first_open
+            start = np.minimum(ask.start, np.maximum(first - canvas.shift, 0))
             return Queries(canvas.rows, start, np.maximum(ask.stop, canvas.hi - canvas.shift))
         mask = ask.mask[:, : canvas.length].cpu().numpy().copy()
-        row, column = np.nonzero(canvas.eligible_host)
+        row, column = np.nonzero(self.wanted(ask))
         mask[row, np.maximum(canvas.lo[row] + column - canvas.shift, 0)] = True
         count = mask.sum(1)
         positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
         positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
         return Queries(canvas.rows, np.zeros_like(count), count, positions)
 
-    def law(self, queries: Queries) -> Law:
-        """One forward for every live row: the model's distribution at the open positions of the active block, float32.
+    def wanted(self, ask: Ask) -> np.ndarray:
+        """[B, W] bool: the positions of the active block that are to be predicted."""
+        canvas = self.canvas
+        if self.every:
+            within: np.ndarray = canvas.window_host < canvas.length
+            return within
+        return canvas.eligible_host if ask.only is None else canvas.eligible_host & ask.only.cpu().numpy()
 
-        What stands for the block's other positions means nothing.
+    def law(self, queries: Queries, wanted: np.ndarray, soft: Tensor | None = None) -> tuple[Law, Law | None]:
+        """One forward for every live row: the model's distribution at the `wanted` positions of the active block.
+
+        What stands for the block's other positions means nothing. The second law is the shadow's.
+
+        Args:
+            soft: [B, W, E] added to the inputs of the block.
         """
         canvas = self.canvas
         key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
@@ -113,52 +140,125 @@ class Asking:
         else:
             forward = self.model.run  # a plan that was checked, with other tokens
         self._begun = True
+        self._made.clear()
         if len(self._groups) == 1:
-            return Law(*self._forward(self._groups[0], forward))
-        rows, places, count = [], [], 0
+            logits, place, twin = self._forward(self._groups[0], wanted, soft, forward)
+            return Law(logits, place), None if twin is None else Law(twin)
+        rows, places, twins, count = [], [], [], 0
         for group in self._groups:
-            logits, place = self._forward(group, forward)
+            logits, place, twin = self._forward(group, wanted, soft, forward)
             if place is None:
                 place = torch.arange(logits.shape[0] * logits.shape[1], device=logits.device).view(logits.shape[:2])
             rows.append(logits.reshape(-1, logits.shape[-1]))
             places.append(place + count)
             count += len(rows[-1])
-        return Law(torch.cat(rows), torch.cat(places)[self._order])
+            if twin is not None:
+                twins.append(twin)
+        law = Law(torch.cat(rows), torch.cat(places)[self._order])
+        return law, Law(torch.cat(twins)[self._order]) if self.shadow else None
+
+    # --- the outlook: the forward just made, at any of its positions ---
+
+    def has(self, positions: Tensor) -> Tensor:
+        """Whether the forward predicts each of `positions` [B, K] -> bool [B, K]."""
+        found = [
+            hidden.has(self._doubled(self.model.rows(self._of(positions, group))))[: len(group.want)]
+            for group, hidden in zip(self._groups, self._made, strict=True)
+        ]
+        return torch.cat(found)[self._order] if self._order is not None else found[0]
+
+    def at(self, positions: Tensor) -> Law:
+        """The law at `positions` [B, K]."""
+        found = []
+        for group, hidden in zip(self._groups, self._made, strict=True):
+            chosen = self._of(positions, group)
+            logits = self._guided(hidden.logits(self._doubled(self.model.rows(chosen))))
+            found.append(self._permitted(logits, group, chosen))
+        return Law(torch.cat(found)[self._order] if self._order is not None else found[0])
 
     # --- one forward ---
 
     def _forward(
-        self, group: _Group, forward: Callable[[Plan, KVCache | None], Hidden]
-    ) -> tuple[Tensor, Tensor | None]:
-        """`rows` and `place` of the law of one group."""
-        tokens, want, place, narrow = self._at(self.canvas.tokens, group), group.want, None, True
-        if want.device.type == "cpu":  # elsewhere the shapes had better stay what they are
-            want, place = self._open_only(group)
-            narrow = (group.plan.width - want.shape[1]) * len(want) >= _NARROW_GAIN
+        self,
+        group: _Group,
+        wanted: np.ndarray,
+        soft: Tensor | None,
+        forward: Callable[[Plan, KVCache | None], Hidden],
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`rows` and `place` of the law of one group, and the shadow's logits."""
+        tokens, want, place, narrow = self._at(self.canvas.tokens, group), group.want, None, not self.whole
+        positions = self._of(self.canvas.window, group)
+        if want.device.type == "cpu" and not self.shadow:  # elsewhere the shapes had better stay what they are
+            want, place, positions = self._wanted_only(group, wanted, positions)
+            narrow = narrow and (group.plan.width - want.shape[1]) * len(want) >= _NARROW_GAIN
+        if self.shadow:
+            tokens = torch.cat([tokens, torch.full_like(positions, self.canvas.mask_id)], 1)
         if self.given is not None:
-            tokens = torch.cat([tokens, tokens.masked_fill(self._at(self.given, group), self.canvas.mask_id)])
-            want = torch.cat([want, want])
-        logits = forward(replace(group.plan, tokens=tokens, want=want, narrow=narrow), self.cache).logits()
-        if self.cfg is not None:
-            conditional, unconditional = logits.chunk(2)
-            logits = unconditional + self.cfg * (conditional - unconditional)
-        return (logits, None) if place is None else (logits.flatten(0, 1), place)
+            hidden_prompt = tokens.clone()
+            known = self._at(self.given, group)
+            hidden_prompt[:, : known.shape[1]].masked_fill_(known, self.canvas.mask_id)
+            tokens = torch.cat([tokens, hidden_prompt])
+        plan = replace(group.plan, tokens=tokens, want=self._doubled(want), narrow=narrow)
+        if soft is not None:
+            plan = replace(plan, soft=self._doubled(self._placed(soft, group)))
+        hidden = forward(plan, self.cache)
+        if self.whole:
+            self._made.append(hidden)
+        logits, twin = self._guided(hidden.logits()), None
+        if self.shadow:
+            twin, logits = logits[:, self.shadow :], logits[:, : self.shadow]
+            twin = self._permitted(twin, group, positions)
+        logits = self._permitted(logits, group, positions)
+        return (logits, None, twin) if place is None else (logits.flatten(0, 1), place, twin)
 
-    def _open_only(self, group: _Group) -> tuple[Tensor, Tensor | None]:
-        """The queries wanted for open positions, [n, M], and where among them each block position's is, [n, W]."""
-        eligible = self.canvas.eligible_host
-        eligible = eligible if group.rows is None else eligible[group.rows]
-        most = int(eligible.sum(1).max())
-        if (eligible.shape[1] - most) * len(eligible) < _COMPACT_GAIN:
-            return group.want, None
-        order = np.argsort(~eligible, axis=1, kind="stable")[:, :most]
-        place = np.maximum(eligible.cumsum(1) - 1, 0) + np.arange(0, len(eligible) * most, most)[:, None]
-        return group.want.gather(1, torch.from_numpy(order)), torch.from_numpy(place)
+    def _doubled(self, tensor: Tensor) -> Tensor:
+        """The rows once more for the unconditional half of guidance."""
+        return tensor if self.cfg is None else torch.cat([tensor, tensor])
+
+    def _guided(self, logits: Tensor) -> Tensor:
+        if self.cfg is None:
+            return logits
+        conditional, unconditional = logits.chunk(2)
+        return unconditional + self.cfg * (conditional - unconditional)
+
+    def _permitted(self, logits: Tensor, group: _Group, positions: Tensor) -> Tensor:
+        """`logits` [n, M, V] at `positions` [n, M] without the mask id and what is not allowed there."""
+        logits[..., self.canvas.mask_id] = -torch.inf
+        if self.allowed is None or self.limits is None:
+            return logits
+        which = self._of(self.limits, group).gather(1, positions)
+        return logits.masked_fill_(~self.allowed.sets[which], -torch.inf)
+
+    def _wanted_only(
+        self, group: _Group, wanted: np.ndarray, positions: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The queries wanted, [n, M], where among them each block position's is, [n, W], and what they predict."""
+        wanted = wanted if group.rows is None else wanted[group.rows]
+        most = max(int(wanted.sum(1).max()), 1)
+        if (wanted.shape[1] - most) * len(wanted) < _COMPACT_GAIN:
+            return group.want, None, positions
+        order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
+        place = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
+        chosen = torch.from_numpy(order)
+        return group.want.gather(1, chosen), torch.from_numpy(place), positions.gather(1, chosen)
+
+    def _placed(self, soft: Tensor, group: _Group) -> Tensor:
+        """`soft` [B, W, E] of the block, at the queries of a group [n, Q, E]; zero elsewhere."""
+        soft = self._of(soft, group)
+        lo = torch.from_numpy(self.canvas.lo if group.rows is None else self.canvas.lo[group.rows]).to(soft.device)
+        at = group.plan.positions[: len(soft)] - lo[:, None]
+        outside = (at < 0) | (at >= soft.shape[1])
+        found = soft.gather(1, at.masked_fill(outside, 0)[..., None].expand(-1, -1, soft.shape[-1]))
+        return found.masked_fill(outside[..., None], 0)
+
+    @staticmethod
+    def _of(held: Tensor, group: _Group) -> Tensor:
+        """The group's rows of `held` [B, ...]."""
+        return held if group.rows is None else held[torch.from_numpy(group.rows).to(held.device)]
 
     def _at(self, held: Tensor, group: _Group) -> Tensor:
         """What the canvas holds at the queries of a group, [n, Q]."""
-        if group.rows is not None:
-            held = held[torch.from_numpy(group.rows).to(held.device)]
+        held = self._of(held, group)
         if group.source is not None:
             return held.gather(1, group.source)
         assert group.plan.span is not None
@@ -192,6 +292,9 @@ class Asking:
         span = None
         if even and queries.positions is None and (start == start[0]).all():
             span = (int(start[0]), int(stop[0]))
+        slots, asked = positions, positions
+        if self.shadow:
+            asked, slots, want = self._shadowed(positions, np.where(block < hi[:, None], wanted, -1), want)
 
         def put(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
@@ -201,20 +304,52 @@ class Asking:
         if self.cache is not None and not whole:
             cache_rows = torch.from_numpy(self._cache_rows(rows)).to(device)
         plan = Plan(
-            tokens=put(positions),
-            positions=put(positions),
-            slots=put(positions),
+            tokens=put(asked),
+            positions=put(asked),
+            slots=put(slots),
             visible=self.model.visible(),
             lengths=put(end),
             want=put(want),
             rows=cache_rows,
             uniform=int(end[0]) if (end == end[0]).all() else None,
-            span=span,
+            span=None if self.shadow else span,
         )
+        if self.shadow:
+            size = canvas.length + self.shadow
+            visible = Visible.mask(put(self._leave_one_out(positions, block, hi, end)))
+            plan = replace(plan, visible=visible, lengths=torch.full_like(plan.lengths, size), uniform=size)
         source = None
-        if span is None:
+        if plan.span is None:
             source = torch.from_numpy(np.where(positions < 0, canvas.length, positions)).to(device)
         return _Group(None if whole else rows, plan, source, plan.want[: len(rows)])
+
+    # --- the shadow: each block position once more, as a mask that sees everything but the position itself ---
+
+    def _shadowed(
+        self, positions: np.ndarray, wanted: np.ndarray, want: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Positions, slots and wants with the shadow's queries behind the canvas's own."""
+        width = positions.shape[1]
+        slots = np.where(wanted < 0, -1, self.canvas.length + np.arange(self.shadow))
+        twins = np.broadcast_to(width + np.arange(self.shadow), wanted.shape)
+        return (
+            np.concatenate([positions, wanted], 1),
+            np.concatenate([positions, slots], 1),
+            np.concatenate([want, twins], 1),
+        )
+
+    def _leave_one_out(self, positions: np.ndarray, block: np.ndarray, hi: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """What each query sees, [n, Q + W, L + W] bool: the canvas never sees the shadow."""
+        length, width = self.canvas.length, positions.shape[1]
+        slots = np.arange(length)
+        seen = np.zeros((len(positions), width + self.shadow, length + self.shadow), dtype=bool)
+        seen[..., :length] = slots < end[:, None, None]
+        if self.canvas.block_causal:
+            segment = np.maximum(positions, 0) // self.canvas.block_length
+            seen[:, :width, :length] &= slots // self.canvas.block_length <= segment[..., None]
+        seen[:, width:, :length] &= slots != block[..., None]
+        seen[:, width:, length:] = (block < hi[:, None])[:, None, :]
+        return seen
 
 
 def _split(width: np.ndarray) -> list[np.ndarray]:

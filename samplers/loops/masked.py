@@ -1,13 +1,15 @@
 """The masked loop: diffusion language models filled in block by block, every row at its own pace.
 
-One step: the schedule's clock, the cache's positions, the forward (one a group of rows that ask alike), then logits,
-propose, select, widen, commit, finish. The loop alone keeps three promises: the first forward of a request is full, an
-open row commits at least one position a step, and the mask id is never committed.
+One step: the schedule's clock, the cache's positions, the inputs, the forward (one a group of rows that ask alike),
+then logits, propose, select, widen, revise, commit, finish. The loop alone keeps three promises: the first forward of a
+request is full, an open row commits at least one position a step, and the mask id is never committed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,21 @@ from torch import Tensor
 
 from pardec.models.errors import ModelError
 from pardec.models.language_model import LanguageModel
-from pardec.samplers.canvas import Canvas
-from pardec.samplers.contracts import Ask, Evidence, Remembering, Request, Sampler, Scheduled, take_rows
+from pardec.samplers.canvas import Canvas, Revision, Writing
+from pardec.samplers.contracts import (
+    Ahead,
+    Ask,
+    Choice,
+    Evidence,
+    Filling,
+    Planned,
+    Proposal,
+    Remembering,
+    Request,
+    Sampler,
+    Scheduled,
+    take_rows,
+)
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
 from pardec.samplers.kernels.law import Law
 from pardec.samplers.kernels.rank import best
@@ -37,11 +52,28 @@ def decode(model: LanguageModel, sampler: Sampler, request: Request, *, steps: b
     yield loop.started()
     yield from loop.retire()
     while len(loop.canvas):
-        was_open = loop.step()
+        before = loop.step()
         if steps:
-            yield loop.told(was_open)
+            yield loop.told(before)
         yield from loop.retire()
     yield loop.finished()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one step does to the canvas."""
+
+    chosen: Writing
+    revision: Revision | None = None
+    fill: Writing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the canvas held before a step, [B, L + 1] each, on the host."""
+
+    open: np.ndarray
+    tokens: np.ndarray | None  # kept where committed tokens may change
 
 
 class MaskedLoop:
@@ -66,67 +98,116 @@ class MaskedLoop:
             shift=facts.shift,
             device=model.device,
         )
-        self.states: tuple[Any, ...] = tuple(
-            stage.start(canvas) if isinstance(stage, Remembering) else None for stage in sampler.stateful
-        )
-        self.asking = Asking(model, canvas, stores=sampler.cache.stores, cfg=request.cfg)
+        canvas.revises = bool(sampler.revise)
+        if isinstance(sampler.select, Planned):
+            canvas.planned = sampler.select.planned(canvas)
+        self.memory: dict[int, Any] = {
+            id(stage): stage.start(canvas) for stage in sampler.stages if isinstance(stage, Remembering)
+        }
+        self.asking = Asking(model, canvas, sampler, request)
         self.schedule = sampler.select if isinstance(sampler.select, Scheduled) else None
         self.history: list[Queries] = []
         self.done: dict[int, RowFinished] = {}
         # Finished rows leave the canvas; what they held waits here for the trace.
         self.held = [getattr(canvas, name).cpu().clone() for name in _HELD]
         self.lengths = canvas.total
+        self.clocks: list[tuple[int, ...]] = [()] * len(canvas)
 
     # --- one step ---
 
     @torch.inference_mode()
-    def step(self) -> np.ndarray:
-        """One forward for every live row, and its commits; what was open before, [B, L + 1] bool."""
+    def step(self) -> Before:
+        """One forward for every live row, and its commits; what stood there before."""
         canvas = self.canvas
-        cache_state, *states = self.states
-        ask = self.plan(cache_state, states)
+        ask = self.plan()
         evidence = self.look(ask)
-        decision = self.decide(evidence, ask, states)
-        open_before = canvas.open_host.copy()
-        canvas.commit(*decision)
-        return open_before
+        decision = self.decide(evidence, ask)
+        before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
+        canvas.commit(decision.chosen, fill=decision.fill, revision=decision.revision)
+        return before
 
-    def plan(self, cache_state: Any, states: list[Any]) -> Ask:
+    def state(self, stage: Any) -> Any:
+        """What `stage` remembers of this request."""
+        return self.memory.get(id(stage))
+
+    def plan(self) -> Ask:
         """The schedule's clock, then the positions to query."""
+        canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
         if self.schedule is not None:
-            self.canvas.skip(self.schedule.tick(self.canvas, states[len(self.sampler.logits)]))
-        return self.sampler.cache.ask(self.canvas, cache_state)
+            canvas.skip(self.schedule.tick(canvas, self.state(select)))
+        if getattr(cache, "ahead", False):
+            assert isinstance(select, Ahead), "the cache has checked it"
+            canvas.coming = select.ahead(canvas, self.request, self.state(select)) & canvas.eligible
+        return cache.ask(canvas, self.state(cache))
 
     def look(self, ask: Ask) -> Evidence:
         """The forward, and what it says of the active block."""
-        canvas = self.canvas
-        queries = self.asking.queries(ask)
+        canvas, asking = self.canvas, self.asking
+        queries, wanted = asking.queries(ask), asking.wanted(ask)
         self.history.append(queries)
-        law = self.asking.law(queries)
-        law.rows[..., canvas.mask_id] = -torch.inf
-        return Evidence(law, canvas.window, canvas.eligible, self.request)
+        soft = None
+        for stage in self.sampler.inputs:
+            added = stage.soft(canvas, self.state(stage))
+            soft = added if soft is None or added is None else soft + added
+        law, shadow = asking.law(queries, wanted, soft)
+        eligible = canvas.eligible if ask.only is None else canvas.eligible & ask.only
+        evidence = Evidence(law, canvas.window, eligible, self.request, shadow)
+        for stage in self.sampler.inputs:
+            stage.observe(evidence, asking.model.embed, canvas, self.state(stage))
+        return evidence
 
-    def decide(self, evidence: Evidence, ask: Ask, states: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Which positions of the active block are committed, to which tokens, with what scores; each [B, W]."""
+    def decide(self, evidence: Evidence, ask: Ask) -> Decision:
+        """What is committed where, what is filled at once and what is revised."""
         canvas, sampler = self.canvas, self.sampler
-        waiting = iter(states)
         for stage in sampler.logits:
-            changed = stage.logits(evidence, canvas, next(waiting))
-            evidence = Evidence(Law(changed), evidence.positions, evidence.eligible, self.request)
+            changed = stage.logits(evidence, canvas, self.state(stage))
+            evidence = replace(evidence, law=Law(changed))
         proposal = sampler.propose.propose(evidence, canvas)
-        chosen = sampler.select.select(proposal, canvas, next(waiting))
+        found = sampler.select.select(proposal, canvas, self.state(sampler.select))
+        chosen, tokens = (found.which, found.tokens) if isinstance(found, Choice) else (found, proposal.tokens)
         for widen in sampler.widen:
-            chosen = widen.widen(chosen, proposal, canvas, next(waiting))
-        chosen = chosen & evidence.eligible
-        if chosen.device.type != "cpu" or not chosen.numpy().any(1).all():
-            # A method may score -inf for "last"; what is open still comes before what is not.
-            score = proposal.score.clamp(min=_LOWEST).masked_fill(~evidence.eligible, -torch.inf)
-            chosen = chosen | (best(score) & ~chosen.any(1, keepdim=True))
+            chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
+        chosen = self._some(chosen & evidence.eligible, proposal)
         if ask.must is not None:
             must = torch.from_numpy(ask.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
             first = torch.arange(chosen.shape[1], device=chosen.device) == 0
             chosen = torch.where(must, first, chosen)
-        return chosen, proposal.tokens, proposal.score
+        decision = Decision(Writing(chosen, tokens, proposal.score), self._revision(chosen, proposal))
+        return self._filled(decision, proposal) if self.asking.whole else decision
+
+    @staticmethod
+    def _some(chosen: Tensor, proposal: Proposal) -> Tensor:
+        """`chosen` with the best candidate of every row that has none."""
+        if chosen.device.type == "cpu" and chosen.numpy().any(1).all():
+            return chosen
+        # A method may score -inf for "last"; what is open still comes before what is not.
+        score = proposal.score.clamp(min=_LOWEST).masked_fill(~proposal.eligible, -torch.inf)
+        return chosen | (best(score) & ~chosen.any(1, keepdim=True))
+
+    def _revision(self, chosen: Tensor, proposal: Proposal) -> Revision | None:
+        """What the revise stages decide together; a position that one reopens no other rewrites."""
+        found = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revise]
+        return reduce(Revision.also, found) if found else None
+
+    def _filled(self, decision: Decision, proposal: Proposal) -> Decision:
+        """The decision, but all that is open at once in the rows whose finish says so."""
+        canvas = self.canvas
+        rows = np.zeros(len(canvas), dtype=bool)
+        for finish in self.sampler.finish:
+            if isinstance(finish, Filling):
+                rows |= finish.fill(self.asking, proposal, canvas)
+        if not rows.any():
+            return decision
+        which, places = canvas.ahead(rows)
+        ids, probability = self.asking.at(places).greedy
+        fill = Writing(
+            which,
+            torch.zeros_like(canvas.tokens).scatter_(1, places, ids),
+            torch.zeros_like(canvas.commit_score).scatter_(1, places, probability),
+        )
+        rest = torch.from_numpy(~rows).to(which.device)[:, None]
+        revision = None if decision.revision is None else decision.revision.only(rest)
+        return Decision(decision.chosen.only(rest), revision, fill)
 
     # --- rows that end ---
 
@@ -146,12 +227,13 @@ class MaskedLoop:
             for held, name in zip(self.held, _HELD, strict=True):
                 held[row] = getattr(canvas, name)[at].cpu()
             tokens = self.held[0][row, : self.lengths[row]].numpy().copy()
+            self.clocks[row] = tuple(canvas.clocks[at].tolist())
             self.done[row] = RowFinished(row, tokens, "stop" if stopped[at] else "length", int(canvas.nfe[at]))
             yield self.done[row]
         keep = np.flatnonzero(~over)
         canvas.keep(keep)
         self.asking.keep(keep)
-        self.states = tuple(take_rows(state, keep) for state in self.states)
+        self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
 
     # --- what is told ---
 
@@ -161,17 +243,23 @@ class MaskedLoop:
             canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy(), canvas.prompt
         )
 
-    def told(self, open_before: np.ndarray) -> Step:
+    def told(self, before: Before) -> Step:
         """The step just made; copies, so that it may be kept."""
         canvas = self.canvas
-        still = canvas.open_host[:, : canvas.length]
+        tokens, still = canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy()
+        was_open = before.open[:, : canvas.length]
+        revised = None
+        if before.tokens is not None:
+            revised = ~was_open & (still | (tokens != before.tokens[:, : canvas.length]))
         return Step(
             number=len(self.history) - 1,
             rows=canvas.rows,
             nfe=canvas.nfe,
-            tokens=canvas.tokens_host[:, : canvas.length].copy(),
-            open=still.copy(),
-            committed=open_before[:, : canvas.length] & ~still,
+            tokens=tokens,
+            open=still,
+            committed=was_open & ~still,
+            settled=canvas.settled,
+            revised=revised,
         )
 
     def finished(self) -> Finished:
@@ -189,5 +277,5 @@ class MaskedLoop:
             nfe=tuple(end.nfe for end in ends),
             forward_rows=tuple(end.nfe * copies for end in ends),
             tokens_fed=tuple(copies * sum(map(len, row)) for row in fed),
-            trace=Trace(tokens, commit_step, commit_score, self.lengths, tuple(map(tuple, fed))),
+            trace=Trace(tokens, commit_step, commit_score, self.lengths, tuple(map(tuple, fed)), tuple(self.clocks)),
         )

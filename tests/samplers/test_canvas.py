@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pardec.samplers.canvas import GIVEN, NEVER, Canvas
+from pardec.samplers.canvas import GIVEN, NEVER, Canvas, Writing
 
 MASK, PAD = 9, 8
 M = MASK
@@ -21,7 +21,7 @@ def commit(held: Canvas, places: list[list[int]], token: int = 1) -> None:
     for row, positions in enumerate(places):
         for p in positions:
             which[row, p - int(held.lo[row])] = True
-    held.commit(which, torch.full_like(held.window, token), torch.full(held.window.shape, 0.5))
+    held.commit(Writing(which, torch.full_like(held.window, token), torch.full(held.window.shape, 0.5)))
 
 
 def test_only_open_positions_are_written() -> None:
@@ -50,7 +50,7 @@ def test_the_bin_is_never_open() -> None:
     held = canvas([[1, M], [1, M, M, M, M, M, M]], [1, 1], block=3)
     assert held.window.tolist() == [[1, 7, 7], [1, 2, 3]]
     assert held.eligible.tolist() == [[True, False, False], [True, True, True]]
-    held.commit(torch.ones(2, 3, dtype=torch.bool), torch.full((2, 3), 5), torch.ones(2, 3))
+    held.commit(Writing(torch.ones(2, 3, dtype=torch.bool), torch.full((2, 3), 5), torch.ones(2, 3)))
     assert not held.open[:, 7].any()
     assert held.tokens[:, 7].tolist() == [PAD, PAD]
     assert held.commit_step[:, 7].tolist() == [GIVEN, GIVEN]

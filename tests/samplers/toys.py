@@ -67,6 +67,10 @@ class Altered:
         hidden = self.inner(plan, cache)
         return replace(hidden, head=lambda states: self.change(hidden.head(states)))
 
+    @property
+    def embedding(self) -> Tensor:
+        return self.inner.embedding
+
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         return self.inner.new_cache(batch, capacity)
 
