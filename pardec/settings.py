@@ -14,6 +14,7 @@ from pardec.models.errors import SpecError, did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pardec.samplers.contracts import Sampler
     from pardec.samplers.events import Event
     from pardec.samplers.rng import Source
     from pardec.samplers.spec import Spec
@@ -23,7 +24,7 @@ class Arguments(TypedDict, total=False):
     """What `generate` and `stream` take beside the prompt; `Settings` has the defaults and the meaning."""
 
     input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
-    sampler: str | Spec | None
+    sampler: str | Spec | Sampler | None
     max_new_tokens: int
     block_length: int | None
     temperature: float
@@ -46,7 +47,7 @@ class Settings:
     """One checked set of arguments."""
 
     input_ids: Any = None
-    sampler: str | Spec | None = None
+    sampler: str | Spec | Sampler | None = None
     max_new_tokens: int = 64
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
     temperature: float = 0.0

@@ -132,8 +132,10 @@ def build(part: Part) -> Any:
     return card.make(**values)
 
 
-def resolve(spec: str | Spec | None) -> Sampler:
+def resolve(spec: str | Spec | Sampler | None) -> Sampler:
     """Turns a spec into the sampler that a loop runs; what it leaves open takes the defaults.
+
+    A sampler that was put together elsewhere is taken as it is.
 
     >>> str(resolve("threshold@dual").spec)
     'confidence:of=raw+threshold:tau=0.9@dual:refresh=0,reference=false'
@@ -141,6 +143,8 @@ def resolve(spec: str | Spec | None) -> Sampler:
     Raises:
         SpecError: an unknown or misspelt name or parameter, two parts where one is allowed, a cache without `@`.
     """
+    if isinstance(spec, Sampler):
+        return spec
     if isinstance(spec, str) and spec.startswith("preset:"):
         spec = preset(spec).spec
     parsed = parse(DEFAULT if spec is None else spec)

@@ -1,0 +1,50 @@
+"""The arguments of LLaDA2Pipeline's call: their defaults, and which of them pardec takes from where."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+from diffusers import LLaDA2Pipeline
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """Every argument of LLaDA2Pipeline's call with its default."""
+    signature = inspect.signature(inspect.unwrap(LLaDA2Pipeline.__call__))
+    return {name: argument.default for name, argument in signature.parameters.items() if name != "self"}
+
+
+def refuse_unless_default(name: str, value: Any, hint: str) -> None:
+    """Raises SpecError for a value that was asked for and cannot be honoured; None and the default were not."""
+    if value is not None and value != defaults()[name]:
+        raise SpecError(f"{name}={value!r} is not for a sampler that is given by its spec", hint=hint)
+
+
+def shaping(temperature: float, top_k: int | None, top_p: float | None, sampling_method: str) -> dict[str, Any]:
+    """temperature, top_k and top_p in pardec's terms; "greedy" takes the likeliest token at any temperature."""
+    if sampling_method not in ("auto", "greedy", "multinomial"):
+        raise SpecError(f'sampling_method is "auto", "greedy" or "multinomial", got {sampling_method!r}')
+    if temperature < 0:
+        raise SpecError(f"temperature must be at least 0, got {temperature}")
+    if sampling_method == "greedy" or not temperature:
+        return {"temperature": 0.0, "top_k": None, "top_p": None}
+    if top_p is not None and not top_p > 0:
+        raise SpecError(f"top_p must be above 0, got {top_p}")
+    return {
+        "temperature": float(temperature),
+        "top_k": top_k if top_k is not None and top_k > 0 else None,
+        "top_p": top_p if top_p is not None and top_p < 1 else None,
+    }
+
+
+def draw_seeds(generator: torch.Generator | None, count: int) -> list[int]:
+    """`count` seeds from the generator, or from torch's own stream as diffusers does without one."""
+    place = torch.device("cpu") if generator is None else generator.device
+    drawn: Tensor = torch.randint(2**62, (count,), generator=generator, device=place)
+    return [int(seed) for seed in drawn.tolist()]

@@ -1,0 +1,112 @@
+"""The masked loop over one block whose logits are handed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.interop.diffusers.callbacks import Sight, Watch
+from pardec.models.errors import SpecError
+from pardec.models.hidden import Hidden
+from pardec.models.kv_cache import KVCache
+from pardec.models.language_model import Facts, LanguageModel
+from pardec.models.plan import Plan
+from pardec.samplers.contracts import Canvas, Proposal, Request, Sampler
+from pardec.samplers.kernels.rank import top
+from pardec.samplers.loops.masked import MaskedLoop
+from pardec.samplers.rng import Keyed
+
+
+@dataclass(frozen=True)
+class Share:
+    """Commits at least an even share of what is left over the steps that are left."""
+
+    steps: int
+
+    def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        share = -(-canvas.left // np.maximum(self.steps - canvas.step, 1))
+        first = proposal.score.masked_fill(chosen & proposal.eligible, torch.inf)
+        return chosen | top(first, torch.from_numpy(share).to(chosen.device)[:, None])
+
+
+class Handed:
+    """A stack that gives the logits it was handed, in place of running a model."""
+
+    logits: Tensor  # [n, W, V], live rows
+
+    @property
+    def embedding(self) -> Tensor:
+        raise SpecError("a scheduler has no embeddings", hint="PardecPipeline has them")
+
+    def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        if plan.tokens.shape != self.logits.shape[:2]:
+            raise SpecError(
+                f"the sampler asks for {list(plan.tokens.shape)} positions of a block {list(self.logits.shape[:2])}",
+                hint="PardecPipeline runs it",
+            )
+        return Hidden(plan, self.logits, lambda states: states)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        raise SpecError("a scheduler has no cache", hint="PardecPipeline has one")
+
+
+class Block:
+    """The masked loop over one block."""
+
+    def __init__(
+        self, sampler: Sampler, sample: Tensor, mask_id: int, vocab: int, source: Keyed, law: dict[str, Any]
+    ) -> None:
+        rows, width = sample.shape
+        self.handed = Handed()
+        facts = Facts(mask_id, (), 0, None, 0, "bidirectional")
+        model = LanguageModel(
+            self.handed,
+            facts,
+            config={},
+            tokenizer=None,
+            name="the pipeline's model",
+            path=None,
+            family="handed",
+            device=sample.device,
+            dtype=torch.float32,
+            vocab_size=vocab,
+            layers=1,
+            width=vocab,
+        )
+        self.seen: list[Sight] = []
+        watched = replace(sampler, widen=(*sampler.widen, Watch(self.seen)))
+        canvases = tuple(sample.cpu().clone())
+        self.loop = MaskedLoop(model, watched, Request(canvases, (0,) * rows, width, source, absolute=True, **law))
+        self.filled = sample.clone()
+        self.ended = np.zeros(rows, dtype=bool)
+        list(self.loop.retire())
+
+    @property
+    def live(self) -> bool:
+        """Whether a row that has not ended has open positions, or a stage that still revises it."""
+        return bool((~self.ended[self.loop.canvas.rows]).any())
+
+    def goes_on(self, sample: Tensor) -> bool:
+        """Whether `sample` is what the last step left, in every row that has not ended."""
+        if sample.shape != self.filled.shape:
+            return False
+        return not ((sample != self.filled).any(1).cpu().numpy() & ~self.ended).any()
+
+    def step(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens of the block after the step, and each candidate's probability and token; [B, W] each."""
+        live = torch.from_numpy(self.loop.canvas.rows).to(logits.device)
+        probability, tokens = logits.float().softmax(-1).max(-1)
+        self.filled = self.filled.clone()  # what was given out stays as it was
+        if len(live):
+            self.handed.logits = logits[live].float()
+            self.loop.step()
+            self.filled[live] = self.loop.canvas.tokens[:, :-1]
+            proposal = self.seen[0].proposal
+            probability[live] = proposal.evidence.filtered.probability(proposal.tokens)
+            tokens[live] = proposal.tokens
+            list(self.loop.retire())
+        return self.filled, probability, tokens

@@ -1,0 +1,111 @@
+"""diffusers' callback_on_step_end, told of the steps of pardec's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.samplers.contracts import Canvas, Proposal, Sampler
+from pardec.samplers.events import Event, Started, Step
+
+TENSORS = ("block_x", "transfer_index", "editing_transfer_index", "sampled_tokens", "sampled_probs", "active_block")
+
+
+@dataclass
+class Sight:
+    """What the loop saw in its last step; [n, W] each, live rows."""
+
+    proposal: Proposal
+    window: np.ndarray
+    active: np.ndarray
+    lo: np.ndarray  # [n]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A widen stage that adds nothing and remembers the step."""
+
+    seen: list[Sight]
+
+    def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        self.seen[:] = [Sight(proposal, canvas.window_host.copy(), canvas.eligible_host.copy(), canvas.lo.copy())]
+        return chosen
+
+
+class Told:
+    """Calls the callback after every step, with tensors of LLaDA2Pipeline's names and shapes.
+
+    [B, W] tensors show each row's own active block; rows that have finished show padding, and nothing as active. What
+    stands for a position that is not active was not proposed and means nothing.
+    """
+
+    def __init__(self, pipeline: Any, callback: Callable[..., Any] | None, names: Sequence[str] | None) -> None:
+        if isinstance(callback, (PipelineCallback, MultiPipelineCallbacks)):
+            names = callback.tensor_inputs
+        self.names = list(("block_x",) if names is None else names)
+        unknown = [name for name in self.names if name not in TENSORS]
+        if unknown:
+            raise SpecError(
+                f"callback_on_step_end_tensor_inputs has {unknown}", hint=f"it may have {', '.join(TENSORS)}"
+            )
+        self.pipeline, self.callback = pipeline, callback
+        self.seen: list[Sight] = []
+        self.block: tuple[int, int] | None = None
+        self.step = 0
+        self.end = 0  # of the furthest block reached
+
+    def watched(self, sampler: Sampler) -> Sampler:
+        """The sampler, with an eye on it if there is a callback."""
+        if self.callback is None:
+            return sampler
+        return replace(sampler, widen=(*sampler.widen, Watch(self.seen)))
+
+    def tell(self, event: Event) -> None:
+        """Hands a step on."""
+        if self.callback is None:
+            return
+        if isinstance(event, Started):
+            self.tokens = event.tokens.copy()
+        elif isinstance(event, Step):
+            self.tokens[event.rows] = event.tokens
+            (sight,) = self.seen
+            block = int(event.rows[0]), int(sight.lo[0])
+            self.step = self.step + 1 if block == self.block else 0
+            self.block = block
+            self.end = max(self.end, 1 + int(sight.window[sight.window < self.tokens.shape[1]].max()))
+            handed = {name: self._tensor(name, event, sight) for name in self.names}
+            before = handed.get("block_x")
+            kept = None if before is None else before.clone()
+            answer = self.callback(self.pipeline, event.number, self.step, handed) or {}
+            given = answer.get("block_x", before)
+            if given is not None and (kept is None or not torch.equal(given, kept)):
+                raise SpecError(
+                    "the callback changes block_x, and pardec's loop does not take tokens from outside",
+                    hint="LLaDA2Pipeline with a PardecScheduler does",
+                )
+
+    def _tensor(self, name: str, event: Step, sight: Sight) -> Tensor:
+        device = self.pipeline.device
+        if name == "block_x":
+            return torch.from_numpy(self.tokens[:, : self.end].copy()).to(device)
+        found: Any
+        if name in ("sampled_tokens", "sampled_probs"):
+            tokens = sight.proposal.tokens
+            found = tokens if name == "sampled_tokens" else sight.proposal.evidence.filtered.probability(tokens)
+        elif name == "active_block":
+            found = torch.from_numpy(sight.active)
+        else:
+            said = event.committed if name == "transfer_index" else event.revised
+            said = np.zeros_like(event.open) if said is None else said
+            bin_added = np.concatenate([said, np.zeros_like(said[:, :1])], 1)
+            found = torch.from_numpy(np.take_along_axis(bin_added, sight.window, 1))
+        made = torch.zeros((len(self.tokens), found.shape[1]), dtype=found.dtype, device=device)
+        made[torch.from_numpy(event.rows).to(device)] = found.to(device).clone()
+        return made

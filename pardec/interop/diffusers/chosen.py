@@ -1,0 +1,66 @@
+"""Which sampler a call of the pipeline asks for: by a spec, or by the arguments of LLaDA2Pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from diffusers import EntropyBoundScheduler
+
+from pardec.interop.diffusers.arguments import refuse_unless_default
+from pardec.interop.diffusers.policy import policy
+from pardec.interop.diffusers.scheduler import PardecScheduler
+from pardec.models.errors import SpecError, UnknownNameError
+from pardec.samplers import registry
+from pardec.samplers.contracts import Sampler
+from pardec.samplers.spec import Part, Spec
+
+
+def asked_for(scheduler: Any, sampler: str | Spec | Sampler | None, asked: dict[str, Any]) -> Sampler:
+    """The sampler of a call; `asked` has the arguments of LLaDA2Pipeline that say how a block is committed."""
+    editing = asked["editing_threshold"]
+    if editing is not None and editing <= 0:
+        editing = asked["editing_threshold"] = None  # no editing, as diffusers reads it
+    if sampler is None and isinstance(scheduler, PardecScheduler):
+        sampler = scheduler.config.sampler
+    if sampler is not None:
+        for name, value in asked.items():
+            if name != "gen_length":
+                refuse_unless_default(name, value, f"write it into the spec, sampler={str(sampler)!r}")
+        return registry.resolve(sampler)
+    for name in ("num_inference_steps", "minimal_topk", "gen_length"):
+        if asked[name] < 1:
+            raise SpecError(f"{name} must be at least 1, got {asked[name]}")
+    steps = max(min(asked["num_inference_steps"], asked["gen_length"] // asked["minimal_topk"]), 1)
+    if isinstance(scheduler, EntropyBoundScheduler):
+        for name in ("threshold", "editing_threshold", "max_post_steps"):
+            refuse_unless_default(name, asked[name], "EntropyBoundScheduler has only an entropy_bound")
+        return policy(scheduler, steps=steps)
+    if editing is None:
+        scheduler = type(scheduler).from_config({**scheduler.config, "editing_threshold": None})
+        return policy(scheduler, steps=steps, threshold=asked["threshold"])
+    try:
+        registry.find("edit")
+    except UnknownNameError as error:
+        raise SpecError(
+            f"editing_threshold={editing} asks for the method 'edit', which is not there",
+            hint="pass editing_threshold=None",
+        ) from error
+    edit = f"edit:tau={editing},post={asked['max_post_steps']}"
+    return policy(scheduler, f"{edit}+eos", steps=steps, threshold=asked["threshold"])
+
+
+def ending(sampler: Sampler, early: bool) -> Sampler:
+    """The sampler with `eos`, or without it."""
+    parts = tuple(part for part in sampler.spec.parts if part.name != "eos")
+    named = len(parts) < len(sampler.spec.parts)
+    if early == named:
+        return sampler
+    ends = registry.resolve(Spec((Part("sequential"), Part("eos"))))
+    if early:
+        part = next(part for part in ends.spec.parts if part.name == "eos")
+        return replace(
+            sampler, spec=replace(sampler.spec, parts=(*parts, part)), finish=(*sampler.finish, *ends.finish)
+        )
+    finish = tuple(stage for stage in sampler.finish if not isinstance(stage, type(ends.finish[0])))
+    return replace(sampler, spec=replace(sampler.spec, parts=parts), finish=finish)

@@ -1,0 +1,180 @@
+"""diffusers' discrete schedulers as select policies of the masked loop.
+
+The scheduler decides which open positions are committed; the candidates are pardec's, so that draws stay keyed to the
+row's seed and a row alone gives what it gives in a batch. Rows may be at different steps of their blocks, and `step`
+takes one step index: it is called once for each index present, which in a batch that keeps pace is once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import BlockRefinementScheduler, EntropyBoundScheduler
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.contracts import Canvas, Evidence, Proposal, Sampler
+from pardec.samplers.spec import Part, Spec, parse
+
+
+def policy(scheduler: Any, rest: str = "eos", *, steps: int | None = None, threshold: float | None = None) -> Sampler:
+    """A sampler whose select is `scheduler`, for `Model.generate(sampler=...)`.
+
+    Args:
+        scheduler: diffusers' BlockRefinementScheduler or EntropyBoundScheduler. It is not changed by a request.
+        rest: the other parts, as a spec without a select: "eos@dual", "credit+eos".
+        steps: steps a block is planned for; None takes the scheduler's.
+        threshold: BlockRefinementScheduler's, in place of its config's.
+
+    EntropyBoundScheduler anneals the logits; at temperature 0 the candidates are the likeliest tokens all the same, at
+    temperature 1 they are drawn from the annealed law, as the scheduler draws them. Its noise tokens have no meaning
+    for a masked model and are not used.
+
+    Raises:
+        SpecError: another class, `rest` names a select, or editing is on and `rest` has no `edit`.
+    """
+    spec = parse(rest)
+    name = type(scheduler).__name__
+    if any(registry.find(part.name).stage == "select" for part in spec.parts):
+        raise SpecError(f"{rest!r} names a select, and {name} is one", hint="leave it out")
+    steps = int(scheduler.num_inference_steps) if steps is None else steps
+    if isinstance(scheduler, BlockRefinementScheduler):
+        editing = scheduler.config.editing_threshold
+        if editing is not None and editing > 0 and all(part.name != "edit" for part in spec.parts):
+            raise SpecError(
+                f"this {name} edits (editing_threshold={editing}), which is a stage of its own",
+                hint=f'name it in rest, policy(scheduler, "edit:tau={editing}+eos"), or set editing_threshold=None',
+            )
+        bound = float(scheduler.config.threshold if threshold is None else threshold)
+        select: Any = Refinement(scheduler, steps, bound)
+        said = {"threshold": bound, "steps": steps}
+        logits: tuple[Any, ...] = ()
+    elif isinstance(scheduler, EntropyBoundScheduler):
+        if threshold is not None:
+            raise SpecError(f"threshold={threshold}, and {name} has none", hint="set its entropy_bound")
+        hot, cold = float(scheduler.config.t_max), float(scheduler.config.t_min)
+        flat = type(scheduler).from_config({**scheduler.config, "t_max": 1.0, "t_min": 1.0})
+        select, logits = Bound(flat), (Anneal(hot, cold, steps),)
+        bound = float(scheduler.config.entropy_bound)
+        said = {"entropy_bound": bound, "t_max": hot, "t_min": cold, "steps": steps}
+    else:
+        raise SpecError(
+            f"{name} is no scheduler that a masked model can be decoded with",
+            hint="BlockRefinementScheduler and EntropyBoundScheduler are",
+        )
+    return _sampler(spec, Part(name, tuple((key, str(value)) for key, value in said.items())), select, logits)
+
+
+def _sampler(spec: Spec, named: Part, select: Any, logits: tuple[Any, ...]) -> Sampler:
+    """`spec` resolved with a stand-in for the select, and this one in its place."""
+    parts = spec.parts
+    if all(registry.find(part.name).stage != "propose" for part in parts):
+        parts = (Part("confidence", (("of", "filtered"),)), *parts)  # what the schedulers measure
+    stand_in = Part("sequential")
+    base = registry.resolve(Spec((*parts, stand_in), spec.cache))
+    shown = Spec(tuple(named if part.name == stand_in.name else part for part in base.spec.parts), base.spec.cache)
+    return replace(base, spec=shown, exact="relaxed", select=select, logits=(*base.logits, *logits))
+
+
+# --- the policies ---
+
+
+@dataclass
+class Clock:
+    """When each row's active block was entered; [B]."""
+
+    start: np.ndarray
+
+    def at(self, canvas: Canvas, steps: int) -> np.ndarray:
+        """The step each row is at in its block, at most the last; [B]."""
+        self.start = np.where(canvas.entered, canvas.step, self.start)
+        at: np.ndarray = np.minimum(canvas.step - self.start, steps - 1)
+        return at
+
+
+@dataclass
+class Running(Clock):
+    """The request's own copy of the scheduler beside the clock."""
+
+    scheduler: Any
+
+
+def _alike(at: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each step index present, and the rows that are at it."""
+    for step in np.unique(at):
+        yield int(step), np.flatnonzero(at == step)
+
+
+def _start(canvas: Canvas) -> np.ndarray:
+    return np.zeros(len(canvas), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """BlockRefinementScheduler: all candidates above the threshold, at least an even share of the block a step."""
+
+    scheduler: Any
+    steps: int
+    threshold: float
+
+    def start(self, canvas: Canvas) -> Running:
+        own = copy.copy(self.scheduler)
+        own.set_timesteps(self.steps, block_length=canvas.block_length)
+        return Running(_start(canvas), own)
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: Running) -> Tensor:
+        chosen = torch.zeros_like(proposal.eligible)
+        for step, rows in _alike(state.at(canvas, self.steps)):
+            row = torch.from_numpy(rows).to(chosen.device)
+            eligible, tokens = proposal.eligible[row], proposal.tokens[row]
+            # The scheduler would take candidates from the logits; these have been made, so it is handed them.
+            state.scheduler._sample_from_logits = lambda *_, made=(tokens, proposal.score[row]), **__: made
+            out = state.scheduler.step(
+                proposal.evidence.logits[row],
+                step,
+                torch.where(eligible, canvas.mask_id, -1),
+                mask_token_id=canvas.mask_id,
+                threshold=self.threshold,
+                editing_threshold=0.0,
+            )
+            chosen[row] = out.transfer_index
+        return chosen
+
+
+@dataclass(frozen=True)
+class Anneal:
+    """EntropyBoundScheduler's temperature, from `hot` at a block's first step to nearly `cold` at its last."""
+
+    hot: float
+    cold: float
+    steps: int
+
+    def start(self, canvas: Canvas) -> Clock:
+        return Clock(_start(canvas))
+
+    def logits(self, evidence: Evidence, canvas: Canvas, state: Clock) -> Tensor:
+        left = (self.steps - state.at(canvas, self.steps)) / self.steps
+        temperature = torch.from_numpy(self.cold + (self.hot - self.cold) * left)
+        return evidence.logits / temperature.to(evidence.logits)[:, None, None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """EntropyBoundScheduler on logits that are annealed already: the prefix of the surest under its entropy bound."""
+
+    scheduler: Any  # of temperature 1 throughout
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        logits = proposal.evidence.logits
+        # A law without doubt has entropy 0: it stands in front of the order and adds nothing to the sums.
+        certain = torch.full_like(logits[0, 0], -torch.inf)
+        certain[0] = 0.0
+        logits = torch.where(proposal.eligible[..., None], logits, certain)
+        unused = torch.Generator(logits.device).manual_seed(0)  # its draws are dropped; the global stream is left alone
+        return torch.as_tensor(self.scheduler.step(logits, 0, proposal.tokens, generator=unused).accepted_index)

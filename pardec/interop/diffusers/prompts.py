@@ -1,0 +1,52 @@
+"""The prompts of a call as rows of ids, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+
+def encoded(
+    tokenizer: Any,
+    prompt: str | Sequence[str] | None,
+    messages: Sequence[Any] | None,
+    use_chat_template: bool,
+    add_generation_prompt: bool,
+) -> list[list[int]]:
+    """Text or chat messages as ids; a text is a user's message where the tokenizer has a chat template."""
+    if (prompt is None) == (messages is None):
+        raise SpecError("give one of prompt, messages and input_ids")
+    if tokenizer is None:
+        raise SpecError("the model comes without a tokenizer", hint="pass input_ids, or tokenizer=")
+    if messages is None:
+        texts = [prompt] if isinstance(prompt, str) else list(prompt or ())
+        if not use_chat_template or not getattr(tokenizer, "chat_template", None):
+            return [list(tokenizer(text)["input_ids"]) for text in texts]
+        talks: list[Any] = [[{"role": "user", "content": text}] for text in texts]
+    else:
+        talks = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+    shape = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": True}
+    return [list(tokenizer.apply_chat_template(talk, **shape)["input_ids"]) for talk in talks]
+
+
+def unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """Rows of ids where the mask is not 0."""
+    if not isinstance(input_ids, Tensor) or input_ids.ndim not in (1, 2) or input_ids.dtype != torch.int64:
+        what = (
+            f"{input_ids.dtype} {list(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        )
+        raise SpecError(f"input_ids is a LongTensor [P] or [B, P], got {what}")
+    ids = input_ids[None] if input_ids.ndim == 1 else input_ids
+    if attention_mask is None:
+        return [list(row) for row in ids.tolist()]
+    kept = (attention_mask[None] if attention_mask.ndim == 1 else attention_mask) != 0
+    if kept.shape != ids.shape:
+        raise SpecError(f"attention_mask is {list(kept.shape)} and input_ids {list(ids.shape)}", hint="they must agree")
+    if ((kept[:, 1:] & ~kept[:, :-1]).sum(1) + kept[:, 0] > 1).any():
+        raise SpecError("attention_mask has a gap inside a prompt", hint="mark padding on the left or the right only")
+    return [row[keep].tolist() for row, keep in zip(ids, kept, strict=True)]

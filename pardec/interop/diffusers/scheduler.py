@@ -1,0 +1,156 @@
+"""A sampler spec as a diffusers scheduler, for the loop of diffusers' own LLaDA2Pipeline.
+
+The pipeline hands the scheduler the logits of one block. Here they stand in for the model of a masked loop whose whole
+canvas is that block, so that every stage runs as it does in pardec. A block is a request of its own: states of stages
+begin anew with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from diffusers import SchedulerMixin
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.schedulers.scheduling_block_refinement import BlockRefinementSchedulerOutput
+from torch import Tensor
+
+from pardec.interop.diffusers.arguments import draw_seeds, refuse_unless_default, shaping
+from pardec.interop.diffusers.block import Block, Share
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.contracts import Sampler
+from pardec.samplers.rng import Keyed
+
+DEFAULT = registry.DEFAULT
+
+
+class PardecScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
+    """A sampler spec with the interface of diffusers' BlockRefinementScheduler.
+
+    Args:
+        sampler: a spec such as "credit+threshold:tau=0.9". A cache cannot be run from a scheduler, and neither can a
+            stage that adds to the model's inputs or asks it for a second forward: PardecPipeline runs them.
+        block_length: the block where the pipeline's call names none.
+        num_inference_steps: steps a block may take. The spec sets the pace, but each step commits at least an even
+            share of what is left, so that a block is complete when its steps are over.
+
+    The spec says what is committed: `threshold` and `editing_threshold` of the pipeline's call must stay at their
+    defaults. Draws are keyed by a seed for each row and block, which comes from the call's generator.
+    """
+
+    order = 1
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(self, sampler: str = DEFAULT, block_length: int = 32, num_inference_steps: int = 32) -> None:
+        self._sampler = _runnable(sampler)
+        self.set_timesteps(num_inference_steps, block_length=block_length)
+
+    def set_timesteps(
+        self, num_inference_steps: int, device: str | torch.device | None = None, block_length: int | None = None
+    ) -> None:
+        """Begins a request. Raises SpecError for a count that is not positive."""
+        for name, value in (("num_inference_steps", num_inference_steps), ("block_length", block_length)):
+            if value is not None and value < 1:
+                raise SpecError(f"{name} must be at least 1, got {value}")
+        self.num_inference_steps = num_inference_steps
+        self.timesteps = torch.arange(num_inference_steps - 1, -1, -1, device=device)
+        self._block: Block | None = None
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: int | Tensor,
+        sample: Tensor,
+        *,
+        mask_token_id: int | None = None,
+        temperature: float = 0.0,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        sampling_method: str = "auto",
+        threshold: float | None = None,
+        editing_threshold: float | None = None,
+        minimal_topk: int | None = None,
+        prompt_mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """One step of a block: which of its positions are committed or revised, and to which tokens.
+
+        Args:
+            model_output: logits [B, W, V].
+            timestep: the step's index within the block; 0 begins one.
+            sample: the block's tokens [B, W] int64, the mask id where open. What is no mask when the block begins
+                counts as given and is never revised, so `prompt_mask` tells nothing new.
+            minimal_topk: has done its work in the pipeline, which lowers num_inference_steps by it.
+
+        Returns:
+            BlockRefinementSchedulerOutput, or its fields as a tuple.
+        """
+        hint = f"the spec says it; this scheduler runs {self.config.sampler!r}"
+        refuse_unless_default("threshold", threshold, hint)
+        refuse_unless_default("editing_threshold", editing_threshold, hint)
+        if mask_token_id is None:
+            raise SpecError("mask_token_id is missing", hint="a masked model is decoded; pass the id of its mask token")
+        block = self._block
+        if int(timestep) == 0 or block is None or not block.goes_on(sample):
+            law = shaping(temperature, top_k, top_p, sampling_method)
+            sampler = replace(self._sampler, widen=(*self._sampler.widen, Share(self.num_inference_steps)))
+            source = Keyed(tuple(draw_seeds(generator, len(sample))))
+            block = self._block = Block(sampler, sample, mask_token_id, model_output.shape[-1], source, law)
+            block.loop.canvas.step += min(int(timestep), self.num_inference_steps - 1)
+        filled, probability, tokens = block.step(model_output)
+        open_before = sample == mask_token_id
+        changed = filled != sample
+        tokens = torch.where(changed, filled, tokens)
+        out = (filled, changed & open_before, changed & ~open_before, tokens, probability, model_output)
+        return BlockRefinementSchedulerOutput(*out) if return_dict else out
+
+    def check_eos_finished(
+        self,
+        cur_x: Tensor,
+        sampled_tokens: Tensor,
+        final_transfer: Tensor,
+        finished: Tensor,
+        eos_token_id: int,
+        mask_token_id: int,
+        prompt_length: int,
+    ) -> Tensor:
+        """Rows [B] that are done: an end token stands behind the prompt, and nothing open before it."""
+        made = cur_x[:, prompt_length:]
+        ended = (made == eos_token_id).cumsum(1) > 0
+        before = (made == mask_token_id).cumsum(1) > 0
+        finished = finished | (ended & ~before).any(1)
+        if self._block is not None:
+            self._block.ended = finished.cpu().numpy()
+        return finished
+
+    def check_block_should_continue(
+        self,
+        step_idx: int,
+        masks_remaining: bool | Tensor,
+        editing_enabled: bool,
+        editing_transfer_index: Tensor,
+        post_steps: int,
+        max_post_steps: int,
+        finished: Tensor,
+    ) -> bool:
+        """Whether the block takes another step: some row has open positions, or a stage that still revises it.
+
+        A callback that opens positions again in the last step of a block comes too late.
+        """
+        if self._block is None or bool(finished.all()) or (not masks_remaining and post_steps > max_post_steps):
+            return False
+        return self._block.live
+
+
+def _runnable(spec: str) -> Sampler:
+    """The sampler, if logits of a block are all it needs."""
+    sampler = registry.resolve(spec)
+    hint = f"PardecPipeline(model)(..., sampler={spec!r}) runs it"
+    if sampler.cache.stores:
+        raise SpecError(f"{spec!r} has the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
+    if sampler.inputs or any(getattr(stage, "shadow", False) for stage in sampler.revise):
+        raise SpecError(f"{spec!r} has a stage that runs the model in its own way, which a scheduler cannot", hint=hint)
+    return sampler
