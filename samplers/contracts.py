@@ -134,9 +134,9 @@ class Inputs(Protocol):
 
 
 class LogitsStage(Protocol):
-    """Changes the logits of the active block; [B, W, V] in and out."""
+    """Changes the law of the active block: the whole of it, or a few logits (`Law.raised`)."""
 
-    def logits(self, evidence: Evidence, canvas: Canvas, state: Any) -> Tensor: ...
+    def logits(self, evidence: Evidence, canvas: Canvas, state: Any) -> Law: ...
 
 
 class Propose(Protocol):

@@ -34,7 +34,6 @@ from pardec.samplers.contracts import (
     take_rows,
 )
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
-from pardec.samplers.kernels.law import Law
 from pardec.samplers.kernels.rank import best
 from pardec.samplers.loops.asking import Asking, Queries
 from pardec.samplers.trace import Trace
@@ -160,8 +159,7 @@ class MaskedLoop:
         """What is committed where, what is filled at once and what is revised."""
         canvas, sampler = self.canvas, self.sampler
         for stage in sampler.logits:
-            changed = stage.logits(evidence, canvas, self.state(stage))
-            evidence = replace(evidence, law=Law(changed))
+            evidence = replace(evidence, law=stage.logits(evidence, canvas, self.state(stage)))
         proposal = sampler.propose.propose(evidence, canvas)
         found = sampler.select.select(proposal, canvas, self.state(sampler.select))
         chosen, tokens = (found.which, found.tokens) if isinstance(found, Choice) else (found, proposal.tokens)

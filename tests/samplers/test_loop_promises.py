@@ -13,6 +13,7 @@ from pardec.models.errors import ModelError
 from pardec.samplers import registry
 from pardec.samplers.contracts import Ask, Sampler, take_rows
 from pardec.samplers.events import Finished, RowFinished, Started, Step
+from pardec.samplers.kernels.law import Law
 from pardec.samplers.loops.masked import decode
 from tests.samplers.toys import EOS, MASK, PAD, altered, biased, events, fill, prompts, request, run, toy
 
@@ -117,7 +118,7 @@ def test_a_logits_stage_is_heard_by_propose_and_select_and_remembers_by_row() ->
             state["forwards"] += 1
             assert (state["forwards"] == canvas.nfe + 1).all()
             bias = torch.nn.functional.one_hot(state["row"], evidence.logits.shape[-1])
-            return evidence.logits + 100.0 * bias[:, None]
+            return Law(evidence.logits + 100.0 * bias[:, None])
 
     got = result(with_stages("threshold:tau=0.9@dual", logits=(Countdown(),)))
     for row, length in enumerate(got.trace.lengths):
