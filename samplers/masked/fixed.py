@@ -49,6 +49,9 @@ class Fixed:
     def start(self, canvas: Canvas) -> Block:
         return Block(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(3)))
 
+    def planned(self, canvas: Canvas) -> np.ndarray:
+        return canvas.asked if self.steps is None else np.full(len(canvas), self.steps)
+
     def tick(self, canvas: Canvas, state: Block) -> np.ndarray:
         state.tokens = np.where(canvas.entered, canvas.left, state.tokens)
         state.start = np.where(canvas.entered, canvas.step, state.start)
