@@ -37,6 +37,9 @@ class Request:
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
     stop_ids: tuple[int, ...] = ()
     allowed: Allowed | None = None
+    finished: Tensor | None = (
+        None  # [B, L + 1] int64 text of a reference decode, -1 where there is none; see `Referring`
+    )
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,13 @@ class Ahead(Protocol):
     def ahead(self, canvas: Canvas, request: Request, state: Any) -> Tensor: ...
 
 
+@runtime_checkable
+class Referring(Protocol):
+    """A select that is told, in `Request.finished`, what the sampler `of` (a spec) ends with on the same request."""
+
+    of: str
+
+
 class Widen(Protocol):
     """Adds to what select chose: [B, W] bool in and out."""
 
@@ -189,7 +199,7 @@ class Widen(Protocol):
 class Revise(Protocol):
     """Takes back or edits what the active block has committed. `evidence` then covers committed positions too.
 
-    `shadow = True` asks for `evidence.shadow` beside it.
+    `shadow = True` asks for `evidence.shadow` beside it; `idle = True` says that nothing is ever revised.
     """
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Revision:
@@ -252,6 +262,11 @@ class Sampler:
     finish: tuple[Finish, ...]
 
     @property
+    def revising(self) -> tuple[Revise, ...]:
+        """The revise stages that, with their parameters, revise anything (`idle` says otherwise)."""
+        return tuple(stage for stage in self.revise if not getattr(stage, "idle", False))
+
+    @property
     def stages(self) -> tuple[Any, ...]:
         """Every stage."""
         several = (*self.inputs, *self.logits, *self.widen, *self.revise, *self.finish)
@@ -275,6 +290,7 @@ __all__ = [
     "Planned",
     "Proposal",
     "Propose",
+    "Referring",
     "Remembering",
     "Request",
     "Revise",

@@ -27,7 +27,7 @@ class Law:
     @cached_property
     def logits(self) -> Tensor:
         """[B, W, V]."""
-        return self.rows if self.place is None else self._aligned(self.rows)
+        return self.rows if self.place is None else self.aligned(self.rows)
 
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor]:
@@ -35,27 +35,107 @@ class Law:
         if "confidence" in vars(self):  # computed already
             return self.confidence.ids, self.confidence.probability
         ids, probability = greedy(self.rows)
-        return self._aligned(ids), self._aligned(probability)
+        return self.aligned(ids), self.aligned(probability)
 
     @cached_property
     def confidence(self) -> Confidence:
         """argmax, top-1, top-2, log-sum-exp and entropy, each [B, W]."""
-        return Confidence(*map(self._aligned, confidence(self.rows)))
+        return Confidence(*map(self.aligned, confidence(self.rows)))
 
     def probability(self, tokens: Tensor) -> Tensor:
         """The probability of `tokens` [B, W]."""
         ids, highest = self.greedy
         if tokens is ids:
             return highest
-        chosen = self.logits.gather(-1, torch.stack((ids, tokens), -1))
+        chosen = self.at(torch.stack((ids, tokens), -1))
         return (chosen[..., 1] - chosen[..., 0]).exp() * highest
+
+    def at(self, tokens: Tensor) -> Tensor:
+        """The logits of some `tokens` at each position, [B, W, K] both."""
+        return self.rows.gather(-1, tokens) if self.place is None else self.rows[self.place[..., None], tokens]
+
+    def raised(self, tokens: Tensor, by: Tensor) -> Law:
+        """This law with the logits of a few `tokens` [B, W, K] raised `by` [B, W, K], at least 0.
+
+        A token stands once at a position, except with nothing to add. No second pass over the vocabulary is made.
+        """
+        return Raised(self, tokens, by)
 
     def draw(self, uniform: Tensor) -> Tensor:
         """One token [B, W] per row of `uniform` [B, W, V] in (0, 1): the Gumbel-max rule, in float64."""
         return (self.logits.double() + gumbel(uniform)).argmax(-1)
 
-    def _aligned(self, found: Tensor) -> Tensor:
+    def aligned(self, found: Tensor) -> Tensor:
+        """What was computed for `rows`, handed out for the block: [R, ...] -> [B, W, ...]."""
         return found if self.place is None else found[self.place]
+
+
+class Raised(Law):
+    """A law with a few logits raised: its statistics follow from the other law's, its logits are made if asked for."""
+
+    place = None
+
+    def __init__(self, base: Law, tokens: Tensor, by: Tensor) -> None:
+        vars(self).update(base=base, tokens=tokens, by=by)  # frozen, as laws are
+        self.base: Law
+        self.tokens: Tensor
+        self.by: Tensor
+
+    @cached_property
+    def rows(self) -> Tensor:  # type: ignore[override]
+        """[B, W, V]."""
+        return self.base.logits.scatter_add(-1, self.tokens, self.by)
+
+    @cached_property
+    def greedy(self) -> tuple[Tensor, Tensor]:
+        if "confidence" in vars(self.base):
+            return self.confidence.ids, self.confidence.probability
+        first, probability = self.base.greedy
+        top1 = self.base.at(first[..., None])
+        old, new, rivals = self._raise(first, top1)
+        ids, top = self._lead(first, rivals)
+        rest = (probability.reciprocal() - (old - top1).exp().sum(-1)).clamp(min=0)  # everything not raised
+        return ids, 1 / (rest * (top1[..., 0] - top).exp() + (new - top[..., None]).exp().sum(-1))
+
+    @cached_property
+    def confidence(self) -> Confidence:
+        found = self.base.confidence
+        old, new, rivals = self._raise(found.ids, found.top1[..., None])
+        ids, top = self._lead(found.ids, rivals)
+        old, new, rise = old - found.top1[..., None], new - top[..., None], top - found.top1
+        rest = (found.mass - old.exp().sum(-1)).clamp(min=0)
+        moment = found.mass * (found.mass.log() - found.entropy) - _moment(old)  # of everything not raised
+        mass = rest * (-rise).exp() + new.exp().sum(-1)
+        moment = (moment - rest * rise) * (-rise).exp() + _moment(new)
+        # The second was raised and is a rival now, or was not and keeps its logit.
+        second = torch.cat((rivals, found.top2[..., None]), -1).topk(2).values[..., 1]
+        return Confidence(ids, top, second, mass, (mass.log() - moment / mass).clamp(min=0))
+
+    def at(self, tokens: Tensor) -> Tensor:
+        same = tokens[..., None] == self.tokens[..., None, :]
+        return self.base.at(tokens) + torch.where(same, self.by[..., None, :], 0).sum(-1)
+
+    def _raise(self, first: Tensor, top1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The logits of `tokens` before and after, [B, W, K], and of what may lead now: the old argmax, then `tokens`.
+
+        Whatever was not raised stands behind the old argmax `first` [B, W], whose logit was `top1` [B, W, 1].
+        """
+        old = self.base.at(self.tokens)
+        new = old + self.by
+        own = self.tokens == first[..., None]
+        before = top1 + torch.where(own, self.by, 0).amax(-1, keepdim=True)
+        return old, new, torch.cat((before, new.masked_fill(own | (self.by == 0), -torch.inf)), -1)
+
+    def _lead(self, first: Tensor, rivals: Tensor) -> tuple[Tensor, Tensor]:
+        """The new argmax and its logit, [B, W]."""
+        top = rivals.amax(-1, keepdim=True)
+        names = torch.cat((first[..., None], self.tokens), -1)
+        return names.masked_fill(rivals < top, torch.iinfo(names.dtype).max).amin(-1), top[..., 0]
+
+
+def _moment(logits: Tensor) -> Tensor:
+    """sum exp(l) l over the last dimension; nothing where l is -inf."""
+    return (logits.exp() * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
 
 
 def filtered(logits: Tensor, *, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:

@@ -61,9 +61,9 @@ class Asking:
         self.model, self.canvas, self.cfg = model, canvas, request.cfg
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == GIVEN
-        self.every = bool(sampler.revise)  # committed positions of the block are predicted too
+        self.every = bool(sampler.revising)  # committed positions of the block are predicted too
         self.whole = any(isinstance(stage, Filling) for stage in sampler.finish)  # any query may be asked for
-        shadow = any(getattr(stage, "shadow", False) for stage in sampler.revise)
+        shadow = any(getattr(stage, "shadow", False) for stage in sampler.revising)
         self.shadow = canvas.block_length if shadow else 0
         self.allowed, self.limits = request.allowed, None
         if self.allowed is not None:

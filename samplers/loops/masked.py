@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pardec.models.errors import ModelError
 from pardec.models.language_model import LanguageModel
-from pardec.samplers.canvas import Canvas, Revision, Writing
+from pardec.samplers.canvas import NEVER, Canvas, Revision, Writing
 from pardec.samplers.contracts import (
     Ahead,
     Ask,
@@ -27,6 +27,7 @@ from pardec.samplers.contracts import (
     Filling,
     Planned,
     Proposal,
+    Referring,
     Remembering,
     Request,
     Sampler,
@@ -36,6 +37,7 @@ from pardec.samplers.contracts import (
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
 from pardec.samplers.kernels.rank import best
 from pardec.samplers.loops.asking import Asking, Queries
+from pardec.samplers.registry import resolve
 from pardec.samplers.trace import Trace
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -47,6 +49,8 @@ def decode(model: LanguageModel, sampler: Sampler, request: Request, *, steps: b
 
     Without `steps` no `Step` is told, which spares a transfer a step.
     """
+    if isinstance(sampler.select, Referring):
+        request = replace(request, finished=_finished(model, sampler, request))
     loop = MaskedLoop(model, sampler, request)
     yield loop.started()
     yield from loop.retire()
@@ -56,6 +60,17 @@ def decode(model: LanguageModel, sampler: Sampler, request: Request, *, steps: b
             yield loop.told(before)
         yield from loop.retire()
     yield loop.finished()
+
+
+def _finished(model: LanguageModel, sampler: Sampler, request: Request) -> Tensor:
+    """What the reference of a `Referring` select ends with: [B, L + 1], -1 where it committed nothing and nothing was
+    given. It stops where the sampler itself stops."""
+    assert isinstance(sampler.select, Referring)
+    stops = tuple(finish for finish in sampler.finish if not isinstance(finish, Filling))
+    *_, last = decode(model, replace(resolve(sampler.select.of), finish=stops), request, steps=False)
+    assert isinstance(last, Finished)
+    text = torch.from_numpy(np.where(last.trace.commit_step == NEVER, -1, last.tokens))
+    return torch.nn.functional.pad(text, (0, 1), value=-1).to(model.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +112,14 @@ class MaskedLoop:
             shift=facts.shift,
             device=model.device,
         )
-        canvas.revises = bool(sampler.revise)
+        canvas.revises = bool(sampler.revising)
         if isinstance(sampler.select, Planned):
             canvas.planned = sampler.select.planned(canvas)
         self.memory: dict[int, Any] = {
-            id(stage): stage.start(canvas) for stage in sampler.stages if isinstance(stage, Remembering)
+            # A parameter may be called `start` too.
+            id(stage): stage.start(canvas)
+            for stage in sampler.stages
+            if isinstance(stage, Remembering) and callable(stage.start)
         }
         self.asking = Asking(model, canvas, sampler, request)
         self.schedule = sampler.select if isinstance(sampler.select, Scheduled) else None
@@ -180,11 +198,11 @@ class MaskedLoop:
             return chosen
         # A method may score -inf for "last"; what is open still comes before what is not.
         score = proposal.score.clamp(min=_LOWEST).masked_fill(~proposal.eligible, -torch.inf)
-        return chosen | (best(score) & ~chosen.any(1, keepdim=True))
+        return chosen | (best(score) & proposal.eligible & ~chosen.any(1, keepdim=True))
 
     def _revision(self, chosen: Tensor, proposal: Proposal) -> Revision | None:
         """What the revise stages decide together; a position that one reopens no other rewrites."""
-        found = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revise]
+        found = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revising]
         return reduce(Revision.also, found) if found else None
 
     def _filled(self, decision: Decision, proposal: Proposal) -> Decision:

@@ -2,7 +2,7 @@
 
 Decoding length of masked diffusion models, https://arxiv.org/abs/2502.09992 (answers are padded with end tokens)
 
-    done = an end token was committed at j, and no position before j is open
+    done = an end token was committed at j, and everything before j is final: committed, and not to be revised
 
 What is still open then becomes padding and is never committed. Only committed tokens count: an end token that the
 prompt or a template gave does not stop a row. `reference=true` waits until the block is complete, as dInfer does.
@@ -25,5 +25,5 @@ class Eos:
     reference: bool = False  # stop at the end of a block only
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
-        done: np.ndarray = canvas.first_committed(request.stop_ids) < canvas.first_open
+        done: np.ndarray = canvas.first_committed(request.stop_ids) < canvas.settled
         return done & (canvas.entered | canvas.finished) if self.reference else done

@@ -35,6 +35,10 @@ def specs() -> list[str]:
     return [spec for spec in found if accepted(spec)]
 
 
+def revising(spec: str) -> bool:
+    return bool(registry.resolve(spec).revising)
+
+
 def accepted(spec: str) -> bool:
     try:
         registry.resolve(spec)
@@ -46,16 +50,20 @@ def accepted(spec: str) -> bool:
 SPECS = specs()
 
 
-def check(got: Finished, mask: int = MASK, *, may_stop: bool = False) -> None:
+LOOKS = 16  # most forwards a block that a revise stage costs by its defaults (`edit` looks so often at a complete one)
+
+
+def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revises: bool = False) -> None:
     """Terminated with nothing open, nothing given rewritten, no mask id, no more forwards than tokens."""
     trace = got.trace
     for row, length in enumerate(trace.lengths):
         when, tokens = trace.commit_step[row, :length], got.tokens[row, :length]
         committed = int((when >= 0).sum())
-        assert got.nfe[row] <= committed
+        assert got.nfe[row] <= committed + (LOOKS * -(-int(length) // BLOCK) if revises else 0)
         assert got.nfe[row] == len(trace.fed[row])
         assert not (tokens == mask).any()
-        assert set(when[when >= 0].tolist()) == set(range(got.nfe[row]))  # no forward was idle
+        if not revises:
+            assert set(when[when >= 0].tolist()) == set(range(got.nfe[row]))  # no forward was idle
         if (when == NEVER).any():
             assert may_stop
             assert got.reasons[row] == "stop"
@@ -69,7 +77,7 @@ def test_a_row_gives_alone_what_it_gives_in_a_ragged_batch(spec: str) -> None:
     model, given = toy(family, sharp=1.2), prompts(LENGTHS)
     law = dict(law, stop_ids=(EOS,))
     whole = fill(model, spec, given, NEW, **law)
-    check(whole, may_stop="eos" in spec)
+    check(whole, may_stop="eos" in spec, revises=revising(spec))
     row = sum(map(ord, spec)) % 4
     assert given[row] == whole.tokens[row, : LENGTHS[row]].tolist()
     assert same(fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **law), 0, whole, row)
