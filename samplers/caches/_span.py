@@ -39,11 +39,15 @@ class SpanCache:
         """Where the span ends, [B]."""
         raise TypeError(f"{type(self).__name__} defines no span")
 
+    def begin(self, canvas: Canvas) -> np.ndarray:
+        """Where the span begins, [B]."""
+        return canvas.lo
+
     def ask(self, canvas: Canvas, state: Published) -> Ask:
         if self.reference:
             return self._published(canvas, state)
         due = canvas.entered | (canvas.step % self.refresh == 0) if self.refresh else canvas.entered
-        return Ask(np.where(due, 0, canvas.lo), np.where(due, canvas.end, self.stop(canvas)))
+        return Ask(np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas)))
 
     def _published(self, canvas: Canvas, state: Published) -> Ask:
         """dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
@@ -54,5 +58,5 @@ class SpanCache:
         if self.refresh:
             due = due | ((state.windows % self.refresh == 0) & ~state.refreshed)
         state.windows, state.refreshed = state.windows + ~due, due
-        start, stop = np.where(due, 0, canvas.lo), np.where(due, canvas.end, self.stop(canvas))
+        start, stop = np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas))
         return Ask(start, stop, must=due if canvas.shift else None)

@@ -3,10 +3,11 @@
 Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
 https://arxiv.org/abs/2505.22618
 
-    asked = [0, end) when a block is entered, [block start, end) otherwise
+    asked = [0, end) when a block is entered, [block start - before, end) otherwise
 
 In a shifted family the position before the block is asked as well while the block's first token, which it predicts,
-is open.
+is open; `before=1` asks it at every step, as the published prompt caches of dKV-Cache ("prefill", on Dream) and Dimple
+do, where the canvas is one block.
 `reference=true` is for parity with the published loops: see `caches/_span.py`.
 Exact: no; in block-causal families yes, since what stands before the block is final.
 """
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pardec.models.errors import SpecError
 from pardec.samplers.caches._span import SpanCache
 from pardec.samplers.contracts import Canvas
 from pardec.samplers.registry import register
@@ -25,5 +27,16 @@ from pardec.samplers.registry import register
 @register("prefix", stage="cache", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
 class Prefix(SpanCache):
+    before: int = 0  # positions before the block that are asked with it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.before < 0:
+            raise SpecError(f"prefix: before must be at least 0, got {self.before}")
+
+    def begin(self, canvas: Canvas) -> np.ndarray:
+        begin: np.ndarray = np.maximum(canvas.lo - self.before, 0)
+        return begin
+
     def stop(self, canvas: Canvas) -> np.ndarray:
         return canvas.end

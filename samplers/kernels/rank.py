@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,3 +22,17 @@ def descending(score: Tensor) -> tuple[Tensor, Tensor]:
 def top(score: Tensor, count: Tensor) -> Tensor:
     """[B, W] bool: the `count` [B, 1] highest scores of each row."""
     return descending(score)[1] < count
+
+
+def top_as_published(score: Tensor, count: np.ndarray, at: tuple[np.ndarray, np.ndarray], length: np.ndarray) -> Tensor:
+    """[B, W] bool: torch.topk over each whole row, with the order it gives to ties, which published loops rely on.
+
+    Window `at` = (lo, hi) [B] of rows of `length` [B] holds the scores. A loop over rows, since the order of ties
+    depends on `count` [B] and the length.
+    """
+    chosen = torch.zeros_like(score, dtype=torch.bool)
+    for row, (lo, hi, total, owed) in enumerate(zip(*at, length, count, strict=True)):
+        whole = torch.full((total,), -torch.inf, dtype=score.dtype, device=score.device)
+        whole[lo:hi] = score[row, : hi - lo]
+        chosen[row, whole.topk(owed).indices - lo] = True
+    return chosen

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
-from pardec.samplers.kernels.rank import best, top
-from pardec.samplers.kernels.schedule import even_share
+from pardec.samplers.kernels.rank import best, top, top_as_published
+from pardec.samplers.kernels.schedule import block_share, even_share
 from pardec.samplers.registry import register
 
 
@@ -55,19 +55,10 @@ class Fixed:
     def tick(self, canvas: Canvas, state: Block) -> np.ndarray:
         state.tokens = np.where(canvas.entered, canvas.left, state.tokens)
         state.start = np.where(canvas.entered, canvas.step, state.start)
-        steps = state.tokens if self.steps is None else self._share(canvas)
+        steps = state.tokens if self.steps is None else np.maximum(block_share(canvas, self.steps), 1)
         at = canvas.step - state.start
         state.owed = np.clip(even_share(state.tokens, steps, at), 1, canvas.left)
         return np.zeros_like(at)
-
-    def _share(self, canvas: Canvas) -> np.ndarray:
-        """How many of the steps the active block gets: an even share, the first blocks one more."""
-        assert self.steps is not None
-        first = (canvas.prompt - canvas.origin) // canvas.block_length
-        blocks = -(-(canvas.total - canvas.origin) // canvas.block_length) - first
-        at = (canvas.lo - canvas.origin) // canvas.block_length - first
-        share: np.ndarray = np.maximum(even_share(self.steps, blocks, at), 1)
-        return share
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Block) -> Tensor:
         score = proposal.score
@@ -76,17 +67,7 @@ class Fixed:
             order = source.uniform(canvas.rows, still, proposal.evidence.positions, "order").float()
             score = order.masked_fill(~proposal.eligible, -torch.inf)
         if self.reference:
-            return _as_topk(score, canvas, state.owed)
+            return top_as_published(score, state.owed, (canvas.lo, canvas.hi), canvas.total)
         if (state.owed == 1).all():
             return best(score)
         return top(score, torch.from_numpy(state.owed).to(score.device)[:, None])
-
-
-def _as_topk(score: Tensor, canvas: Canvas, owed: np.ndarray) -> Tensor:
-    """torch.topk over each row of the canvas; a loop over rows, since the order of ties depends on k and the length."""
-    chosen = torch.zeros_like(score, dtype=torch.bool)
-    for row, (lo, hi, total, count) in enumerate(zip(canvas.lo, canvas.hi, canvas.total, owed, strict=True)):
-        whole = torch.full((total,), -torch.inf, device=score.device)
-        whole[lo:hi] = score[row, : hi - lo]
-        chosen[row, whole.topk(count).indices - lo] = True
-    return chosen

@@ -31,10 +31,26 @@ def _fast_dllm_dream(case: Case) -> Call:
     return spec, {"block_length": p["block_length"], "top_k": p.get("top_k", 50)}
 
 
+def _fast_dllm_dream_threshold(case: Case) -> Call:
+    p = case["params"]
+    spec = f"confidence:of=filtered+carry:tau={p['threshold']},steps={p['steps']}"
+    return spec, {"block_length": p["max_new_tokens"], "top_k": p.get("top_k", 50)}
+
+
+def _fast_dllm_dream_entropy(case: Case) -> Call:
+    p = case["params"]
+    cache = "dual" if p["dual_cache"] else "prefix"
+    spec = f"entropy:of=filtered+timesteps:steps={p['steps']}@{cache}:reference=true"
+    return spec, {"block_length": p["block_length"], "top_k": p.get("top_k", 50)}
+
+
 CALLS: dict[str, Reader] = {
     **{f"fastdllm_{cache}": _fast_dllm for cache in ("none", "prefix", "dual")},
     **{f"fastdllm_factor_{cache}": _fast_dllm for cache in ("none", "prefix", "dual")},
     **{f"dparallel_entropy_{cache}": _dparallel for cache in ("none", "prefix", "dual")},
     "fastdllm_dream_prefix": _fast_dllm_dream,
     "fastdllm_dream_dual": _fast_dllm_dream,
+    "fastdllm_dream_threshold": _fast_dllm_dream_threshold,
+    "fastdllm_dream_entropy_prefix": _fast_dllm_dream_entropy,
+    "fastdllm_dream_entropy_dual": _fast_dllm_dream_entropy,
 }
