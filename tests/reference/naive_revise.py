@@ -1,0 +1,120 @@
+"""Revising methods written down from their papers' rules: one row, plain loops, no cache, every step from scratch.
+
+WINO (https://arxiv.org/abs/2507.18578), ReMDM's late remasking (https://arxiv.org/abs/2503.00307), token editing
+(https://arxiv.org/abs/2602.08676). Drafts by a confidence threshold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from pardec.models.plan import Plan, Visible
+from tests.reference.naive_masked import softmax
+
+
+def laws(model: Any, tokens: list[int], mask: int) -> np.ndarray:
+    """[L, V] probabilities of every position, the mask id left out."""
+    plan = Plan.full(torch.tensor([tokens]), model.visible())
+    return _shifted(model.forward(plan).logits()[0], model.facts.shift, mask)
+
+
+def leave_one_out(model: Any, tokens: list[int], block: range, mask: int) -> dict[int, np.ndarray]:
+    """The law of each block position, seen from a masked twin that sees everything but the position itself."""
+    shift, length = model.facts.shift, len(tokens)
+    twins = list(block)
+    places = list(range(length)) + [max(p - shift, 0) for p in twins]
+    seen = np.zeros((len(places), len(places)), dtype=bool)
+    seen[:length, :length] = True
+    for row, p in enumerate(twins):
+        seen[length + row, :] = True
+        seen[length + row, p] = False
+    fed = torch.tensor([tokens + [mask] * len(twins)])
+    order, where = torch.arange(len(places))[None], torch.tensor([places])
+    plan = Plan(fed, where, order, Visible.mask(torch.from_numpy(seen)[None]), torch.tensor([len(places)]), order)
+    logits = model.forward(plan).logits()[0, length:].clone()
+    logits[:, mask] = -torch.inf
+    return {p: softmax(logits[row].double().numpy()) for row, p in enumerate(twins)}
+
+
+def _shifted(logits: torch.Tensor, shift: int, mask: int) -> np.ndarray:
+    rows = logits.double().clone()
+    rows[:, mask] = -torch.inf
+    return np.stack([softmax(rows[max(p - shift, 0)].numpy()) for p in range(len(rows))])
+
+
+def wino(model: Any, canvas: list[int], prompt: int, size: int, mask: int, draft: float, verify: float) -> Any:
+    tokens, when, nfe = list(canvas), {}, 0
+    for lo in range(prompt, len(tokens), size):
+        block, before = range(lo, min(lo + size, len(tokens))), 30
+        while mask in tokens[block.start : block.stop]:
+            law, check = laws(model, tokens, mask), leave_one_out(model, tokens, block, mask)
+            opened = [p for p in block if tokens[p] == mask]
+            ranked = sorted(opened, key=lambda p: (-law[p].max(), p))
+            most = min(max(int(0.7 * len(opened)), 5), 20)
+            drafted = [p for p in ranked if law[p].max() >= draft][:most] or ranked[:1]
+            doubted = [p for p in block if p in when and check[p][tokens[p]] < verify] if len(drafted) > 1 else []
+            doubted.sort(key=lambda p: (check[p][tokens[p]], p))
+            if len(doubted) >= before:
+                doubted = doubted[: before - 1]
+            for p in drafted:
+                tokens[p], when[p] = int(law[p].argmax()), nfe
+            for p in doubted:
+                tokens[p] = mask
+                del when[p]
+            before, nfe = len(drafted), nfe + 1
+    return tokens, when, nfe
+
+
+def remdm(
+    model: Any, canvas: list[int], prompt: int, size: int, mask: int, tau: float, at: float, rounds: int, count: int
+) -> Any:
+    tokens, when, score, nfe = list(canvas), {}, {}, 0
+    for lo in range(prompt, len(tokens), size):
+        block = range(lo, min(lo + size, len(tokens)))
+        to_fill, left = tokens[block.start : block.stop].count(mask), rounds
+        while mask in tokens[block.start : block.stop]:
+            law = laws(model, tokens, mask)
+            ranked = sorted((p for p in block if tokens[p] == mask), key=lambda p: (-law[p].max(), p))
+            for p in [p for p in ranked if law[p].max() >= tau] or ranked[:1]:
+                tokens[p], when[p], score[p] = int(law[p].argmax()), nfe, law[p].max()
+            ours = [p for p in block if p in when]
+            if left and len(ours) >= at * to_fill:
+                left -= 1
+                for p in sorted(ours, key=lambda p: (score[p], p))[:count]:
+                    tokens[p] = mask
+                    del when[p]
+            nfe += 1
+    return tokens, when, nfe
+
+
+def edit(model: Any, canvas: list[int], prompt: int, size: int, mask: int, tau: float, sure: float, post: int) -> Any:
+    tokens, when, nfe = list(canvas), {}, 0
+
+    def changes(law: np.ndarray, block: range) -> dict[int, int]:
+        found = {p: int(law[p].argmax()) for p in block if p in when and law[p].max() > sure}
+        return {p: token for p, token in found.items() if token != tokens[p]}
+
+    for lo in range(prompt, len(tokens), size):
+        block, looks = range(lo, min(lo + size, len(tokens))), 0
+        filling = mask in tokens[block.start : block.stop]
+        while filling:
+            law = laws(model, tokens, mask)
+            edits = changes(law, block)
+            ranked = sorted((p for p in block if tokens[p] == mask), key=lambda p: (-law[p].max(), p))
+            for p in [p for p in ranked if law[p].max() >= tau] or ranked[:1]:
+                tokens[p], when[p] = int(law[p].argmax()), nfe
+            for p, token in edits.items():
+                tokens[p], when[p] = token, nfe
+            nfe += 1
+            filling = mask in tokens[block.start : block.stop]
+        while looks < post:
+            edits = changes(laws(model, tokens, mask), block)
+            for p, token in edits.items():
+                tokens[p], when[p] = token, nfe
+            nfe, looks = nfe + 1, looks + 1
+            if not edits:
+                break
+    return tokens, when, nfe

@@ -1,0 +1,64 @@
+"""oracle: it ends with the reference's text, commits all that agrees, and no select of the registry needs fewer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.samplers.toys import BLOCK, EOS, FAMILIES, biased, fill, prompts, toy
+
+LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("of", ["sequential", "threshold:tau=0.4", "factor"])
+def test_the_text_is_the_reference_s(of: str, family: str, cache: str) -> None:
+    for seed in range(3):
+        model, given = toy(family, seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)
+        want = fill(model, of, given, NEW)
+        got = fill(model, f'oracle:of="{of}"@{cache}', given, NEW)
+        assert (got.tokens == want.tokens).all()
+        assert all(n <= new for n, new in zip(got.nfe, NEW, strict=True))
+
+
+def test_it_needs_no_more_forwards_than_what_it_is_measured_by() -> None:
+    for seed in range(6):
+        model, given = toy("llada", seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)
+        floor, whole = (fill(model, spec, given, NEW).nfe for spec in ("oracle", "sequential"))
+        assert all(n <= m for n, m in zip(floor, whole, strict=True))
+
+
+def test_what_agrees_is_committed_and_nothing_else() -> None:
+    """A model that always wants token 3 agrees everywhere at once: one forward a block."""
+    got = fill(biased(toy(sharp=0.01), 3, 30.0), "oracle", prompts(LENGTHS), NEW)
+    assert got.nfe == tuple(-(-new // BLOCK) for new in NEW)
+
+
+def test_it_stops_where_the_reference_stops() -> None:
+    model, given = biased(toy(sharp=1.2), EOS, 3.0), prompts(LENGTHS)
+    want = fill(model, "sequential+eos", given, NEW, stop_ids=(EOS,))
+    got = fill(model, "oracle+eos", given, NEW, stop_ids=(EOS,))
+    assert "stop" in want.reasons
+    for row, start in enumerate(LENGTHS):
+        ends = np.flatnonzero(want.tokens[row, start:] == EOS)
+        cut = start + (int(ends[0]) + 1 if len(ends) else NEW[row])
+        assert (got.tokens[row, :cut] == want.tokens[row, :cut]).all()
+
+
+def test_a_row_alone_is_the_row_in_a_batch_at_a_temperature() -> None:
+    model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
+    whole = fill(model, "oracle@dual", given, NEW, temperature=0.7)
+    for row in range(3):
+        alone = fill(model, "oracle@dual", [given[row]], NEW[row], seeds=[100 + row], temperature=0.7)
+        assert alone.tokens[0].tolist() == whole.tokens[row, : LENGTHS[row] + NEW[row]].tolist()
+        assert alone.nfe[0] == whole.nfe[row]
+
+
+def test_measuring_it_against_itself_is_refused() -> None:
+    with pytest.raises(SpecError, match="itself"):
+        resolve('oracle:of="oracle+eos"')
+    assert resolve("oracle").exact == "greedy"
+    assert resolve("oracle:of=factor").exact == "relaxed"

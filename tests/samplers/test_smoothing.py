@@ -1,0 +1,87 @@
+"""smoothing: what is added to which inputs, by an independent decoder that feeds embeddings; and what it reduces to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.models.plan import Plan
+from pardec.samplers.registry import resolve
+from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, same, table, toy
+
+LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
+
+
+def naive(model: Any, canvas: list[int], prompt: int, weights: tuple[float, float, float]) -> tuple[list[int], int]:
+    """One row, sequential commits: input = embedding + w * expected embedding at the open positions of the block."""
+    first, growth, most = weights
+    tokens, nfe, table = list(canvas), 0, model.decoder.embed.weight
+    for lo in range(prompt, len(tokens), BLOCK):
+        block, expected = range(lo, min(lo + BLOCK, len(tokens))), {}
+        while any(tokens[p] == MASK for p in block):
+            soft = torch.zeros(1, len(tokens), model.width)
+            for p in block:
+                if tokens[p] == MASK and p in expected:
+                    soft[0, p] = min(first + growth * nfe, most) * expected[p]
+            plan = Plan.full(torch.tensor([tokens]), model.visible())
+            plan = Plan(**{**{f: getattr(plan, f) for f in plan.__slots__}, "soft": soft})
+            rows = model.forward(plan).logits()[0].clone()
+            rows[:, MASK] = -torch.inf
+            law = {p: rows[max(p - model.facts.shift, 0)].softmax(-1) for p in block if tokens[p] == MASK}
+            expected = {p: sum(law[p][v] * table[v] for v in range(len(table))) for p in law}
+            best = max(law, key=lambda p: (float(law[p].max()), -p))
+            tokens[best] = int(law[best].argmax())
+            nfe += 1
+    return tokens, nfe
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_it_follows_its_formula(family: str) -> None:
+    changed = False
+    for seed in range(3):
+        model, given = toy(family, seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)
+        got = fill(model, "sequential+smoothing:weight=0.5,growth=0.1,most=2", given, NEW)
+        plain = fill(model, "sequential", given, NEW)
+        changed |= bool((got.tokens != plain.tokens).any())
+        for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
+            tokens, nfe = naive(model, [*prompt, *[MASK] * new], len(prompt), (0.5, 0.1, 2.0))
+            assert got.tokens[row, : len(tokens)].tolist() == tokens
+            assert got.nfe[row] == nfe
+    assert changed, "smoothing changed nothing: the test shows nothing"
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+def test_a_row_alone_is_the_row_in_a_batch(cache: str) -> None:
+    for family, law in (("llada", {"cfg": 1.5}), ("dream", {"temperature": 0.7}), ("sdar", {}), ("shifted-sdar", {})):
+        model, given = toy(family, sharp=1.2), prompts(LENGTHS)
+        spec = f"smoothing:weight=0.6,most=1+threshold:tau=0.4,fall=0.1@{cache}"
+        whole = fill(model, spec, given, NEW, **law)
+        for row in range(3):
+            alone = fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **law)
+            assert same(alone, 0, whole, row)
+
+
+def test_no_weight_is_no_smoothing() -> None:
+    model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
+    one = fill(model, "smoothing:weight=0,growth=0+threshold:tau=0.4@dual", given, NEW)
+    other = fill(model, "threshold:tau=0.4@dual", given, NEW)
+    assert all(same(one, row, other, row) for row in range(3))
+
+
+def test_a_falling_threshold() -> None:
+    """At forward t it is max(tau, 1 - fall * t): with 0.7 everywhere and fall=0.1, forwards 0 to 2 commit one each."""
+    laws = torch.full((9, 8), 0.3 / 7)
+    laws[:, 1] = 0.7
+    got = run(table(laws), "threshold:tau=0.5,fall=0.1", request([[0, *[7] * 8]], [1], block_length=8))
+    assert got.trace.commit_step[0].tolist() == [-1, 0, 1, 2, 3, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "spec", ["smoothing:weight=-1", "smoothing:growth=-0.1", "smoothing:most=-1", "threshold:fall=2"]
+)
+def test_bad_numbers_are_refused(spec: str) -> None:
+    with pytest.raises(SpecError):
+        resolve(spec)
