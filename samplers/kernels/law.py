@@ -82,7 +82,7 @@ class Raised(Law):
         self.by: Tensor
 
     @cached_property
-    def rows(self) -> Tensor:  # type: ignore[override]
+    def rows(self) -> Tensor:
         """[B, W, V]."""
         return self.base.logits.scatter_add(-1, self.tokens, self.by)
 
@@ -116,15 +116,15 @@ class Raised(Law):
         return self.base.at(tokens) + torch.where(same, self.by[..., None, :], 0).sum(-1)
 
     def _raise(self, first: Tensor, top1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The logits of `tokens` before and after, [B, W, K], and of what may lead now: the old argmax, then `tokens`.
+        """The logits of what was raised before and after, [B, W, K], and of what may lead: the old argmax, then those.
 
         Whatever was not raised stands behind the old argmax `first` [B, W], whose logit was `top1` [B, W, 1].
         """
-        old = self.base.at(self.tokens)
+        old = self.base.at(self.tokens).masked_fill(self.by == 0, -torch.inf)
         new = old + self.by
         own = self.tokens == first[..., None]
         before = top1 + torch.where(own, self.by, 0).amax(-1, keepdim=True)
-        return old, new, torch.cat((before, new.masked_fill(own | (self.by == 0), -torch.inf)), -1)
+        return old, new, torch.cat((before, new.masked_fill(own, -torch.inf)), -1)
 
     def _lead(self, first: Tensor, rivals: Tensor) -> tuple[Tensor, Tensor]:
         """The new argmax and its logit, [B, W]."""

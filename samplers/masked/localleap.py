@@ -1,0 +1,54 @@
+"""Relaxes the threshold in the neighbourhood of what is committed anyway.
+
+LocalLeap: Accelerating Diffusion LLM Inference via Local Determinism Propagation to Anchors,
+https://arxiv.org/abs/2510.07081
+
+    commit i as well if some anchor a has |i - a| <= radius and score_i >= relaxed
+
+Anchors are what select chose at this step, so that any select has neighbourhoods: with `threshold:tau` they are the
+published ones, except that a best position which is committed only for want of anything surer is none there and here.
+Nothing reaches over the edge of the block.
+Exact: greedy with `radius=0`, otherwise no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import max_pool1d
+
+from pardec.models.errors import SpecError
+from pardec.samplers.contracts import Canvas, Proposal, Sampler
+from pardec.samplers.registry import register
+
+
+@register("localleap", stage="widen", paper="arXiv:2510.07081")
+@dataclass(frozen=True)
+class LocalLeap:
+    relaxed: float = 0.75  # least score near an anchor, a probability (see `threshold` for other proposers)
+    radius: int = 4  # positions on each side of an anchor; 0 adds nothing
+
+    def __post_init__(self) -> None:
+        if not self.relaxed <= 1:
+            raise SpecError(f"localleap: relaxed must be at most 1, got {self.relaxed}")
+        if self.radius < 0:
+            raise SpecError(f"localleap: radius must be at least 0, got {self.radius}")
+
+    @property
+    def exact(self) -> str:
+        return "relaxed" if self.radius else "greedy"
+
+    def check(self, sampler: Sampler) -> None:
+        if self.relaxed < 0 and all(part.name != "entropy" for part in sampler.spec.parts):
+            raise SpecError(
+                f"localleap: relaxed must lie in [0, 1], got {self.relaxed}",
+                hint="a negative one is minus an entropy in nats and goes with 'entropy+...'",
+            )
+
+    def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        if not self.radius:
+            return chosen
+        anchors = (chosen & proposal.eligible).float()
+        near = max_pool1d(anchors, 2 * self.radius + 1, stride=1, padding=self.radius) > 0
+        return chosen | (near & (proposal.score >= self.relaxed))
