@@ -1,0 +1,90 @@
+"""Dimple's text: Qwen2 that sees everything, whatever its visual tower holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from pardec.models.errors import ModelError
+from pardec.models.load import load
+from pardec.models.plan import Plan
+
+VISUAL = {
+    "visual.patch_embed.proj.weight": torch.zeros(8, 3, 2, 4, 4),
+    "visual.blocks.0.attn.qkv.weight": torch.zeros(24, 8),
+    "visual.merger.mlp.0.bias": torch.zeros(8),
+    "img_projector.linear_1.weight": torch.zeros(48, 8),
+}
+
+
+def published(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **changes: Any) -> Any:
+    """A random Qwen2 model, saved under Dimple's config with these tensors beside its own."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.Qwen2Config(
+        vocab_size=61, num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, **shape
+    )
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | (VISUAL if tensors is None else tensors), file)
+    written = json.loads((folder / "config.json").read_text())
+    dimple = {
+        "model_type": "dimple",
+        "architectures": ["DimpleModel"],
+        "mask_token_id": 60,
+        "full_attn_mask": True,
+        "mrope_section": [2, 2, 2],
+        "vision_config": {"depth": 1},
+    }
+    (folder / "config.json").write_text(json.dumps(written | dimple | changes))
+    return model
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {},
+        {"rope_scaling": None, "rope_theta": 10000.0, "rope_parameters": None},
+        {"rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}, "rope_theta": 10000.0, "rope_parameters": None},
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]}, "rope_parameters": None},
+    ],
+    ids=["none", "null", "mrope", "default with sections"],
+)
+def test_its_text_is_qwen2_that_sees_everything(rope: dict[str, Any], tmp_path: Path) -> None:
+    reference = published(tmp_path, **rope)
+    model = load(tmp_path, device="cpu")
+    assert (model.family, model.facts.shift, model.facts.attention) == ("dimple", 1, "bidirectional")
+    assert (model.facts.mask_id, model.facts.masked, model.facts.eos_ids) == (60, True, (2,))
+    tokens = torch.randint(0, 61, (2, 18), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = reference(tokens, attention_mask=torch.zeros(2, 1, 18, 18)).logits
+    found = model.forward(Plan.full(tokens, model.visible())).logits()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_other_tensors_are_still_named(tmp_path: Path) -> None:
+    published(tmp_path, VISUAL | {"audio.weight": torch.zeros(2)})
+    with pytest.raises(ModelError, match="1 not known: audio.weight"):
+        load(tmp_path, device="cpu")
+
+
+def test_a_visual_tower_is_not_known_to_other_families(tmp_path: Path) -> None:
+    published(tmp_path, model_type="Dream", architectures=["DreamModel"])
+    with pytest.raises(ModelError, match="4 not known: .*visual"):
+        load(tmp_path, device="cpu")
+
+
+def test_causal_attention_is_refused(tmp_path: Path) -> None:
+    published(tmp_path, full_attn_mask=False)
+    with pytest.raises(ModelError, match="full_attn_mask=False is not supported"):
+        load(tmp_path, device="cpu")

@@ -1,0 +1,57 @@
+"""What the tests of the selects with a clock share: one row of eight laws, and the comparison with the naive decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pardec.models.language_model import LanguageModel
+from pardec.samplers.rng import Keyed
+from tests.reference import naive_schedules as naive
+from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, table
+
+# The probability of the likeliest token at each position; three others share the rest evenly.
+SURE = (0.95, 0.60, 0.91, 0.30, 0.99, 0.85, 0.901, 0.45)  # surest first: positions 4 0 2 6 5 1 7 3
+EIGHT = torch.zeros(8, 7)  # ids 0..3 are tokens; pad, end and mask have no probability here
+EIGHT[:, 1:4] = (1 - torch.tensor(SURE))[:, None] / 3
+EIGHT[:, 0] = torch.tensor(SURE)
+
+
+def steps_of(spec: str, *, block_length: int = 8, row: Sequence[int] = (6,) * 8) -> list[int]:
+    """The forward that commits each of the eight positions."""
+    got = run(table(EIGHT), spec, request([list(row)], [0], block_length=block_length))
+    assert got.nfe == (max(got.trace.commit_step[0].tolist()) + 1,)
+    return got.trace.commit_step[0].tolist()
+
+
+def first_sets(spec: str, rows: int, count: int, at: Sequence[int] = range(8)) -> dict[tuple[int, ...], int]:
+    """How often each set of positions comes first, over rows with seeds of their own."""
+    length = len(at)
+    got = run(table(EIGHT[list(at)]), spec, request([[6] * length] * rows, [0] * rows, block_length=length))
+    found: dict[tuple[int, ...], int] = {}
+    for when in got.trace.commit_step:
+        chosen = tuple(np.flatnonzero(when == 0).tolist())
+        found[chosen] = found.get(chosen, 0) + 1
+    assert all(len(chosen) == count for chosen in found)
+    return found
+
+
+def agree(model: LanguageModel, spec: str, rule: naive.Rule, steps: int | None, *, propose: str = "confidence") -> None:
+    """A ragged batch, every row as the naive decoder has it."""
+    lengths, new = (3, 6, 1, 5), (7, 6, 9, 2)
+    given = prompts(lengths)
+    absolute = model.facts.attention == "block-causal"
+    got = fill(model, spec, given, new)
+    for row, (prompt, count) in enumerate(zip(given, new, strict=True)):
+        keyed = Keyed((100 + row,))
+
+        def uniform(clock: int, position: int, purpose: str, keyed: Keyed = keyed) -> float:
+            return keyed.uniform(np.array([0]), np.array([clock]), torch.tensor([[position]]), purpose).item()
+
+        options = {"steps": steps, "propose": propose, "block_length": BLOCK, "absolute": absolute}
+        tokens, when, nfe = naive.decode(model, prompt + [MASK] * count, len(prompt), rule, uniform, **options)
+        assert got.tokens[row, : len(tokens)].tolist() == tokens
+        assert got.trace.commit_step[row, : len(tokens)].tolist() == when
+        assert got.nfe[row] == nfe

@@ -1,0 +1,63 @@
+"""A quota whose unsure candidates are carried over: by hand, against the naive decoder, and what it reduces to."""
+
+from __future__ import annotations
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.reference import naive_schedules as naive
+from tests.samplers.schedules import agree, steps_of
+from tests.samplers.toys import FAMILIES, toy
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps"),
+    [
+        # Two a step: .99 .95 | .91 .901 | .85, .60 carried | of three .60 | of two .45 | .30
+        ("carry:tau=0.9,steps=4", [0, 3, 1, 5, 0, 2, 1, 4]),
+        # 3, 3, 2: .99 .95 .91 | .901, two carried | of four .85 | .60 | .45 | .30
+        ("carry:tau=0.9,steps=3", [0, 3, 0, 5, 0, 2, 1, 4]),
+        ("carry:tau=0.5,steps=4", [0, 2, 1, 4, 0, 2, 1, 3]),  # .45 and .30 do not reach a half
+        ("carry:tau=0.9,steps=1", [0, 2, 0, 4, 0, 1, 0, 3]),  # a quota of everything is the plain threshold
+        ("carry:tau=0.9", [1, 5, 2, 7, 0, 4, 3, 6]),
+        ("carry:tau=1,steps=4", [1, 5, 2, 7, 0, 4, 3, 6]),
+        ("carry:tau=0.9,steps=20", [1, 5, 2, 7, 0, 4, 3, 6]),
+    ],
+)
+def test_eight_tokens_by_hand(spec: str, steps: list[int]) -> None:
+    assert steps_of(spec) == steps
+
+
+def test_nothing_is_carried_into_the_next_block() -> None:
+    """Two a step in each block: .95 .91 | .60, .30 carried | .30, then .99 .901 | .85, .45 carried | .45."""
+    assert steps_of("carry:tau=0.6,steps=4", block_length=4) == [0, 1, 0, 2, 3, 4, 3, 5]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 30])
+def test_a_threshold_of_nothing_is_the_fixed_schedule(steps: int) -> None:
+    for block_length in (4, 8):
+        taken = steps_of(f"carry:tau=0,steps={steps}", block_length=block_length)
+        assert taken == steps_of(f"fixed:steps={steps}", block_length=block_length)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("steps", [None, 1, 3, 5, 40])
+def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
+    text = "none" if steps is None else steps
+    model = toy(family, seed=3, sharp=1.2)
+    agree(model, f"carry:tau=0.5,steps={text}", naive.carry(0.5), steps)
+    agree(model, f"margin+carry:tau=0.2,steps={text}", naive.carry(0.2), steps, propose="margin")
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ("tau=1.5", r"tau must lie in \[0, 1\], got 1.5"),
+        ("tau=-0.1", r"tau must lie in \[0, 1\], got -0.1"),
+        ("steps=0", "steps must be at least 1, got 0"),
+    ],
+)
+def test_bad_parameters_are_refused(params: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        resolve(f"carry:{params}")

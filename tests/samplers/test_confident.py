@@ -1,0 +1,88 @@
+"""Dimple's confident decoding: by hand, against the naive decoder, and what it reduces to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.reference import naive_schedules as naive
+from tests.samplers.schedules import agree, steps_of
+from tests.samplers.toys import FAMILIES, fill, prompts, request, run, same, table, toy
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps"),
+    [
+        # Four pass. Then, times an eighth apart: t = 4/8, int(4 (1 - .376 / .5)) = 0, int(4 (1 - .251 / .5)) = 1;
+        # t = 3/8, int(3 (1 - .126 / .375)) = 1; t = 2/8, int(2 (1 - .126 / .25)) = 0, and the last time takes both.
+        ("confident:tau=0.9", [0, 2, 0, 3, 0, 1, 0, 3]),
+        # Off: 1; t = 7/8, int(7 (1 - .5005 / .875)) = 2; t = 5/8, int(5 (1 - .251 / .625)) = 2; the last step takes 3.
+        ("confident:tau=none,steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),
+        ("confident:tau=1,steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),  # nothing exceeds 1
+        ("entropy+confident:tau=0.1,steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),  # nor does minus an entropy
+        ("confident:tau=0", [0] * 8),
+        ("confident:tau=0.9,steps=2", [0, 1, 0, 1, 0, 1, 0, 1]),  # the second step is the last
+        ("confident:tau=0.9,steps=1", [0] * 8),
+        ("confident:tau=0.9,order=left", [0, 1, 0, 2, 0, 3, 0, 4]),
+        ("confident:tau=0.9,steps=3,order=left", [0, 1, 0, 2, 0, 2, 0, 2]),
+    ],
+)
+def test_eight_tokens_by_hand(spec: str, steps: list[int]) -> None:
+    assert steps_of(spec) == steps
+
+
+def test_the_share_of_masks_is_of_what_the_block_held() -> None:
+    """Times a half apart in each block. .95 .91 pass, t = 2/4: only the last time is below; then .99 .901, the same."""
+    assert steps_of("confident:tau=0.9,steps=8", block_length=4) == [0, 1, 0, 1, 2, 3, 2, 3]
+
+
+def test_the_threshold_is_strict() -> None:
+    """Four equally likely tokens: a score of exactly a quarter reaches `threshold`'s, and does not exceed this one."""
+    laws = torch.zeros(3, 7)
+    laws[:, :4] = 0.25
+    ask = request([[6] * 3], [0], block_length=3)
+    assert run(table(laws), "threshold:tau=0.25", ask).nfe == (1,)
+    assert run(table(laws), "confident:tau=0.25", ask).nfe == (2,)
+    assert run(table(laws), "confident:tau=0.249", ask).nfe == (1,)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("steps", [None, 1, 3, 7, 40])
+def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
+    text = "none" if steps is None else steps
+    model = toy(family, seed=3, sharp=1.2)
+    agree(model, f"confident:tau=0.6,steps={text}", naive.confident(0.6), steps)
+    agree(model, f"confident:tau=none,steps={text}", naive.confident(None), steps)
+    agree(model, f"margin+confident:tau=0.3,eps=0.1,steps={text}", naive.confident(0.3, 0.1), steps, propose="margin")
+    agree(model, f"confident:tau=0.6,order=left,steps={text}", naive.confident(0.6, order="left"), steps)
+
+
+def test_left_without_a_threshold_is_left_to_right() -> None:
+    one = fill(toy("dream", sharp=1.2), "confident:tau=none,order=left", prompts((3, 5)), (9, 6))
+    other = fill(toy("dream", sharp=1.2), "leftmost+sequential", prompts((3, 5)), (9, 6))
+    assert all(same(one, row, other, row) for row in range(2))
+
+
+def test_without_ties_the_published_order_is_the_same() -> None:
+    one, other = (
+        fill(toy(sharp=1.2), f"confident:tau=0.7,steps=5,reference={flag}", prompts((3, 5)), 8)
+        for flag in ("true", "false")
+    )
+    assert all(same(one, row, other, row) for row in range(2))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ("tau=1.5", r"tau must lie in \[0, 1\], got 1.5"),
+        ("tau=-0.3", r"tau must lie in \[0, 1\], got -0.3"),
+        ("steps=0", "steps must be at least 1, got 0"),
+        ("eps=1", r"eps must lie in \[0, 1\), got 1.0"),
+        ("order=right", "order is one of score, left, got 'right'"),
+    ],
+)
+def test_bad_parameters_are_refused(params: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        resolve(f"confident:{params}")
