@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from pardec.result import Result, Timing, plain_row
 from pardec.samplers.events import Event, Finished, RowFinished
 from pardec.samplers.loops import masked
 from pardec.settings import Arguments, Settings
+from pardec.streaming import Texts
 
 if TYPE_CHECKING:
     from pardec.models.language_model import LanguageModel
@@ -114,6 +115,9 @@ class Model:
             seed: one number (row i gets the seed derived from it and i), or a list with one a row.
             template: text with mask tokens, or ids with None, that stands after the prompt in place of
                 max_new_tokens masks; one, or one a row.
+            allowed: which tokens may stand where: a function (row, index) -> ids, texts of one token, or None for any;
+                a list of such choices, one a position; a dict {index: choices}; or a list with one of these a row.
+                Index 0 is the first position after the prompt. It holds in any order, and for every stage.
             stop_ids: end tokens; None takes the model's (none with a template), [] never stops.
             block_align: lay the block grid from the end of the "prompt", or "absolute" from position 0.
             source: recorded uniforms in place of a seed.
@@ -139,9 +143,16 @@ class Model:
     def stream(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Iterator[Event]:
         """Decodes like `generate`, with the same arguments, and yields every event as it happens.
 
+        `Step.text` has, per live row, the piece of text that became certain, and `RowFinished.text` the rest of its
+        row; a row's pieces make up its `Result.text`. Without a tokenizer both are None.
         Leave the loop at any time: what the request held is freed. Arguments are checked before the first event.
+
+        >>> for event in load("tiny-dream", device="cpu").stream("Ann has 8 cups.", max_new_tokens=2, stop_ids=[]):
+        ...     if isinstance(event, RowFinished):
+        ...         print(event.reason, event.nfe <= 2)
+        length True
         """
-        return self.run(self.prepare(prompt, **arguments))
+        return self.run(self.prepare(prompt, **arguments), text=True)
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """What the checkpoint puts out: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache."""
@@ -166,15 +177,19 @@ class Model:
         """Reads the prompt and checks every argument, without a forward."""
         return prepare(self.language_model, prompt, Settings.of(arguments))
 
-    def run(self, call: Call) -> Iterator[Event]:
-        """Decodes; the one place that calls the loop."""
+    def run(self, call: Call, *, text: bool = False) -> Iterator[Event]:
+        """Decodes; the one place that calls the loop. With `text`, and for a callback, events tell their text."""
+        texts = Texts(self.tokenizer if text or call.callback is not None else None, call)
         canvases = call.request.canvases
         size = f"{len(canvases)} rows of up to {max(map(len, canvases))} tokens"
         with _memory(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
-            for event in masked.decode(self.language_model, call.sampler, call.request):
-                if call.callback is not None:
-                    call.callback(event)
-                yield event
+            decoded = masked.decode(self.language_model, call.sampler, call.request)
+            with closing(cast("Generator[Event]", decoded)) as events:  # freed at once, however this ends
+                for told in events:
+                    event = texts(told)
+                    if call.callback is not None:
+                        call.callback(event)
+                    yield event
 
     def text(self, tokens: list[int]) -> str | None:
         """Ids as text, special tokens left out; None without a tokenizer."""

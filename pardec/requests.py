@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pardec import allowed
 from pardec.models.errors import SpecError
 from pardec.prompts import Row, rows
 from pardec.samplers import registry
@@ -55,16 +56,24 @@ class Call:
             canvases=tuple(self.request.canvases[row] for row in rows),
             prompts=tuple(self.request.prompts[row] for row in rows),
             source=Keyed(seeds) if isinstance(self.request.source, Keyed) else self.request.source,
+            allowed=None if self.request.allowed is None else self.request.allowed.take(rows),
         )
         return replace(self, request=request, seeds=seeds)
 
     @property
+    def constraints(self) -> list[str | None]:
+        """A short name per row of what `allowed` says of it; equal names, equal constraints."""
+        return allowed.digest(self.request.allowed, self.request.prompts)
+
+    @property
     def settings(self) -> dict[str, Any]:
-        """The arguments as resolved, as JSON can hold them."""
+        """The arguments as resolved, as JSON can hold them; what is allowed goes by the short name of each row."""
         request = self.request
         kept = {n: getattr(request, n) for n in ("block_length", "absolute", "temperature", "top_k", "top_p", "cfg")}
         new = max(len(canvas) - start for canvas, start in zip(request.canvases, request.prompts, strict=True))
-        return {"max_new_tokens": new, **kept, "stop_ids": list(request.stop_ids)}
+        names = self.constraints
+        same = names[0] if len(set(names)) == 1 else names
+        return {"max_new_tokens": new, **kept, "stop_ids": list(request.stop_ids), "allowed": same}
 
 
 def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
@@ -94,6 +103,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         top_p=settings.top_p,
         cfg=settings.cfg,
         stop_ids=stop_ids,
+        allowed=allowed.read(model, settings.allowed, given),
     )
     return Call(sampler, request, seeds, settings.callback)
 

@@ -94,6 +94,8 @@ def _read(held: dict[str, Any], found: dict[str, Any]) -> Result:
     for name in (*_ROWS, "tokens", "lengths", "fed", "clocks"):
         if len(held[name]) != shape[0]:
             raise ValueError(f"{name} has {len(held[name])} rows, expected {shape[0]}")
+    if any(len(clocks) != len(fed) for clocks, fed in zip(held["clocks"], held["fed"], strict=True)):
+        raise ValueError("clocks and fed name different numbers of forwards")
     trace = Trace(
         tokens=tensors["sequences"].numpy(),
         commit_step=tensors["commit_step"].numpy(),

@@ -56,7 +56,7 @@ class Settings:
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
     seed: int | Sequence[int] = 0  # a list gives each row its own
     template: Any = None
-    allowed: Any = None
+    allowed: Any = None  # which tokens may stand where; pardec.allowed has the forms
     stop_ids: Any = None  # None: the model's end tokens; [] never stops
     block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
     label: Any = None
@@ -88,11 +88,6 @@ class Settings:
             raise SpecError(
                 f"callback cannot be called, got {type(self.callback).__name__}",
                 hint="pass a function that takes one event",
-            )
-        if self.allowed is not None:
-            raise SpecError(
-                "allowed is taken by no method of this release",
-                hint="leave it out; template= fixes tokens at chosen places",
             )
 
     @classmethod

@@ -35,6 +35,7 @@ class Step(Event):
     committed: np.ndarray  # [n, L] bool, by this step
     settled: np.ndarray  # [n] the first position that is open or may still change; all before it is final
     revised: np.ndarray | None = None  # [n, L] bool: taken back or overwritten by this step, where a stage may do that
+    text: tuple[str, ...] | None = None  # per live row: the text that became certain; put in by `Model.stream`
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class RowFinished(Event):
     tokens: np.ndarray  # [L_i] int64, the whole canvas of the row
     reason: str  # "stop": its first end token; "length": nothing left to fill
     nfe: int
+    text: str | None = None  # what the row's steps have not told yet; all its pieces make up its Result.text
 
 
 @dataclass(frozen=True, slots=True)

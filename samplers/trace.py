@@ -19,14 +19,29 @@ class TraceStep:
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
     fed: tuple[int, ...]  # positions the forward queried
+    clock: int  # the schedule's clock then
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """How one position came to its token. Without a forward, `forward` and `clock` are GIVEN (-1) or NEVER (-2)."""
+
+    token: int
+    forward: int  # number of the forward in its row, from 0
+    clock: int  # the schedule's clock at that forward
+    score: float
 
 
 @dataclass(frozen=True)
 class Trace:
     """Which forward committed each position, with what score, and which positions each forward queried.
 
+    `commit_step` and `commit_score` are the record, six bytes a position, and what is saved; the rest is read off them.
+
     >>> trace.steps[0][3].positions        # doctest: +SKIP
     (17, 21)
+    >>> trace.at(0, 17)                    # doctest: +SKIP
+    Commit(token=8, forward=3, clock=5, score=0.97)
     """
 
     tokens: np.ndarray  # [B, L] int64
@@ -34,7 +49,30 @@ class Trace:
     commit_score: np.ndarray  # [B, L] float32
     lengths: np.ndarray  # [B] where each row ends
     fed: tuple[tuple[Fed, ...], ...]  # per row and forward: the positions queried
-    clocks: tuple[tuple[int, ...], ...] = ()  # per row and forward: the schedule's clock, which may skip steps
+    clocks: tuple[tuple[int, ...], ...] = ()  # per row and forward: the schedule's clock; () counts 0, 1, ...
+
+    @property
+    def forward(self) -> np.ndarray:
+        """[B, L] int64: number of the forward, in its row, that committed each position; GIVEN or NEVER elsewhere."""
+        return self.commit_step.astype(np.int64)
+
+    @cached_property
+    def clock(self) -> np.ndarray:
+        """[B, L] int64: the schedule's clock at that forward; GIVEN or NEVER where there was none."""
+        found = self.forward
+        for row, clocks in enumerate(self.clocks):
+            done = found[row] >= 0
+            found[row, done] = np.asarray(clocks, dtype=np.int64)[found[row, done]]
+        return found
+
+    def at(self, row: int, position: int) -> Commit:
+        """How `position` of `row` came to its token."""
+        if not 0 <= position < self.lengths[row]:
+            raise IndexError(f"row {row} has positions 0..{self.lengths[row] - 1}, got {position}")
+        here = row, position
+        return Commit(
+            int(self.tokens[here]), int(self.forward[here]), int(self.clock[here]), float(self.commit_score[here])
+        )
 
     @cached_property
     def steps(self) -> tuple[tuple[TraceStep, ...], ...]:
@@ -44,8 +82,9 @@ class Trace:
     def _steps(self, row: int) -> Sequence[TraceStep]:
         end = int(self.lengths[row])
         when = self.commit_step[row, :end]
+        clocks = self.clocks[row] if self.clocks else range(len(self.fed[row]))
         found = []
-        for number, fed in enumerate(self.fed[row]):
+        for number, (fed, clock) in enumerate(zip(self.fed[row], clocks, strict=True)):
             at = np.flatnonzero(when == number)
             found.append(
                 TraceStep(
@@ -53,6 +92,7 @@ class Trace:
                     tuple(self.tokens[row, at].tolist()),
                     tuple(self.commit_score[row, at].tolist()),
                     tuple(fed),
+                    clock,
                 )
             )
         return found

@@ -1,4 +1,8 @@
-"""The prompts of one command decoded batch by batch, each row kept as soon as it is finished."""
+"""The prompts of one command decoded batch by batch, each row kept as soon as it is finished.
+
+With `stream`, the canvas is shown on stderr, and the text of a single prompt goes to stdout as it settles; not where
+both are one terminal, since the canvas is redrawn there.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from pardec.cli.inputs import Item
 from pardec.cli.rows import RowsFile, key_of
 from pardec.requests import Call
 from pardec.result import Result
-from pardec.samplers.events import Event, Finished, RowFinished
+from pardec.samplers.events import Event, Finished, RowFinished, Step
 from pardec.views.terminal import Watch
 
 EVERY_S = 10.0  # seconds between two lines of progress
@@ -26,6 +30,7 @@ class Batches:
 
     def __init__(self, model: Model, call: Call, items: list[Item], *, stream: bool, quiet: bool) -> None:
         self.model, self.call, self.items, self.stream, self.quiet = model, call, items, stream, quiet
+        self.watched = stream and not quiet
         self.rows: dict[int, dict[str, Any]] = {}  # by index of the prompt
         self.file: RowsFile | None = None
         self.keys: list[str] = []
@@ -42,7 +47,8 @@ class Batches:
             "dtype": str(self.model.language_model.dtype).removeprefix("torch."),
         }
         self.file = RowsFile(output, settings, overwrite=overwrite)
-        self.keys = [key_of(settings, item.prompt, s) for item, s in zip(self.items, self.call.seeds, strict=True)]
+        each = zip(self.items, self.call.seeds, self.call.constraints, strict=True)
+        self.keys = [key_of(settings, [item.prompt, kept] if kept else item.prompt, seed) for item, seed, kept in each]
         self.rows = {at: self.file.rows[key] for at, key in enumerate(self.keys) if key in self.file.rows}
         if self.rows:
             say(f"{output} holds {len(self.rows)} of {len(self.items)} rows already", quiet=self.quiet)
@@ -50,23 +56,31 @@ class Batches:
     def decode(self, batch_size: int, *, show: bool) -> None:
         """Makes the rows that are missing; with `show`, prints their text in the order of the prompts."""
         todo = [at for at in range(len(self.items)) if at not in self.rows]
-        told = time.monotonic()
+        told, flows = time.monotonic(), show and self._flows()
         for start in range(0, len(todo), batch_size):
             batch = todo[start : start + batch_size]
-            self._decode(batch)
-            for at in batch if show else []:
+            self._decode(batch, flows=flows)
+            for at in batch if show and not flows else []:
                 row = self.rows[at]
                 print(" ".join(map(str, row["tokens"])) if row["text"] is None else row["text"], flush=True)
             if time.monotonic() - told > EVERY_S:
                 say(f"{len(self.rows)} of {len(self.items)} rows", quiet=self.quiet)
                 told = time.monotonic()
 
-    def _decode(self, batch: list[int]) -> None:
+    def _flows(self) -> bool:
+        """Whether stdout gets the text while it is made."""
+        drawn_over = self.watched and sys.stderr.isatty() and sys.stdout.isatty()
+        return self.stream and not drawn_over and len(self.items) == 1 and self.model.tokenizer is not None
+
+    def _decode(self, batch: list[int], *, flows: bool) -> None:
         part = self.call.take(batch)
         started = time.perf_counter()
         with self._watch() as watch:
-            for event in self.model.run(part):
+            for event in self.model.run(part, text=flows):
                 watch(event)
+                if flows and isinstance(event, Step | RowFinished):
+                    piece = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
+                    print(piece, end="\n" if isinstance(event, RowFinished) else "", flush=True)
                 if isinstance(event, RowFinished):
                     self._keep(batch[event.row], part, event)
                 elif isinstance(event, Finished):
@@ -83,7 +97,7 @@ class Batches:
 
     @contextmanager
     def _watch(self) -> Iterator[Callable[[Event], None]]:
-        if not self.stream:
+        if not self.watched:
             yield lambda event: None
             return
         with Watch(self.model.tokenizer, sys.stderr) as watch:

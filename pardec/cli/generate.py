@@ -29,6 +29,7 @@ def generate(
     top_k: o.TopK = None,
     top_p: o.TopP = None,
     cfg: o.Cfg = None,
+    allowed: o.Allowed = None,
     seed: o.Seed = 0,
     batch_size: o.BatchSize = 8,
     device: o.Device = "auto",
@@ -62,6 +63,7 @@ def generate(
         "top_k": top_k,
         "top_p": top_p,
         "cfg": cfg,
+        "allowed": inputs.read_allowed(allowed),
     }
     # What is not given stays out, so that a preset's own arguments hold.
     arguments: Any = {"seed": seed, **{name: value for name, value in sampling.items() if value is not None}}
@@ -77,7 +79,7 @@ def generate(
     loaded = load(model, **placed, revision=revision, offline=offline, mask_id=mask_id)
     say(loaded.language_model.describe(), quiet=quiet)
     call = loaded.prepare([item.prompt for item in items], **arguments)
-    run = Batches(loaded, call, items, stream=stream and not quiet, quiet=quiet)
+    run = Batches(loaded, call, items, stream=stream, quiet=quiet)
     if to_rows and output is not None:
         run.keep_in(output, overwrite=overwrite)
     try:

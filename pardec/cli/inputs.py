@@ -52,6 +52,38 @@ def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
     return items
 
 
+_ALLOWED = 'for example {"0": ["yes", "no"]}, or [["yes", "no"], null], or a list of these with one a prompt'
+
+
+def read_allowed(file: Path | None) -> Any:
+    """What `allowed=` takes, from JSON; the indices of an object are whole numbers written as text.
+
+    Raises:
+        SpecError: the file cannot be read, or an index is no number. What the choices mean is checked later.
+    """
+    if file is None:
+        return None
+    try:
+        return _indexed(json.loads(file.read_text(encoding="utf-8")), file)
+    except (OSError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        reason = getattr(error, "strerror", None) or f"it is no JSON: {error}"
+        raise SpecError(f"cannot read --allowed {file}: {reason}", hint=_ALLOWED) from error
+
+
+def _indexed(value: Any, file: Path) -> Any:
+    """`value` with numbers as the keys of every object."""
+    if isinstance(value, list):
+        return [_indexed(item, file) for item in value]
+    if not isinstance(value, dict):
+        return value
+    bad = next((key for key in value if not key.isdecimal()), None)
+    if bad is not None:
+        raise SpecError(f"{file} names index {bad!r}, which is no whole number", hint=_ALLOWED)
+    return {int(key): item for key, item in value.items()}
+
+
 def _lines(content: str, where: str, *, json_lines: bool) -> list[Item]:
     lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
     if not lines:

@@ -23,7 +23,7 @@ Output = Annotated[
 ]
 Overwrite = Annotated[bool, _option(IO, "Start FILE.jsonl over.", "--overwrite")]
 Chat = Annotated[bool, _option(IO, "Put prompts into the chat template.", "--chat")]
-Stream = Annotated[bool, _option(IO, "Show the canvas filling.", "--stream")]
+Stream = Annotated[bool, _option(IO, "Show the canvas filling; in a pipe, print text as it settles.", "--stream")]
 Quiet = Annotated[bool, _option(IO, "Say nothing but results and errors.", "--quiet")]
 
 Sampler = Annotated[str | None, _option(SHAPE, "A spec or preset:NAME; see pardec list.", "--sampler", "-s")]
@@ -33,6 +33,7 @@ Temperature = Annotated[float | None, _option(SHAPE, "0, the default, takes the 
 TopK = Annotated[int | None, _option(SHAPE, "Draw from the k likeliest tokens.")]
 TopP = Annotated[float | None, _option(SHAPE, "Draw from the likeliest tokens that hold p.")]
 Cfg = Annotated[float | None, _option(SHAPE, "Guidance; 1 is the model alone.")]
+Allowed = Annotated[Path | None, _option(SHAPE, "JSON: the tokens that may stand at each position.", "--allowed")]
 Seed = Annotated[int, _option(SHAPE, "Prompt i draws from a seed of this and i.")]
 
 BatchSize = Annotated[int, _option(RUN, "Prompts decoded at once.", min=1)]

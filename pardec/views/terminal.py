@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from pardec.result import Result
 
 OPEN, SPECIAL = "·", "∎"
+REVISED = "red"  # taken back, or overwritten, by the latest step
 ROWS = 8  # rows shown at once; the rest is counted
 
 
 class Watch:
     """Shows a run's events on `stream`: redrawn in place on a terminal, one line a step elsewhere.
+
+    What a step takes back is open again, and red as what it overwrites; a line counts both behind `~`.
 
     with Watch(tokenizer, sys.stderr) as watch:
         for event in model.stream(prompt):
@@ -52,26 +55,33 @@ class Watch:
             self.tokens, self.open = event.tokens.copy(), event.open.copy()
             self.starts = event.prompts.tolist()
             self.ends = [int(np.flatnonzero(row)[-1]) + 1 if row.any() else len(row) for row in event.open]
-            self.when = np.full(self.open.shape, -1)
+            self.when, self.revised = np.full(self.open.shape, -1), np.zeros_like(self.open)
             self.to_fill, self.steps = int(self.open.sum()), 0
         elif isinstance(event, Step):
             self.steps = event.number + 1
             self.tokens[event.rows], self.open[event.rows] = event.tokens, event.open
-            self.when[event.rows] = np.where(event.committed, event.number, self.when[event.rows])
-            self._say(int(event.committed.sum()))
+            self.revised[:] = False
+            if event.revised is not None:
+                self.revised[event.rows] = event.revised
+            written = event.committed | (self.revised[event.rows] & ~event.open)
+            when = np.where(written, event.number, self.when[event.rows])
+            self.when[event.rows] = np.where(event.open, -1, when)
+            self._say(int(event.committed.sum()), None if event.revised is None else int(event.revised.sum()))
         elif isinstance(event, RowFinished):
             self.open[event.row] = False
-            if event.reason == "stop":  # what the end token closed is no longer to come
-                self.ends[event.row] = int(np.flatnonzero(self.when[event.row] >= 0)[-1]) + 1
+            committed = np.flatnonzero(self.when[event.row] >= 0)
+            if event.reason == "stop" and len(committed):  # what the end token closed is no longer to come
+                self.ends[event.row] = int(committed[-1]) + 1
         elif isinstance(event, Finished) and self.live is not None:
             self.live.update(self._picture(), refresh=True)
 
-    def _say(self, committed: int) -> None:
+    def _say(self, committed: int, revised: int | None) -> None:
         if self.live is not None:
             self.live.update(self._picture(), refresh=True)
             return
         left = int(self.open.sum())
-        head = f"step {self.steps:3d}  +{committed:<3d} {self.to_fill - left:>4d}/{self.to_fill}"
+        back = "" if revised is None else f"~{revised:<3d} "
+        head = f"step {self.steps:3d}  +{committed:<3d} {back}{self.to_fill - left:>4d}/{self.to_fill}"
         self.console.out(f"{head} |{self._plain(0)}" if len(self.open) == 1 else head)
 
     def _plain(self, row: int) -> str:
@@ -93,12 +103,12 @@ class Watch:
         last = max(self.steps - 1, 1)
         for at in range(self.starts[row], self.ends[row]):
             if self.open[row, at]:
-                line.append(f" {OPEN}", style="dim")
+                line.append(f" {OPEN}", style=REVISED if self.revised[row, at] else "dim")
             else:
                 (text,) = self.pieces([int(self.tokens[row, at])])
                 step = int(self.when[row, at])
                 style = "dim" if step < 0 else f"bold {shade(step, last)}" if step == last else shade(step, last)
-                line.append(text, style=style)
+                line.append(text, style=f"bold {REVISED}" if self.revised[row, at] else style)
         return line
 
 

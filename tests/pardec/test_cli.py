@@ -103,7 +103,7 @@ def test_rows_are_appended_and_a_second_run_makes_only_what_is_missing(
     assert "holds 2 of 3 rows already" in err
     assert sorted(output.read_text().splitlines()) == sorted(whole.splitlines())
 
-    monkeypatch.setattr(pardec.Model, "run", lambda *_: pytest.fail("nothing was left to do"))
+    monkeypatch.setattr(pardec.Model, "run", lambda *_, **__: pytest.fail("nothing was left to do"))
     code, out, err = cli(*command, "--json")
     assert (code, len(json.loads(out)["rows"])) == (0, 3)
     assert "nothing was left to do" in err
@@ -143,7 +143,7 @@ def test_an_interrupt_keeps_finished_rows_and_says_how_to_go_on(
     command = ("generate", folder, "--prompts", problems, *SHORT, "-o", output, "--batch-size", 1)
     real = pardec.Model.run
 
-    def interrupted(self: pardec.Model, call: Any) -> Iterator[pardec.Event]:
+    def interrupted(self: pardec.Model, call: Any, **_: Any) -> Iterator[pardec.Event]:
         if output.exists() and len(rows_of(output)) == 2:
             raise KeyboardInterrupt
         yield from real(self, call)
