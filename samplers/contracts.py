@@ -178,7 +178,11 @@ class Planned(Protocol):
 
 @runtime_checkable
 class Ahead(Protocol):
-    """A select that can know before a forward what it will commit: [B, W] bool, asked after `tick`."""
+    """A select that can know before a forward what it will commit, asked after `tick`.
+
+    [B, W] int64: 1 for what it commits first, then 2, 3, ..., and 0 for what stays open. It says nothing true unless
+    the select's order, or the proposer's scores, are `blind`: known without the forward.
+    """
 
     def ahead(self, canvas: Canvas, request: Request, state: Any) -> Tensor: ...
 

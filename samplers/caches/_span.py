@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from pardec.models.errors import SpecError
+from pardec.samplers.caches._since import elapsed
 from pardec.samplers.contracts import Ask, Canvas
 
 
@@ -24,6 +25,7 @@ class SpanCache:
     """Asks everything when a block is entered and every `refresh` steps, else one span from the block's start."""
 
     stores: ClassVar[bool] = True
+    forces: ClassVar[bool] = True  # the published loop for shifted families commits untested on a refresh
 
     refresh: int = 0  # ask everything every so many steps: 0 only when a block is entered, 1 always
     reference: bool = False  # the published order of refreshes and, in shifted families, of commits
@@ -43,10 +45,14 @@ class SpanCache:
         """Where the span begins, [B]."""
         return canvas.lo
 
+    def full(self, canvas: Canvas) -> np.ndarray:
+        """[B] bool: everything is asked, whatever `refresh` says."""
+        return canvas.entered
+
     def ask(self, canvas: Canvas, state: Published) -> Ask:
         if self.reference:
             return self._published(canvas, state)
-        due = canvas.entered | (canvas.step % self.refresh == 0) if self.refresh else canvas.entered
+        due = self.full(canvas) | elapsed(canvas, self.refresh)
         return Ask(np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas)))
 
     def _published(self, canvas: Canvas, state: Published) -> Ask:
@@ -54,9 +60,9 @@ class SpanCache:
         finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
         else."""
         state.windows = state.windows + (canvas.entered & state.refreshed)
-        due = canvas.entered
+        due = self.full(canvas)
         if self.refresh:
             due = due | ((state.windows % self.refresh == 0) & ~state.refreshed)
         state.windows, state.refreshed = state.windows + ~due, due
         start, stop = np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas))
-        return Ask(start, stop, must=due if canvas.shift else None)
+        return Ask(start, stop, must=due if canvas.shift and self.forces else None)

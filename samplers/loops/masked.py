@@ -154,7 +154,7 @@ class MaskedLoop:
             canvas.skip(self.schedule.tick(canvas, self.state(select)))
         if getattr(cache, "ahead", False):
             assert isinstance(select, Ahead), "the cache has checked it"
-            canvas.coming = select.ahead(canvas, self.request, self.state(select)) & canvas.eligible
+            canvas.coming = select.ahead(canvas, self.request, self.state(select)) * canvas.eligible
         return cache.ask(canvas, self.state(cache))
 
     def look(self, ask: Ask) -> Evidence:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.contracts import Canvas, Proposal
-from pardec.samplers.kernels.rank import best, top, top_as_published
+from pardec.samplers.contracts import Canvas, Proposal, Request
+from pardec.samplers.kernels.rank import best, descending, top, top_as_published
 from pardec.samplers.kernels.schedule import block_share, even_share
 from pardec.samplers.registry import register
 
@@ -46,6 +46,11 @@ class Fixed:
         if self.steps is not None and self.steps < 1:
             raise SpecError(f"fixed: steps must be at least 1, got {self.steps}")
 
+    @property
+    def blind(self) -> bool:
+        """Whether what is committed is known before the forward."""
+        return self.order == "random"
+
     def start(self, canvas: Canvas) -> Block:
         return Block(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(3)))
 
@@ -60,12 +65,24 @@ class Fixed:
         state.owed = np.clip(even_share(state.tokens, steps, at), 1, canvas.left)
         return np.zeros_like(at)
 
+    def ahead(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
+        """In a random order, its own or that of the proposer `random`, which is the same."""
+        score = self._random(canvas, request, canvas.eligible)
+        return (descending(score)[1] + 1) * self._chosen(score, canvas, state)
+
     def select(self, proposal: Proposal, canvas: Canvas, state: Block) -> Tensor:
         score = proposal.score
         if self.order == "random":
-            source, still = proposal.evidence.request.source, np.zeros_like(canvas.step)
-            order = source.uniform(canvas.rows, still, proposal.evidence.positions, "order").float()
-            score = order.masked_fill(~proposal.eligible, -torch.inf)
+            score = self._random(canvas, proposal.evidence.request, proposal.eligible)
+        return self._chosen(score, canvas, state)
+
+    @staticmethod
+    def _random(canvas: Canvas, request: Request, eligible: Tensor) -> Tensor:
+        order = request.source.uniform(canvas.rows, np.zeros_like(canvas.step), canvas.window, "order")
+        return order.float().masked_fill(~eligible, -torch.inf)
+
+    def _chosen(self, score: Tensor, canvas: Canvas, state: Block) -> Tensor:
+        """[B, W] bool: the best-scored, as many as are owed."""
         if self.reference:
             return top_as_published(score, state.owed, (canvas.lo, canvas.hi), canvas.total)
         if (state.owed == 1).all():

@@ -11,6 +11,7 @@ Exact: no; `sequential` is defined in order of confidence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from pardec.samplers.registry import register
 @register("random", stage="propose", paper="arXiv:2502.09992")
 @dataclass(frozen=True)
 class Random:
+    blind: ClassVar[bool] = True  # the scores are known before the forward
+
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         source = evidence.request.source
         order = source.uniform(canvas.rows, np.zeros_like(canvas.step), evidence.positions, "order")

@@ -1,0 +1,45 @@
+"""What the caches share that ask by what has changed: since when, and when everything is due again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pardec.samplers.contracts import Canvas
+
+
+def last_clock(canvas: Canvas) -> np.ndarray:
+    """The clock at the last forward, [B]; -1 before the first."""
+    return canvas.clocks[:, -1] if canvas.clocks.shape[1] else np.full_like(canvas.step, -1)
+
+
+def elapsed(canvas: Canvas, every: int, start: np.ndarray | int = 0) -> np.ndarray:
+    """[B] bool: a multiple of `every` steps since `start` has come since the last forward, skipped or not."""
+    if not every:
+        return np.zeros(len(canvas), dtype=bool)
+    due: np.ndarray = (canvas.step - start) // every > (last_clock(canvas) - start) // every
+    return due
+
+
+@dataclass
+class Since:
+    """How the rows stood at the last forward."""
+
+    tokens: np.ndarray  # [B, L + 1] what stood there
+    start: np.ndarray  # [B] the clock at which the active block was entered
+
+    @classmethod
+    def of(cls, canvas: Canvas) -> Since:
+        """Before the first forward."""
+        return cls(canvas.tokens_host.copy(), np.zeros_like(canvas.step))
+
+    def changed(self, canvas: Canvas) -> np.ndarray:
+        """[B, L + 1] bool: what was written since, and what was taken back; notes how the rows stand now.
+
+        Asked again at the next forward, a position is never seen by the K/V of what stood there before.
+        """
+        changed = self.tokens != canvas.tokens_host
+        self.tokens = canvas.tokens_host.copy()
+        self.start = np.where(canvas.entered, last_clock(canvas) + 1, self.start)
+        return changed

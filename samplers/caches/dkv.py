@@ -1,0 +1,108 @@
+"""Delayed cache (dKV-Cache-Decode): a token is asked once more after its commit, then its K/V are reused.
+
+dKV-Cache: The Cache for Diffusion Language Models, https://arxiv.org/abs/2505.15781
+
+    changed = committed (or taken back) since the last forward;  rows(X) = the positions whose outputs predict X
+    asked   = everything in the first `full` steps of a block and every `refresh` steps, otherwise
+              rows(open) + changed                       settle=self
+              rows(open) + rows(changed) + changed       settle=next: so that the row which predicted it is settled too
+              rows(open) + rows(changed) + changed + open                                      settle=both
+
+Where rows are not shifted the three are one. Open positions are asked in later blocks too. The K/V of a mask are
+replaced at the first forward after a commit, however many idle steps the schedule leaves out between the two.
+`prompt=keep` never asks the prompt again ("PD"); the published "Prefill" is `prefix` on one block.
+The published sets for shifted families ("right", "un", "un_right" of Dream) are those of `reference=true`: "un" keeps
+the K/V of a mask under a token whose right neighbour was committed first, and the row's last position for good.
+Steps count within the block, idle ones too. `full=2` is the published setting of LLaDA, `full=1` that of Dream.
+Exact: no, but for `refresh=1` with `prompt=refresh`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers.caches._since import Since, elapsed
+from pardec.samplers.contracts import Ask, Canvas
+from pardec.samplers.registry import register
+
+
+@register("dkv", stage="cache", paper="arXiv:2505.15781")
+@dataclass(frozen=True)
+class DelayedCache:
+    stores: ClassVar[bool] = True
+
+    refresh: int = 8  # ask everything every so many steps: 0 only when a block is entered, 1 always
+    full: int = 1  # steps at the start of a block that ask everything
+    settle: Literal["self", "next", "both"] = "self"  # what must be settled: a token, the one it predicts, or both
+    prompt: Literal["refresh", "keep"] = "refresh"  # whether the prompt is asked again with everything
+    reference: bool = False  # the published sets in shifted families
+
+    def __post_init__(self) -> None:
+        if self.refresh < 0:
+            raise SpecError(f"dkv: refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}")
+        if self.full < 1:
+            raise SpecError(f"dkv: full must be at least 1, got {self.full}")
+
+    @property
+    def exact(self) -> str:
+        return "greedy" if self.refresh == 1 and self.prompt == "refresh" else "relaxed"
+
+    def start(self, canvas: Canvas) -> Since:
+        return Since.of(canvas)
+
+    def ask(self, canvas: Canvas, state: Since) -> Ask:
+        changed = state.changed(canvas)
+        at = canvas.step - state.start
+        due = canvas.entered | (at < self.full) | elapsed(canvas, self.refresh, state.start)
+        if due.all() and self.prompt == "refresh":
+            return Ask(np.zeros_like(canvas.end), canvas.end)
+        places = np.arange(canvas.length)
+        seen = places < canvas.end[:, None]
+        everything = seen
+        if self.prompt == "keep":
+            everything = seen & (places >= (canvas.prompt - canvas.shift)[:, None])
+        if self.reference and canvas.shift:
+            asked = ~self._published(canvas, at) & seen
+        else:
+            asked = self._unsettled(canvas, changed) & seen
+        mask = torch.from_numpy(np.where(due[:, None], everything, asked))
+        return Ask(np.zeros_like(canvas.end), canvas.end, mask)
+
+    def _unsettled(self, canvas: Canvas, changed: np.ndarray) -> np.ndarray:
+        """[B, L] bool."""
+        still = canvas.open_host & (np.arange(canvas.length + 1) < canvas.end[:, None])
+        asked = _rows(still, canvas.shift) | changed
+        if self.settle != "self":
+            asked |= _rows(changed, canvas.shift)
+        if self.settle == "both":
+            asked |= still
+        return asked[:, :-1]
+
+    def _published(self, canvas: Canvas, at: np.ndarray) -> np.ndarray:
+        """[B, L] bool: what Dream's loops reuse. `un` wraps round the row's end, `un_right` repeats what it found."""
+        when = canvas.commit_step.cpu().numpy()[:, :-1]
+        done = ~canvas.open_host[:, :-1] & (when < canvas.nfe[:, None] - 1)
+        places, last = np.arange(canvas.length), canvas.total[:, None] - 1
+        right = np.roll(done, -1, axis=1)
+        if self.settle == "next":
+            done = np.where(places == last, done[:, :1], right)
+        elif self.settle == "both":
+            done = done & right
+            done = np.where(places == last, np.take_along_axis(done, np.maximum(last - 1, 0), 1), done)
+        reused: np.ndarray = np.where((at == 1)[:, None], places < canvas.prompt[:, None] - 1, done)
+        return reused
+
+
+def _rows(places: np.ndarray, shift: int) -> np.ndarray:
+    """[B, L + 1] bool: the positions whose outputs predict these."""
+    if not shift:
+        return places.copy()
+    rows = np.roll(places, -1, axis=1)
+    rows[:, -1] = False
+    rows[:, 0] |= places[:, 0]
+    return rows

@@ -1,0 +1,51 @@
+"""Vicinity cache: the block and its neighbourhood are asked at every step, everything when a block is entered.
+
+dInfer: An Efficient Inference Framework for Diffusion Language Models, https://arxiv.org/abs/2510.08666
+
+    asked = [0, end) in the first `warmup` forwards of a request and when a block is entered,
+            [block start - before, block end + after) otherwise
+
+Only the block is predicted; its neighbours are asked since their K/V changes most with what the block commits.
+The published loop makes one more full forward after the warm-up, whose K/V it has not kept; here they are kept.
+`reference=true` makes it, and counts refreshes as `caches/_span.py` says.
+Exact: no; in block-causal families, where nothing after the block is seen, yes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pardec.models.errors import SpecError
+from pardec.samplers.caches._span import SpanCache
+from pardec.samplers.contracts import Canvas
+from pardec.samplers.registry import register
+
+
+@register("vicinity", stage="cache", paper="arXiv:2510.08666")
+@dataclass(frozen=True)
+class Vicinity(SpanCache):
+    forces: ClassVar[bool] = False
+
+    before: int = 16  # positions before the block that are asked with it
+    after: int = 16  # positions after the block that are asked with it
+    warmup: int = 4  # full forwards at the start of a request
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("before", "after", "warmup"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"vicinity: {name} must be at least 0, got {getattr(self, name)}")
+
+    def full(self, canvas: Canvas) -> np.ndarray:
+        return canvas.entered | (canvas.nfe < self.warmup + self.reference)
+
+    def begin(self, canvas: Canvas) -> np.ndarray:
+        begin: np.ndarray = np.maximum(canvas.lo - self.before, 0)
+        return begin
+
+    def stop(self, canvas: Canvas) -> np.ndarray:
+        stop: np.ndarray = np.minimum(canvas.hi + self.after, canvas.end)
+        return stop
