@@ -8,7 +8,7 @@ from typing import Any
 from diffusers import EntropyBoundScheduler
 
 from pardec.interop.diffusers.arguments import refuse_unless_default
-from pardec.interop.diffusers.policy import policy
+from pardec.interop.diffusers.policy import altered, policy
 from pardec.interop.diffusers.scheduler import PardecScheduler
 from pardec.models.errors import SpecError, UnknownNameError
 from pardec.samplers import registry
@@ -24,10 +24,11 @@ def asked_for(scheduler: Any, sampler: str | Spec | Sampler | None, asked: dict[
     if sampler is None and isinstance(scheduler, PardecScheduler):
         sampler = scheduler.config.sampler
     if sampler is not None:
+        resolved = registry.resolve(sampler)
         for name, value in asked.items():
             if name != "gen_length":
-                refuse_unless_default(name, value, f"write it into the spec, sampler={str(sampler)!r}")
-        return registry.resolve(sampler)
+                refuse_unless_default(name, value, f"write it into the spec, {str(resolved.spec)!r}")
+        return resolved
     for name in ("num_inference_steps", "minimal_topk", "gen_length"):
         if asked[name] < 1:
             raise SpecError(f"{name} must be at least 1, got {asked[name]}")
@@ -37,8 +38,7 @@ def asked_for(scheduler: Any, sampler: str | Spec | Sampler | None, asked: dict[
             refuse_unless_default(name, asked[name], "EntropyBoundScheduler has only an entropy_bound")
         return policy(scheduler, steps=steps)
     if editing is None:
-        scheduler = type(scheduler).from_config({**scheduler.config, "editing_threshold": None})
-        return policy(scheduler, steps=steps, threshold=asked["threshold"])
+        return policy(altered(scheduler, editing_threshold=None), steps=steps, threshold=asked["threshold"])
     try:
         registry.find("edit")
     except UnknownNameError as error:
@@ -46,7 +46,8 @@ def asked_for(scheduler: Any, sampler: str | Spec | Sampler | None, asked: dict[
             f"editing_threshold={editing} asks for the method 'edit', which is not there",
             hint="pass editing_threshold=None",
         ) from error
-    edit = f"edit:tau={editing},post={asked['max_post_steps']}"
+    # diffusers looks at a complete block once more than it says: the count is compared after the look.
+    edit = f"edit:tau={editing},post={asked['max_post_steps'] + 1}"
     return policy(scheduler, f"{edit}+eos", steps=steps, threshold=asked["threshold"])
 
 

@@ -192,7 +192,7 @@ class PardecPipeline(DiffusionPipeline):  # type: ignore[misc]
             max_new_tokens=gen_length,
             block_length=self._block_length(block_length, gen_length),
             stop_ids=eos_token_id,
-            seed=draw_seeds(generator, 1)[0] if temperature else 0,
+            seed=draw_seeds(generator, 1)[0] if temperature or generator is not None else 0,
             **shaping(temperature, top_k, top_p, sampling_method),
         )
         started = time.perf_counter()

@@ -20,6 +20,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.contracts import Canvas, Evidence, Proposal, Sampler
+from pardec.samplers.kernels.law import Law
 from pardec.samplers.spec import Part, Spec, parse
 
 
@@ -41,6 +42,11 @@ def policy(scheduler: Any, rest: str = "eos", *, steps: int | None = None, thres
     """
     spec = parse(rest)
     name = type(scheduler).__name__
+    if not isinstance(scheduler, (BlockRefinementScheduler, EntropyBoundScheduler)):
+        raise SpecError(
+            f"{name} is no scheduler that a masked model can be decoded with",
+            hint="BlockRefinementScheduler and EntropyBoundScheduler are",
+        )
     if any(registry.find(part.name).stage == "select" for part in spec.parts):
         raise SpecError(f"{rest!r} names a select, and {name} is one", hint="leave it out")
     steps = int(scheduler.num_inference_steps) if steps is None else steps
@@ -55,20 +61,21 @@ def policy(scheduler: Any, rest: str = "eos", *, steps: int | None = None, thres
         select: Any = Refinement(scheduler, steps, bound)
         said = {"threshold": bound, "steps": steps}
         logits: tuple[Any, ...] = ()
-    elif isinstance(scheduler, EntropyBoundScheduler):
+    else:
         if threshold is not None:
             raise SpecError(f"threshold={threshold}, and {name} has none", hint="set its entropy_bound")
         hot, cold = float(scheduler.config.t_max), float(scheduler.config.t_min)
-        flat = type(scheduler).from_config({**scheduler.config, "t_max": 1.0, "t_min": 1.0})
-        select, logits = Bound(flat), (Anneal(hot, cold, steps),)
+        select = Bound(altered(scheduler, t_max=1.0, t_min=1.0))
+        logits = (Anneal(hot, cold, steps),)
         bound = float(scheduler.config.entropy_bound)
         said = {"entropy_bound": bound, "t_max": hot, "t_min": cold, "steps": steps}
-    else:
-        raise SpecError(
-            f"{name} is no scheduler that a masked model can be decoded with",
-            hint="BlockRefinementScheduler and EntropyBoundScheduler are",
-        )
     return _sampler(spec, Part(name, tuple((key, str(value)) for key, value in said.items())), select, logits)
+
+
+def altered(scheduler: Any, **values: Any) -> Any:
+    """A scheduler like this one with other values in its config."""
+    kept = {name: value for name, value in scheduler.config.items() if not name.startswith("_")}
+    return type(scheduler).from_config({**kept, **values})
 
 
 def _sampler(spec: Spec, named: Part, select: Any, logits: tuple[Any, ...]) -> Sampler:
@@ -158,10 +165,10 @@ class Anneal:
     def start(self, canvas: Canvas) -> Clock:
         return Clock(_start(canvas))
 
-    def logits(self, evidence: Evidence, canvas: Canvas, state: Clock) -> Tensor:
+    def logits(self, evidence: Evidence, canvas: Canvas, state: Clock) -> Law:
         left = (self.steps - state.at(canvas, self.steps)) / self.steps
         temperature = torch.from_numpy(self.cold + (self.hot - self.cold) * left)
-        return evidence.logits / temperature.to(evidence.logits)[:, None, None]
+        return Law(evidence.logits / temperature.to(evidence.logits)[:, None, None])
 
 
 @dataclass(frozen=True)
