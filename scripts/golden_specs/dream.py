@@ -13,7 +13,8 @@ from golden_specs import Call, Case, Reader
 PROPOSERS = {"maskgit_plus": "confidence", "topk_margin": "margin", "entropy": "entropy"}
 
 
-def _dream(case: Case) -> Call:
+def dream_call(case: Case) -> Call:
+    """The spec and the arguments of Dream's own sampler with the settings of a case."""
     p = case["params"]
     spec = f"{PROPOSERS[p['alg']]}:of=filtered+timesteps:steps={p['steps']},eps={p.get('eps', 1e-3)},reference=true"
     return spec, _arguments(case)
@@ -26,7 +27,7 @@ def _arguments(case: Case) -> dict[str, object]:
 
 
 def _dkv_prefill(case: Case) -> Call:
-    spec, arguments = _dream(case)
+    spec, arguments = dream_call(case)
     return f"{spec}@prefix:before=1", arguments
 
 
@@ -56,8 +57,8 @@ def _origin(case: Case) -> Call:
 
 
 CALLS: dict[str, Reader] = {
-    **{f"dream_{name}": _dream for name in PROPOSERS},
+    **{f"dream_{name}": dream_call for name in PROPOSERS},
     "dream_origin": _origin,
-    "dkv_dream_none": _dream,
+    "dkv_dream_none": dream_call,
     "dkv_dream_prefill": _dkv_prefill,
 }
