@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from pardec.prompts import Row, rows
 from pardec.samplers import registry
 from pardec.samplers.contracts import Request, Sampler
 from pardec.samplers.rng import Keyed, row_seeds
+from pardec.samplers.spec import Part, Spec, parse
 from pardec.settings import Settings
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     if settings.label is not None or settings.num_images != 1:
         what = "label" if settings.label is not None else "num_images"
         raise SpecError(f"{what} is for image models and {model.name} is a text model", hint=f"leave {what} out")
-    sampler = registry.resolve(settings.sampler)
+    sampler = _sampler(model, settings.sampler)
     given = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
     check_length(model, [len(row.canvas) for row in given])
     stop_ids = _stop_ids(model, settings)
@@ -106,6 +108,26 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         allowed=allowed.read(model, settings.allowed, given),
     )
     return Call(sampler, request, seeds, settings.callback)
+
+
+def _sampler(model: LanguageModel, given: str | Spec | Sampler | None) -> Sampler:
+    """The sampler that runs; a spec without a cache takes the exact one of the model's family, if there is one."""
+    sampler, attention = registry.resolve(given), model.facts.attention
+    if attention == "block-causal" and not isinstance(given, Sampler) and _names_no_cache(given):
+        with suppress(SpecError):  # a stage that cannot go with it keeps what it can go with
+            sampler = registry.resolve(replace(sampler.spec, cache=Part("block")))
+    needs = getattr(sampler.cache, "attention", attention)
+    if needs != attention:
+        assert sampler.spec.cache is not None, "a resolved spec names its cache"
+        raise SpecError(
+            f"the cache {sampler.spec.cache.name!r} is for {needs} models and {model.name} is {attention}",
+            hint='"pardec list samplers --stage cache" shows the others',
+        )
+    return sampler
+
+
+def _names_no_cache(given: str | Spec | None) -> bool:
+    return given is None or parse(given).cache is None
 
 
 def check_length(model: LanguageModel, lengths: list[int]) -> None:

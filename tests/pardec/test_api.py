@@ -11,6 +11,8 @@ import torch
 
 import pardec
 from pardec.samplers.rng import Keyed, row_seeds
+from pardec.samplers.spec import Part
+from tests.samplers.toys import toy
 
 TEXTS = ["Tom has 3 cups.", "Sara buys 12 apples and finds 4 more apples.", "Ann"]
 MASK, EOS = 4, 3
@@ -207,3 +209,18 @@ def test_cards_name_everything() -> None:
     for card in pardec.list_models():
         assert card.parameters > 0
         assert card.summary
+
+
+def test_a_block_causal_model_takes_its_exact_cache_unless_another_is_named(model: pardec.Model) -> None:
+    sdar = pardec.Model(toy("sdar", sharp=1.2))
+    arguments: dict[str, Any] = {"input_ids": [[1, 2, 3], [4, 5, 6, 7, 8]], "max_new_tokens": 9}
+    for given in (None, "threshold:tau=0.4", "fixed:steps=4+eos"):
+        taken = sdar.generate(sampler=given, **arguments)
+        assert taken.spec.endswith("@block")
+        named = sdar.generate(sampler=f"{given or 'threshold+eos'}@none", **arguments)
+        assert "@none" in named.spec
+        assert named.tokens == taken.tokens
+        assert sum(named.tokens_fed) > sum(taken.tokens_fed)
+    assert model.prepare(TEXTS[0]).sampler.spec.cache == Part("none")
+    with pytest.raises(pardec.SpecError, match="'block' is for block-causal models and random-dream is bidirectional"):
+        model.prepare(TEXTS[0], sampler="threshold@block")
