@@ -18,6 +18,7 @@ class Published:
 
     windows: np.ndarray  # forwards that did not ask everything, idle ones included
     refreshed: np.ndarray  # the last forward asked everything
+    pending: np.ndarray  # a block was entered, and its refresh is still to come
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class SpanCache:
             raise SpecError(f"refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}")
 
     def start(self, canvas: Canvas) -> Published:
-        return Published(np.zeros(len(canvas), dtype=np.int64), np.zeros(len(canvas), dtype=bool))
+        none = np.zeros(len(canvas), dtype=bool)
+        return Published(np.zeros(len(canvas), dtype=np.int64), none, none)
 
     def stop(self, canvas: Canvas) -> np.ndarray:
         """Where the span ends, [B]."""
@@ -45,14 +47,18 @@ class SpanCache:
         """Where the span begins, [B]."""
         return canvas.lo
 
-    def full(self, canvas: Canvas) -> np.ndarray:
+    @property
+    def exact(self) -> str:
+        return "greedy" if self.refresh == 1 and not self.reference else "relaxed"
+
+    def full(self, canvas: Canvas, state: Published) -> np.ndarray:
         """[B] bool: everything is asked, whatever `refresh` says."""
         return canvas.entered
 
     def ask(self, canvas: Canvas, state: Published) -> Ask:
         if self.reference:
             return self._published(canvas, state)
-        due = self.full(canvas) | elapsed(canvas, self.refresh)
+        due = self.full(canvas, state) | elapsed(canvas, self.refresh)
         return Ask(np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas)))
 
     def _published(self, canvas: Canvas, state: Published) -> Ask:
@@ -60,7 +66,7 @@ class SpanCache:
         finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
         else."""
         state.windows = state.windows + (canvas.entered & state.refreshed)
-        due = self.full(canvas)
+        due = self.full(canvas, state)
         if self.refresh:
             due = due | ((state.windows % self.refresh == 0) & ~state.refreshed)
         state.windows, state.refreshed = state.windows + ~due, due

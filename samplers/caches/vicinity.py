@@ -6,8 +6,8 @@ dInfer: An Efficient Inference Framework for Diffusion Language Models, https://
             [block start - before, block end + after) otherwise
 
 Only the block is predicted; its neighbours are asked since their K/V changes most with what the block commits.
-The published loop makes one more full forward after the warm-up, whose K/V it has not kept; here they are kept.
-`reference=true` makes it, and counts refreshes as `caches/_span.py` says.
+The published loop keeps no K/V of the warm-up: it asks everything once more after it, and again after the next window
+where the block is not the first. `reference=true` does so too, and counts refreshes as `caches/_span.py` says.
 Exact: no; in block-causal families, where nothing after the block is seen, yes.
 """
 
@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from pardec.models.errors import SpecError
-from pardec.samplers.caches._span import SpanCache
+from pardec.samplers.caches._span import Published, SpanCache
 from pardec.samplers.contracts import Canvas
 from pardec.samplers.registry import register
 
@@ -39,8 +39,14 @@ class Vicinity(SpanCache):
             if getattr(self, name) < 0:
                 raise SpecError(f"vicinity: {name} must be at least 0, got {getattr(self, name)}")
 
-    def full(self, canvas: Canvas) -> np.ndarray:
-        return canvas.entered | (canvas.nfe < self.warmup + self.reference)
+    def full(self, canvas: Canvas, state: Published) -> np.ndarray:
+        if not self.reference:
+            return canvas.entered | (canvas.nfe < self.warmup)
+        warm = canvas.nfe <= self.warmup
+        state.pending = state.pending | (canvas.entered & (canvas.nfe > 0))
+        due: np.ndarray = warm | (state.pending & (canvas.entered | ~state.refreshed))
+        state.pending = state.pending & (warm | ~due)
+        return due
 
     def begin(self, canvas: Canvas) -> np.ndarray:
         begin: np.ndarray = np.maximum(canvas.lo - self.before, 0)
