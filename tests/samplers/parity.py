@@ -1,0 +1,52 @@
+"""Compares a spec with a rule of tests/reference/naive_selects.py, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pardec.models.language_model import LanguageModel
+from pardec.samplers.events import Finished
+from tests.reference import naive_selects as naive
+from tests.samplers.toys import BLOCK, FAMILIES, MASK, prompts, request, run, toy
+
+LENGTHS, NEW = (5, 1, 8), (9, 14, 3)  # ragged prompts, and blocks that do not divide what is generated
+
+
+def agree(
+    spec: str,
+    make: Callable[[], Any],
+    *,
+    family: str = "llada",
+    sharp: float = 1.2,
+    seeds: Sequence[int] = (0, 1, 2),
+    **options: Any,
+) -> list[Finished]:
+    """Both decode the same canvases of several random models and must agree in tokens, commit steps and forwards."""
+    return [
+        compare(toy(family, seed=seed, sharp=sharp), spec, make, prompts(LENGTHS, seed=seed), NEW, **options)
+        for seed in seeds
+    ]
+
+
+def compare(
+    model: LanguageModel,
+    spec: str,
+    make: Callable[[], Any],
+    given: Sequence[list[int]],
+    new: Sequence[int],
+    **options: Any,
+) -> Finished:
+    options.setdefault("absolute", model.facts.attention == "block-causal")
+    options.setdefault("block_length", BLOCK)
+    canvases = [row + [MASK] * count for row, count in zip(given, new, strict=True)]
+    got = run(model, spec, request(canvases, [len(row) for row in given], **options))
+    for row, canvas in enumerate(canvases):
+        tokens, when, nfe = naive.decode(model, canvas, len(given[row]), make(), **options)
+        assert got.trace.commit_step[row, : len(canvas)].tolist() == when, (spec, row)
+        assert got.tokens[row, : len(canvas)].tolist() == tokens, (spec, row)
+        assert got.nfe[row] == nfe
+    return got
+
+
+__all__ = ["FAMILIES", "agree", "compare"]

@@ -1,0 +1,84 @@
+"""`localleap` by hand, against the published rule, its reductions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.masked.localleap import LocalLeap
+from tests.reference import naive_selects as naive
+from tests.samplers.parity import FAMILIES, agree
+from tests.samplers.test_selects import LAWS, MASK, TOKENS, proposal
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+
+# Probabilities .95 .60 .91 .30 .99 .85 .901 .45; a best position committed for want of a surer one is no anchor.
+STEPS = {
+    "threshold:tau=0.98+localleap:radius=1": [1, 4, 2, 6, 0, 0, 3, 5],  # .99 takes .85 along, .30 stays
+    "threshold:tau=0.98+localleap:radius=2": [1, 2, 0, 4, 0, 0, 0, 3],
+    "threshold:tau=0.98+localleap": [0, 1, 0, 3, 0, 0, 0, 2],  # radius 4 reaches everything, .60 is too low
+    "threshold:tau=0.94+localleap:relaxed=0.5,radius=1": [0, 0, 1, 4, 0, 0, 2, 3],  # two anchors, .95 takes .60
+    "threshold:tau=0.98+localleap:relaxed=0.2": [0] * 8,
+    "sequential+localleap:relaxed=0.9,radius=2": [1, 3, 0, 5, 0, 2, 0, 4],  # here every best one is an anchor
+    "threshold:tau=0.98+localleap:radius=0": [1, 5, 2, 7, 0, 4, 3, 6],
+}
+
+
+@pytest.mark.parametrize("spec", STEPS)
+def test_eight_tokens_by_hand(spec: str) -> None:
+    got = run(table(LAWS), spec, request([[MASK] * 8], [0], block_length=8))
+    assert got.trace.commit_step[0].tolist() == STEPS[spec]
+    assert got.tokens[0].tolist() == list(TOKENS)
+
+
+def test_nothing_reaches_over_the_edge_of_a_block_or_into_what_is_given() -> None:
+    spec = "threshold:tau=0.98+localleap:relaxed=0.2"
+    got = run(table(LAWS), spec, request([[MASK] * 8], [0], block_length=4))
+    assert got.trace.commit_step[0].tolist() == [0, 2, 1, 3, 4, 4, 4, 4]  # no anchor in the first block
+    found = proposal("confidence")  # the eighth position is given
+    chosen = torch.zeros_like(found.eligible)
+    chosen[0, 7] = True
+    assert torch.equal(LocalLeap().widen(chosen, found, None, None), chosen)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("tau", "relaxed", "radius"), [(0.5, 0.3, 1), (0.6, 0.25, 2), (0.4, 0.2, 40)])
+def test_with_a_threshold_it_is_the_published_rule(family: str, tau: float, relaxed: float, radius: int) -> None:
+    length = {} if "sdar" in family else {"block_length": 8}
+    spec = f"threshold:tau={tau}+localleap:relaxed={relaxed},radius={radius}"
+    agree(spec, lambda: naive.localleap(naive.sequential, tau, relaxed, radius), family=family, **length)
+
+
+@pytest.mark.parametrize("base", ["threshold:tau=0.5", "factor@dual", "hierarchy@prefix"])
+def test_without_a_radius_it_adds_nothing(base: str) -> None:
+    model, given = toy(sharp=1.2), prompts((4, 7, 2))
+    select, _, cache = base.partition("@")
+    spec = f"{select}+localleap:relaxed=0.1,radius=0" + ("@" + cache if cache else "")
+    one, other = fill(model, base, given, (9, 5, 11)), fill(model, spec, given, (9, 5, 11))
+    assert all(same(one, row, other, row) for row in range(3))
+    assert registry.resolve("sequential+localleap:radius=0").exact == "greedy"
+    assert registry.resolve("sequential+localleap").exact == "relaxed"
+
+
+def test_what_select_chose_is_kept() -> None:
+    found = proposal("confidence")
+    chosen = torch.tensor([[False, True, False, True, False, False, False, False]])
+    wider = LocalLeap(relaxed=0.9, radius=1).widen(chosen, found, None, None)
+    assert wider.tolist() == [[True, True, True, True, True, False, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("localleap:radius=-1", "radius must be at least 0, got -1"),
+        ("localleap:relaxed=1.5", "relaxed must be at most 1, got 1.5"),
+        ("localleap:relaxed=nan", "relaxed must be at most 1, got nan"),
+        ("localleap:relaxed=-0.5", r"relaxed must lie in \[0, 1\], got -0.5"),
+        ("localleap:window=4", "unknown parameter 'window'"),
+    ],
+)
+def test_bad_parameters(spec: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        registry.resolve(spec)
+    assert registry.resolve("entropy+threshold:tau=-0.1+localleap:relaxed=-0.5").widen
