@@ -5,9 +5,9 @@ cache), https://arxiv.org/abs/2505.22618
 
     candidates = the best q + carry;  commit the best one, and the others with score >= tau;  carry = those not taken
 
-q is an even share of a block's tokens over its steps; once those are over it is 0, and what was carried is all that is
-left. The published loop takes n // s throughout and leaves n % s tokens masked; here the first steps take one more.
-It knows no blocks; here `steps` is for the whole canvas and is shared out over its blocks, at least one each.
+q is an even share of a block's tokens over its steps; once those are over, what was carried is all that is left. The
+published loop takes n // s throughout and leaves n % s tokens masked; here the first steps take one more. It knows no
+blocks; here `steps` is for the whole canvas and is shared out over its blocks, at least one each.
 Dream scores from the filtered distribution: `confidence:of=filtered`.
 Exact: no; tau = 1 with one token a step leaves the best one at each.
 """
@@ -60,7 +60,7 @@ class Carry:
                 torch.from_numpy(canvas.entered).to(state.carried.device)[:, None], 0
             )
         at = canvas.step - clock.start
-        state.owed = np.where(at < clock.steps, even_share(clock.tokens, clock.steps, at), 0)
+        state.owed = even_share(clock.tokens, clock.steps, at)
         return np.zeros_like(at)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the tests of the selects with a clock share: one row of eight laws, and the comparison with the naive decoder."""
+"""What the tests of the selects with a clock share: one row of eight laws, and a comparison with the naive decoder."""
 
 from __future__ import annotations
 

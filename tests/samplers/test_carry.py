@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
+from pardec.samplers.canvas import Canvas
+from pardec.samplers.contracts import Evidence
+from pardec.samplers.kernels.law import Law
+from pardec.samplers.registry import build, resolve
+from pardec.samplers.spec import parse
 from tests.reference import naive_schedules as naive
-from tests.samplers.schedules import agree, steps_of
-from tests.samplers.toys import FAMILIES, toy
+from tests.samplers.schedules import EIGHT, agree, steps_of
+from tests.samplers.toys import FAMILIES, request, run, table, toy
 
 
 @pytest.mark.parametrize(
@@ -34,6 +40,39 @@ def test_nothing_is_carried_into_the_next_block() -> None:
     assert steps_of("carry:tau=0.6,steps=4", block_length=4) == [0, 1, 0, 2, 3, 4, 3, 5]
 
 
+def test_a_score_of_exactly_tau_passes() -> None:
+    laws = torch.zeros(3, 7)
+    laws[:, :4] = 0.25
+    ask = request([[6] * 3], [0], block_length=3)
+    assert run(table(laws), "carry:tau=0.25,steps=1", ask).nfe == (1,)
+    assert run(table(laws), "carry:tau=0.2501,steps=1", ask).nfe == (3,)
+
+
+def test_the_best_is_taken_however_unsure_and_is_not_carried() -> None:
+    rows = (torch.full((8,), 6),)
+    canvas = Canvas(rows, (0,), mask_id=6, pad_id=4, block_length=8)
+    evidence = Evidence(Law(EIGHT.log()[None]), canvas.window, canvas.eligible, request([[6] * 8], [0], block_length=8))
+    carry = build(parse("carry:tau=1,steps=4").parts[0])
+    state = carry.start(canvas)
+    carry.tick(canvas, state)
+    taken = carry.select(evidence.propose(*evidence.law.greedy), canvas, state)
+    assert taken.nonzero().tolist() == [[0, 4]]
+    assert state.carried.tolist() == [[1]]
+
+
+def test_a_new_block_begins_with_nothing_carried() -> None:
+    canvas = Canvas((torch.full((8,), 6),), (0,), mask_id=6, pad_id=4, block_length=4)
+    carry = build(parse("carry:steps=4").parts[0])
+    state = carry.start(canvas)
+    state.carried += 3
+    carry.tick(canvas, state)
+    assert state.carried.tolist() == [[0]]
+    state.carried += 3
+    canvas.entered = np.zeros(1, dtype=bool)
+    carry.tick(canvas, state)
+    assert state.carried.tolist() == [[3]]
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 30])
 def test_a_threshold_of_nothing_is_the_fixed_schedule(steps: int) -> None:
     for block_length in (4, 8):
@@ -47,6 +86,8 @@ def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
     text = "none" if steps is None else steps
     model = toy(family, seed=3, sharp=1.2)
     agree(model, f"carry:tau=0.5,steps={text}", naive.carry(0.5), steps)
+    for seed in range(3):
+        agree(toy(family, seed=seed, sharp=1.5), f"carry:tau=0.3,steps={text}", naive.carry(0.3), steps)
     agree(model, f"margin+carry:tau=0.2,steps={text}", naive.carry(0.2), steps, propose="margin")
 
 
