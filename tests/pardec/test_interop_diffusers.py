@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 import pardec
 from pardec.interop.diffusers import PardecPipeline, PardecScheduler, policy
-from pardec.models.errors import SpecError, UnknownNameError
+from pardec.models.errors import ModelError, SpecError, UnknownNameError
 from pardec.models.language_model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
@@ -238,6 +240,33 @@ def test_what_a_pipeline_is_made_of_is_checked(dream: pardec.Model, tmp_path: Pa
         pipeline.save_pretrained(tmp_path)
 
 
+def test_a_saved_pipeline_is_loaded_with_its_scheduler(folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "pipeline"
+    shutil.copytree(folder, saved / "model")
+    for scheduler in (PardecScheduler("factor:f=0.5", block_length=4), BlockRefinementScheduler(block_length=8)):
+        scheduler.save_pretrained(saved / "scheduler")
+        index = {"_class_name": "LLaDA2Pipeline", "scheduler": [type(scheduler).__module__, type(scheduler).__name__]}
+        (saved / "model_index.json").write_text(json.dumps(index))
+        pipeline = PardecPipeline.from_pretrained(saved, device="cpu")
+        assert type(pipeline.scheduler) is type(scheduler)
+        assert pipeline.scheduler.config.block_length == scheduler.config.block_length
+        assert pipeline.model.config["model_type"] == "Dream"
+    shutil.rmtree(saved / "model")
+    with pytest.raises(ModelError, match="without a language model"):
+        PardecPipeline.from_pretrained(saved, device="cpu")
+
+
+def test_the_scheduler_is_saved_and_loaded_with_a_pipeline_of_theirs(tmp_path: Path) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    network = Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=1, num_key_value_heads=1))
+    LLaDA2Pipeline(model=network, scheduler=PardecScheduler("factor:f=0.5")).save_pretrained(tmp_path)
+    again = LLaDA2Pipeline.from_pretrained(tmp_path)
+    assert isinstance(again.scheduler, PardecScheduler)
+    assert again.scheduler.config.sampler == "factor:f=0.5"
+
+
 def test_a_name_will_do_for_the_model() -> None:
     assert PardecPipeline(model="tiny-llada").model.name == "tiny-llada"
 
@@ -267,6 +296,14 @@ def test_the_same_call_gives_what_llada2_pipeline_gives(call: dict[str, Any], pr
         pipeline, _ = theirs(model, BlockRefinementScheduler())
         expected = pipeline(input_ids=ids[row : row + 1], mask_token_id=toys.MASK, **how).sequences
         assert torch.equal(got[row : row + 1], expected)
+
+
+def test_a_block_causal_model_has_its_own_block() -> None:
+    pipeline = ours(pardec.Model(toys.toy("sdar")))
+    how = {"input_ids": torch.tensor(toys.prompts([4])), "gen_length": 8, "sampler": "sequential"}
+    assert torch.equal(pipeline(**how).sequences, pipeline(block_length=toys.BLOCK, **how).sequences)
+    with pytest.raises(SpecError, match="block_length=8"):
+        pipeline(block_length=8, **how)
 
 
 def test_editing_asked_for_edits() -> None:
@@ -509,10 +546,6 @@ def test_entropy_bound_is_its_scheduler_on_the_open_positions(bound: float, at: 
 
 
 def test_entropy_bound_of_pardec_is_the_schedulers_accepted_prefix() -> None:
-    try:
-        registry.find("entropy_bound")
-    except UnknownNameError:
-        pytest.skip("the method entropy_bound is not registered yet")
     for seed in range(5):
         logits, sample = block_of(seed)
         logits[..., toys.MASK] = -torch.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pardec.api import Model, load
 from pardec.interop.diffusers.arguments import draw_seeds, shaping
 from pardec.interop.diffusers.callbacks import TENSORS, Told
 from pardec.interop.diffusers.chosen import asked_for, ending
+from pardec.interop.diffusers.folders import parts
 from pardec.interop.diffusers.prompts import encoded, unpadded
 from pardec.interop.diffusers.scheduler import PardecScheduler
 from pardec.models.errors import SpecError
@@ -65,27 +67,24 @@ class PardecPipeline(DiffusionPipeline):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> PardecPipeline:
-        """Loads an embedded name, a folder or a hub id by `pardec.load`.
+        """Loads an embedded name, a folder or a hub id by `pardec.load`; a folder of a saved pipeline will do too.
 
         Args:
             kwargs: scheduler and tokenizer, and what `pardec.load` takes; diffusers' names torch_dtype and
                 local_files_only are understood.
         """
-        own = {name: kwargs.pop(name) for name in ("scheduler", "tokenizer") if name in kwargs}
+        own: dict[str, Any] = {name: kwargs.pop(name) for name in ("scheduler", "tokenizer") if name in kwargs}
         if kwargs.pop("trust_remote_code", False):
             raise SpecError("trust_remote_code=True, and pardec runs no remote code", hint="leave it out")
         for theirs, ours in (("torch_dtype", "dtype"), ("local_files_only", "offline")):
             if theirs in kwargs:
                 kwargs[ours] = kwargs.pop(theirs)
-        try:
-            model = load(
-                Path(name) if isinstance(name := pretrained_model_name_or_path, os.PathLike) else name, **kwargs
-            )
-        except TypeError as error:
-            if "unexpected keyword" not in str(error):
-                raise
-            raise SpecError(f"from_pretrained: {error}", hint="it takes what pardec.load takes") from error
-        return cls(model, **own)
+        known = inspect.signature(load).parameters
+        for argument in kwargs:
+            if argument not in known:
+                raise SpecError(f"from_pretrained takes no {argument!r}", hint=f"pardec.load takes {', '.join(known)}")
+        name, beside = parts(pretrained_model_name_or_path)
+        return cls(load(name, **kwargs), **{**beside, **own})
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Refused: the model's folder is what it was loaded from."""
