@@ -71,7 +71,8 @@ class Confident:
         if canvas.entered.any():
             state.times = times(clock.steps, self.eps)
         at, left = canvas.step - clock.start, canvas.left
-        ratio = left.astype(np.float32) / clock.tokens.astype(np.float32)
+        # A stage that revises may hold a row with nothing open.
+        ratio = np.maximum(left, 1).astype(np.float32) / clock.tokens.astype(np.float32)
         counts = (left[:, None].astype(np.float32) * (1 - state.times / ratio[:, None])).astype(np.int64)
         index = np.arange(counts.shape[1])
         final = index >= clock.steps[:, None]  # the row's last time, and what pads

@@ -67,10 +67,9 @@ class Timesteps:
         at = np.minimum(canvas.step - clock.start, clock.steps - 1)
         counts = (canvas.left[:, None].astype(np.float32) * state.share).astype(np.int64)
         due = (counts >= 1) & (np.arange(counts.shape[1]) >= at[:, None])
-        first = due.argmax(1)  # the last step owes everything that is open, so that there is one
+        first = due.argmax(1)  # the last step owes everything that is open
         state.owed = counts[np.arange(len(canvas)), first]
-        idle: np.ndarray = first - at
-        return idle
+        return np.where(due.any(1), first - at, 0)  # a stage that revises may hold a row with nothing open
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         score = proposal.score
