@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import BlockRefinementScheduler, DDIMScheduler, EntropyBoundScheduler, LLaDA2Pipeline
+from diffusers.callbacks import PipelineCallback
 from diffusers.pipelines.llada2 import LLaDA2PipelineOutput
 from torch import Tensor, nn
 
@@ -178,6 +179,21 @@ def test_the_callback_is_told_every_step(dream: pardec.Model) -> None:
         TEXTS, gen_length=8, block_length=4, sampler="sequential", callback_on_step_end=lambda *a: told.append(a[1:3])
     )
     assert [timestep for _, timestep in told[4:8]] == [0, 1, 2, 3]
+
+
+class Counted(PipelineCallback):
+    tensor_inputs = ("transfer_index", "active_block")
+
+    def callback_fn(self, pipeline: Any, step: int, timestep: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        assert set(tensors) == set(self.tensor_inputs)
+        pipeline.counted = getattr(pipeline, "counted", 0) + int(tensors["transfer_index"].sum())
+        return tensors
+
+
+def test_a_callback_object_names_its_own_tensors(dream: pardec.Model) -> None:
+    pipeline = ours(dream)
+    pipeline(TEXTS, gen_length=8, sampler="threshold", eos_early_stop=False, callback_on_step_end=Counted())
+    assert pipeline.counted == 16
 
 
 def test_a_callback_that_changes_tokens_is_refused(dream: pardec.Model) -> None:
@@ -465,7 +481,12 @@ def test_the_scheduler_serves_a_pipeline_of_ours(dream: pardec.Model) -> None:
 
 
 def test_the_scheduler_refuses_what_it_cannot_run() -> None:
-    for spec, says in (("threshold@dual", "cache"), ("wino", "runs the model"), ("treshold", "unknown sampler")):
+    for spec, says in (
+        ("threshold@dual", "cache"),
+        ("wino", "runs the model"),
+        ("oracle", "runs the model"),
+        ("treshold", "unknown sampler"),
+    ):
         with pytest.raises((SpecError, UnknownNameError), match=says):
             PardecScheduler(spec)
     scheduler = PardecScheduler()
@@ -559,7 +580,9 @@ def test_entropy_bound_of_pardec_is_the_schedulers_accepted_prefix() -> None:
     "scheduler", [BlockRefinementScheduler(threshold=0.3), EntropyBoundScheduler(entropy_bound=1.0)]
 )
 @pytest.mark.parametrize("rest", ["eos", "eos@dual", "margin"])
-def test_a_policy_decodes_and_a_row_alone_is_the_row_in_a_batch(model: pardec.Model, scheduler: Any, rest: str) -> None:
+def test_a_policy_decodes_and_a_row_alone_is_the_row_in_a_batch(
+    model: pardec.Model, scheduler: Any, rest: str, tmp_path: Path
+) -> None:
     sampler = policy(scheduler, rest)
     how: dict[str, Any] = {"sampler": sampler, "temperature": 1.0, "max_new_tokens": 12, "block_length": 4}
     before = torch.random.get_rng_state()
@@ -570,6 +593,7 @@ def test_a_policy_decodes_and_a_row_alone_is_the_row_in_a_batch(model: pardec.Mo
         assert alone.tokens[0] == together.tokens[row]
         assert alone.nfe[0] == together.nfe[row]
     assert type(scheduler).__name__ in together.spec
+    assert pardec.Result.load(together.save(tmp_path / "result")).spec == together.spec
 
 
 def test_a_ready_sampler_is_taken_as_it_is(model: pardec.Model) -> None:

@@ -20,7 +20,7 @@ from pardec.interop.diffusers.arguments import draw_seeds, refuse_unless_default
 from pardec.interop.diffusers.block import Block, Share
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.contracts import Sampler
+from pardec.samplers.contracts import Referring, Sampler
 from pardec.samplers.rng import Keyed
 
 DEFAULT = registry.DEFAULT
@@ -31,7 +31,8 @@ class PardecScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
 
     Args:
         sampler: a spec such as "credit+threshold:tau=0.9". A cache cannot be run from a scheduler, and neither can a
-            stage that adds to the model's inputs or asks it for a second forward: PardecPipeline runs them.
+            stage that adds to the model's inputs or asks it for a second forward: PardecPipeline runs them. What counts
+            over a whole canvas, such as the steps of `fixed`, counts over a block here.
         block_length: the block where the pipeline's call names none.
         num_inference_steps: steps a block may take. The spec sets the pace, but each step commits at least an even
             share of what is left, so that a block is complete when its steps are over.
@@ -151,6 +152,7 @@ def _runnable(spec: str) -> Sampler:
     hint = f"PardecPipeline(model)(..., sampler={spec!r}) runs it"
     if sampler.cache.stores:
         raise SpecError(f"{spec!r} has the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
-    if sampler.inputs or any(getattr(stage, "shadow", False) for stage in sampler.revise):
+    shadowed = any(getattr(stage, "shadow", False) for stage in sampler.revise)
+    if sampler.inputs or shadowed or isinstance(sampler.select, Referring):
         raise SpecError(f"{spec!r} has a stage that runs the model in its own way, which a scheduler cannot", hint=hint)
     return sampler
