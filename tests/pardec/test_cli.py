@@ -49,6 +49,44 @@ def test_quiet_says_nothing_and_stream_draws_on_stderr(cli: Cli, folder: Path) -
     assert "step   1" in shown
 
 
+@pytest.mark.parametrize("sampler", ["leftmost", "random", "threshold:tau=0.02+eos"])
+def test_a_pipe_gets_the_text_of_one_prompt_as_it_settles(
+    cli: Cli, folder: Path, model: pardec.Model, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    written: list[str] = []
+    real = sys.stdout.write
+    monkeypatch.setattr(sys.stdout, "write", lambda text: written.append(text) or real(text))
+    code, out, _ = cli("generate", folder, "-p", TEXT, *SHORT, "-s", sampler, "--stream", "--quiet")
+    text = model.generate(TEXT, max_new_tokens=6, sampler=sampler).text
+    assert code == 0
+    assert text is not None
+    assert out == text[0] + "\n"
+    pieces = [piece for piece in written if piece.strip("\n")]
+    assert "".join(pieces) == text[0]
+    if sampler == "leftmost":
+        assert len(pieces) > 3
+    written.clear()
+    for more in (("-p", "Ann"), ("--json",)):  # of several prompts, and for a program, the whole at once
+        _, whole, _ = cli("generate", folder, "-p", TEXT, *SHORT, "-s", sampler, "--stream", "--quiet", *more)
+        assert text[0] in (json.loads(whole)["rows"][0]["text"] if "--json" in more else whole.splitlines())
+        assert whole.count("\n") == 2 or "--json" in more
+
+
+def test_a_terminal_gets_the_canvas_and_the_text_once(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    written: list[str] = []
+    real = sys.stdout.write
+    monkeypatch.setattr(sys.stdout, "write", lambda text: written.append(text) or real(text))
+    _, loud, _ = cli("generate", folder, "-p", TEXT, *SHORT, "-s", "leftmost")
+    once = len(written)
+    code, out, err = cli("generate", folder, "-p", TEXT, *SHORT, "-s", "leftmost", "--stream")
+    assert (code, out) == (0, loud)
+    assert len(written) == 2 * once
+    assert "\x1b[" in err
+
+
 def test_json_is_one_document_with_the_documented_fields(cli: Cli, folder: Path, problems: Path) -> None:
     code, out, _ = cli("generate", folder, "--prompts", problems, *SHORT, "--json", "--batch-size", 2, "--seed", 4)
     document = json.loads(out)

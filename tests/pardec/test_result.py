@@ -12,6 +12,7 @@ import torch
 
 import pardec
 from pardec.pieces import Pieces
+from pardec.samplers.trace import Trace
 from pardec.saving import ResultError
 
 
@@ -86,6 +87,7 @@ def damage(folder: Path, **changes: Any) -> None:
         ({"nfe": [1]}, "nfe has 1 rows, expected 2"),
         ({"timing": 3}, "damaged"),
         ({"fed": [[], [7]]}, "damaged"),
+        ({"clocks": [[0], []]}, "different numbers of forwards"),
     ],
 )
 def test_a_damaged_result_is_refused(result: pardec.Result, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -126,6 +128,36 @@ def test_the_trace_replays_to_the_sequences(result: pardec.Result, model: pardec
                 replayed[position] = token
         assert replayed == canvas[:end]
         assert len(result.trace.steps[row]) == result.nfe[row]
+
+
+def test_the_trace_says_when_each_position_came(model: pardec.Model, tmp_path: Path) -> None:
+    made = model.generate(
+        ["Tom has 3 cups.", "Ann"], max_new_tokens=4, block_length=4, sampler="origin:steps=9", seed=5, stop_ids=[]
+    )
+    for result in (made, pardec.Result.load(made.save(tmp_path / "run"))):
+        trace = result.trace
+        assert trace.commit_step.dtype.itemsize + trace.commit_score.dtype.itemsize == 6
+        assert any(list(clocks) != list(range(len(clocks))) for clocks in trace.clocks)  # a schedule that skipped
+        for row, start in enumerate(result.prompts):
+            for position in range(int(trace.lengths[row])):
+                found = trace.at(row, position)
+                assert found.token == result.sequences[row, position]
+                assert (found.forward, found.clock) == (trace.forward[row, position], trace.clock[row, position])
+                if position < start:
+                    assert (found.forward, found.clock) == (-1, -1)
+                else:
+                    step = trace.steps[row][found.forward]
+                    assert position in step.positions
+                    assert found.clock == step.clock == trace.clocks[row][found.forward]
+                    assert found.score == pytest.approx(step.scores[step.positions.index(position)])
+        with pytest.raises(IndexError, match="positions 0"):
+            trace.at(1, int(trace.lengths[1]))
+        assert (trace.clock[1, trace.lengths[1] :] < 0).all()
+    bare = Trace(
+        np.array([[7, 8]]), np.array([[0, 1]], dtype=np.int16), np.ones((1, 2)), np.array([2]), (((0,), (1,)),)
+    )
+    assert bare.clock.tolist() == [[0, 1]]
+    assert [step.clock for step in bare.steps[0]] == [0, 1]
 
 
 def test_pieces_join_to_the_text(model: pardec.Model) -> None:

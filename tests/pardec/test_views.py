@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
 
 import pardec
+from pardec.samplers.events import RowFinished, Started, Step
 from pardec.views.cells import cells
 from pardec.views.colour import shade
 from pardec.views.html import fragment, page
@@ -97,3 +100,54 @@ def test_a_finished_run_is_coloured_by_step(result: pardec.Result) -> None:
     assert "38;2;" in shown
     assert shade(0, 5) != shade(5, 5)
     assert shade(0, 0) == shade(0, 5)
+
+
+def revised_step(open_: list[bool], tokens: list[int], revised: list[bool], number: int = 1) -> Step:
+    one = np.array([0])
+    flags = {"open": np.array([open_]), "committed": np.zeros((1, 4), dtype=bool), "revised": np.array([revised])}
+    return Step(number=number, rows=one, nfe=one + number + 1, tokens=np.array([tokens]), settled=one, **flags)
+
+
+def test_a_revision_is_open_again_and_counted(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    started = Started(np.array([[50, 4, 4, 4]]), np.array([[False, True, True, True]]), np.array([1]))
+    first = revised_step([False, False, False, True], [50, 60, 61, 4], [False] * 4, number=0)
+    first = replace(first, committed=np.array([[False, True, True, False]]))
+    second = revised_step([False, False, True, True], [50, 62, 4, 4], [False, True, True, False])
+    log, terminal = io.StringIO(), Terminal()
+    for stream in (log, terminal):
+        with Watch(model.tokenizer, stream) as watch:
+            for event in (started, first, second):
+                watch(event)
+            assert watch.when[0].tolist() == [-1, 1, -1, -1]
+            marked = [str(span.style) for span in watch._line(0).spans]
+            assert marked == ["bold red", "red", "dim"]
+    assert [line.count("·") for line in log.getvalue().splitlines()] == [1, 2]
+    assert "~0 " in log.getvalue().splitlines()[0]
+    assert "~2 " in log.getvalue().splitlines()[1]
+
+
+@pytest.mark.parametrize("spec", ["threshold:tau=0.3+wino", "threshold:tau=0.3+remdm", "fixed:steps=3+edit"])
+def test_revising_runs_can_be_watched_and_viewed(model: pardec.Model, spec: str) -> None:
+    log, taken = io.StringIO(), 0
+    with Watch(model.tokenizer, log) as watch:
+        for event in model.stream("Tom has 3 cups.", max_new_tokens=8, sampler=spec, stop_ids=[], temperature=0.9):
+            watch(event)
+            if isinstance(event, Step) and event.revised is not None:
+                taken += int(event.revised.sum())
+    assert taken == sum(int(line.split("~")[1].split()[0]) for line in log.getvalue().splitlines())
+    assert not watch.open.any()
+    assert page(model.generate("Tom has 3 cups.", max_new_tokens=8, sampler=spec))
+
+
+def test_a_row_that_stops_before_it_committed_anything_can_be_watched(model: pardec.Model) -> None:
+    with Watch(model.tokenizer, io.StringIO()) as watch:
+        watch(Started(np.array([[50, 4]]), np.array([[False, True]]), np.array([1])))
+        watch(RowFinished(0, np.array([50, 0]), "stop", 0))
+    assert not watch.open.any()
