@@ -35,10 +35,12 @@ class Queries:
     positions: np.ndarray | None = None
 
     def of(self, at: int) -> range | tuple[int, ...]:
-        """The positions of the row at index `at`."""
+        """The positions of the row at index `at`, a range where they are one."""
         if self.positions is None:
             return range(int(self.start[at]), int(self.stop[at]))
-        return tuple(self.positions[at, : self.stop[at] - self.start[at]].tolist())
+        found = self.positions[at, : self.stop[at] - self.start[at]].tolist()
+        whole = bool(found) and found[-1] - found[0] == len(found) - 1
+        return range(found[0], found[-1] + 1) if whole else tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
