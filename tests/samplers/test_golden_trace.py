@@ -23,6 +23,30 @@ GOLDEN: dict[tuple[str, str, str], tuple[str, str]] = {
     ),
     ("sdar", "threshold:tau=0.4@dual", "sampled"): ("cabefgdihh okoookkkss", "bacdceffggih ksssoosssskk"),
     ("shifted-sdar", "sequential@prefix", "greedy"): ("abcfegdjih pcpgkokoss", "abfcdeigjhlk cggslpckosfs"),
+    ("llada", "credit+threshold:tau=0.5@dual", "greedy"): (
+        "abcaedddgf kkkksookak",
+        "cdabhfegikij dhkkkpkssksk",
+    ),
+    ("dream", "credit:free=true+threshold:tau=0.5@none", "sampled"): (
+        "abdcehfgij pdkkopsopj",
+        "acdbfgeeihjk jipkiskklscn",
+    ),
+    ("llada", "threshold:tau=0.5+localleap:relaxed=0.2@prefix", "greedy"): (
+        "bdcaeeeegf kskkoookak",
+        "cbadeeeeffff ppkhkkkossss",
+    ),
+    ("dream", "entropy_bound:gamma=1.0@dual", "sampled"): (
+        "aabbecddff pekfsklklk",
+        "abcadefghihi jcdfslpoplko",
+    ),
+    ("llada", "klass:tau=0.3,kl=0.5,history=1@none", "greedy"): (
+        "bccagdfeih kkkkkojkak",
+        "dcabffefhhgh pskkkkksoooo",
+    ),
+    ("sdar", "hierarchy:high=0.6,low=0.3@none", "guided"): (
+        "bcafedehgh ksolkkkksk",
+        "badecfhgggij smfkssssssss",
+    ),
 }  # fmt: skip
 LAWS = {"greedy": {}, "sampled": {"temperature": 0.8, "top_p": 0.9}, "guided": {"cfg": 1.5}}
 
