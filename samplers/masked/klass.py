@@ -33,7 +33,7 @@ _LEAST = 1e-12  # added to a probability before its logarithm
 class Past:
     """What the active block's positions said before."""
 
-    law: Tensor | None  # [B, W, V] float32 probabilities one step before
+    law: Tensor | None  # [B, W, V] float32 logarithms of the probabilities one step before
     seen: Tensor  # [B, W] bool: whether `law` says anything of the position
     moved: Tensor  # [B, W, H] float32, the last divergences, nats
     clock: BlockClock
@@ -66,9 +66,10 @@ class Klass:
     def select(self, proposal: Proposal, canvas: Canvas, state: Past) -> Tensor:
         eligible = proposal.eligible
         known = state.seen & eligible & torch.from_numpy(~canvas.entered).to(eligible.device)[:, None]
-        now = proposal.evidence.logits.softmax(-1)
+        law = proposal.evidence.logits.softmax(-1)
+        now = (law + _LEAST).log_()
         before = now if state.law is None else state.law
-        step = (now * ((now + _LEAST).log() - (before + _LEAST).log())).sum(-1).masked_fill(~known, torch.inf)
+        step = (law * (now - before)).sum(-1).masked_fill(~known, torch.inf)
         past = state.moved.masked_fill(~known[..., None], torch.inf)
         state.law, state.seen = now, eligible
         state.moved = torch.cat((past[..., 1:], step[..., None]), -1)
