@@ -69,7 +69,7 @@ class Klass:
         law = proposal.evidence.logits.softmax(-1)
         now = (law + _LEAST).log_()
         before = now if state.law is None else state.law
-        step = (law * (now - before)).sum(-1).masked_fill(~known, torch.inf)
+        step = (law * (now - before)).sum(-1).clamp(min=0).masked_fill(~known, torch.inf)
         past = state.moved.masked_fill(~known[..., None], torch.inf)
         state.law, state.seen = now, eligible
         state.moved = torch.cat((past[..., 1:], step[..., None]), -1)
