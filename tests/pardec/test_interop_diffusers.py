@@ -368,12 +368,13 @@ def test_the_scheduler_decodes_a_bidirectional_block_and_a_batch() -> None:
     assert torch.equal(out.sequences, torch.from_numpy(expected.tokens[:, 4:]))
 
 
-def test_rows_that_end_early_do_not_disturb_the_others() -> None:
+@pytest.mark.parametrize("spec", ["threshold:tau=0.5", "credit+threshold:tau=0.5"])
+def test_rows_that_end_early_do_not_disturb_the_others(spec: str) -> None:
     model = toys.biased(toys.toy("sdar", sharp=1.0), toys.EOS, 4.0)
     ids = toys.prompts([4] * 5, seed=2)
-    pipeline, _ = theirs(model, PardecScheduler("threshold:tau=0.5", block_length=4))
+    pipeline, _ = theirs(model, PardecScheduler(spec, block_length=4))
     out = pipeline(input_ids=torch.tensor(ids), gen_length=12, mask_token_id=toys.MASK, eos_token_id=toys.EOS)
-    expected = toys.fill(model, "threshold:tau=0.5+eos", ids, 12, stop_ids=(toys.EOS,))
+    expected = toys.fill(model, f"{spec}+eos", ids, 12, stop_ids=(toys.EOS,))
     lengths = set()
     for got, row in zip(out.sequences.tolist(), expected.tokens[:, 4:].tolist(), strict=True):
         end = row.index(toys.EOS) + 1 if toys.EOS in row else len(row)
@@ -441,9 +442,11 @@ def test_one_step_by_hand() -> None:
     plain = scheduler.step(logits, 0, sample, mask_token_id=5, return_dict=False)
     assert len(plain) == 6
     assert torch.equal(plain[0], out.prev_sample)
+    given_out, held = out.prev_sample, out.prev_sample.clone()
     for _ in range(3):
         out = scheduler.step(logits, 1, out.prev_sample, mask_token_id=5)
     assert (out.prev_sample != 5).all()
+    assert torch.equal(given_out, held)
     assert torch.equal(scheduler.step(logits, 4, out.prev_sample, mask_token_id=5).prev_sample, out.prev_sample)
 
 
@@ -584,6 +587,8 @@ def test_a_policy_decodes_and_a_row_alone_is_the_row_in_a_batch(
     model: pardec.Model, scheduler: Any, rest: str, tmp_path: Path
 ) -> None:
     sampler = policy(scheduler, rest)
+    assert str(sampler.spec).startswith("margin" if rest == "margin" else "confidence:of=filtered")
+    assert sampler.propose == registry.build(sampler.spec.parts[0])
     how: dict[str, Any] = {"sampler": sampler, "temperature": 1.0, "max_new_tokens": 12, "block_length": 4}
     before = torch.random.get_rng_state()
     together = model.generate(TEXTS, seed=[5, 6], **how)
