@@ -39,7 +39,7 @@ class Since:
 
         Asked again at the next forward, a position is never seen by the K/V of what stood there before.
         """
-        changed = self.tokens != canvas.tokens_host
+        changed: np.ndarray = self.tokens != canvas.tokens_host
         self.tokens = canvas.tokens_host.copy()
         self.start = np.where(canvas.entered, last_clock(canvas) + 1, self.start)
         return changed

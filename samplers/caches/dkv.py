@@ -44,7 +44,9 @@ class DelayedCache:
 
     def __post_init__(self) -> None:
         if self.refresh < 0:
-            raise SpecError(f"dkv: refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}")
+            raise SpecError(
+                f"dkv: refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}"
+            )
         if self.full < 1:
             raise SpecError(f"dkv: full must be at least 1, got {self.full}")
 
@@ -76,7 +78,7 @@ class DelayedCache:
     def _unsettled(self, canvas: Canvas, changed: np.ndarray) -> np.ndarray:
         """[B, L] bool."""
         still = canvas.open_host & (np.arange(canvas.length + 1) < canvas.end[:, None])
-        asked = _rows(still, canvas.shift) | changed
+        asked: np.ndarray = _rows(still, canvas.shift) | changed
         if self.settle != "self":
             asked |= _rows(changed, canvas.shift)
         if self.settle == "both":

@@ -7,7 +7,7 @@ dKV-Cache: The Cache for Diffusion Language Models, https://arxiv.org/abs/2505.1
              neither coming nor in the window yet, the left one first of two at the same distance
     everything when a block is entered and every `refresh` steps of the block
 
-What comes must be known before the forward, so that the select has to be one that needs none: `fixed` in a random order.
+What comes must be known before the forward, so that the select is one that needs none: `fixed` in a random order.
 The published rule alternates left and right in words; what its code does is the rule above.
 Exact: no.
 """

@@ -14,6 +14,4 @@ def _vicinity(case: Case) -> Call:
     return f"{select_of(case)}+eos:reference=true@vicinity:{window}", arguments
 
 
-CALLS: dict[str, Reader] = {
-    f"dinfer_vicinity_{decoder}": _vicinity for decoder in ("threshold", "credit", "hierarchy")
-}
+CALLS: dict[str, Reader] = {f"dinfer_vicinity_{decoder}": _vicinity for decoder in ("threshold", "credit", "hierarchy")}
