@@ -128,9 +128,9 @@ class Timed(MaskedLoop):
         self.canvas.commit = self._clocked(self.canvas.commit, "decision_s")  # type: ignore[method-assign]
 
     def _clocked(self, call: Callable[..., Any], into: str) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
+        def timed(*args: Any, **options: Any) -> Any:
             started = time.perf_counter()
-            result = call(*args)
+            result = call(*args, **options)
             setattr(self, into, getattr(self, into) + time.perf_counter() - started)
             return result
 
