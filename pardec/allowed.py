@@ -8,9 +8,13 @@ prompt; with a template, what the template gives counts along and stays as it is
     a dict {index: choices}                 the others are free
     None                                    all of them are free
 
-and choices are token ids, or texts that the tokenizer writes as one token each; None is anything. One constraint holds
-for every row. A list is one constraint a row if an item of it is a function, a dict, or a list that itself holds None
-or lists: in [[5, 6], None] the items are choices, in [[[5, 6], None], None] they are constraints of two rows.
+and choices are token ids, or texts that the tokenizer writes as one token each; None is anything. A text stands for
+what the tokenizer makes of it alone, so that "yes" and " yes" may be two tokens. End tokens are no exception: where
+none is allowed, no row ends. The mask token is never written, allowed or not.
+
+One constraint holds for every row. A list is one constraint a row if an item of it is a function, a dict, or a list
+that itself holds None or lists: in [[5, 6], None] the items are choices, in [[[5, 6], None], None] they are the
+constraints of two rows.
 """
 
 from __future__ import annotations

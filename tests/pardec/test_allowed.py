@@ -42,7 +42,14 @@ def accepted(spec: str) -> bool:
 CACHES = [name for name in ("none", "prefix", "dual") if name in names("cache")]
 OTHERS = [name for stage in ("inputs", "logits", "propose", "widen", "revise", "finish") for name in names(stage)]
 SPECS = [f"{select}@{cache}" for select, cache in product(names("select"), CACHES)]
-SPECS = [spec for spec in (*SPECS, *(f"threshold:tau=0.3+{name}@none" for name in OTHERS)) if accepted(spec)]
+# Parameters that make fills and revisions likely.
+ACTIVE = [
+    "sequential+prophet:early=0.0,mid=0.0,late=0.0@none",
+    "fixed:steps=2+wino@dual",
+    "fixed:steps=2+remdm",
+    "fixed:steps=2+edit:tau=0.0",
+]
+SPECS = [spec for spec in (*SPECS, *ACTIVE, *(f"threshold:tau=0.3+{name}@none" for name in OTHERS)) if accepted(spec)]
 
 
 def sets(count: int, *, vocab: int = 361, seed: int = 0) -> list[list[int] | None]:
