@@ -137,7 +137,7 @@ class Canvas:
         self.held = np.zeros(len(rows), dtype=bool)
         self.planned = np.zeros(len(rows), dtype=np.int64)
         self.revises = False  # whether committed tokens may still change while their block is active
-        self.coming: Tensor | None = None  # [B, W] int64: see `Ahead`; set where a cache has to know
+        self.coming: Tensor | None = None  # [B, W] int64 on the host: see `Ahead`; set where a cache has to know
         self.lo = self.hi = np.full(len(rows), -1)
         self.given_host = ~self.open.cpu().numpy()
         self.asked = (~self.given_host).sum(1)

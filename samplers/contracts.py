@@ -113,7 +113,7 @@ class Ask:
     stop: np.ndarray  # [B]
     mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
     must: np.ndarray | None = None  # [B] bool: commit exactly the block's first position if it is open
-    only: Tensor | None = None  # [B, W] bool: nothing else of the block is to be predicted
+    only: Tensor | None = None  # [B, W] bool: on the host: nothing else of the block is to be predicted
 
 
 class Cache(Protocol):
@@ -180,8 +180,8 @@ class Planned(Protocol):
 class Ahead(Protocol):
     """A select that can know before a forward what it will commit, asked after `tick`.
 
-    [B, W] int64: 1 for what it commits first, then 2, 3, ..., and 0 for what stays open. It says nothing true unless
-    the select's order, or the proposer's scores, are `blind`: known without the forward.
+    [B, W] int64 on the host: 1 for what it commits first, then 2, 3, ..., and 0 for what it does not commit. It says
+    nothing true unless the select's order, or the proposer's scores, are `blind`: known without the forward.
     """
 
     def ahead(self, canvas: Canvas, request: Request, state: Any) -> Tensor: ...

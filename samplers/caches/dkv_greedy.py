@@ -64,7 +64,7 @@ class GreedyDelayedCache:
         whole = Ask(np.zeros_like(canvas.end), canvas.end, only=coming)
         if due.all():
             return whole
-        asked = changed | self._surrounding(canvas, canvas.coming.cpu().numpy())
+        asked = changed | self._surrounding(canvas, canvas.coming.numpy())
         seen = np.arange(canvas.length) < canvas.end[:, None]
         mask = torch.from_numpy(seen & (due[:, None] | asked[:, :-1]))
         return Ask(whole.start, whole.stop, mask, only=coming)

@@ -8,7 +8,8 @@ https://arxiv.org/abs/2505.22618
 In a shifted family the position before the block is asked as well while the block's first token, which it predicts,
 is open.
 `reference=true` is for parity with the published loops: see `caches/_span.py`.
-Exact: no; in block-causal families yes, since what stands before the block is final.
+Exact: no; in block-causal families yes, since what stands before the block is final, but `block` asks less there: on
+entering a block only the last one and the new one.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ In a shifted family the position before the block is asked as well while the blo
 is open; `before=1` asks it at every step, as the published prompt caches of dKV-Cache ("prefill", on Dream) and Dimple
 do, where the canvas is one block.
 `reference=true` is for parity with the published loops: see `caches/_span.py`.
-Exact: no; in block-causal families yes, since what stands before the block is final.
+Exact: no; in block-causal families yes, since what stands before the block is final, but `block` asks less there: on
+entering a block only the last one and the new one.
 """
 
 from __future__ import annotations

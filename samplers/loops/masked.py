@@ -154,7 +154,7 @@ class MaskedLoop:
             canvas.skip(self.schedule.tick(canvas, self.state(select)))
         if getattr(cache, "ahead", False):
             assert isinstance(select, Ahead), "the cache has checked it"
-            canvas.coming = select.ahead(canvas, self.request, self.state(select)) * canvas.eligible
+            canvas.coming = select.ahead(canvas, self.request, self.state(select))
         return cache.ask(canvas, self.state(cache))
 
     def look(self, ask: Ask) -> Evidence:
@@ -167,7 +167,7 @@ class MaskedLoop:
             added = stage.soft(canvas, self.state(stage))
             soft = added if soft is None or added is None else soft + added
         law, shadow = asking.law(queries, wanted, soft)
-        eligible = canvas.eligible if ask.only is None else canvas.eligible & ask.only
+        eligible = canvas.eligible if ask.only is None else canvas.eligible & ask.only.to(canvas.eligible.device)
         evidence = Evidence(law, canvas.window, eligible, self.request, shadow)
         for stage in self.sampler.inputs:
             stage.observe(evidence, asking.model.embed, canvas, self.state(stage))

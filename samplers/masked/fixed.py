@@ -67,18 +67,19 @@ class Fixed:
 
     def ahead(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
         """In a random order, its own or that of the proposer `random`, which is the same."""
-        score = self._random(canvas, request, canvas.eligible)
+        positions, eligible = (torch.from_numpy(held) for held in (canvas.window_host, canvas.eligible_host))
+        score = self._random(canvas, request, positions, eligible)
         return (descending(score)[1] + 1) * self._chosen(score, canvas, state)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Block) -> Tensor:
         score = proposal.score
         if self.order == "random":
-            score = self._random(canvas, proposal.evidence.request, proposal.eligible)
+            score = self._random(canvas, proposal.evidence.request, canvas.window, proposal.eligible)
         return self._chosen(score, canvas, state)
 
     @staticmethod
-    def _random(canvas: Canvas, request: Request, eligible: Tensor) -> Tensor:
-        order = request.source.uniform(canvas.rows, np.zeros_like(canvas.step), canvas.window, "order")
+    def _random(canvas: Canvas, request: Request, positions: Tensor, eligible: Tensor) -> Tensor:
+        order = request.source.uniform(canvas.rows, np.zeros_like(canvas.step), positions, "order")
         return order.float().masked_fill(~eligible, -torch.inf)
 
     def _chosen(self, score: Tensor, canvas: Canvas, state: Block) -> Tensor:
