@@ -297,6 +297,7 @@ CALLS: list[dict[str, Any]] = [
     {"threshold": 0.2, "editing_threshold": 0.2, "max_post_steps": 0},
     {"threshold": 0.2, "editing_threshold": 0.2, "max_post_steps": 2},
     {"num_inference_steps": 2, "editing_threshold": None},
+    {"num_inference_steps": 3, "threshold": 2.0, "editing_threshold": None},  # 2, 1 and 1 of a block of 4
     {"threshold": 2.0, "minimal_topk": 6, "editing_threshold": None},
 ]
 
