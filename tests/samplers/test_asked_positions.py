@@ -60,6 +60,9 @@ def test_the_published_vicinity_asks_everything_once_more_after_the_warmup() -> 
     spec = "sequential@vicinity:before=2,after=1,warmup=2,reference=true"
     got = fill(toy("llada", sharp=1.2), spec, prompts((5,)), 8)
     assert [len(positions) for positions in got.trace.fed[0]] == [13, 13, 13, 7, 13, 6, 6, 6]
+    spec = "sequential@vicinity:before=2,after=1,warmup=0,reference=true"
+    got = fill(toy("llada", sharp=1.2), spec, prompts((5,)), 8)
+    assert [len(positions) for positions in got.trace.fed[0]] == [13, 7, 7, 7, 13, 6, 6, 6]
     # The warm-up ends within the second block, whose refresh then follows the first window.
     spec = "sequential@vicinity:before=2,after=1,warmup=5,reference=true"
     got = fill(toy("llada", sharp=1.2), spec, prompts((5,)), 8)
