@@ -1,0 +1,56 @@
+"""The filter trainer on minute data: what a trace is turned into, and that a rule in it is learned."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from train_filter import BLOCK, Examples, Recorder, judged, train  # noqa: E402
+
+from pardec.samplers import registry  # noqa: E402
+from pardec.samplers.events import Finished  # noqa: E402
+from pardec.samplers.loops.masked import decode  # noqa: E402
+from tests.samplers.test_selects import LAWS, MASK, SURE, TOKENS  # noqa: E402
+from tests.samplers.toys import request, table  # noqa: E402
+
+
+def test_every_step_of_a_trace_is_an_example() -> None:
+    """Two of eight are given, one is said never to have been committed and one to have ended otherwise."""
+    row = [MASK, MASK, MASK, 0, 0, MASK, MASK, MASK]
+    recorder = Recorder()
+    sampler = replace(registry.resolve("threshold:tau=0.9"), logits=(recorder,))
+    *_, last = decode(table(LAWS), sampler, request([row], [0], block_length=8))
+    assert isinstance(last, Finished)
+    ended = torch.tensor([[*TOKENS[:7], 3]])
+    ended[0, 1] = -1  # never committed there
+    found = recorder.examples(ended)
+    assert len(found) == last.nfe[0] == 4  # .95 .91 .901; .85; .60; .45
+    assert found.confidences[0].tolist() == pytest.approx([*SURE[:3], 1, 1, *SURE[5:]], abs=1e-6)
+    assert found.confidences[1].tolist() == pytest.approx([1, 0.60, 1, 1, 1, 0.85, 1, 0.45], abs=1e-6)
+    known = [[place not in (1, 3, 4) for place in range(8)], [place in (5, 7) for place in range(8)]]
+    assert found.open[:2].tolist() == known
+    assert found.final[0].tolist() == [place in (0, 2, 5, 6) for place in range(8)]
+    assert found.open[3].tolist() == [place == 7 for place in range(8)]
+    assert not found.final[3].any()
+
+
+def test_a_filter_learns_from_the_whole_block_and_is_the_same_for_a_seed() -> None:
+    """Whether the position before is sure decides; the first one is always final."""
+    drawn = torch.Generator().manual_seed(0)
+    confidences = torch.rand(400, BLOCK, generator=drawn)
+    final = torch.cat([torch.ones(400, 1, dtype=torch.bool), confidences[:, :-1] > 0.5], 1)
+    examples = Examples(confidences, torch.rand(400, BLOCK, generator=drawn) < 0.8, final)
+    settings = {"hidden": 48, "steps": 400, "batch": 128, "rate": 1e-2, "seed": 1}
+    made, again = train((examples,), **settings), train((examples,), **settings)
+    assert all(torch.equal(one, other) for one, other in zip(made.parameters(), again.parameters(), strict=True))
+    found = judged(made, examples, 0.5)
+    assert found["precision"] > 0.9
+    assert found["recall"] > 0.9
+    assert 0.5 < found["share_final"] < 0.56
