@@ -1,6 +1,6 @@
 """Trains a filter for the sampler `learned` on a model's own traces of the package's tasks.
 
-    python scripts/train_filter.py [--model tiny-dream] [--out models/embedded/filters/tiny-dream]
+    python scripts/train_filter.py [--model tiny-dream] --out models/embedded/filters/tiny-dream
 
 The model decodes problems of the train splits one token a forward, and once more in parallel, with `threshold`. Every
 step of either gives an example a row: the confidences of the active block, and at its open positions whether the argmax
@@ -169,10 +169,10 @@ def measured(model: pardec.Model, task: str, spec: str, problems: list[Any]) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="tiny-dream")
-    parser.add_argument("--problems", type=int, default=150, help="train problems a task")
+    parser.add_argument("--problems", type=int, default=80, help="train problems a task")
     parser.add_argument("--heldout", type=int, default=100, help="held-out problems a task")
     parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
