@@ -19,7 +19,7 @@ from pardec.samplers.presets import PRESETS, Preset
 from pardec.samplers.spec import Part, Spec, parse
 
 STAGES = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
-_SINGLE = {"propose", "select", "cache"}
+SINGLE = {"propose", "select", "cache"}
 _FOLDERS = ("pardec.samplers.masked", "pardec.samplers.caches")
 DEFAULT = "threshold+eos"
 
@@ -203,13 +203,13 @@ def _measure(parsed: Spec, stages: _Stages, select: Any) -> None:
 def _built(stages: _Stages) -> dict[str, Any]:
     """One object for a single stage, a tuple for the others."""
     made = {stage: tuple(method for _, method in named) for stage, named in stages.items()}
-    return {stage: methods[0] if stage in _SINGLE else methods for stage, methods in made.items()}
+    return {stage: methods[0] if stage in SINGLE else methods for stage, methods in made.items()}
 
 
 def _refuse_doubles(parsed: Spec, stages: _Stages) -> None:
     for stage, named in stages.items():
         names = [name for name, _ in named]
-        if stage in _SINGLE and len(names) > 1:
+        if stage in SINGLE and len(names) > 1:
             raise SpecError(
                 f"{str(parsed)!r} names {len(names)} {stage} policies ({', '.join(names)}), one is allowed",
                 hint=f'keep one; "pardec list samplers --stage {stage}" shows the choices',

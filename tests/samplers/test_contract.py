@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import product
 from typing import Any
 
@@ -11,8 +15,24 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.canvas import GIVEN, NEVER
-from pardec.samplers.events import Finished
-from tests.samplers.toys import BLOCK, EOS, FAMILIES, MASK, PAD, altered, biased, fill, prompts, request, run, same, toy
+from pardec.samplers.events import Finished, Step
+from pardec.samplers.loops.masked import MaskedLoop, decode
+from tests.samplers.toys import (
+    BLOCK,
+    EOS,
+    FAMILIES,
+    MASK,
+    PAD,
+    altered,
+    biased,
+    events,
+    fill,
+    prompts,
+    request,
+    run,
+    same,
+    toy,
+)
 
 LENGTHS, NEW = (3, 6, 1, 5), (7, 6, 9, 2)
 LAWS: tuple[dict[str, Any], ...] = (
@@ -20,6 +40,7 @@ LAWS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "top_p": 0.9, "top_k": 8},
     {"temperature": 1.2, "cfg": 1.5},
 )
+LOOKS = 16  # most forwards a block that a revise stage costs by its defaults (`edit` looks so often at a complete one)
 
 
 def names(stage: str) -> list[str]:
@@ -27,22 +48,13 @@ def names(stage: str) -> list[str]:
 
 
 def specs() -> list[str]:
-    """Every select x propose x cache, and every other stage on top of the defaults; what is refused is left out."""
-    found = [f"{p}+{s}@{c}" for p, s, c in product(names("propose"), names("select"), names("cache"))]
-    single = {"propose", "select", "cache"}
-    others = [name for stage in registry.STAGES if stage not in single for name in names(stage)]
-    found += [f"{name}+threshold:tau=0.4@{c}" for name, c in product(others, names("cache"))]
+    """Every select with every cache, every other stage with every cache; what is refused is left out."""
+    selects = [*names("select"), "fixed:order=random", "fixed:steps=3"]
+    found = [f"{select}@{cache}" for select, cache in product(selects, names("cache"))]
+    found += [f"{propose}+fixed:steps=5@{cache}" for propose, cache in product(names("propose"), names("cache"))]
+    others = [name for stage in registry.STAGES if stage not in registry.SINGLE for name in names(stage)]
+    found += [f"{name}+threshold:tau=0.4@{cache}" for name, cache in product(others, names("cache"))]
     return [spec for spec in found if accepted(spec)]
-
-
-def fitting(spec: str) -> list[str]:
-    """The families that its cache serves."""
-    needs = getattr(registry.resolve(spec).cache, "attention", None)
-    return [name for name, (_, attention) in FAMILIES.items() if needs in (None, attention)]
-
-
-def revising(spec: str) -> bool:
-    return bool(registry.resolve(spec).revising)
 
 
 def accepted(spec: str) -> bool:
@@ -56,19 +68,37 @@ def accepted(spec: str) -> bool:
 SPECS = specs()
 
 
-LOOKS = 16  # most forwards a block that a revise stage costs by its defaults (`edit` looks so often at a complete one)
+def drawn(spec: str, count: int) -> int:
+    """A number below `count` that depends on the spec alone."""
+    return sum(map(ord, spec)) % count
 
 
-def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revises: bool = False) -> None:
+def fitting(spec: str) -> list[str]:
+    """The families that its cache serves."""
+    needs = getattr(registry.resolve(spec).cache, "attention", None)
+    return [name for name, (_, attention) in FAMILIES.items() if needs in (None, attention)]
+
+
+def family_of(spec: str) -> str:
+    """A family for a spec."""
+    families = fitting(spec)
+    return families[drawn(spec, len(families))]
+
+
+def revises(spec: str) -> bool:
+    return bool(registry.resolve(spec).revising)
+
+
+def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revised: bool = False) -> None:
     """Terminated with nothing open, nothing given rewritten, no mask id, no more forwards than tokens."""
     trace = got.trace
     for row, length in enumerate(trace.lengths):
         when, tokens = trace.commit_step[row, :length], got.tokens[row, :length]
         committed = int((when >= 0).sum())
-        assert got.nfe[row] <= committed + (LOOKS * -(-int(length) // BLOCK) if revises else 0)
+        assert got.nfe[row] <= committed + (LOOKS * -(-int(length) // BLOCK) if revised else 0)
         assert got.nfe[row] == len(trace.fed[row])
         assert not (tokens == mask).any()
-        if not revises:
+        if not revised:
             assert set(when[when >= 0].tolist()) == set(range(got.nfe[row]))  # no forward was idle
         if (when == NEVER).any():
             assert may_stop
@@ -76,18 +106,80 @@ def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revises: b
             assert (tokens[when == NEVER] == PAD).all()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_row_gives_alone_what_it_gives_in_a_ragged_batch(spec: str) -> None:
-    families = fitting(spec)
-    family = families[sum(map(ord, spec)) % len(families)]
-    law = LAWS[sum(map(ord, spec)) % 3]
-    model, given = toy(family, sharp=1.2), prompts(LENGTHS)
-    law = dict(law, stop_ids=(EOS,))
-    whole = fill(model, spec, given, NEW, **law)
-    check(whole, may_stop="eos" in spec, revises=revising(spec))
-    row = sum(map(ord, spec)) % 4
-    assert given[row] == whole.tokens[row, : LENGTHS[row]].tolist()
+def test_every_composition_keeps_the_contract(spec: str, temperature: float) -> None:
+    """It ends, leaves no mask, rewrites nothing unless it revises, and a row alone is the row in a ragged batch."""
+    model, given = toy(family_of(spec), sharp=1.2), prompts(LENGTHS)
+    law = {**LAWS[drawn(spec, 3)], "temperature": temperature, "stop_ids": (EOS,)}
+    canvases = [[*prompt, *[MASK] * new] for prompt, new in zip(given, NEW, strict=True)]
+    told = events(model, spec, request(canvases, LENGTHS, absolute=model.facts.attention == "block-causal", **law))
+    whole = told[-1]
+    assert isinstance(whole, Finished)
+    check(whole, may_stop="eos" in spec, revised=revises(spec))
+    for row, prompt in enumerate(given):
+        assert whole.tokens[row, : len(prompt)].tolist() == prompt
+    for event in told:
+        if isinstance(event, Step) and not revises(spec):
+            assert event.revised is None
+            for at, row in enumerate(event.rows):
+                kept = ~event.open[at]
+                assert (event.tokens[at][kept] == whole.tokens[row][kept]).all()
+    row = drawn(spec, 4)
     assert same(fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **law), 0, whole, row)
+
+
+class Exit(Exception):
+    """A consumer's own."""
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_nothing_of_a_request_outlives_it_however_it_ends(spec: str) -> None:
+    """End token, budget, a consumer that stops, an error in a forward: canvas, cache and every state are gone."""
+    model, given = toy(family_of(spec), sharp=1.2), prompts((3, 5))
+    forwards, seen = 0, list[weakref.ref[Any]]()
+
+    def break_at_third(logits: Any) -> Any:
+        nonlocal forwards
+        forwards += 1
+        if forwards == 3:
+            raise Exit
+        return logits
+
+    def watch(loop: MaskedLoop) -> None:
+        states = [state for state in loop.memory.values() if type(state).__weakrefoffset__]
+        seen.extend(map(weakref.ref, (loop.canvas, loop.asking, *states)))
+
+    absolute = model.facts.attention == "block-causal"
+    for way in ("end token", "budget", "stop", "error"):
+        chosen = {"end token": biased(model, EOS, 20.0), "error": altered(model, break_at_third)}.get(way, model)
+        canvases = [[*prompt, *[MASK] * 6] for prompt in given]
+        asked = request(canvases, (3, 5), absolute=absolute, stop_ids=(EOS,) if way == "end token" else ())
+        stops = "+eos" if way == "end token" and "eos" not in spec else ""
+        sampler = registry.resolve(spec.replace("@", f"{stops}@"))
+        forwards = 0
+        with watched(watch), suppress(Exit):
+            for event in decode(chosen, sampler, asked):
+                if way == "stop" and isinstance(event, Step):
+                    break
+        gc.collect()
+        assert len(seen) >= 2
+        assert not (alive := [ref() for ref in seen if ref() is not None]), f"after {way}: {alive}"
+        seen.clear()
+
+
+@contextmanager
+def watched(watch: Callable[[MaskedLoop], None]) -> Iterator[None]:
+    """Calls `watch` with every loop that is made."""
+    made = MaskedLoop.__init__
+
+    def noted(self: MaskedLoop, *args: Any) -> None:
+        made(self, *args)
+        watch(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MaskedLoop, "__init__", noted)
+        yield
 
 
 @pytest.mark.parametrize("count", range(2, 9))
