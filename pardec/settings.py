@@ -107,6 +107,8 @@ class Settings:
             chosen = preset(made.sampler)
             open_ones: dict[str, Any] = {key: value for key, value in chosen.arguments.items() if key not in arguments}
             made = replace(made, sampler=chosen.spec, **open_ones)
+            if "block_length" in open_ones:  # the preset's blocks, on a canvas that the caller may have made shorter
+                made = replace(made, block_length=min(open_ones["block_length"], made.max_new_tokens))
         return made
 
     @classmethod

@@ -17,40 +17,199 @@ class Preset:
     arguments: Mapping[str, int | float] = field(default_factory=dict)
 
 
+def _canvas(tokens: int, block: int, **more: float) -> dict[str, int | float]:
+    return {"max_new_tokens": tokens, "block_length": block, **more}
+
+
+_BLOCKS = _canvas(256, 32)
+
 PRESETS = (
+    # LLaDA: steps = tokens. The authors' settings differ by task in the length of the canvas and of the block.
     Preset(
-        "llada",
-        "fixed",
-        "arXiv:2502.09992",
-        "LLaDA's linear schedule, most confident first, one token a forward",
-        {"max_new_tokens": 256, "block_length": 32},
+        "llada", "fixed", "arXiv:2502.09992", "LLaDA: linear schedule, most confident first, one token a step", _BLOCKS
     ),
+    Preset("llada-gsm8k", "fixed", "arXiv:2502.09992", "LLaDA 8B Instruct on GSM8K, in blocks of 8", _canvas(256, 8)),
+    Preset("llada-math", "fixed", "arXiv:2502.09992", "LLaDA 8B Instruct on MATH, in blocks of 64", _canvas(512, 64)),
+    Preset(
+        "llada-base", "fixed", "arXiv:2502.09992", "LLaDA 8B Base: the whole canvas is one block", _canvas(1024, 1024)
+    ),
+    # Dream and Dimple decode the canvas as one block.
+    Preset(
+        "dream",
+        "entropy+timesteps",
+        "arXiv:2508.15487",
+        "Dream 7B: its schedule by entropy, as its authors recommend",
+        _canvas(512, 512, temperature=0.2, top_p=0.95),
+    ),
+    Preset(
+        "dream-origin", "origin", "arXiv:2508.15487", "Dream 7B: its schedule at random positions", _canvas(512, 512)
+    ),
+    Preset(
+        "dimple",
+        "confident:tau=0.95@prefix:before=1",
+        "arXiv:2505.16990",
+        "Dimple: confident decoding with its prompt cache",
+        _canvas(64, 64),
+    ),
+    # Fast-dLLM and what builds on it.
     Preset(
         "fast-dllm",
         "threshold:tau=0.9@dual",
         "arXiv:2505.22618",
         "Fast-dLLM: confidence threshold with the dual cache",
-        {"max_new_tokens": 256, "block_length": 32},
+        _BLOCKS,
     ),
     Preset(
         "fast-dllm-prefix",
         "threshold:tau=0.9@prefix",
         "arXiv:2505.22618",
         "Fast-dLLM: confidence threshold with the prefix cache",
-        {"max_new_tokens": 256, "block_length": 32},
+        _BLOCKS,
     ),
     Preset(
         "fast-dllm-factor",
         "factor:f=1.0@dual",
         "arXiv:2505.22618",
         "Fast-dLLM: factor rule with the dual cache",
-        {"max_new_tokens": 256, "block_length": 32},
+        _BLOCKS,
     ),
     Preset(
-        "dparallel",
-        "entropy_threshold:tau=0.45",
-        "arXiv:2509.26488",
-        "dParallel: entropy threshold, no cache",
-        {"max_new_tokens": 256, "block_length": 32},
+        "fast-dllm-dream-no-cache",
+        "carry:tau=0.9",
+        "arXiv:2505.22618",
+        "Fast-dLLM on Dream without a cache: quotas carried over the whole canvas",
+        _canvas(256, 256),
+    ),
+    Preset(
+        "dparallel", "entropy_threshold:tau=0.45", "arXiv:2509.26488", "dParallel: entropy threshold, no cache", _BLOCKS
+    ),
+    Preset(
+        "localleap",
+        "threshold:tau=0.9+localleap:relaxed=0.75,radius=4",
+        "arXiv:2510.07081",
+        "LocalLeap on LLaDA: a relaxed threshold around anchors",
+        _BLOCKS,
+    ),
+    Preset(
+        "credit",
+        "credit:alpha=0.7,beta=0.8,gamma=0.2+threshold:tau=0.9",
+        "arXiv:2510.06133",
+        "CreditDecoding with the constants of its released code, blocks of 64",
+        _canvas(256, 64),
+    ),
+    Preset(
+        "prophet",
+        "fixed+prophet:start=202,length=5,decided=true",
+        "arXiv:2508.19982",
+        "Prophet on GSM8K: the answer stands behind a suffix at offset 200 (give it by template=)",
+        _BLOCKS,
+    ),
+    Preset("entropy-bound", "entropy_bound:gamma=0.1", "arXiv:2505.24857", "EB-Sampler: 0.1 nat of shared information"),
+    *(
+        Preset(
+            f"klass-{model}-{task}",
+            f"klass:tau={tau},kl={kl},steps=256",
+            "arXiv:2511.05664",
+            f"KLASS: {family} on {title}",
+            _canvas(256, block),
+        )
+        for model, family, block, settings in (
+            ("llada", "LLaDA 8B Instruct", 64, ((0.6, 0.015), (0.6, 0.01), (0.9, 0.01), (0.7, 0.01))),
+            ("dream", "Dream 7B Instruct", 256, ((0.9, 0.001), (0.9, 0.005), (0.8, 0.001), (0.9, 0.001))),
+        )
+        for (task, title), (tau, kl) in zip(
+            (("gsm8k", "GSM8K"), ("math", "MATH"), ("humaneval", "HumanEval"), ("mbpp", "MBPP")), settings, strict=True
+        )
+    ),
+    *(
+        Preset(
+            f"wino-{task}",
+            f"wino:draft={draft},verify=0.9",
+            "arXiv:2507.18578",
+            f"WINO: LLaDA 8B Instruct on {title}",
+            _canvas(256, 128),
+        )
+        for task, title, draft in (
+            ("gsm8k", "GSM8K", 0.6),
+            ("math", "MATH", 0.7),
+            ("humaneval", "HumanEval", 0.7),
+            ("mbpp", "MBPP", 0.8),
+        )
+    ),
+    Preset(
+        "learn2pd", "learned+eos", "arXiv:2509.25188", "Learn2PD: a trained filter and the end-of-text stop", _BLOCKS
+    ),
+    Preset(
+        "remdm",
+        "fixed+remdm:at=0.875,rounds=4,tokens=1",
+        "arXiv:2503.00307",
+        "ReMDM: late remasking on LLaDA's schedule",
+        _BLOCKS,
+    ),
+    # dInfer.
+    Preset(
+        "dinfer",
+        "threshold:tau=0.8+eos@vicinity:before=16,after=16,warmup=4",
+        "arXiv:2510.08666",
+        "dInfer: threshold with vicinity refresh, LLaDA-MoE's recommended windows",
+        _canvas(1024, 64),
+    ),
+    Preset(
+        "dinfer-hierarchy",
+        "hierarchy:high=0.9,low=0.4+eos@dual",
+        "arXiv:2510.08666",
+        "dInfer: hierarchical decoding with the dual cache",
+        _canvas(256, 64),
+    ),
+    Preset(
+        "dinfer-smoothing",
+        "smoothing+threshold:tau=0.9,fall=0.02+eos@vicinity:before=16,after=16,warmup=4",
+        "arXiv:2510.08666",
+        "dInfer: iteration smoothing with its falling threshold",
+        _canvas(1024, 64),
+    ),
+    # dKV-Cache.
+    Preset(
+        "dkv-decode",
+        "fixed@dkv:refresh=8,full=2",
+        "arXiv:2505.15781",
+        "dKV-Cache-Decode on LLaDA: a token is cached one step after its commit",
+        _BLOCKS,
+    ),
+    Preset(
+        "dkv-greedy",
+        "random+fixed@dkv_greedy:refresh=2,window=4",
+        "arXiv:2505.15781",
+        "dKV-Cache-Greedy on LLaDA: a random order with windows of 4",
+        _BLOCKS,
+    ),
+    Preset(
+        "dkv-dream",
+        "entropy+timesteps@dkv:refresh=4,settle=next,reference=true",
+        "arXiv:2505.15781",
+        "dKV-Cache-Decode on Dream, settled by the token to the right",
+        _canvas(256, 256),
+    ),
+    Preset(
+        "dkv-dream-pd",
+        "entropy+timesteps@dkv:refresh=4,settle=next,prompt=keep,reference=true",
+        "arXiv:2505.15781",
+        "dKV-Cache-PD on Dream: the prompt is asked once",
+        _canvas(256, 256),
+    ),
+    Preset(
+        "dkv-dream-prefill",
+        "entropy+timesteps@prefix:before=1",
+        "arXiv:2505.15781",
+        "dKV-Cache-Prefill on Dream: the prompt is asked once, everything else always",
+        _canvas(256, 256),
+    ),
+    # Block-causal families lay their own blocks.
+    Preset("sdar", "threshold:tau=0.9+eos@block", "arXiv:2510.06303", "SDAR: confidence threshold in its own blocks"),
+    Preset(
+        "llada2",
+        "threshold:tau=0.5+edit:tau=0.0,post=16+eos@block",
+        "arXiv:2602.08676",
+        "LLaDA2.1's joint threshold: drafts at 0.5, edits whatever changes, 16 looks at most",
     ),
 )

@@ -138,7 +138,7 @@ def resolve(spec: str | Spec | Sampler | None) -> Sampler:
     A sampler that was put together elsewhere is taken as it is.
 
     >>> str(resolve("threshold@dual").spec)
-    'confidence:of=raw+threshold:tau=0.9@dual:refresh=0,reference=false'
+    'confidence:of=raw+threshold:tau=0.9,fall=0.0@dual:refresh=0,reference=false'
 
     Raises:
         SpecError: an unknown or misspelt name or parameter, two parts where one is allowed, a cache without `@`.

@@ -13,24 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
-BUILT = {
-    "dinfer_threshold",
-    "dparallel_entropy_dual",
-    "dparallel_entropy_none",
-    "dparallel_entropy_prefix",
-    "fastdllm_dream_dual",
-    "fastdllm_dream_prefix",
-    "fastdllm_dual",
-    "fastdllm_factor_dual",
-    "fastdllm_factor_none",
-    "fastdllm_factor_prefix",
-    "fastdllm_none",
-    "fastdllm_prefix",
-    "forward_logits",
-    "llada_gumbel",
-    "llada_low_confidence",
-    "llada_num_transfer_tokens",
-}
+# Early stops of Fast-dLLM, where what follows an end token is overwritten.
+DECLARED = {"fastdllm_dual": 1, "fastdllm_none": 1, "fastdllm_prefix": 1}
 
 
 def replay(folder: Path) -> tuple[int, dict[str, Any], str]:
@@ -42,11 +26,13 @@ def replay(folder: Path) -> tuple[int, dict[str, Any], str]:
 def test_every_recorded_case_of_the_built_methods_matches() -> None:
     status, methods, errors = replay(GOLDEN)
     assert status == 0, errors
-    for name in BUILT:
-        counts = methods[name]
+    for name, counts in methods.items():
         assert counts["matched"] + counts["declared"] == counts["total"], (name, counts)
-    assert sum(methods[name]["declared"] for name in BUILT) == 3
-    assert sum(counts["matched"] for counts in methods.values()) >= 80
+        assert counts["skipped"] == 0
+    declared = {name: counts["declared"] for name, counts in methods.items() if counts["declared"]}
+    assert declared == DECLARED
+    assert len(methods) >= 48
+    assert sum(counts["matched"] for counts in methods.values()) >= 190
 
 
 @pytest.mark.parametrize("part", ["output_ids", "steps", "nfe", "logits"])
