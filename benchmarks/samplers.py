@@ -57,11 +57,12 @@ BESIDE = (
     "threshold:tau=0.9+prophet",
     "fixed+prophet",
 )
-CACHED = tuple(
-    f"{select}@{cache}"
-    for cache in ("prefix", "dual", "dual:refresh=4", "vicinity", "dkv", "dkv:prompt=keep")
-    for select in ("oracle", "threshold:tau=0.9", "threshold:tau=0.98")
-) + ("random+fixed@dkv_greedy", "credit+threshold:tau=0.9+localleap@dual")
+CACHES = ("prefix", "dual", "dual:refresh=4", "vicinity:warmup=0", "dkv", "dkv:prompt=keep")
+CACHED = (
+    *(f"{select}@{cache}" for cache in CACHES for select in ("oracle", "threshold:tau=0.9", "threshold:tau=0.98")),
+    "random+fixed@dkv_greedy",
+    "credit+threshold:tau=0.9+localleap@dual",
+)
 SPECS = (*SELECTS, *BESIDE, *CACHED)
 
 

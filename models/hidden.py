@@ -11,6 +11,8 @@ from torch import Tensor
 
 from .plan import Plan
 
+_NOTHING = nullcontext()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hidden:
@@ -28,7 +30,9 @@ class Hidden:
         An entry of -1, or a position that has no row, gives the logits of some other query: ask `has` first.
         """
         # What an inference-mode forward gave cannot enter a graph, whoever asks for the logits.
-        with torch.inference_mode() if self.states.is_inference() else nullcontext():
+        with (
+            torch.inference_mode() if self.states.is_inference() and not torch.is_inference_mode_enabled() else _NOTHING
+        ):
             rows = self.plan.want if positions is None else self._rows(positions)
             states = self.states.flatten(0, 1)
             if not self.narrowed or positions is not None:

@@ -21,9 +21,10 @@ from pardec.models.errors import CapacityError
 GIVEN = -1  # commit_step of a token that the request gave
 NEVER = -2  # commit_step of a position that was never committed
 
+_CLOCKS = 64  # forwards for which there is room at first
 _MOST = np.iinfo(np.int16).max  # what commit_step can count
 _ROWS = ("rows", "prompt", "total", "origin", "lo", "hi", "end", "step", "nfe", "entered", "left", "first_open")
-_HOST = (*_ROWS, "asked", "planned", "held", "clocks", "given_host", "window_host", "eligible_host")
+_HOST = (*_ROWS, "asked", "planned", "held", "_clocks", "given_host", "window_host", "eligible_host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Canvas:
         prompt, total: [B] where generation begins and the row ends.
         lo, hi: [B] the active block, the one with the first open position. `entered`: [B] bool, not asked about yet.
         end: [B] how far a forward may see: `total`, or the block's end in block-causal families.
-        step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in. `clocks`: [B, n] the clock at each.
+        step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in.
         asked: [B] open positions at the start. `planned`: [B] steps that the schedule takes in all, 0 if it has none.
         held: [B] bool, kept in a block that is complete, by a stage that still revises it.
         left: [B] open positions in the active block.
@@ -132,13 +133,15 @@ class Canvas:
         self.block_causal = block_causal
         self.step = np.zeros(len(rows), dtype=np.int64)
         self.nfe = np.zeros(len(rows), dtype=np.int64)
-        self.clocks = np.zeros((len(rows), 0), dtype=np.int64)
+        self._clocks = np.zeros((len(rows), _CLOCKS), dtype=np.int64)
+        self._forwards = 0
         self.entered = np.ones(len(rows), dtype=bool)
         self.held = np.zeros(len(rows), dtype=bool)
         self.planned = np.zeros(len(rows), dtype=np.int64)
         self.revises = False  # whether committed tokens may still change while their block is active
         self.coming: Tensor | None = None  # [B, W] int64 on the host: see `Ahead`; set where a cache has to know
         self.lo = self.hi = np.full(len(rows), -1)
+        self._bind()
         self.given_host = ~self.open.cpu().numpy()
         self.asked = (~self.given_host).sum(1)
         self._place()
@@ -148,11 +151,15 @@ class Canvas:
 
     # --- where the rows stand ---
 
-    def _read(self) -> None:
-        """Brings `tokens_host` and `open_host` up to date: views on a CPU, one transfer elsewhere."""
+    def _bind(self) -> None:
+        """On a CPU: the tensors as arrays of the same memory, so that reading and writing need no dispatch."""
         if self.tokens.device.type == "cpu":
             self.tokens_host, self.open_host = self.tokens.numpy(), self.open.numpy()
-        else:
+            self._step_host, self._score_host = self.commit_step.numpy(), self.commit_score.numpy()
+
+    def _read(self) -> None:
+        """Brings `tokens_host` and `open_host` up to date: one transfer, and none on a CPU."""
+        if self.tokens.device.type != "cpu":
             packed = torch.where(self.open, -1, self.tokens).cpu().numpy()
             self.open_host = packed < 0
             self.tokens_host = np.where(self.open_host, self.mask_id, packed)
@@ -160,11 +167,11 @@ class Canvas:
     def _place(self) -> None:
         """Reads back which positions are open and moves every row to the block of its first open one."""
         self._read()
-        first = self.open_host.argmax(1)
-        self.first_open = np.where(self.open_host[np.arange(len(first)), first], first, self.total)
-        if ((self.first_open >= self.hi) & ~self.held).any():
+        first, each = self.open_host.argmax(1), np.arange(len(self.rows))
+        self.first_open = np.where(self.open_host[each, first], first, self.total)
+        if (self.first_open >= self.hi).any():
             self._enter()
-        self.eligible_host = self.open_host[np.arange(len(first))[:, None], self.window_host]
+        self.eligible_host = self.open_host[each[:, None], self.window_host]
         self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
         self.left = self.eligible_host.sum(1)
 
@@ -179,6 +186,11 @@ class Canvas:
         self.window_host = lo[:, None] + np.arange(self.block_length)
         self.window_host[self.window_host >= self.hi[:, None]] = self.length
         self.window = torch.from_numpy(self.window_host).to(self.tokens.device)
+
+    @property
+    def clocks(self) -> np.ndarray:
+        """[B, n] the clock at each forward so far."""
+        return self._clocks[:, : self._forwards]
 
     @property
     def finished(self) -> np.ndarray:
@@ -241,13 +253,16 @@ class Canvas:
         if which.device.type == "cpu":  # the same memory, without a dispatch an operation
             row, column = which.numpy().nonzero()
             at = row, self.window_host[row, column]
-            self.tokens.numpy()[at] = chosen.tokens.numpy()[row, column]
-            self.commit_step.numpy()[at] = self.nfe[row]
-            self.commit_score.numpy()[at] = chosen.scores.numpy()[row, column]
-            self.open.numpy()[at] = False
+            self.tokens_host[at] = chosen.tokens.numpy()[row, column]
+            self._step_host[at] = self.nfe[row]
+            self._score_host[at] = chosen.scores.numpy()[row, column]
+            self.open_host[at] = False
         else:
             self._put(which, chosen.tokens, self._forward(), chosen.scores, stays=False)
-        self.clocks = np.concatenate([self.clocks, self.step[:, None]], 1)
+        if self._forwards == self._clocks.shape[1]:
+            self._clocks = np.concatenate([self._clocks, np.zeros_like(self._clocks)], 1)
+        self._clocks[:, self._forwards] = self.step
+        self._forwards += 1
         self.entered = np.zeros(len(self), dtype=bool)
         self.step = self.step + 1
         self.nfe = self.nfe + 1
@@ -304,4 +319,5 @@ class Canvas:
             setattr(self, name, getattr(self, name)[index])
         for name in _HOST:
             setattr(self, name, getattr(self, name)[rows])
+        self._bind()
         self._read()

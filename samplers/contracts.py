@@ -86,7 +86,7 @@ class Evidence:
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
         """The candidates with their scores where eligible."""
-        return Proposal(tokens, score.masked_fill(~self.eligible, -torch.inf), self)
+        return Proposal(tokens, torch.where(self.eligible, score, -torch.inf), self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.kernels.choice import backend
+from pardec.samplers.kernels.rank import argmax
 
 
 class Confidence(NamedTuple):
@@ -53,11 +54,12 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
         found = confidence(logits)
         return found.ids, found.probability
     logits = logits.float()
-    return logits.argmax(-1), logits.softmax(-1).amax(-1)
+    return argmax(logits), logits.softmax(-1).amax(-1)
 
 
 def _define(logits: Tensor) -> Confidence:
-    top1, ids = logits.max(-1)
+    ids = argmax(logits)
+    top1 = logits.gather(-1, ids[..., None])[..., 0]
     shifted = logits - top1[..., None]
     weights = shifted.exp()
     mass = weights.sum(-1)

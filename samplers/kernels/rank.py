@@ -7,8 +7,22 @@ import torch
 from torch import Tensor
 
 
+def argmax(values: Tensor) -> Tensor:
+    """The index of the highest of `values` [..., N], the lowest on ties; [...] int64.
+
+    On a CPU it is numpy's, which takes a fifth of the time of torch's.
+    """
+    if values.device.type != "cpu" or values.dtype == torch.bfloat16 or values.requires_grad:
+        return values.argmax(-1)
+    return torch.from_numpy(np.asarray(values.numpy().argmax(-1)))
+
+
 def best(score: Tensor) -> Tensor:
     """[B, W] bool: the highest score of each row."""
+    if score.device.type == "cpu":  # dispatches are most of the cost of so few numbers
+        chosen = np.zeros(score.shape, dtype=bool)
+        chosen[np.arange(len(chosen)), score.numpy().argmax(1)] = True
+        return torch.from_numpy(chosen)
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.argmax(1, keepdim=True), True)
 
 

@@ -20,9 +20,9 @@ from pardec.samplers.kernels.law import Law
 
 # A forward of its own costs a group of rows about as much as this many more queries would.
 _GROUP_COST = 24
-# So many queries fewer in the last layer, or rows fewer in the head, are worth picking them out.
-_NARROW_GAIN = 40
-_COMPACT_GAIN = 4
+# Picking out what is wanted pays from so many numbers fewer on: states of the last layer, and logits.
+_NARROW_GAIN = 4000
+_COMPACT_GAIN = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class Asking:
         positions = self._of(self.canvas.window, group)
         if want.device.type == "cpu" and not self.shadow:  # elsewhere the shapes had better stay what they are
             want, place, positions = self._wanted_only(group, wanted, positions)
-            narrow = narrow and (group.plan.width - want.shape[1]) * len(want) >= _NARROW_GAIN
+            narrow = narrow and (group.plan.width - want.shape[1]) * len(want) * self.model.width >= _NARROW_GAIN
         if self.shadow:
             tokens = torch.cat([tokens, torch.full_like(positions, self.canvas.mask_id)], 1)
         if self.given is not None:
@@ -225,7 +225,7 @@ class Asking:
 
     def _permitted(self, logits: Tensor, group: _Group, positions: Tensor) -> Tensor:
         """`logits` [n, M, V] at `positions` [n, M] without the mask id and what is not allowed there."""
-        logits[..., self.canvas.mask_id] = -torch.inf
+        logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
         if self.allowed is None or self.limits is None:
             return logits
         which = self._of(self.limits, group).gather(1, positions)
@@ -234,15 +234,17 @@ class Asking:
     def _wanted_only(
         self, group: _Group, wanted: np.ndarray, positions: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The queries wanted, [n, M], where among them each block position's is, [n, W], and what they predict."""
+        """The queries wanted, [n, M], where among them each block position's is, [n, W], and what those predict."""
         wanted = wanted if group.rows is None else wanted[group.rows]
         most = max(int(wanted.sum(1).max()), 1)
-        if (wanted.shape[1] - most) * len(wanted) < _COMPACT_GAIN:
+        if (wanted.shape[1] - most) * len(wanted) * self.model.vocab_size < _COMPACT_GAIN:
             return group.want, None, positions
         order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
         place = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
         chosen = torch.from_numpy(order)
-        return group.want.gather(1, chosen), torch.from_numpy(place), positions.gather(1, chosen)
+        if self.limits is not None:
+            positions = positions.gather(1, chosen)
+        return group.want.gather(1, chosen), torch.from_numpy(place), positions
 
     def _placed(self, soft: Tensor, group: _Group) -> Tensor:
         """`soft` [B, W, E] of the block, at the queries of a group [n, Q, E]; zero elsewhere."""

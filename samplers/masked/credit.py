@@ -10,7 +10,7 @@ Credit is kept as (token, value) pairs, of which a step adds one a position at m
 is open in its block; the reference keeps a matrix over the vocabulary, also after the request that made it. `free=true`
 is the variant without parameters: gamma = 1 and alpha = beta = 1 - (open positions of the block, as a share of those at
 its start).
-Exact: greedy with `alpha=0`, otherwise no.
+Exact: no; `alpha=0` changes nothing.
 """
 
 from __future__ import annotations

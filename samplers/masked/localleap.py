@@ -8,7 +8,7 @@ https://arxiv.org/abs/2510.07081
 Anchors are what select chose at this step, so that any select has neighbourhoods: with `threshold:tau` they are the
 published ones, except that a best position which is committed only for want of anything surer is none there and here.
 Nothing reaches over the edge of the block.
-Exact: greedy with `radius=0`, otherwise no.
+Exact: no; `radius=0` adds nothing.
 """
 
 from __future__ import annotations
