@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -78,16 +78,6 @@ class _Pass:
         cache.write(index, k, v, self.plan, self.address)
         return cache.k[index], cache.v[index]
 
-    def narrowed(self, picked: Tensor) -> _Pass:
-        """The same pass with the queries `picked` [B, M] alone; keys and values are not concerned."""
-        cos, sin = (self._at(table, picked) for table in (self.cos, self.sin))
-        return replace(self, sight=self.sight.narrowed(picked), cos=cos, sin=sin)
-
-    @staticmethod
-    def _at(table: Tensor, picked: Tensor) -> Tensor:
-        rows = torch.arange(len(picked), device=picked.device)[:, None]
-        return table[0][picked] if len(table) == 1 else table[rows, picked]
-
 
 class DecoderLayer(nn.Module):
     """h += out(attention(norm(h))); h += down(silu(gate(n)) * up(n)), n = norm(h)."""
@@ -118,17 +108,15 @@ class DecoderLayer(nn.Module):
 
     def forward(self, h: Tensor, step: _Pass, index: int, picked: Tensor | None = None) -> Tensor:
         """States h [B * Q, E] through the layer at `index`; with `picked` [B, M], only those queries come out."""
-        if picked is not None:
-            return self._mlp(self._picked(h, step, index, picked))
         skip = step.plan.skip
         if not skip or (index, "attn") not in skip:
-            h = self._attention(h, step, index)
+            h = self._attention(h, step, index, picked)
         if not skip or (index, "mlp") not in skip:
             h = self._mlp(h)
         return h
 
-    def _attention(self, h: Tensor, step: _Pass, index: int) -> Tensor:
-        config, cache = self.config, step.cache
+    def _attention(self, h: Tensor, step: _Pass, index: int, picked: Tensor | None) -> Tensor:
+        config, cache, sight = self.config, step.cache, step.sight
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         fused = F.linear(_norm(h, self.attn_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
         fused = fused.view(*step.plan.tokens.shape, heads + 2 * kv_heads, dim)
@@ -142,27 +130,15 @@ class DecoderLayer(nn.Module):
         q, k, v = turned[:, :, :heads], turned[:, :, heads:], fused[:, :, heads + kv_heads :]
         if cache is not None:
             k, v = step.store(cache, index, k, v)
-        return _add_linear(h, attend(q, k, v, step.sight).reshape(-1, heads * dim), self.out_weight, self.out_bias)
-
-    def _picked(self, h: Tensor, step: _Pass, index: int, picked: Tensor) -> Tensor:
-        """The attention block, with keys and values of all queries and the outputs of some, [B * M, E]."""
-        config, cache, cut = self.config, step.cache, self.config.heads * self.config.head_dim
-        normed = _norm(h, self.attn_norm, config.norm_eps)
-        bias = self.qkv_bias
-        fused = F.linear(normed, self.qkv_weight[cut:], None if bias is None else bias[cut:])
-        shape = step.plan.tokens.shape
-        k, v = fused.view(*shape, 2 * config.kv_heads, config.head_dim).chunk(2, 2)
-        rows = (picked + torch.arange(0, shape.numel(), shape[1], device=picked.device)[:, None]).flatten()
-        q = F.linear(normed.index_select(0, rows), self.qkv_weight[:cut], None if bias is None else bias[:cut])
-        q = q.view(*picked.shape, config.heads, config.head_dim)
-        if config.qk_norm:
-            q, k = _norm(q, self.q_norm, config.norm_eps), _norm(k, self.k_norm, config.norm_eps)
-        few = step.narrowed(picked)
-        q, k = rotate(q, few.cos, few.sin), rotate(k, step.cos, step.sin)
-        if cache is not None:
-            k, v = step.store(cache, index, k, v)
-        out = attend(q, k, v, few.sight).reshape(-1, cut)
-        return _add_linear(h.index_select(0, rows), out, self.out_weight, self.out_bias)
+        if picked is not None:
+            rows, width = picked, q.shape[1]
+            if len(q) > 1:
+                rows = rows + torch.arange(0, len(q) * width, width, device=rows.device)[:, None]
+            h = h.index_select(0, rows.flatten())
+            q = q.flatten(0, 1).index_select(0, rows.flatten()).view(*picked.shape, heads, dim)
+            sight = sight.narrowed(picked)
+        out = attend(q, k, v, sight).reshape(-1, heads * dim)
+        return _add_linear(h, out, self.out_weight, self.out_bias)
 
     def _mlp(self, h: Tensor) -> Tensor:
         config = self.config

@@ -55,6 +55,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     dim = cos.shape[-1]
     half = dim // 2
     turned = x[..., :dim].float()
-    swapped = torch.cat((turned[..., half:], turned[..., :half]), -1)
-    out = torch.addcmul(turned * cos, swapped, sin).to(x.dtype)
+    low, high = turned.chunk(2, -1)
+    out = turned * cos
+    out[..., :half].addcmul_(high, sin[..., :half])
+    out[..., half:].addcmul_(low, sin[..., half:])
+    out = out.to(x.dtype)
     return out if dim == x.shape[-1] else torch.cat((out, x[..., dim:]), -1)

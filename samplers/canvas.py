@@ -244,21 +244,21 @@ class Canvas:
         Args:
             fill: written as well, anywhere in the row where it is open.
         """
-        which = chosen.which & self.eligible
+        which = chosen.which
         if revision is not None:
             which = which if revision.reopen is None else which & ~revision.reopen
             self._revise(revision)
         if fill is not None:
             self._fill(fill)
         if which.device.type == "cpu":  # the same memory, without a dispatch an operation
-            row, column = which.numpy().nonzero()
+            row, column = (which.numpy() & self.eligible_host).nonzero()
             at = row, self.window_host[row, column]
             self.tokens_host[at] = chosen.tokens.numpy()[row, column]
             self._step_host[at] = self.nfe[row]
             self._score_host[at] = chosen.scores.numpy()[row, column]
             self.open_host[at] = False
         else:
-            self._put(which, chosen.tokens, self._forward(), chosen.scores, stays=False)
+            self._put(which & self.eligible, chosen.tokens, self._forward(), chosen.scores, stays=False)
         if self._forwards == self._clocks.shape[1]:
             self._clocks = np.concatenate([self._clocks, np.zeros_like(self._clocks)], 1)
         self._clocks[:, self._forwards] = self.step

@@ -58,7 +58,11 @@ class SpanCache:
     def ask(self, canvas: Canvas, state: Published) -> Ask:
         if self.reference:
             return self._published(canvas, state)
-        due = self.full(canvas, state) | elapsed(canvas, self.refresh)
+        due = self.full(canvas, state)
+        if self.refresh:
+            due = due | elapsed(canvas, self.refresh)
+        if not due.any():
+            return Ask(self.begin(canvas), self.stop(canvas))
         return Ask(np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas)))
 
     def _published(self, canvas: Canvas, state: Published) -> Ask:

@@ -21,7 +21,7 @@ from pardec.samplers.kernels.law import Law
 # A forward of its own costs a group of rows about as much as this many more queries would.
 _GROUP_COST = 24
 # Picking out what is wanted pays from so many numbers fewer on: states of the last layer, and logits.
-_NARROW_GAIN = 4000
+_NARROW_GAIN = 2000
 _COMPACT_GAIN = 4000
 
 
