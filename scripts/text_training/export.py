@@ -153,6 +153,11 @@ def export(folder: Path, name: str, model: nn.Module, state: dict[str, Tensor], 
         if name == "tiny-dream":
             generation["mask_token_id"] = MASK
         _write(folder / "generation_config.json", json.dumps(generation, indent=1))
+    write_card(folder, card)
+
+
+def write_card(folder: Path, card: dict[str, Any]) -> None:
+    """Write the card, as data and as a page."""
     _write(folder / "card.json", json.dumps(card, indent=1))
     _write(folder / "README.md", _readme(card))
 
@@ -170,9 +175,19 @@ def _readme(card: dict[str, Any]) -> str:
     for sampler, found in card["accuracy"].items():
         for kind, count in found["problems"].items():
             lines.append(f"| {sampler} | {kind} | {count} | {found[kind]:.1%} | {found[f'{kind}_nfe']:.1f} |")
-    lines += ["", "## Recipe", "", *(f"- {key}: {value}" for key, value in card["recipe"].items()), "", "## Curve", ""]
+    lines += ["", "## Recipe", "", *_items(card["recipe"]), "", "## Curve", ""]
     lines += ["| seconds | step | loss | arithmetic | lists | records |", "|---|---|---|---|---|---|"]
     for point in card["curve"]:
         shares = " | ".join(f"{point[k]:.0%}" if k in point else "" for k in ("arithmetic", "lists", "records"))
         lines.append(f"| {point['seconds']:.0f} | {point['step']} | {point['loss']:.3f} | {shares} |")
     return "\n".join(lines)
+
+
+def _items(recipe: dict[str, Any], indent: str = "") -> list[str]:
+    """A recipe as a list, with the runs that it consists of as lists of their own."""
+    lines = []
+    for key, value in recipe.items():
+        nested = isinstance(value, dict)
+        lines.append(f"{indent}- {key}:" if nested else f"{indent}- {key}: {value}")
+        lines += _items(value, indent + "  ") if nested else []
+    return lines
