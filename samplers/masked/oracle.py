@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.contracts import Canvas, Choice, Proposal
+from pardec.samplers.contracts import Canvas, Choice, Proposal, Sampler
 from pardec.samplers.kernels.rank import best
-from pardec.samplers.registry import register
+from pardec.samplers.registry import register, resolve
 
 
 @register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy")
@@ -30,6 +30,9 @@ class Oracle:
     def __post_init__(self) -> None:
         if "oracle" in self.of:
             raise SpecError("oracle: it cannot be measured against itself", hint="oracle:of=sequential")
+
+    def check(self, sampler: Sampler) -> None:
+        resolve(self.of)  # refuses what cannot be, with this spec and not at the first forward
 
     @property
     def exact(self) -> str:

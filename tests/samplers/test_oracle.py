@@ -62,3 +62,10 @@ def test_measuring_it_against_itself_is_refused() -> None:
         resolve('oracle:of="oracle+eos"')
     assert resolve("oracle").exact == "greedy"
     assert resolve("oracle:of=factor").exact == "relaxed"
+
+
+@pytest.mark.parametrize("of", ["sequentiel", "threshold:tau=2", "fixed@dkv_greedy"])
+def test_a_reference_that_cannot_be_is_refused_with_the_spec(of: str) -> None:
+    """Not when the first forward is due: a stream would begin, and a comparison decode other rows, before it."""
+    with pytest.raises(SpecError):
+        resolve(f'oracle:of="{of}"')
