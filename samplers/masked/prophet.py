@@ -17,6 +17,7 @@ Exact: no.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,6 +45,9 @@ class Prophet:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise SpecError(f"prophet: length must be at least 1, got {self.length}")
+        for name in ("early", "mid", "late"):
+            if math.isnan(getattr(self, name)):
+                raise SpecError(f"prophet: {name} is a gap in logits, got nan", hint=f"{name}=inf never fills")
         if self.region == "answer" and self.start is None:
             raise SpecError(
                 "prophet: region=answer needs the answer's start",

@@ -106,7 +106,15 @@ def test_a_start_before_the_answer_or_behind_the_row_never_fires() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["prophet:region=answer", "prophet:length=0,start=3", "threshold+prophet:progress=steps"]
+    "spec",
+    [
+        "prophet:region=answer",
+        "prophet:length=0,start=3",
+        "threshold+prophet:progress=steps",
+        "prophet:early=nan",
+        "prophet:mid=nan",
+        "prophet:late=nan",
+    ],
 )
 def test_what_cannot_work_is_refused(spec: str) -> None:
     with pytest.raises(SpecError, match="prophet"):
