@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,44 +13,15 @@ from torch.nn.utils.rnn import pad_sequence
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.language_model import LanguageModel
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Plan
 from pardec.samplers.canvas import GIVEN, Canvas
 from pardec.samplers.contracts import Ask, Filling, Request, Sampler
 from pardec.samplers.kernels.law import Law
+from pardec.samplers.loops.layout import Group, Layout, Queries
 
-# A forward of its own costs a group of rows about as much as this many more queries would.
-_GROUP_COST = 24
 # Picking out what is wanted pays from so many numbers fewer on: states of the last layer, and logits.
 _NARROW_GAIN = 2000
 _COMPACT_GAIN = 4000
-
-
-@dataclass(frozen=True, slots=True)
-class Queries:
-    """What the live rows queried in one step: [n, Q] positions, -1 pads, or the span [start, stop) of each row."""
-
-    rows: np.ndarray  # [n] rows of the request
-    start: np.ndarray  # [n]
-    stop: np.ndarray  # [n]
-    positions: np.ndarray | None = None
-
-    def of(self, at: int) -> range | tuple[int, ...]:
-        """The positions of the row at index `at`, a range where they are one."""
-        if self.positions is None:
-            return range(int(self.start[at]), int(self.stop[at]))
-        found = self.positions[at, : self.stop[at] - self.start[at]].tolist()
-        whole = bool(found) and found[-1] - found[0] == len(found) - 1
-        return range(found[0], found[-1] + 1) if whole else tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Rows that go through one forward together."""
-
-    rows: np.ndarray | None  # [n] indices of live rows; None: all
-    plan: Plan  # as laid; only its tokens change from forward to forward
-    source: Tensor | None  # [n, Q] canvas column of each query, padding at the bin; None: the plan's span
-    want: Tensor  # [n, W] query of each block position's prediction, -1 outside of the block; then those of the shadow
 
 
 class Asking:
@@ -74,9 +45,10 @@ class Asking:
         self.cache: KVCache | None = None
         if sampler.cache.stores or shadow:
             self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
+        self.layout = Layout(model, canvas, self.cache, self.copies, self.shadow)
         self._begun = False
         self._key = b""
-        self._groups: list[_Group] = []
+        self._groups: list[Group] = []
         self._order: Tensor | None = None
         self._made: list[Hidden] = []  # of the forward just made, one a group; kept if `whole`
 
@@ -87,14 +59,8 @@ class Asking:
         if self.limits is not None:
             self.limits = self.limits[torch.from_numpy(rows).to(self.limits.device)]
         if self.cache is not None and len(rows):
-            self.cache.keep(torch.from_numpy(self._cache_rows(rows)))
+            self.cache.keep(torch.from_numpy(self.layout.cache_rows(rows)))
         self._key = b""
-
-    def _cache_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Where the cache has these live rows: with guidance once more, in its second half."""
-        assert self.cache is not None
-        half = self.cache.batch // self.copies
-        return np.concatenate([rows + half * copy for copy in range(self.copies)])
 
     def queries(self, ask: Ask) -> Queries:
         """What to query so that everything asked is, and everything wanted is predicted.
@@ -136,7 +102,7 @@ class Asking:
         canvas = self.canvas
         key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
         if queries.positions is not None or key != self._key:
-            self._lay(queries)
+            self._groups, self._order = self.layout.lay(queries)
             self._key = key
             forward = self.model.forward
         else:
@@ -182,7 +148,7 @@ class Asking:
 
     def _forward(
         self,
-        group: _Group,
+        group: Group,
         wanted: np.ndarray,
         soft: Tensor | None,
         forward: Callable[[Plan, KVCache | None], Hidden],
@@ -223,7 +189,7 @@ class Asking:
         conditional, unconditional = logits.chunk(2)
         return unconditional + self.cfg * (conditional - unconditional)
 
-    def _permitted(self, logits: Tensor, group: _Group, positions: Tensor) -> Tensor:
+    def _permitted(self, logits: Tensor, group: Group, positions: Tensor) -> Tensor:
         """`logits` [n, M, V] at `positions` [n, M] without the mask id and what is not allowed there."""
         logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
         if self.allowed is None or self.limits is None:
@@ -231,9 +197,7 @@ class Asking:
         which = self._of(self.limits, group).gather(1, positions)
         return logits.masked_fill_(~self.allowed.sets[which], -torch.inf)
 
-    def _wanted_only(
-        self, group: _Group, wanted: np.ndarray, positions: Tensor
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    def _wanted_only(self, group: Group, wanted: np.ndarray, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """The queries wanted, [n, M], where among them each block position's is, [n, W], and what those predict."""
         wanted = wanted if group.rows is None else wanted[group.rows]
         most = max(int(wanted.sum(1).max()), 1)
@@ -246,7 +210,7 @@ class Asking:
             positions = positions.gather(1, chosen)
         return group.want.gather(1, chosen), torch.from_numpy(place), positions
 
-    def _placed(self, soft: Tensor, group: _Group) -> Tensor:
+    def _placed(self, soft: Tensor, group: Group) -> Tensor:
         """`soft` [B, W, E] of the block, at the queries of a group [n, Q, E]; zero elsewhere."""
         soft = self._of(soft, group)
         lo = torch.from_numpy(self.canvas.lo if group.rows is None else self.canvas.lo[group.rows]).to(soft.device)
@@ -256,122 +220,14 @@ class Asking:
         return found.masked_fill(outside[..., None], 0)
 
     @staticmethod
-    def _of(held: Tensor, group: _Group) -> Tensor:
+    def _of(held: Tensor, group: Group) -> Tensor:
         """The group's rows of `held` [B, ...]."""
         return held if group.rows is None else held[torch.from_numpy(group.rows).to(held.device)]
 
-    def _at(self, held: Tensor, group: _Group) -> Tensor:
+    def _at(self, held: Tensor, group: Group) -> Tensor:
         """What the canvas holds at the queries of a group, [n, Q]."""
         held = self._of(held, group)
         if group.source is not None:
             return held.gather(1, group.source)
         assert group.plan.span is not None
         return held[:, slice(*group.plan.span)]
-
-    # --- laying plans ---
-
-    def _lay(self, queries: Queries) -> None:
-        split = _split(queries.stop - queries.start)
-        self._groups = [self._group(rows, queries) for rows in split]
-        self._order = None
-        if len(split) > 1:
-            order = np.argsort(np.concatenate(split))
-            self._order = torch.from_numpy(order).to(self.canvas.tokens.device)
-
-    def _group(self, rows: np.ndarray, queries: Queries) -> _Group:
-        canvas, device = self.canvas, self.canvas.tokens.device
-        start, stop, end = queries.start[rows], queries.stop[rows], canvas.end[rows]
-        lo, hi = canvas.lo[rows], canvas.hi[rows]
-        width = int((stop - start).max())
-        if queries.positions is None:
-            positions = start[:, None] + np.arange(width)
-            positions[positions >= stop[:, None]] = -1
-        else:
-            positions = queries.positions[rows, :width]
-        block = lo[:, None] + np.arange(canvas.block_length)
-        wanted = np.maximum(block - canvas.shift, 0)
-        want = wanted - start[:, None] if queries.positions is None else _index(positions, wanted)
-        want[(block >= hi[:, None]) | (want < 0)] = -1
-        even = bool((stop - start == width).all())
-        span = None
-        if even and queries.positions is None and (start == start[0]).all():
-            span = (int(start[0]), int(stop[0]))
-        slots, asked = positions, positions
-        if self.shadow:
-            asked, slots, want = self._shadowed(positions, np.where(block < hi[:, None], wanted, -1), want)
-
-        def put(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
-
-        whole = len(rows) == len(canvas)
-        cache_rows = None
-        if self.cache is not None and not whole:
-            cache_rows = torch.from_numpy(self._cache_rows(rows)).to(device)
-        plan = Plan(
-            tokens=put(asked),
-            positions=put(asked),
-            slots=put(slots),
-            visible=self.model.visible(),
-            lengths=put(end),
-            want=put(want),
-            rows=cache_rows,
-            uniform=int(end[0]) if (end == end[0]).all() else None,
-            span=None if self.shadow else span,
-        )
-        if self.shadow:
-            size = canvas.length + self.shadow
-            visible = Visible.mask(put(self._leave_one_out(positions, block, hi, end)))
-            plan = replace(plan, visible=visible, lengths=torch.full_like(plan.lengths, size), uniform=size)
-        source = None
-        if plan.span is None:
-            source = torch.from_numpy(np.where(positions < 0, canvas.length, positions)).to(device)
-        return _Group(None if whole else rows, plan, source, plan.want[: len(rows)])
-
-    # --- the shadow: each block position once more, as a mask that sees everything but the position itself ---
-
-    def _shadowed(
-        self, positions: np.ndarray, wanted: np.ndarray, want: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Positions, slots and wants with the shadow's queries behind the canvas's own."""
-        width = positions.shape[1]
-        slots = np.where(wanted < 0, -1, self.canvas.length + np.arange(self.shadow))
-        twins = np.broadcast_to(width + np.arange(self.shadow), wanted.shape)
-        return (
-            np.concatenate([positions, wanted], 1),
-            np.concatenate([positions, slots], 1),
-            np.concatenate([want, twins], 1),
-        )
-
-    def _leave_one_out(self, positions: np.ndarray, block: np.ndarray, hi: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """What each query sees, [n, Q + W, L + W] bool: the canvas never sees the shadow."""
-        length, width = self.canvas.length, positions.shape[1]
-        slots = np.arange(length)
-        seen = np.zeros((len(positions), width + self.shadow, length + self.shadow), dtype=bool)
-        seen[..., :length] = slots < end[:, None, None]
-        if self.canvas.block_causal:
-            segment = np.maximum(positions, 0) // self.canvas.block_length
-            seen[:, :width, :length] &= slots // self.canvas.block_length <= segment[..., None]
-        seen[:, width:, :length] &= slots != block[..., None]
-        seen[:, width:, length:] = (block < hi[:, None])[:, None, :]
-        return seen
-
-
-def _split(width: np.ndarray) -> list[np.ndarray]:
-    """Rows in one group, or in two where the padding saved is worth a forward; [n] indices each."""
-    rows = np.arange(len(width))
-    if len(width) == 1 or width.min() == width.max():
-        return [rows]
-    order = np.argsort(-width, kind="stable")
-    sorted_width = width[order]
-    counts = rows[1:]
-    costs = counts * sorted_width[0] + (len(width) - counts) * sorted_width[1:] + _GROUP_COST
-    if costs.min() >= len(width) * sorted_width[0]:
-        return [rows]
-    cut = int(counts[costs.argmin()])
-    return [np.sort(order[:cut]), np.sort(order[cut:])]
-
-
-def _index(positions: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where each of `wanted` [n, W] stands in `positions` [n, Q], -1 where it does not."""
-    same = positions[:, None, :] == wanted[:, :, None]
-    return np.where(same.any(-1), same.argmax(-1), -1)

@@ -36,7 +36,8 @@ from pardec.samplers.contracts import (
 )
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
 from pardec.samplers.kernels.rank import best
-from pardec.samplers.loops.asking import Asking, Queries
+from pardec.samplers.loops.asking import Asking
+from pardec.samplers.loops.layout import Queries
 from pardec.samplers.registry import resolve
 from pardec.samplers.trace import Trace
 

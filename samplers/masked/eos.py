@@ -5,7 +5,8 @@ Decoding length of masked diffusion models, https://arxiv.org/abs/2502.09992 (an
     done = an end token was committed at j, and everything before j is final: committed, and not to be revised
 
 What is still open then becomes padding and is never committed. Only committed tokens count: an end token that the
-prompt or a template gave does not stop a row. `reference=true` waits until the block is complete, as dInfer does.
+prompt or a template gave does not stop a row. This is the end-of-text prediction of Learn2PD
+(https://arxiv.org/abs/2509.25188) too. `reference=true` waits until the block is complete, as dInfer does.
 Exact: greedy, up to the end token.
 """
 
