@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, usage_error):
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "pardec"
-            message = getattr(error, "format_message", error.__str__)()
+            message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")  # pydantic's words
             return report(message, f'run "{command} --help" for what it takes', 2)
         if isinstance(error, PardecError):
             return report(str(error), error.hint, 2 if isinstance(error, SpecError) else 1)

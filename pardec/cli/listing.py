@@ -52,7 +52,7 @@ def list_(
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A sampler, model, task or preset.")],
+    name: Annotated[str, typer.Argument(help="A sampler, model, task or preset (or preset:NAME).")],
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -60,13 +60,16 @@ def show(
 
     pardec show threshold
     """
-    kinds: tuple[Kind, ...] = ("samplers", "models", "tasks", "presets")
+    named = name.startswith("preset:")  # some presets are called what a sampler is called
+    kinds: tuple[Kind, ...] = ("presets",) if named else ("samplers", "models", "tasks", "presets")
     known: dict[str, dict[str, Any]] = {}
     for kind in reversed(kinds):
         known |= {entry["name"]: entry for entry in entries(kind)}
     entry = known.get(name.removeprefix("preset:"))
     if entry is None:
-        raise UnknownNameError(f"unknown name {name!r}{did_you_mean(name, known)}", hint='run "pardec list samplers"')
+        what, hint = ("preset", "presets") if named else ("name", "samplers")
+        near = did_you_mean(name.removeprefix("preset:"), known)
+        raise UnknownNameError(f"unknown {what} {name!r}{near}", hint=f'run "pardec list {hint}"')
     if json_:
         dump(entry)
     elif "stage" in entry:

@@ -25,7 +25,7 @@ from pardec.samplers.registry import register, resolve
 @register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy")
 @dataclass(frozen=True)
 class Oracle:
-    of: str = "sequential"  # the sampler whose text is reached, as a spec; quoted if it has parameters
+    of: str = "sequential"  # the sampler whose text is reached, as a spec; in double quotes if it has : + or @
 
     def __post_init__(self) -> None:
         if "oracle" in self.of:

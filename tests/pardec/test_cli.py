@@ -303,6 +303,11 @@ def test_show_tells_the_rule_the_parameters_and_the_source(cli: Cli) -> None:
     assert json.loads(cli("show", "threshold", "--json")[1])["stage"] == "select"
     for name in ("tiny-llama", "arithmetic", "fast-dllm", "preset:fast-dllm"):
         assert name.removeprefix("preset:") in cli("show", name)[1]
+    assert cli("show", "preset:prophet")[1].startswith("name: prophet")  # and not the sampler of that name
+    assert "unknown preset 'preset:edit'" in cli("show", "preset:edit")[2]
+    said = cli("list", "families")[2]
+    assert "'families' is not one of" in said
+    assert "Value error" not in said
 
 
 def test_env_names_versions(cli: Cli) -> None:
