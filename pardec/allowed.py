@@ -20,7 +20,8 @@ constraints of two rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -99,6 +100,7 @@ def _places(sets: _Sets, form: Any, row: Row, number: int) -> Tensor:
     wanted = row.rest.eq(sets.mask)
     found = torch.zeros(start + count, dtype=torch.int64)
     if callable(form):
+        _takes_two(form)
         for index in wanted.nonzero()[:, 0].tolist():
             found[start + index] = sets.add(form(number, index), f"allowed({number}, {index}) returned")
         return found
@@ -107,6 +109,18 @@ def _places(sets: _Sets, form: Any, row: Row, number: int) -> Tensor:
         if wanted[index]:
             found[start + index] = chosen
     return found
+
+
+def _takes_two(form: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(form).bind(0, 0)
+    except TypeError:
+        raise SpecError(
+            "allowed is a function that cannot be called with a row and an index",
+            hint="write it as allowed(row, index), index counting generated positions from 0",
+        ) from None
+    except ValueError:  # some built-in functions do not tell
+        pass
 
 
 def _listed(form: Any, count: int, name: str) -> dict[int, Any]:

@@ -121,6 +121,15 @@ def preset(name: str) -> Preset:
 def build(part: Part) -> Any:
     """The method a part names, with its parameters read by the types of its fields."""
     card = find(part.name)
+    try:
+        return _made(part, card)
+    except SpecError as error:
+        if error.hint:
+            raise
+        raise SpecError(error.message, hint=f'"pardec show {part.name}" explains its parameters') from None
+
+
+def _made(part: Part, card: Card) -> Any:
     known = {f.name: f for f in fields(card.make)}
     hints = typing.get_type_hints(card.make)
     values = {}

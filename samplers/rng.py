@@ -53,7 +53,7 @@ class Keyed:
         if width:
             bits = _mix(bits[..., None] + torch.arange(1, width + 1, device=positions.device) * _GOLDEN)
         # 52 bits and a half: the 53 that a float64 holds, so that neither 0 nor 1 can come out.
-        return ((bits >> 12) & _MASK52).double().add_(0.5).mul_(2.0**-52)
+        return wide((bits >> 12) & _MASK52).add_(0.5).mul_(2.0**-52)
 
 
 def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:
@@ -64,8 +64,13 @@ def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:
     return tuple(seed)
 
 
+def wide(values: Tensor) -> Tensor:
+    """In float64; in float32 on Apple's GPUs, which have no wider type."""
+    return values.float() if values.device.type == "mps" else values.double()
+
+
 def gumbel(uniform: Tensor) -> Tensor:
-    """Standard Gumbel noise in float64 from uniforms; lower precision cuts the tail (arXiv:2409.02908)."""
+    """Standard Gumbel noise from uniforms in float64 (see `wide`); lower precision cuts the tail (arXiv:2409.02908)."""
     return -torch.log(-torch.log(uniform))
 
 

@@ -6,8 +6,8 @@ The model decodes problems of the train splits one token a forward, and once mor
 step of either gives an example a row: the confidences of the active block, and at its open positions whether the argmax
 is the token that stands there when decoding one at a time ends. The filter learns these by cross-entropy, half of each
 batch from either kind, on one thread and from a seed. Its `tau` is the lowest of a few with which other problems of the
-train splits come out right as often as with `threshold:tau=0.9`. Last it decodes held-out problems beside `sequential`
-and `threshold:tau=0.9`; what that gave is in `card.json`, next to `filter.safetensors`.
+train splits come out right as often as with `threshold:tau=0.9`, give or take a point. Last it decodes held-out
+problems beside `sequential` and `threshold:tau=0.9`; what that gave is in `card.json`, next to `filter.safetensors`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from pardec.samplers.kernels.law import Law
 
 TASKS = ("arithmetic", "lists", "records")
 BLOCK, NEW = 32, 64
+_POINT = 0.01  # of accuracy, which so few problems do not tell apart
 BATCH = 25  # problems decoded together
 ALONE = "sequential+eos"
 TOGETHER = ("threshold:tau=0.5+eos", "threshold:tau=0.9+eos")
@@ -122,7 +123,8 @@ def train(kinds: tuple[Examples, ...], *, hidden: int, steps: int, batch: int, r
 
 
 def chosen_tau(model: pardec.Model, folder: Path, count: int, seed: int) -> tuple[float, list[dict[str, Any]]]:
-    """The lowest tau that answers as many train problems as `threshold:tau=0.9`, else the highest; what each gave."""
+    """The lowest tau that answers as many train problems as `threshold:tau=0.9` to a point, else the highest; what each
+    gave."""
     problems = {task: pardec.task(task).problems(split="train", n=count, seed=seed) for task in TASKS}
     needed = sum(measured(model, task, "threshold:tau=0.9+eos", part)["exact"] for task, part in problems.items())
     tried = []
@@ -131,7 +133,7 @@ def chosen_tau(model: pardec.Model, folder: Path, count: int, seed: int) -> tupl
         found = [measured(model, task, spec, part) for task, part in problems.items()]
         exact, forwards = (sum(row[key] for row in found) for key in ("exact", "forwards"))
         tried.append({"tau": tau, "exact": round(exact / len(TASKS), 4), "forwards": round(forwards / len(TASKS), 2)})
-        if exact >= needed:
+        if exact >= needed - len(TASKS) * _POINT:
             break
     return tried[-1]["tau"], tried
 

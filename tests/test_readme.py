@@ -48,7 +48,8 @@ def test_the_table_of_samplers_is_current() -> None:
 def test_the_samplers_of_the_examples_exist() -> None:
     from pardec.samplers.registry import resolve
 
-    for line in ("threshold:tau=0.9@dual", "entropy+fixed:steps=16", "credit+threshold+localleap+prophet@dkv:refresh=8"):
+    long = "credit+threshold+localleap+prophet@dkv:refresh=8"
+    for line in ("threshold:tau=0.9@dual", "entropy+fixed:steps=16", long):
         assert line in README
         resolve(line)
 

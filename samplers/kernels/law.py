@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from pardec.samplers.kernels.confidence import Confidence, confidence, greedy
-from pardec.samplers.rng import gumbel
+from pardec.samplers.rng import gumbel, wide
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Law:
 
     def draw(self, uniform: Tensor) -> Tensor:
         """One token [B, W] per row of `uniform` [B, W, V] in (0, 1): the Gumbel-max rule, in float64."""
-        return (self.logits.double() + gumbel(uniform)).argmax(-1)
+        return (wide(self.logits) + gumbel(uniform)).argmax(-1)
 
     def aligned(self, found: Tensor) -> Tensor:
         """What was computed for `rows`, handed out for the block: [R, ...] -> [B, W, ...]."""

@@ -25,7 +25,7 @@ from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.rank import top, top_as_published
 from pardec.samplers.kernels.schedule import BlockClock, transfer
 from pardec.samplers.registry import register
-from pardec.samplers.rng import gumbel
+from pardec.samplers.rng import gumbel, wide
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Timesteps:
         if self.alg_temp:  # the highest of score / alg_temp + Gumbel noise are such a draw
             source = proposal.evidence.request.source
             uniform = source.uniform(canvas.rows, canvas.step, proposal.evidence.positions, "transfer")
-            score = score.double() / self.alg_temp + gumbel(uniform)
+            score = wide(score) / self.alg_temp + gumbel(uniform)
         if self.reference:
             return top_as_published(score, state.owed, (canvas.lo, canvas.hi), canvas.total)
         return top(score, torch.from_numpy(state.owed).to(score.device)[:, None])

@@ -220,3 +220,10 @@ def test_a_file_that_cannot_work_is_refused(
     assert (code, out) == (2, "")
     assert said in err
     assert len(err.splitlines()) == 2
+
+
+def test_a_function_of_one_argument_is_refused_in_words() -> None:
+    model = pardec.load("tiny-dream", device="cpu")
+    with pytest.raises(SpecError, match="cannot be called with a row and an index") as error:
+        model.generate("Tom", allowed=lambda index: [1], max_new_tokens=2)
+    assert "allowed(row, index)" in str(error.value.hint)

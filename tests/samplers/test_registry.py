@@ -148,3 +148,10 @@ def test_presets_resolve_and_name_their_papers() -> None:
         assert preset.paper.startswith("arXiv:")
         assert preset.summary
         assert set(preset.arguments) <= {"max_new_tokens", "block_length", "temperature", "top_p", "top_k", "cfg"}
+
+
+@pytest.mark.parametrize("spec", ["threshold:tau=1.5", "threshold:tau=high", "fixed:steps=0", "eos:reference=yes"])
+def test_a_bad_value_always_comes_with_a_hint(spec: str) -> None:
+    with pytest.raises(SpecError) as error:
+        resolve(spec)
+    assert error.value.hint
