@@ -145,10 +145,11 @@ def time_pardec(model: pardec.Model, request: Request, cache: str) -> tuple[dict
         loop.step()
         for _ in loop.retire():
             pass
-    total, steps = time.perf_counter() - started, len(loop.history)
+    total, steps = time.perf_counter() - started, len(loop.record.history)
     ms = {"step": total, "forward": loop.forward_s, "decision": loop.decision_s}
     ms["host"] = total - loop.forward_s - loop.decision_s
-    return {name: 1e3 * seconds / steps for name, seconds in ms.items()}, torch.from_numpy(loop.finished().tokens)
+    tokens = torch.from_numpy(loop.record.finished().tokens)
+    return {name: 1e3 * seconds / steps for name, seconds in ms.items()}, tokens
 
 
 def measure(model: pardec.Model, cache: str, batch: int, pairs: int, new: int, block: int) -> dict[str, Any]:

@@ -127,9 +127,10 @@ class Batches:
         """The rates of this run in one line."""
         if not self.forwards:
             return "nothing was left to do"
+        plural = "" if self.forwards == 1 else "s"
         return (
-            f"{self.tokens} tokens in {self.forwards} forwards, {self.tokens / self.forwards:.2f} tokens a forward, "
-            f"{self.tokens / self.seconds:.0f} tokens/s"
+            f"{self.tokens} tokens in {self.forwards} forward{plural}, "
+            f"{self.tokens / self.forwards:.2f} tokens a forward, {self.tokens / self.seconds:.0f} tokens/s"
         )
 
     def left_off(self) -> str:

@@ -34,15 +34,13 @@ from pardec.samplers.contracts import (
     Scheduled,
     take_rows,
 )
-from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
+from pardec.samplers.events import Event, Finished, RowFinished
 from pardec.samplers.kernels.rank import best
 from pardec.samplers.loops.asking import Asking
-from pardec.samplers.loops.layout import Queries
+from pardec.samplers.loops.record import Before, Record
 from pardec.samplers.registry import resolve
-from pardec.samplers.trace import Trace
 
 _LOWEST = torch.finfo(torch.float32).min
-_HELD = ("tokens", "commit_step", "commit_score")
 
 
 def decode(model: LanguageModel, sampler: Sampler, request: Request, *, steps: bool = True) -> Iterator[Event]:
@@ -53,14 +51,14 @@ def decode(model: LanguageModel, sampler: Sampler, request: Request, *, steps: b
     if isinstance(sampler.select, Referring):
         request = replace(request, finished=_finished(model, sampler, request))
     loop = MaskedLoop(model, sampler, request)
-    yield loop.started()
+    yield loop.record.started()
     yield from loop.retire()
     while len(loop.canvas):
         before = loop.step()
         if steps:
-            yield loop.told(before)
+            yield loop.record.told(before)
         yield from loop.retire()
-    yield loop.finished()
+    yield loop.record.finished()
 
 
 def _finished(model: LanguageModel, sampler: Sampler, request: Request) -> Tensor:
@@ -81,14 +79,6 @@ class Decision:
     chosen: Writing
     revision: Revision | None = None
     fill: Writing | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What the canvas held before a step, [B, L + 1] each, on the host."""
-
-    open: np.ndarray
-    tokens: np.ndarray | None  # kept where committed tokens may change
 
 
 class MaskedLoop:
@@ -124,12 +114,7 @@ class MaskedLoop:
         }
         self.asking = Asking(model, canvas, sampler, request)
         self.schedule = sampler.select if isinstance(sampler.select, Scheduled) else None
-        self.history: list[Queries] = []
-        self.done: dict[int, RowFinished] = {}
-        # Finished rows leave the canvas; what they held waits here for the trace.
-        self.held = [getattr(canvas, name).cpu().clone() for name in _HELD]
-        self.lengths = canvas.total
-        self.clocks: list[tuple[int, ...]] = [()] * len(canvas)
+        self.record = Record(canvas, self.asking.copies)
 
     # --- one step ---
 
@@ -162,7 +147,7 @@ class MaskedLoop:
         """The forward, and what it says of the active block."""
         canvas, asking = self.canvas, self.asking
         queries, wanted = asking.queries(ask), asking.wanted(ask)
-        self.history.append(queries)
+        self.record.history.append(queries)
         soft = None
         for stage in self.sampler.inputs:
             added = stage.soft(canvas, self.state(stage))
@@ -240,59 +225,8 @@ class MaskedLoop:
         if (stopped & ~canvas.finished).any():
             canvas.close(stopped)
         for at in np.flatnonzero(over):
-            row = int(canvas.rows[at])
-            for held, name in zip(self.held, _HELD, strict=True):
-                held[row] = getattr(canvas, name)[at].cpu()
-            tokens = self.held[0][row, : self.lengths[row]].numpy().copy()
-            self.clocks[row] = tuple(canvas.clocks[at].tolist())
-            self.done[row] = RowFinished(row, tokens, "stop" if stopped[at] else "length", int(canvas.nfe[at]))
-            yield self.done[row]
+            yield self.record.leave(int(at), "stop" if stopped[at] else "length")
         keep = np.flatnonzero(~over)
         canvas.keep(keep)
         self.asking.keep(keep)
         self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
-
-    # --- what is told ---
-
-    def started(self) -> Started:
-        canvas = self.canvas
-        return Started(
-            canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy(), canvas.prompt
-        )
-
-    def told(self, before: Before) -> Step:
-        """The step just made; copies, so that it may be kept."""
-        canvas = self.canvas
-        tokens, still = canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy()
-        was_open = before.open[:, : canvas.length]
-        revised = None
-        if before.tokens is not None:
-            revised = ~was_open & (still | (tokens != before.tokens[:, : canvas.length]))
-        return Step(
-            number=len(self.history) - 1,
-            rows=canvas.rows,
-            nfe=canvas.nfe,
-            tokens=tokens,
-            open=still,
-            committed=was_open & ~still,
-            settled=canvas.settled,
-            revised=revised,
-        )
-
-    def finished(self) -> Finished:
-        tokens, commit_step, commit_score = (held[:, :-1].numpy() for held in self.held)
-        count = len(tokens)
-        fed: list[list[range | tuple[int, ...]]] = [[] for _ in range(count)]
-        for queries in self.history:
-            for at, row in enumerate(queries.rows):
-                fed[row].append(queries.of(at))
-        ends = [self.done[row] for row in range(count)]
-        copies = self.asking.copies
-        return Finished(
-            tokens=tokens,
-            reasons=tuple(end.reason for end in ends),
-            nfe=tuple(end.nfe for end in ends),
-            forward_rows=tuple(end.nfe * copies for end in ends),
-            tokens_fed=tuple(copies * sum(map(len, row)) for row in fed),
-            trace=Trace(tokens, commit_step, commit_score, self.lengths, tuple(map(tuple, fed)), tuple(self.clocks)),
-        )

@@ -16,18 +16,9 @@ from pardec.models.families import FAMILIES, match
 from pardec.models.families.base import FamilySpec, register
 from pardec.models.load import load
 from pardec.models.plan import Plan
+from tests.models.toys import SMALL
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-BASE = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 2}),
@@ -66,7 +57,7 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
 def published(kind: str, folder: Path, **changes: Any) -> Any:
     """A random transformers model, saved to `folder`."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**BASE | changes)
+    config = getattr(transformers, f"{kind}Config")(**SMALL | changes)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -11,19 +11,9 @@ import transformers
 from pardec.models.errors import CapacityError, ModelError
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
-from tests.models.toys import ask
+from tests.models.toys import SMALL, ask
 
-BASE = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+BASE = {**SMALL, "pad_token_id": 0}
 GPT2 = {
     "vocab_size": 61,
     "n_embd": 48,

@@ -18,6 +18,18 @@ from pardec.models.rope import default_frequencies
 
 VOCAB = 50
 
+# Sizes of the random checkpoints, under transformers' names.
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
 
 def model(
     attention: str = "causal", *, dtype: torch.dtype = torch.float32, block: int | None = None, **shape: Any
