@@ -205,14 +205,6 @@ class Canvas:
             return self.first_open
         return np.where(self.finished, self.total, np.minimum(self.first_open, self.lo))
 
-    def commit_clock(self) -> np.ndarray:
-        """[B, L + 1] the clock at which each position was committed: GIVEN or NEVER where no forward did it."""
-        forward = self.commit_step.cpu().numpy()
-        if not self.clocks.shape[1]:
-            return forward.astype(np.int64)
-        clock = np.take_along_axis(self.clocks, np.maximum(forward, 0).astype(np.int64), 1)
-        return np.where(forward < 0, forward, clock)
-
     def first_committed(self, ids: tuple[int, ...]) -> np.ndarray:
         """[B] the first position where one of `ids` was committed (not given); `total` where there is none."""
         found = self.tokens_host == ids[0] if len(ids) == 1 else np.isin(self.tokens_host, ids)

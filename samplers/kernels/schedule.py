@@ -51,6 +51,11 @@ class BlockClock:
         self.steps = np.where(canvas.entered, np.maximum(share, 1), self.steps)
 
 
+def in_all(canvas: Canvas, steps: int | None) -> np.ndarray:
+    """How many steps the whole canvas takes, [B]: `steps`, or one a token."""
+    return canvas.asked if steps is None else np.full(len(canvas), steps)
+
+
 def block_share(canvas: Canvas, steps: int) -> np.ndarray:
     """How many of `steps` the active block gets, [B]: an even share, the first blocks one more."""
     first = (canvas.prompt - canvas.origin) // canvas.block_length

@@ -22,7 +22,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal, Request
 from pardec.samplers.kernels.rank import best, descending, top, top_as_published
-from pardec.samplers.kernels.schedule import block_share, even_share
+from pardec.samplers.kernels.schedule import block_share, even_share, in_all
 from pardec.samplers.registry import register
 
 
@@ -55,7 +55,7 @@ class Fixed:
         return Block(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(3)))
 
     def planned(self, canvas: Canvas) -> np.ndarray:
-        return canvas.asked if self.steps is None else np.full(len(canvas), self.steps)
+        return in_all(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: Block) -> np.ndarray:
         state.tokens = np.where(canvas.entered, canvas.left, state.tokens)

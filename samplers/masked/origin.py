@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
-from pardec.samplers.kernels.schedule import BlockClock, transfer
+from pardec.samplers.kernels.schedule import BlockClock, in_all, transfer
 from pardec.samplers.registry import register
 
 _AHEAD = 16  # steps that are drawn at once
@@ -51,7 +51,7 @@ class Origin:
         return State(BlockClock.of(canvas), np.ones((len(canvas), 1), np.float32), np.zeros(len(canvas), np.int64))
 
     def planned(self, canvas: Canvas) -> np.ndarray:
-        return canvas.asked if self.steps is None else np.full(len(canvas), self.steps)
+        return in_all(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: State) -> np.ndarray:
         idle, state.idle = state.idle, np.zeros_like(state.idle)

@@ -23,7 +23,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.rank import top, top_as_published
-from pardec.samplers.kernels.schedule import BlockClock, transfer
+from pardec.samplers.kernels.schedule import BlockClock, in_all, transfer
 from pardec.samplers.registry import register
 from pardec.samplers.rng import gumbel, wide
 
@@ -57,7 +57,7 @@ class Timesteps:
         return State(BlockClock.of(canvas), np.ones((len(canvas), 1), np.float32), np.zeros(len(canvas), np.int64))
 
     def planned(self, canvas: Canvas) -> np.ndarray:
-        return canvas.asked if self.steps is None else np.full(len(canvas), self.steps)
+        return in_all(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: State) -> np.ndarray:
         clock = state.clock

@@ -14,8 +14,7 @@ import torch
 
 import pardec
 from pardec.models.errors import SpecError
-from pardec.samplers import registry
-from tests.samplers.toys import FAMILIES, toy
+from tests.samplers.toys import FAMILIES, accepted, names, toy
 
 TEXTS = ["Tom has 3 cups.", "Sara buys 12 apples and finds 4 more apples.", "Ann"]
 MASK, NEW = 4, 7
@@ -25,18 +24,6 @@ LAWS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
     {"cfg": 1.5},
 )
-
-
-def names(stage: str) -> list[str]:
-    return [card.name for card in registry.cards() if card.stage == stage and card.family == "masked"]
-
-
-def accepted(spec: str) -> bool:
-    try:
-        registry.resolve(spec)
-    except SpecError:
-        return False
-    return True
 
 
 CACHES = [name for name in ("none", "prefix", "dual") if name in names("cache")]

@@ -8,7 +8,10 @@ import numpy as np
 import torch
 
 from pardec.models.language_model import LanguageModel
+from pardec.samplers.canvas import Canvas
+from pardec.samplers.registry import build
 from pardec.samplers.rng import Keyed
+from pardec.samplers.spec import parse
 from tests.reference import naive_schedules as naive
 from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, table
 
@@ -55,3 +58,15 @@ def agree(model: LanguageModel, spec: str, rule: naive.Rule, steps: int | None, 
         assert got.tokens[row, : len(tokens)].tolist() == tokens
         assert got.trace.commit_step[row, : len(tokens)].tolist() == when
         assert got.nfe[row] == nfe
+
+
+def check_a_held_row(spec: str) -> None:
+    """A row that a revising stage holds with nothing open owes nothing and keeps its clock; its neighbour goes on."""
+    canvas = Canvas((torch.full((8,), 6),) * 2, (0, 0), mask_id=6, pad_id=4, block_length=8)
+    select = build(parse(spec).parts[0])
+    state = select.start(canvas)
+    assert select.tick(canvas, state).tolist() == [0, 0]
+    canvas.step = canvas.step + 2
+    canvas.entered, canvas.left = np.zeros(2, dtype=bool), np.array([0, 5])
+    assert select.tick(canvas, state).tolist() == [0, 0]
+    assert state.owed.tolist() == [0, 2]

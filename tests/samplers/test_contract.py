@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.canvas import GIVEN, NEVER
 from pardec.samplers.events import Finished, Step
@@ -23,10 +22,12 @@ from tests.samplers.toys import (
     FAMILIES,
     MASK,
     PAD,
+    accepted,
     altered,
     biased,
     events,
     fill,
+    names,
     prompts,
     request,
     run,
@@ -43,10 +44,6 @@ LAWS: tuple[dict[str, Any], ...] = (
 LOOKS = 16  # most forwards a block that a revise stage costs by its defaults (`edit` looks so often at a complete one)
 
 
-def names(stage: str) -> list[str]:
-    return [card.name for card in registry.cards() if card.stage == stage and card.family == "masked"]
-
-
 def specs() -> list[str]:
     """Every select with every cache, every other stage with every cache; what is refused is left out."""
     selects = [*names("select"), "fixed:order=random", "fixed:steps=3"]
@@ -55,14 +52,6 @@ def specs() -> list[str]:
     others = [name for stage in registry.STAGES if stage not in registry.SINGLE for name in names(stage)]
     found += [f"{name}+threshold:tau=0.4@{cache}" for name, cache in product(others, names("cache"))]
     return [spec for spec in found if accepted(spec)]
-
-
-def accepted(spec: str) -> bool:
-    try:
-        registry.resolve(spec)
-    except SpecError:
-        return False
-    return True
 
 
 SPECS = specs()

@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.canvas import Canvas
 from pardec.samplers.kernels.rank import top_as_published
 from pardec.samplers.kernels.schedule import times, transfer
-from pardec.samplers.registry import build, resolve
-from pardec.samplers.spec import parse
+from pardec.samplers.registry import resolve
 from tests.reference import naive_schedules as naive
-from tests.samplers.schedules import SURE, agree, first_sets, steps_of
+from tests.samplers.schedules import SURE, agree, check_a_held_row, first_sets, steps_of
 from tests.samplers.toys import FAMILIES, fill, prompts, same, toy
 
 
@@ -104,14 +102,7 @@ def test_published_ties_are_those_of_topk_over_the_whole_row() -> None:
 
 
 def test_a_row_held_with_nothing_open_owes_nothing_and_keeps_its_clock() -> None:
-    canvas = Canvas((torch.full((8,), 6),) * 2, (0, 0), mask_id=6, pad_id=4, block_length=8)
-    select = build(parse("timesteps:steps=4").parts[0])
-    state = select.start(canvas)
-    assert select.tick(canvas, state).tolist() == [0, 0]
-    canvas.step = canvas.step + 2
-    canvas.entered, canvas.left = np.zeros(2, dtype=bool), np.array([0, 5])
-    assert select.tick(canvas, state).tolist() == [0, 0]
-    assert state.owed.tolist() == [0, 2]
+    check_a_held_row("timesteps:steps=4")
 
 
 @pytest.mark.parametrize(

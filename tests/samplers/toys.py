@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.decoder import Decoder, DecoderConfig
+from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.language_model import Facts, LanguageModel
@@ -158,3 +159,17 @@ def table(laws: Tensor) -> LanguageModel:
     return LanguageModel(
         Table(laws), facts, {}, None, "table", family="table", vocab_size=size, layers=1, width=1, **where
     )
+
+
+def names(stage: str) -> list[str]:
+    """The masked methods of one stage."""
+    return [card.name for card in registry.cards() if card.stage == stage and card.family == "masked"]
+
+
+def accepted(spec: str) -> bool:
+    """Whether the spec resolves."""
+    try:
+        registry.resolve(spec)
+    except SpecError:
+        return False
+    return True
