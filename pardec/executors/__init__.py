@@ -1,0 +1,99 @@
+"""Where units of work are done: in this process, in the processes that torchrun started, or in Ray actors.
+
+A job knows how to load a model and run batches; an executor deals the batches out and hands finished rows to a sink.
+The same batches give the same rows through each, in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from pardec.models.errors import PardecError, SpecError, did_you_mean
+
+NAMES = ("local", "torchrun", "ray")
+
+Sink = Callable[[list[dict[str, Any]]], None]  # takes the rows of one finished batch, and keeps them before it returns
+
+
+class Worker(Protocol):
+    """What a process builds once: it has the model."""
+
+    def run(self, batch: Sequence[Any]) -> list[dict[str, Any]]:
+        """One row of plain JSON values a unit, in the order of the batch."""
+        ...
+
+
+class Job(Protocol):
+    """Names and settings of a run, picklable; it holds no tensors."""
+
+    def worker(self) -> Worker:
+        """Called once a process: loads the model."""
+        ...
+
+
+class Executor(Protocol):
+    """Deals batches out to workers."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process prints, and writes what is written once."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when every process of the run has come here; at once where there is one."""
+        ...
+
+    def run(self, job: Job, batches: Sequence[Sequence[Any]], sink: Sink) -> None:
+        """Runs every batch once and returns, in every process, when all are done.
+
+        Args:
+            job: makes the worker of each process.
+            batches: the same list in every process, the units of each run together.
+            sink: called once for each finished batch, in a process that may write to the run's file, never twice at
+                the same time in one process.
+
+        Raises:
+            BatchError: at the end, when a batch could not be run; the rows of all others have gone to the sink.
+            Exception: at once, what `job.worker()` or the sink raises.
+        """
+        ...
+
+
+class BatchError(PardecError):
+    """Some batches of a run could not be run."""
+
+
+def executor(name: str = "local", *, workers: int | None = None) -> Executor:
+    """The executor called `name`.
+
+    Args:
+        name: "local" (this process), "torchrun" (the processes that torchrun started), "ray" (Ray Data actors).
+        workers: copies of the model; None takes what there is: the processes of torchrun, or one Ray actor a GPU.
+
+    Raises:
+        SpecError: no such executor, not that many workers, or what it needs is missing; the hint says what would work.
+    """
+    if workers is not None and workers < 1:
+        raise SpecError(f"workers must be at least 1, got {workers}", hint="leave it out to take what there is")
+    if name == "local":
+        from pardec.executors.local import Local
+
+        return Local(workers)
+    raise SpecError(
+        f"unknown executor {name!r}{did_you_mean(name, NAMES)}", hint=f"the executors are {', '.join(NAMES)}"
+    )
+
+
+def failed(errors: Sequence[str], batches: int) -> BatchError:
+    """What is raised after a run whose batches failed with `errors`."""
+    plural = "" if batches == 1 else "es"
+    return BatchError(
+        f"{len(errors)} of {batches} batch{plural} could not be run; the first: {errors[0]}",
+        hint="the rows of the others are kept; the same command makes what is missing",
+    )
+
+
+def described(error: BaseException) -> str:
+    """An error as rows and reports tell it."""
+    return f"{type(error).__name__}: {error}"

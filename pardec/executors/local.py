@@ -1,0 +1,40 @@
+"""All work in this process, batch after batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pardec.executors import Job, Sink, described, failed
+from pardec.models.errors import SpecError
+
+
+class Local:
+    """Runs every batch here, in order."""
+
+    leads = True
+
+    def __init__(self, workers: int | None = None) -> None:
+        if workers not in (None, 1):
+            raise SpecError(
+                f"the local executor is one worker, got workers={workers}",
+                hint='more take executor="torchrun" or "ray"',
+            )
+
+    def wait(self) -> None:
+        """Nobody else is to come."""
+
+    def run(self, job: Job, batches: Sequence[Sequence[Any]], sink: Sink) -> None:
+        if not batches:
+            return
+        worker = job.worker()
+        errors = []
+        for batch in batches:
+            try:
+                rows = worker.run(batch)
+            except Exception as error:
+                errors.append(described(error))
+                continue
+            sink(rows)
+        if errors:
+            raise failed(errors, len(batches))
