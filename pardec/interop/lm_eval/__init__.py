@@ -1,0 +1,23 @@
+"""pardec as a model of lm-evaluation-harness, so that its tasks score any checkpoint with any sampler.
+
+    python -m pardec.interop.lm_eval run --model pardec --model_args pretrained=tiny-dream,sampler=threshold --tasks ...
+
+is lm-eval's own command line with the model `pardec` registered. An lm-eval that reads the entry-point group
+`lm_eval.models` finds it from plain `lm-eval run` as well; in Python, importing this module registers it.
+"""
+
+from __future__ import annotations
+
+try:
+    from lm_eval.api.registry import model_registry
+except ImportError as error:
+    raise ImportError(
+        f"pardec.interop.lm_eval needs lm-evaluation-harness 0.4.13 or newer (pip install 'pardec[eval]'): {error}"
+    ) from error
+
+from pardec.interop.lm_eval.model import PardecLM
+
+if "pardec" not in model_registry:  # an lm-eval that found the entry point has it already
+    model_registry.register("pardec")(PardecLM)
+
+__all__ = ["PardecLM"]

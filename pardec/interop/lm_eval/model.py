@@ -1,0 +1,269 @@
+"""`PardecLM`: lm-eval's requests, answered by a pardec model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, handle_arg_string, make_disjoint_window
+from tqdm import tqdm
+
+from pardec.api import Model, load
+from pardec.interop.lm_eval.laws import Batches, Laws
+from pardec.interop.lm_eval.likelihood import Likelihood, key_of
+from pardec.interop.lm_eval.requests import Generation, generation, split_arguments
+from pardec.models.errors import SpecError, did_you_mean
+from pardec.samplers import registry
+from pardec.settings import Settings
+
+_LOAD = ("dtype", "device_map", "revision", "offline", "mask_id", "block")
+_GENERATE = ("sampler", "max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg", "block_align")
+_AUTO = 64  # rows that batch_size="auto" begins with
+_WINDOW = 2048  # tokens of a window, where a checkpoint names no length
+_log = logging.getLogger("lm_eval.pardec")  # lm-eval's handler and level
+
+
+class PardecLM(TemplateLM):  # type: ignore[misc]
+    """The model `pardec` of lm-evaluation-harness.
+
+    Args:
+        pretrained: what `pardec.load` takes, or a loaded `Model`.
+        batch_size: rows of a forward; "auto" begins with `max_batch_size` (64) and halves it when memory runs out.
+        device: a torch device; None chooses.
+        max_length: prompt and answer together, in tokens; None is the checkpoint's length. Contexts that are longer
+            lose their beginning.
+        seed: None takes torch's, which lm-eval sets from --seed. What a request draws depends on it and on the
+            request, not on the batch or the order.
+        likelihood, mc_num, check_greedy: how masked models score answers; see `likelihood.Likelihood`.
+        arguments: dtype, device_map, revision, offline, mask_id and block of `pardec.load`; sampler, max_new_tokens,
+            block_length, temperature, top_k, top_p, cfg and block_align of `Model.generate`, where a request does not
+            say otherwise.
+
+    Raises:
+        SpecError: an argument that is unknown or cannot work.
+        ModelError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Path | Model,
+        *,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        max_length: int | None = None,
+        seed: int | None = None,
+        likelihood: str = "mc",
+        mc_num: int = 128,
+        check_greedy: bool = True,
+        **arguments: Any,
+    ) -> None:
+        super().__init__()
+        arguments.pop("trust_remote_code", None)  # lm-eval's, for its data sets: no code of a checkpoint is run here
+        own = ("pretrained", "batch_size", "device", "max_length", "seed", "likelihood", "mc_num", "check_greedy")
+        for name in arguments:
+            if name not in _LOAD + _GENERATE:
+                raise SpecError(
+                    f"the lm-eval model takes no argument {name!r}{did_you_mean(name, own + _LOAD + _GENERATE)}",
+                    hint="""a sampler with commas stands in quotes: 'sampler="wino:draft=0.6,verify=0.9"'""",
+                )
+        self.defaults = {name: value for name, value in arguments.items() if name in _GENERATE and value is not None}
+        sampler = Settings.of(self.defaults).sampler
+        self.spec = str(registry.resolve(sampler).spec)
+        self.model = pretrained if isinstance(pretrained, Model) else self._load(pretrained, device, arguments)
+        self.tokenizer = self.model.tokenizer
+        if self.tokenizer is None:
+            raise SpecError(
+                f"{self.model.name} comes without a tokenizer, and lm-eval asks in text",
+                hint="put tokenizer.json beside the weights",
+            )
+        inner = self.model.language_model
+        self._device = inner.device
+        self._limit = min(filter(None, (inner.max_positions, inner.limit, max_length)), default=None)
+        self.seed = torch.initial_seed() if seed is None else seed
+        auto = isinstance(batch_size, str) and batch_size.startswith("auto")
+        self.batches = Batches(int(max_batch_size or _AUTO) if auto else int(batch_size), auto=auto)
+        if self.batches.size < 1:
+            raise SpecError(f"batch_size is at least 1, got {batch_size}", hint='batch_size=8, or "auto"')
+        self.likelihood = Likelihood(
+            Laws(inner, self.batches, cfg=self.defaults.get("cfg")),
+            kind=likelihood,
+            mc_num=mc_num,
+            check_greedy=check_greedy,
+        )
+
+    @staticmethod
+    def _load(name: str | Path, device: str | None, arguments: Mapping[str, Any]) -> Model:
+        return load(name, device=device or "auto", **{key: arguments[key] for key in _LOAD if key in arguments})
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> PardecLM:
+        """From `pretrained=...,sampler=...`; values in quotes may hold commas, which lm-eval's own reader splits at."""
+        given = {name: handle_arg_string(value) for name, value in split_arguments(arg_string or "").items()}
+        return cls(**given, **{key: value for key, value in (additional_config or {}).items() if value is not None})
+
+    # --- what lm-eval asks about the model ---
+
+    @property
+    def eot_token_id(self) -> int:
+        facts = self.model.language_model.facts
+        return facts.eos_ids[0] if facts.eos_ids else facts.pad_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Stands before a text that has nothing before it."""
+        start = self.model.language_model.facts.bos_id
+        return self.eot_token_id if start is None else start
+
+    @property
+    def max_length(self) -> int:
+        return self._limit or _WINDOW
+
+    @property
+    def batch_size(self) -> int:
+        return self.batches.size
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path or self.model.name).replace("/", "__")
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Messages as the text that the checkpoint was trained on."""
+        if not self.tokenizer.chat_template:
+            raise SpecError(f"{self.model.name} has no chat template", hint="leave --apply_chat_template out")
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Token ids; None adds special tokens unless the text begins with one, as a chat template's does."""
+        if add_special_tokens is None:
+            start = self.tokenizer.bos_token
+            add_special_tokens = not (start and string.startswith(start))
+        return list(self.tokenizer(string, add_special_tokens=add_special_tokens, **kwargs)["input_ids"])
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval's results record of the model: its name, the resolved sampler, how it scores, the versions."""
+        scored = {"likelihood": self.likelihood.kind, "mc_num": self.likelihood.mc_num}
+        made = {"sampler": self.spec, **{key: value for key, value in self.defaults.items() if key != "sampler"}}
+        if not self.model.language_model.facts.masked:
+            scored = {"likelihood": "exact"}
+        return {"pardec": {"model": self.model.name, **made, **scored, "seed": self.seed, **self.model.environment()}}
+
+    # --- the three kinds of request ---
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """A text a request, cut before the first of its `until` texts."""
+        asked = [generation(request.args[1], self.defaults) for request in requests]
+        prompts = [self._prompt(request.args[0], made) for request, made in zip(requests, asked, strict=True)]
+        seen: Counter[tuple[int, ...]] = Counter()
+        seeds = []
+        for prompt, made in zip(prompts, asked, strict=True):
+            seeds.append(key_of(made.arguments.get("seed", self.seed), prompt, seen[tuple(prompt)]))
+            seen[tuple(prompt)] += 1
+        groups: dict[str, list[int]] = {}
+        for i, made in enumerate(asked):
+            groups.setdefault(json.dumps([made.arguments, made.until], sort_keys=True), []).append(i)
+        texts: dict[int, str] = {}
+        with tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar:
+            for group in groups.values():
+                made = asked[group[0]]
+                group.sort(key=lambda i: -len(prompts[i]))
+
+                def decode(rows: Sequence[int], made: Generation = made) -> dict[int, str]:
+                    given = [prompts[i] for i in rows]
+                    return dict(zip(rows, self._generate(given, made, [seeds[i] for i in rows]), strict=True))
+
+                for count, found in self.batches.run(group, decode):
+                    for i, text in found.items():
+                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                    texts |= found
+                    bar.update(count)
+        return [texts[i] for i in range(len(requests))]
+
+    def _prompt(self, context: str, made: Generation) -> list[int]:
+        """Ids of a context, with room after them for what is to be generated."""
+        ids = self.tok_encode(context) or [self.prefix_token_id]
+        if self._limit is None:
+            return ids
+        new = Settings.of(made.arguments).max_new_tokens
+        if new >= self._limit:
+            raise SpecError(
+                f"{new} new tokens leave no room for a prompt in the {self._limit} of {self.model.name}",
+                hint="--gen_kwargs max_gen_toks=128 asks for fewer",
+            )
+        return self._fitting(ids, self._limit - new)
+
+    def _generate(self, prompts: list[list[int]], made: Generation, seeds: list[int]) -> list[str]:
+        special = self.tokenizer.get_added_vocab()  # left out of the text, so they end the row by their ids
+        ends = {special[text] for text in made.until if text in special}
+        stop_ids = [*self.model.language_model.facts.eos_ids, *sorted(ends)]
+        arguments = made.arguments | {"seed": seeds, "stop_ids": list(dict.fromkeys(stop_ids))}
+        texts = self.model.generate(input_ids=prompts, **arguments).text
+        assert texts is not None, "there is a tokenizer"
+        return [min((text.split(end)[0] for end in made.until), key=len, default=text) for text in texts]
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        found = self._score([(context, answer) for _, context, answer in requests], disable_tqdm)
+        for (texts, _, _), value in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", texts, value)
+        return found
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihood of whole texts, in windows of the model's length, each token predicted once."""
+        room = self.max_length - (1 if self.model.language_model.facts.masked else 0)
+        windows = [
+            [
+                make_disjoint_window(window)
+                for window in get_rolling_token_windows(
+                    self.tok_encode(request.args[0], add_special_tokens=False), self.prefix_token_id, room, 1
+                )
+            ]
+            for request in requests
+        ]
+        found = iter(self._score([pair for pairs in windows for pair in pairs], disable_tqdm))
+        values = [sum(next(found)[0] for _ in pairs) for pairs in windows]
+        for request, value in zip(requests, values, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
+        return values
+
+    def _score(self, pairs: list[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[tuple[float, bool]]:
+        """Scores (context ids, answer ids), the longest first, a batch of them at a time."""
+        room = self.max_length + (0 if self.model.language_model.facts.masked else 1)  # the last token is not fed
+        fitting = []
+        for context, answer in pairs:
+            if len(answer) >= room:
+                raise SpecError(
+                    f"an answer of {len(answer)} tokens does not fit the {self.max_length} of {self.model.name}",
+                    hint="leave the task out, or raise max_length if the checkpoint has more positions",
+                )
+            fitting.append((self._fitting(context, room - len(answer)), answer))
+        order = sorted(range(len(pairs)), key=lambda i: -len(fitting[i][0] + fitting[i][1]))
+        made: dict[int, tuple[float, bool]] = {}
+        with tqdm(total=len(pairs), desc="Running loglikelihood requests", disable=disable_tqdm) as bar:
+            size = self.batches.size  # memory may make it smaller on the way
+            for start in range(0, len(order), size):
+                rows = order[start : start + size]
+                made.update(zip(rows, self.likelihood.score([fitting[i] for i in rows], seed=self.seed), strict=True))
+                bar.update(len(rows))
+        return [made[i] for i in range(len(pairs))]
+
+    def _fitting(self, ids: list[int], room: int) -> list[int]:
+        """The last `room` ids."""
+        if len(ids) > room:
+            _log.warning("a context of %d tokens loses its first %d", len(ids), len(ids) - room)
+        return ids[-room:]

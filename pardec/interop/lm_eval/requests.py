@@ -1,0 +1,81 @@
+"""lm-eval's strings and dictionaries, read: the arguments of the model, and those of one generation."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pardec.models.errors import SpecError
+
+DEFAULT_TOKENS = 256  # as lm-eval's own models
+_LENGTH = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is there counts
+_PASSED = ("block_length", "cfg", "sampler", "seed", "top_k", "top_p")
+_IDLE = {"num_beams": 1, "use_cache": True, "repetition_penalty": 1.0, "n": 1}  # asks for nothing else than is done
+_log = logging.getLogger("lm_eval.pardec")  # lm-eval's handler and level
+_warned: set[str] = set()
+
+
+def split_arguments(text: str) -> dict[str, str]:
+    """`name=value,name=value`; what stands in quotes may hold commas.
+
+    >>> split_arguments("pretrained=tiny-dream,sampler='wino:draft=0.6,verify=0.9@dual',seed=1")
+    {'pretrained': 'tiny-dream', 'sampler': 'wino:draft=0.6,verify=0.9@dual', 'seed': '1'}
+    """
+    reader = shlex.shlex(text, posix=True, punctuation_chars="")
+    reader.whitespace, reader.whitespace_split, reader.commenters, reader.escape = ",", True, "", ""
+    try:
+        items = [item.strip() for item in reader]
+    except ValueError as error:
+        raise SpecError(f"model_args: {error}: {text}", hint="""sampler="wino:draft=0.6,verify=0.9\"""") from error
+    wrong = next((item for item in items if "=" not in item), None)
+    if wrong is not None:
+        raise SpecError(f"model_args: {wrong!r} is not name=value", hint="pretrained=tiny-dream,sampler=threshold")
+    return dict((part.strip() for part in item.split("=", 1)) for item in items)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One request's generation, resolved: the arguments of `Model.generate`, and the texts that end it."""
+
+    arguments: dict[str, Any]
+    until: tuple[str, ...]
+
+
+def generation(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generation:
+    """What a request asks, over the defaults that the model was made with.
+
+    Args:
+        asked: lm-eval's generation arguments. `do_sample: false` is temperature 0; true without a temperature takes
+            the default one, or 1. What pardec has no counterpart for is left out, with one warning a name.
+        defaults: arguments of `Model.generate`.
+    """
+    rest = dict(asked)
+    until = rest.pop("until", None) or ()
+    lengths = [value for name in _LENGTH if (value := rest.pop(name, None)) is not None]
+    sample, warmth = rest.pop("do_sample", None), rest.pop("temperature", None)
+    made = dict(defaults)
+    if not str(made.get("sampler")).startswith("preset:"):  # a preset brings its own length
+        made.setdefault("max_new_tokens", DEFAULT_TOKENS)
+    if lengths:
+        made["max_new_tokens"] = int(lengths[0])
+        if made.get("block_length") is not None:
+            made["block_length"] = min(made["block_length"], made["max_new_tokens"])
+    if sample is False:
+        made["temperature"] = 0.0
+    elif warmth is not None:
+        made["temperature"] = float(warmth)
+    elif sample:
+        made["temperature"] = made.get("temperature") or 1.0
+    for name in _PASSED:
+        if (value := rest.pop(name, None)) is not None:
+            made[name] = value
+    if (made.get("top_k") or 0) < 1:  # 0 and -1 are how others say "off"
+        made.pop("top_k", None)
+    for name, value in rest.items():
+        if value is not None and _IDLE.get(name, object()) != value and name not in _warned:
+            _warned.add(name)
+            _log.warning("pardec has no generation argument %s; %s=%r is left out", name, name, value)
+    return Generation(made, tuple(filter(None, (until,) if isinstance(until, str) else until)))
