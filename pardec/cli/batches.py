@@ -16,9 +16,9 @@ from typing import Any
 from pardec.api import Model
 from pardec.cli.common import say
 from pardec.cli.inputs import Item
-from pardec.cli.rows import RowsFile, key_of
 from pardec.requests import Call
 from pardec.result import Result
+from pardec.rows import RowsFile, key_of
 from pardec.samplers.events import Event, Finished, RowFinished, Step
 from pardec.views.terminal import Watch
 
@@ -46,7 +46,7 @@ class Batches:
             **self.call.settings,
             "dtype": str(self.model.language_model.dtype).removeprefix("torch."),
         }
-        self.file = RowsFile(output, settings, overwrite=overwrite)
+        self.file = RowsFile(output, settings, overwrite=overwrite, warn=say)
         each = zip(self.items, self.call.seeds, self.call.constraints, strict=True)
         self.keys = [key_of(settings, [item.prompt, kept] if kept else item.prompt, seed) for item, seed, kept in each]
         self.rows = {at: self.file.rows[key] for at, key in enumerate(self.keys) if key in self.file.rows}
@@ -93,7 +93,7 @@ class Batches:
         self.tokens += row["generated"]
         self.forwards += event.nfe
         if self.file is not None:
-            self.file.append(self.keys[at], self.rows[at])
+            self.file.append([{"key": self.keys[at], **self.rows[at]}])
 
     @contextmanager
     def _watch(self) -> Iterator[Callable[[Event], None]]:
