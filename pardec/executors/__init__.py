@@ -80,6 +80,14 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
         from pardec.executors.local import Local
 
         return Local(workers)
+    if name == "torchrun":
+        from pardec.executors.torchrun import Torchrun
+
+        return Torchrun(workers)
+    if name == "ray":
+        from pardec.executors.ray import Ray
+
+        return Ray(workers)
     raise SpecError(
         f"unknown executor {name!r}{did_you_mean(name, NAMES)}", hint=f"the executors are {', '.join(NAMES)}"
     )

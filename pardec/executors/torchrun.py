@@ -1,0 +1,110 @@
+"""The processes that torchrun started, each with its own copy of the model.
+
+A process that is free takes the next batch from a common counter, so that long batches and slow machines even out. If
+a process dies, torchrun ends the others; what reached the rows file stays, and the same command makes the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from pardec.executors import Job, Sink, described, failed
+from pardec.models.errors import SpecError
+
+# One process may decode for hours after another has nothing left to do; torchrun itself sees to those that die.
+PATIENCE = timedelta(days=30)
+_STARTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Torchrun:
+    """Runs a share of the batches here and leaves the others to the other processes.
+
+    Raises:
+        SpecError: torchrun did not start this process, or started another number of them than `workers`.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        missing = [name for name in _STARTED if name not in os.environ]
+        if missing:
+            raise SpecError(
+                "the torchrun executor runs in processes that torchrun started, and this one it did not start",
+                hint=f"torchrun --nproc-per-node {workers or 2} -m pardec ... --executor torchrun",
+            )
+        started = int(os.environ["WORLD_SIZE"])
+        if workers not in (None, started):
+            raise SpecError(
+                f"torchrun started {started} process{'es' * (started > 1)}, got workers={workers}",
+                hint="leave workers out, or change torchrun's --nproc-per-node",
+            )
+        self._state = _joined()
+
+    @property
+    def leads(self) -> bool:
+        return bool(self._state.is_main_process)
+
+    def wait(self) -> None:
+        self._state.wait_for_everyone()
+
+    def run(self, job: Job, batches: Sequence[Sequence[Any]], sink: Sink) -> None:
+        # What is left to do is read off the rows file, so nobody may write before everybody has read.
+        counts = set(self._gather(len(batches)))
+        if len(counts) > 1:
+            raise SpecError(
+                f"the processes see different work, {' and '.join(map(str, sorted(counts)))} batches",
+                hint="every machine must see the same files: prompts, and the rows made so far",
+            )
+        if not batches:
+            return
+        worker, errors = job.worker(), []
+        counter = self._counter()
+        while (number := counter.add("next", 1) - 1) < len(batches):
+            try:
+                rows = worker.run(batches[number])
+            except Exception as error:  # told at the end: torchrun would end the other processes with this one
+                errors.append(described(error))
+                continue
+            sink(rows)
+        everywhere = [error for some in self._gather(errors) for error in some]
+        if everywhere:
+            raise failed(everywhere, len(batches))
+
+    def _gather(self, value: Any) -> list[Any]:
+        """The value of every process, in each; a point that all must reach."""
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self._state.num_processes
+        dist.all_gather_object(values, value)
+        return values
+
+    def _counter(self) -> Any:
+        """A store that counts for all processes of one run; the leader's process holds it."""
+        import torch.distributed as dist
+
+        host = os.environ["MASTER_ADDR"]
+        made = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE) if self.leads else None
+        port = self._gather(made.port if made is not None else None)[0]
+        return made or dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=PATIENCE)
+
+
+def _joined() -> Any:
+    """This process among the others; where there are GPUs, on the one of its number on this machine."""
+    import torch
+    from accelerate import PartialState
+
+    if os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE") and "GLOO_SOCKET_IFNAME" not in os.environ:
+        try:
+            socket.getaddrinfo(socket.gethostname(), None)
+        except OSError:  # gloo looks for its interface by that name and would give up
+            with suppress(StopIteration):
+                os.environ["GLOO_SOCKET_IFNAME"] = next(n for _, n in socket.if_nameindex() if n in ("lo", "lo0"))
+    gpu = torch.cuda.is_available()
+    if not gpu:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes beside each other must not fight for the cores
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    # The processes exchange counts and words, never tensors: gloo does that on every machine.
+    return PartialState(cpu=not gpu, backend="gloo", timeout=PATIENCE)
