@@ -35,6 +35,7 @@ from pardec.samplers.registry import register
 @dataclass(frozen=True)
 class DelayedCache:
     stores: ClassVar[bool] = True
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (8, 4), "prompt": ("refresh", "keep")}
 
     refresh: int = 8  # ask everything every so many steps: 0 only when a block is entered, 1 always
     full: int = 1  # steps at the start of a block that ask everything

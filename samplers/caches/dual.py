@@ -15,6 +15,7 @@ entering a block only the last one and the new one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,5 +27,7 @@ from pardec.samplers.registry import register
 @register("dual", stage="cache", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
 class Dual(SpanCache):
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}  # by `pardec tune`
+
     def stop(self, canvas: Canvas) -> np.ndarray:
         return canvas.hi

@@ -16,6 +16,7 @@ entering a block only the last one and the new one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from pardec.samplers.registry import register
 @register("prefix", stage="cache", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
 class Prefix(SpanCache):
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}  # by `pardec tune`
+
     before: int = 0  # positions before the block that are asked with it
 
     def __post_init__(self) -> None:

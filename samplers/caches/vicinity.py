@@ -28,6 +28,7 @@ from pardec.samplers.registry import register
 @dataclass(frozen=True)
 class Vicinity(SpanCache):
     forces: ClassVar[bool] = False
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"warmup": (0, 4)}  # by `pardec tune`
 
     before: int = 16  # positions before the block that are asked with it
     after: int = 16  # positions after the block that are asked with it

@@ -15,6 +15,7 @@ Exact: no; tau = 1 with one token a step leaves the best one at each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +40,8 @@ class State:
 @register("carry", stage="select", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
 class Carry:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (32, 16, 8)}  # by `pardec tune`
+
     tau: float = 0.9  # least score, a probability
     steps: int | None = None  # for the whole canvas; none is one a token
 

@@ -19,7 +19,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -45,6 +45,8 @@ class State:
 @register("confident", stage="select", paper="arXiv:2505.16990")
 @dataclass(frozen=True)
 class Confident:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.9, 0.8, 0.7)}  # by `pardec tune`
+
     tau: float | None = 0.95  # score to exceed, a probability; none leaves the schedule alone
     steps: int | None = None  # for the whole canvas; none is one a token
     eps: float = 1e-3  # where the time ends

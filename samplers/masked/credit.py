@@ -16,6 +16,7 @@ Exact: no; `alpha=0` changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ class Book:
 @register("credit", stage="logits", paper="arXiv:2510.06133")
 @dataclass(frozen=True)
 class Credit:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}  # by `pardec tune`
+
     alpha: float = 0.7  # weight of the credit in the logits; 0 is off
     beta: float = 0.8  # what is left of it after a step
     gamma: float = 0.2  # power of the probability that is credited; below 1 it favours low ones

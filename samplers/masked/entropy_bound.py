@@ -28,6 +28,7 @@ from pardec.samplers.registry import register
 class EntropyBound:
     prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none
     measures: ClassVar[str] = "filtered"  # what it measures then
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.1, 0.01, 0.03, 0.3)}  # by `pardec tune`
 
     gamma: float = 0.1  # most entropy beside the largest, nats
 

@@ -23,6 +23,7 @@ from pardec.samplers.registry import register
 @dataclass(frozen=True)
 class EntropyThreshold:
     prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.45, 0.1, 0.2, 0.7)}  # by `pardec tune`
 
     tau: float = 0.45  # most entropy, nats
 

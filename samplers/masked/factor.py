@@ -12,6 +12,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from pardec.samplers.registry import register
 @register("factor", stage="select", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
 class Factor:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}  # by `pardec tune`
+
     f: float = 1.0  # how far (r + 1)(1 - c) may go
     reference: bool = False  # the published loop's last candidate
 

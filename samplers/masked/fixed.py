@@ -13,7 +13,7 @@ Exact: yes with one token a step in order of confidence, otherwise no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ class Block:
 @register("fixed", stage="select", paper="arXiv:2502.09992")
 @dataclass(frozen=True)
 class Fixed:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (32, 16, 8)}  # by `pardec tune`
+
     steps: int | None = None  # for the whole canvas; none is one a token
     order: Literal["confidence", "random"] = "confidence"  # by score, or at random
     reference: bool = False  # the published order among equal scores

@@ -14,6 +14,7 @@ Exact: no; `low=1,high=none` is `sequential`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ from pardec.samplers.registry import register
 @register("hierarchy", stage="select", paper="arXiv:2510.08666")
 @dataclass(frozen=True)
 class Hierarchy:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.9, 0.95, 0.8), "low": (0.4, 0.6)}  # by `pardec tune`
+
     high: float | None = 0.9  # score above which a position is committed wherever it stands; none: no such rule
     low: float = 0.4  # score above which the best of a run is
     reference: bool = False  # all of a run's equal best

@@ -15,6 +15,7 @@ Exact: no; `kl=0` is `sequential`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ class Past:
 @register("klass", stage="select", paper="arXiv:2511.05664")
 @dataclass(frozen=True)
 class Klass:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
+
     tau: float = 0.9  # score above which a position is sure, a probability
     kl: float = 0.01  # divergence below which it stands still, nats
     history: int = 2  # steps for which it has to

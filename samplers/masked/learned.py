@@ -15,6 +15,7 @@ Exact: no; `tau=1` is `sequential`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -28,6 +29,8 @@ from pardec.samplers.registry import register
 @register("learned", stage="select", paper="arXiv:2509.25188")
 @dataclass(frozen=True)
 class Learned:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.97, 0.99, 0.9, 0.7)}  # by `pardec tune`
+
     filter: str = "tiny-dream"  # an embedded filter, a folder with filter.safetensors, or file.py:function
     tau: float = 0.97  # the filter's own probability above which a candidate is final
 

@@ -14,6 +14,7 @@ Exact: no; `radius=0` adds nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import max_pool1d
@@ -26,6 +27,8 @@ from pardec.samplers.registry import register
 @register("localleap", stage="widen", paper="arXiv:2510.07081")
 @dataclass(frozen=True)
 class LocalLeap:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}  # by `pardec tune`
+
     relaxed: float = 0.75  # least score near an anchor, a probability (see `threshold` for other proposers)
     radius: int = 4  # positions on each side of an anchor; 0 adds nothing
 

@@ -13,6 +13,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +39,8 @@ class State:
 @register("origin", stage="select", paper="arXiv:2508.15487")
 @dataclass(frozen=True)
 class Origin:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (32, 16, 8)}  # by `pardec tune`
+
     steps: int | None = None  # for the whole canvas; none is one a token
     eps: float = 1e-3  # where the time ends
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ from pardec.samplers.registry import register
 @register("prophet", stage="finish", paper="arXiv:2508.19982")
 @dataclass(frozen=True)
 class Prophet:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}  # by `pardec tune`
+
     region: Literal["answer", "block", "all"] | None = None  # where the gap is taken; none: answer if it has a start
     start: int | None = None  # first position of the answer, counted from the prompt's end; below 0 it never fills
     length: int = 5  # positions of the answer

@@ -14,6 +14,7 @@ Exact: no; tau = 1 leaves only what the model is certain of.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from pardec.samplers.registry import register
 @register("threshold", stage="select", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
 class Threshold:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.98, 0.8, 0.7, 0.6, 0.5)}  # by `pardec tune`
+
     tau: float = 0.9  # least score, a probability (minus an entropy in nats with the entropy proposer)
     fall: float = 0.0  # the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout
 

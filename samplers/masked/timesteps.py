@@ -15,6 +15,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +41,8 @@ class State:
 @register("timesteps", stage="select", paper="arXiv:2508.15487")
 @dataclass(frozen=True)
 class Timesteps:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (32, 16, 8)}  # by `pardec tune`
+
     steps: int | None = None  # for the whole canvas; none is one a token
     eps: float = 1e-3  # where the time ends
     alg_temp: float | None = None  # draw positions by softmax(score / alg_temp); none or 0 takes the best

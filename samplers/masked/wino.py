@@ -18,6 +18,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ class Drafted:
 @register("wino", stage="revise", paper="arXiv:2507.18578")
 @dataclass(frozen=True)
 class Wino:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.6, 0.7, 0.8)}  # by `pardec tune`
+
     draft: float = 0.6  # least probability of a drafted candidate, where the spec names no select
     verify: float = 0.9  # least leave-one-out probability of a committed token; 0 never revokes
 
