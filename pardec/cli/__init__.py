@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from pardec.executors import BatchError
 from pardec.models.errors import PardecError, SpecError
 
 
@@ -44,6 +45,8 @@ def run(arguments: Sequence[str]) -> int:
             command = context.command_path if context is not None else "pardec"
             message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")  # pydantic's words
             return report(message, f'run "{command} --help" for what it takes', 2)
+        if isinstance(error, BatchError) and not error.leads:
+            return 1
         if isinstance(error, PardecError):
             return report(str(error), error.hint, 2 if isinstance(error, SpecError) else 1)
         if isinstance(error, OSError):

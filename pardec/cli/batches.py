@@ -15,7 +15,7 @@ from typing import Any
 
 from pardec.api import Model
 from pardec.cli.common import say
-from pardec.cli.inputs import Item
+from pardec.prompt_files import Item
 from pardec.requests import Call
 from pardec.result import Result
 from pardec.rows import RowsFile, key_of
@@ -89,11 +89,19 @@ class Batches:
 
     def _keep(self, at: int, part: Call, event: RowFinished) -> None:
         row = self.model.row(part, event)
-        self.rows[at] = {"id": self.items[at].id, "prompt": self.items[at].prompt, **row}
-        self.tokens += row["generated"]
-        self.forwards += event.nfe
         if self.file is not None:
-            self.file.append([{"key": self.keys[at], **self.rows[at]}])
+            self.file.append([self.named(at, row)])
+        self.count(at, {"id": self.items[at].id, "prompt": self.items[at].prompt, **row})
+
+    def named(self, at: int, row: dict[str, Any]) -> dict[str, Any]:
+        """The finished row of prompt `at` as the file holds it."""
+        return {"key": self.keys[at], "id": self.items[at].id, "prompt": self.items[at].prompt, **row}
+
+    def count(self, at: int, row: dict[str, Any]) -> None:
+        """Takes a row that this run has made, and is kept."""
+        self.rows[at] = row
+        self.tokens += row["generated"]
+        self.forwards += row["nfe"]
 
     @contextmanager
     def _watch(self) -> Iterator[Callable[[Event], None]]:

@@ -32,6 +32,8 @@ def generate(
     allowed: o.Allowed = None,
     seed: o.Seed = 0,
     batch_size: o.BatchSize = 8,
+    executor: o.Executor = "local",
+    workers: o.Workers = None,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
     device_map: o.DeviceMap = None,
@@ -47,6 +49,8 @@ def generate(
     pardec generate GSAI-ML/LLaDA-8B-Instruct --chat -p "What is a fjord?" -n 256 -s threshold:tau=0.9@dual
 
     pardec generate tiny-dream --prompts problems.jsonl -o rows.jsonl --batch-size 16
+
+    torchrun --nproc-per-node 8 -m pardec generate MODEL --prompts problems.jsonl -o rows.jsonl --executor torchrun
     """
     items = inputs.read(prompt or [], prompts, chat=chat)
     to_rows = output is not None and output.suffix == ".jsonl"
@@ -69,27 +73,36 @@ def generate(
     arguments: Any = {"seed": seed, **{name: value for name, value in sampling.items() if value is not None}}
 
     # Here and not above: these bring torch, which --help does not need.
-    from pardec.api import load
+    from pardec.cli import dealing
     from pardec.cli.batches import Batches
+    from pardec.executors import executor as started
     from pardec.samplers.registry import resolve
     from pardec.settings import Settings
 
     resolve(Settings.of(arguments).sampler)  # a misspelt sampler is refused before weights are read
-    placed: Any = {"device": device, "dtype": dtype, "device_map": device_map}
-    loaded = load(model, **placed, revision=revision, offline=offline, mask_id=mask_id)
-    say(loaded.language_model.describe(), quiet=quiet)
+    crew = started(executor, workers=workers)
+    if executor != "local":
+        dealing.check(executor, output, prompts, given=bool(prompt), stream=stream)
+    quiet = quiet or not crew.leads
+    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map}
+    placing |= {"revision": revision, "offline": offline, "mask_id": mask_id}
+    loaded = dealing.placed(crew, model, placing, quiet=quiet)
     call = loaded.prepare([item.prompt for item in items], **arguments)
     run = Batches(loaded, call, items, stream=stream, quiet=quiet)
     if to_rows and output is not None:
-        run.keep_in(output, overwrite=overwrite)
+        dealing.keep_in(run, crew, output, overwrite=overwrite)
     try:
-        run.decode(batch_size, show=not to_rows and not json_)
+        if executor == "local":
+            run.decode(batch_size, show=not to_rows and not json_)
+        else:
+            job = dealing.Generation(model, placing, [item.prompt for item in items], arguments)
+            dealing.deal(run, crew, job, batch_size)
     except KeyboardInterrupt:
-        say(run.left_off())
+        say(run.left_off(), quiet=not crew.leads)
         raise typer.Exit(130) from None
     if output is not None and not to_rows:
         run.result().save(output)
         say(f"wrote {output}", quiet=quiet)
-    if json_:
+    if json_ and crew.leads:
         dump(run.document())
     say(run.summary(), quiet=quiet)

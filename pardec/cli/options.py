@@ -37,6 +37,8 @@ Allowed = Annotated[Path | None, _option(SHAPE, "JSON: the tokens that may stand
 Seed = Annotated[int, _option(SHAPE, "Prompt i draws from a seed of this and i.")]
 
 BatchSize = Annotated[int, _option(RUN, "Prompts decoded at once.", min=1)]
+Executor = Annotated[str, _option(RUN, "local, torchrun or ray: who decodes; all but local write FILE.jsonl.")]
+Workers = Annotated[int | None, _option(RUN, "Copies of the model; all there is room for if not given.", min=1)]
 Device = Annotated[str, _option(RUN, "auto, cpu, cuda, cuda:1 or mps.")]
 Dtype = Annotated[str, _option(RUN, "auto, float32, bfloat16 or float16.")]
 DeviceMap = Annotated[str | None, _option(RUN, "auto spreads the layers over devices.")]

@@ -61,7 +61,11 @@ class Executor(Protocol):
 
 
 class BatchError(PardecError):
-    """Some batches of a run could not be run."""
+    """Some batches of a run could not be run; where all processes raise it, the leader's is to be told."""
+
+    def __init__(self, message: str, hint: str | None = None, *, leads: bool = True) -> None:
+        super().__init__(message, hint)
+        self.leads = leads
 
 
 def executor(name: str = "local", *, workers: int | None = None) -> Executor:
@@ -93,12 +97,13 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
     )
 
 
-def failed(errors: Sequence[str], batches: int) -> BatchError:
+def failed(errors: Sequence[str], batches: int, *, leads: bool = True) -> BatchError:
     """What is raised after a run whose batches failed with `errors`."""
     plural = "" if batches == 1 else "es"
     return BatchError(
         f"{len(errors)} of {batches} batch{plural} could not be run; the first: {errors[0]}",
         hint="the rows of the others are kept; the same command makes what is missing",
+        leads=leads,
     )
 
 

@@ -7,10 +7,13 @@ a process dies, torchrun ends the others; what reached the rows file stays, and 
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from pardec.executors import Job, Sink, described, failed
@@ -32,8 +35,8 @@ class Torchrun:
         missing = [name for name in _STARTED if name not in os.environ]
         if missing:
             raise SpecError(
-                "the torchrun executor runs in processes that torchrun started, and this one it did not start",
-                hint=f"torchrun --nproc-per-node {workers or 2} -m pardec ... --executor torchrun",
+                "the torchrun executor works under torchrun, which did not start this process",
+                hint=f"torchrun --nproc-per-node {workers or 2} {_command()}",
             )
         started = int(os.environ["WORLD_SIZE"])
         if workers not in (None, started):
@@ -71,7 +74,7 @@ class Torchrun:
             sink(rows)
         everywhere = [error for some in self._gather(errors) for error in some]
         if everywhere:
-            raise failed(everywhere, len(batches))
+            raise failed(everywhere, len(batches), leads=self.leads)
 
     def _gather(self, value: Any) -> list[Any]:
         """The value of every process, in each; a point that all must reach."""
@@ -89,6 +92,14 @@ class Torchrun:
         made = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE) if self.leads else None
         port = self._gather(made.port if made is not None else None)[0]
         return made or dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=PATIENCE)
+
+
+def _command() -> str:
+    """This program, as torchrun takes it."""
+    name = Path(sys.argv[0])
+    if name.name == "pardec" or name.parts[-2:] == ("pardec", "__main__.py"):
+        return shlex.join(["-m", "pardec", *sys.argv[1:]])
+    return shlex.join(sys.argv) if name.suffix == ".py" else "your_script.py"
 
 
 def _joined() -> Any:

@@ -1,0 +1,127 @@
+"""Batch generation by many workers: what each of them is told, and how rows come back into the file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pardec.cli.batches import EVERY_S, Batches
+from pardec.cli.common import say
+from pardec.executors import Executor
+from pardec.executors.outline import outline
+from pardec.executors.ray import Ray
+from pardec.models.errors import SpecError
+from pardec.samplers.events import RowFinished
+
+if TYPE_CHECKING:
+    from pardec.api import Model
+    from pardec.requests import Call
+
+
+def check(name: str, output: Path | None, prompts: Path | None, *, given: bool, stream: bool) -> None:
+    """Refuses what only one process can do.
+
+    Raises:
+        SpecError: no rows file, prompts that only one process can read, or a canvas to be shown.
+    """
+    if output is None or output.suffix != ".jsonl":
+        raise SpecError(f"the {name} executor keeps rows in a file", hint="add -o rows.jsonl")
+    if stream:
+        raise SpecError(f"--stream shows this process, and the {name} executor has others", hint="leave --stream out")
+    if name == "torchrun" and not given and (prompts is None or str(prompts) == "-"):
+        raise SpecError("standard input reaches one process of torchrun only", hint="name a file with --prompts")
+
+
+def placed(crew: Executor, name: str, placing: dict[str, Any], *, quiet: bool) -> Model:
+    """The model that this process reads prompts with: its own, or what the actors of Ray will load, without weights;
+    `placing`, the arguments of `load`, then names their dtype."""
+    from pardec.api import load
+
+    if not isinstance(crew, Ray):
+        model = load(name, **placing)
+        say(model.language_model.describe(), quiet=quiet)
+        return model
+    model = outline(name, on_gpu=crew.gpus > 0, **placing)
+    placing["dtype"] = str(model.language_model.dtype).removeprefix("torch.")
+    say(f"{model.name} in {placing['dtype']}, loaded by Ray actors", quiet=quiet)
+    return model
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The job: names and settings, and in the process that made it the model if that is loaded already."""
+
+    model: str
+    placing: dict[str, Any]  # arguments of `load`
+    prompts: list[Any]
+    arguments: dict[str, Any]  # of `generate`
+    ready: tuple[Model, Call] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "ready": None}
+
+    def worker(self) -> Decoding:
+        if self.ready is not None:
+            return Decoding(*self.ready)
+        from pardec.api import load
+
+        model = load(self.model, **self.placing)
+        return Decoding(model, model.prepare(self.prompts, **self.arguments))
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The worker: a unit is the number of a prompt, its row names it as "at"."""
+
+    model: Model
+    call: Call
+
+    def run(self, batch: Sequence[int]) -> list[dict[str, Any]]:
+        part = self.call.take(batch)
+        ends = {event.row: event for event in self.model.run(part) if isinstance(event, RowFinished)}
+        return [{"at": at, **self.model.row(part, ends[row])} for row, at in enumerate(batch)]
+
+
+def keep_in(run: Batches, crew: Executor, output: Path, *, overwrite: bool) -> None:
+    """The same as `Batches.keep_in`, where only one of many processes may start the file over."""
+    if overwrite and crew.leads:
+        output.unlink(missing_ok=True)
+    crew.wait()
+    run.keep_in(output, overwrite=False)
+
+
+def deal(run: Batches, crew: Executor, job: Generation, batch_size: int) -> None:
+    """Makes the rows that are missing, by all workers; afterwards `run` has those of every process.
+
+    Raises:
+        BatchError: batches failed; the rows of the others are in the file.
+    """
+    if not isinstance(crew, Ray):
+        job = replace(job, ready=(run.model, run.call))
+    file = run.file
+    assert file is not None, "workers meet in a file"
+    todo = [at for at in range(len(run.items)) if at not in run.rows]
+    # Rows of like length waste little on each other; the longest come first, so that no worker begins one at the end.
+    todo.sort(key=lambda at: -len(run.call.request.canvases[at]))
+    batches = [todo[start : start + batch_size] for start in range(0, len(todo), batch_size)]
+    told, others = time.monotonic(), file.count() - len(run.rows)  # the file may hold rows of prompts not asked for
+
+    def sink(rows: list[dict[str, Any]]) -> None:
+        nonlocal told
+        file.append([run.named(row.pop("at"), row) for row in rows])
+        if time.monotonic() - told > EVERY_S:
+            say(f"{file.count() - others} of {len(run.items)} rows", quiet=run.quiet)
+            told = time.monotonic()
+
+    started = time.perf_counter()
+    try:
+        crew.run(job, batches, sink)
+    finally:
+        run.seconds += time.perf_counter() - started
+        held = file.read()
+        for at in todo:
+            if run.keys[at] in held:
+                run.count(at, held[run.keys[at]])
