@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
+from pardec.prompts import open_id
 from pardec.samplers.contracts import Allowed
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ class _Sets:
     """The different sets of one request, each stored once; number 0 allows everything."""
 
     def __init__(self, model: LanguageModel) -> None:
-        assert model.facts.mask_id is not None, "the prompt was read"
-        self.model, self.mask, self.size = model, model.facts.mask_id, model.vocab_size
+        self.model, self.size = model, model.vocab_size
+        self.mask = open_id(model)
         self.known: dict[bytes, int] = {b"": 0}
         self.chosen: list[np.ndarray] = [np.arange(self.size)]
         self.words: dict[str, int] = {}

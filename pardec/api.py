@@ -18,7 +18,8 @@ from pardec.models.plan import Plan
 from pardec.requests import Call, check_length, prepare
 from pardec.result import Result, Timing, plain_row
 from pardec.samplers.events import Event, Finished, RowFinished
-from pardec.samplers.loops import masked
+from pardec.samplers.loops import masked, verify
+from pardec.samplers.verifying import Speculation
 from pardec.settings import Arguments, Settings
 from pardec.streaming import Texts
 
@@ -115,6 +116,7 @@ class Model:
             seed: one number (row i gets the seed derived from it and i), or a list with one a row.
             template: text with mask tokens, or ids with None, that stands after the prompt in place of
                 max_new_tokens masks; one, or one a row.
+            logits_processor: transformers' logits processors, run on the history of each token; AR models only.
             allowed: which tokens may stand where: a function (row, index) -> ids, texts of one token, or None for any;
                 a list of such choices, one a position; a dict {index: choices}; or a list with one of these a row.
                 Index 0 is the first position after the prompt. It holds in any order, and for every stage.
@@ -183,7 +185,7 @@ class Model:
         canvases = call.request.canvases
         size = f"{len(canvases)} rows of up to {max(map(len, canvases))} tokens"
         with _memory(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
-            decoded = masked.decode(self.language_model, call.sampler, call.request)
+            decoded = _decode(self.language_model, call)
             with closing(cast("Generator[Event]", decoded)) as events:  # freed at once, however this ends
                 for told in events:
                     event = texts(told)
@@ -225,6 +227,9 @@ class Model:
             nfe=list(end.nfe),
             forward_rows=list(end.forward_rows),
             tokens_fed=list(end.tokens_fed),
+            draft_forwards=list(end.draft_forwards or [0] * len(made)),
+            deviation=list(end.deviation or [0.0] * len(made)),
+            padding=end.padding,
             spec=str(call.sampler.spec),
             exact=call.sampler.exact,
             trace=end.trace,
@@ -238,6 +243,13 @@ class Model:
             environment=self.environment(),
             tokenizer=model.tokenizer,
         )
+
+
+def _decode(model: LanguageModel, call: Call) -> Iterator[Event]:
+    """The loop of the sampler's family."""
+    if isinstance(call.sampler, Speculation):
+        return verify.decode(model, call.sampler, call.request)
+    return masked.decode(model, call.sampler, call.request)
 
 
 setattr(Model.generate, "__signature__", Settings.signature())  # noqa: B010

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row before decoding: given ids, then what follows, the mask id where a token is to come. Both [.] int64."""
+    """One row before decoding: given ids, then what follows, the mask id where a token is to come. Both [.] int64.
+
+    An autoregressive model, which knows no mask, has -1 there.
+    """
 
     prompt: Tensor
     rest: Tensor
@@ -49,7 +52,11 @@ def rows(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_n
         raise SpecError(
             "no prompt is given", hint='pass text, model.generate("..."), or token ids, model.generate(input_ids=...)'
         )
-    mask = _mask_id(model)
+    mask = open_id(model)
+    if template is not None and not model.facts.masked:
+        raise SpecError(
+            f"{model.name} writes from left to right and cannot fill a template", hint="leave template= out"
+        )
     templates = None if template is None else _templates(model, template, mask)
     if prompt is not None:
         given = [_checked(model, ids, f"prompt {i}") for i, ids in enumerate(_encode(model, prompt))]
@@ -73,12 +80,11 @@ def rows(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_n
     return [Row(ids, templates[i if len(templates) > 1 else 0]) for i, ids in enumerate(given)]
 
 
-def _mask_id(model: LanguageModel) -> int:
-    if not model.facts.masked or model.facts.mask_id is None:
-        raise SpecError(
-            f"{model.name} predicts the next token; the methods of this release decode masked models",
-            hint='"pardec list models" names models that work, such as tiny-dream',
-        )
+def open_id(model: LanguageModel) -> int:
+    """What stands where a token is to come: the mask id, or -1 for a model that has none."""
+    if not model.facts.masked:
+        return -1
+    assert model.facts.mask_id is not None, "a masked model has one"
     return model.facts.mask_id
 
 

@@ -14,6 +14,7 @@ from pardec.samplers import registry
 from pardec.samplers.contracts import Request, Sampler
 from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Spec, parse
+from pardec.samplers.verifying import Speculation
 from pardec.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ BLOCK = 32  # the default block, where the request is not shorter
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the masked loop is given, and the seed of each row."""
+    """What a loop is given, and the seed of each row."""
 
-    sampler: Sampler
+    sampler: Sampler | Speculation
     request: Request
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None
@@ -36,7 +37,7 @@ class Call:
         """What row `row` generated, and how many tokens count.
 
         Args:
-            canvas: its final ids, right-padded or not.
+            canvas: its final ids, right-padded or not; it may end with the row's last token.
 
         Returns:
             The ids behind the prompt, cut after the first end token that was generated; and the number of generated
@@ -45,7 +46,7 @@ class Call:
         start = self.request.prompts[row]
         before = self.request.canvases[row][start:].tolist()
         made = list(canvas[start : start + len(before)])
-        fresh = [new != old for new, old in zip(made, before, strict=True)]
+        fresh = [new != old for new, old in zip(made, before, strict=False)]
         ends = (at for at, new in enumerate(fresh) if new and made[at] in self.request.stop_ids)
         end = next(ends, len(made))
         return made[: end + 1], sum(fresh[:end])
@@ -83,7 +84,8 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     if settings.label is not None or settings.num_images != 1:
         what = "label" if settings.label is not None else "num_images"
         raise SpecError(f"{what} is for image models and {model.name} is a text model", hint=f"leave {what} out")
-    sampler = _sampler(model, settings.sampler)
+    _check_family(model, settings)
+    sampler = _sampler(model, settings)
     given = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
     check_length(model, [len(row.canvas) for row in given])
     stop_ids = _stop_ids(model, settings)
@@ -106,16 +108,44 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         cfg=settings.cfg,
         stop_ids=stop_ids,
         allowed=allowed.read(model, settings.allowed, given),
+        processors=tuple(settings.logits_processor or ()),
     )
     return Call(sampler, request, seeds, settings.callback)
 
 
-def _sampler(model: LanguageModel, given: str | Spec | Sampler | None) -> Sampler:
-    """The sampler that runs; a spec without a cache takes the exact one of the model's family, if there is one."""
-    sampler, attention = registry.resolve(given), model.facts.attention
+def _check_family(model: LanguageModel, settings: Settings) -> None:
+    """Refuses arguments that mean nothing to the model's family."""
+    masked = model.facts.masked
+    if masked and settings.logits_processor:
+        raise SpecError(
+            f"logits_processor reads what stands before a token, and {model.name} fills its canvas in any order",
+            hint="leave it out; allowed= says which tokens may stand where",
+        )
+    for name, given in (("cfg", settings.cfg), ("block_length", settings.block_length)):
+        if not masked and given is not None:
+            raise SpecError(f"{name} is for masked models and {model.name} is not one", hint=f"leave {name} out")
+
+
+def _sampler(model: LanguageModel, settings: Settings) -> Sampler | Speculation:
+    """The sampler that runs; a masked spec without a cache takes the exact one of the family, if there is one."""
+    given, attention = settings.sampler, model.facts.attention
+    if not model.facts.masked:
+        made = registry.resolve(given, "ar", sampling=settings.temperature > 0)
+        if settings.temperature > 0 and getattr(made.accept, "argmax", False):
+            raise SpecError(
+                f"{made.spec.parts[-1].name!r} keeps the likeliest tokens, and "
+                f"temperature={settings.temperature} asks for a sample",
+                hint="accept with speculative or match, or leave temperature out",
+            )
+        return made
+    if isinstance(given, Speculation):
+        raise SpecError(
+            f"{given.spec} is for autoregressive models and {model.name} is masked", hint="name another sampler"
+        )
+    sampler = registry.resolve(given, "masked")
     if attention == "block-causal" and not isinstance(given, Sampler) and _names_no_cache(given):
         with suppress(SpecError):  # a stage that cannot go with it keeps what it can go with
-            sampler = registry.resolve(replace(sampler.spec, cache=Part("block")))
+            sampler = registry.resolve(replace(sampler.spec, cache=Part("block")), "masked")
     needs = getattr(sampler.cache, "attention", attention)
     if needs != attention:
         assert sampler.spec.cache is not None, "a resolved spec names its cache"
@@ -157,6 +187,8 @@ def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
 
 def _block_length(model: LanguageModel, settings: Settings, given: list[Row]) -> int:
     longest = max(len(row.rest) for row in given)
+    if not model.facts.masked:
+        return 1
     fixed = model.facts.block if model.facts.attention == "block-causal" else None
     asked = settings.block_length
     if fixed is not None:

@@ -43,7 +43,11 @@ class Result:
         forward_rows: rows of model forwards; a guided call counts twice.
         tokens_fed: positions queried over all forwards.
         spec: the resolved sampler with every parameter.
-        exact: "greedy" if the output is that of the `sequential` baseline, else "relaxed".
+        draft_forwards: per row, forwards of a drafting model, where there is one.
+        deviation: per row, what a relaxed acceptance adds up to in total variation; each says how it counts.
+        padding: positions fed beside `tokens_fed`, in forwards of rows of unequal length (verify loop).
+        exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is drawn from the same
+            law, else "relaxed".
         trace: which forward committed each position, and what each forward queried.
         finish: per row "stop" (first end token) or "length" (nothing left to fill).
         prompts: per row how many tokens were given before the generated region.
@@ -73,11 +77,21 @@ class Result:
     images: list[Image] | None = None
     tokenizer: Any = field(default=None, repr=False)
     saved_pieces: list[list[str]] | None = field(default=None, repr=False)
+    draft_forwards: list[int] = field(default_factory=list)
+    deviation: list[float] = field(default_factory=list)
+    padding: int = 0
 
     @property
     def tokens_per_forward(self) -> float:
         """Generated tokens over forwards, both summed over the rows."""
         return sum(self.generated) / max(sum(self.nfe), 1)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens gained per round of the verify loop, the next token included and the prompt's round left out; None for
+        masked models."""
+        kept = [count for row in self.trace.accepted for count in row[1:]]
+        return sum(kept) / len(kept) + 1 if kept else None
 
     @cached_property
     def pieces(self) -> list[list[str]] | None:

@@ -19,9 +19,11 @@ from pardec.models.errors import PardecError
 from pardec.result import Result, Timing
 from pardec.samplers.trace import Fed, Trace
 
-FORMAT = "pardec.result/1"
+FORMAT = "pardec.result/2"
 _TENSORS = {"sequences": torch.int64, "commit_step": torch.int16, "commit_score": torch.float32}
-_ROWS = ("generated", "nfe", "forward_rows", "tokens_fed", "finish", "prompts", "seeds")
+_ROWS = (
+    "generated", "nfe", "forward_rows", "tokens_fed", "draft_forwards", "deviation", "finish", "prompts", "seeds"
+)  # fmt: skip
 _PLAIN = (*_ROWS, "tokens", "text", "spec", "exact", "model", "settings", "environment")
 _SAVED = "a saved result is the folder or the .json file that result.save(path) wrote"
 
@@ -82,6 +84,9 @@ def _plain(result: Result) -> dict[str, Any]:
         "lengths": result.trace.lengths.tolist(),
         "fed": [[_pack(fed) for fed in row] for row in result.trace.fed],
         "clocks": [list(row) for row in result.trace.clocks],
+        "drafted": [list(row) for row in result.trace.drafted],
+        "accepted": [list(row) for row in result.trace.accepted],
+        "padding": result.padding,
     }
 
 
@@ -91,11 +96,12 @@ def _read(held: dict[str, Any], found: dict[str, Any]) -> Result:
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or tensor.shape != shape:
             raise ValueError(f"{name} is {list(tensor.shape)} where sequences is {list(shape)}")
-    for name in (*_ROWS, "tokens", "lengths", "fed", "clocks"):
+    for name in (*_ROWS, "tokens", "lengths", "fed"):
         if len(held[name]) != shape[0]:
             raise ValueError(f"{name} has {len(held[name])} rows, expected {shape[0]}")
-    if any(len(clocks) != len(fed) for clocks, fed in zip(held["clocks"], held["fed"], strict=True)):
-        raise ValueError("clocks and fed name different numbers of forwards")
+    for name in ("clocks", "drafted", "accepted"):
+        if held[name] and list(map(len, held[name])) != list(map(len, held["fed"])):
+            raise ValueError(f"{name} and fed name different numbers of forwards")
     trace = Trace(
         tokens=tensors["sequences"].numpy(),
         commit_step=tensors["commit_step"].numpy(),
@@ -103,6 +109,8 @@ def _read(held: dict[str, Any], found: dict[str, Any]) -> Result:
         lengths=np.asarray(held["lengths"], dtype=np.int64),
         fed=tuple(tuple(_unpack(fed) for fed in row) for row in held["fed"]),
         clocks=tuple(map(tuple, held["clocks"])),
+        drafted=tuple(map(tuple, held["drafted"])),
+        accepted=tuple(map(tuple, held["accepted"])),
     )
     return Result(
         sequences=tensors["sequences"],
@@ -110,6 +118,7 @@ def _read(held: dict[str, Any], found: dict[str, Any]) -> Result:
         timing=Timing(float(held["timing"]["total_s"]), int(held["timing"]["tokens"])),
         stop_ids=tuple(held["stop_ids"]),
         saved_pieces=held["pieces"],
+        padding=int(held["padding"]),
         **{name: held[name] for name in _PLAIN},
     )
 

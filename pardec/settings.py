@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from pardec.samplers.events import Event
     from pardec.samplers.rng import Source
     from pardec.samplers.spec import Spec
+    from pardec.samplers.verifying import Speculation
 
 
 class Arguments(TypedDict, total=False):
     """What `generate` and `stream` take beside the prompt; `Settings` has the defaults and the meaning."""
 
     input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
-    sampler: str | Spec | Sampler | None
+    sampler: str | Spec | Sampler | Speculation | None
     max_new_tokens: int
     block_length: int | None
     temperature: float
@@ -34,6 +35,7 @@ class Arguments(TypedDict, total=False):
     seed: int | Sequence[int]
     template: str | Sequence[Any] | Tensor | None
     allowed: Any
+    logits_processor: Sequence[Callable[[Tensor, Tensor], Tensor]] | None
     stop_ids: int | Sequence[int] | None
     block_align: Literal["prompt", "absolute"]
     label: int | Sequence[int] | None
@@ -47,7 +49,7 @@ class Settings:
     """One checked set of arguments."""
 
     input_ids: Any = None
-    sampler: str | Spec | Sampler | None = None
+    sampler: str | Spec | Sampler | Speculation | None = None
     max_new_tokens: int = 64
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
     temperature: float = 0.0
@@ -57,6 +59,7 @@ class Settings:
     seed: int | Sequence[int] = 0  # a list gives each row its own
     template: Any = None
     allowed: Any = None  # which tokens may stand where; pardec.allowed has the forms
+    logits_processor: Any = None  # transformers' processors, run on each token's own history; AR models only
     stop_ids: Any = None  # None: the model's end tokens; [] never stops
     block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
     label: Any = None
@@ -83,6 +86,12 @@ class Settings:
             raise SpecError(
                 f"source has no method uniform, got {type(self.source).__name__}",
                 hint="pass an object like pardec.samplers.rng.Keyed, or leave source out",
+            )
+        processors = self.logits_processor
+        if processors is not None and not (isinstance(processors, Sequence) and all(map(callable, processors))):
+            raise SpecError(
+                f"logits_processor is a list of processors, got {processors!r}",
+                hint="logits_processor=[RepetitionPenaltyLogitsProcessor(1.1)], from transformers",
             )
         if self.callback is not None and not callable(self.callback):
             raise SpecError(

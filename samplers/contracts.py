@@ -24,9 +24,11 @@ from pardec.samplers.spec import Spec
 
 @dataclass(frozen=True)
 class Request:
-    """What one call of the masked loop decodes. Checked by the caller; lengths are in tokens."""
+    """What one call of a loop decodes. Checked by the caller; lengths are in tokens."""
 
-    canvases: tuple[Tensor, ...]  # per row [L_i] int64: prompt, then mask ids where tokens are to come
+    canvases: tuple[
+        Tensor, ...
+    ]  # per row [L_i] int64: prompt, then mask ids (-1 for AR models) where tokens are to come
     prompts: tuple[int, ...]  # per row: where the generated region, and a prompt-aligned block grid, begins
     block_length: int
     source: Source
@@ -37,6 +39,7 @@ class Request:
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
     stop_ids: tuple[int, ...] = ()
     allowed: Allowed | None = None
+    processors: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()  # transformers' logits processors; AR models only
     finished: Tensor | None = (
         None  # [B, L + 1] int64 text of a reference decode, -1 where there is none; see `Referring`
     )

@@ -25,7 +25,7 @@ class Started(Event):
 
 @dataclass(frozen=True, slots=True)
 class Step(Event):
-    """One step of the masked loop: a forward for each live row, and what was committed."""
+    """One step of a loop: a forward for each live row, and what was committed."""
 
     number: int  # from 0
     rows: np.ndarray  # [n] live rows
@@ -38,13 +38,11 @@ class Step(Event):
     text: tuple[str, ...] | None = None  # per live row: the text that became certain; put in by `Model.stream`
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted(Event):
-    """One round of the verify loop: how many tokens each row gained, bonus included."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted(Step):
+    """One round of the verify loop: a step whose commits are the accepted tokens and the next one."""
 
-    number: int
-    rows: np.ndarray  # [n]
-    gained: np.ndarray  # [n]
+    gained: np.ndarray  # [n] tokens committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class RowFinished(Event):
     """A row is done; it costs nothing from here on."""
 
     row: int
-    tokens: np.ndarray  # [L_i] int64, the whole canvas of the row
+    tokens: np.ndarray  # [L_i] int64, the whole canvas of the row; of AR models up to its last token
     reason: str  # "stop": its first end token; "length": nothing left to fill
     nfe: int
     text: str | None = None  # what the row's steps have not told yet; all its pieces make up its Result.text
@@ -68,3 +66,6 @@ class Finished(Event):
     forward_rows: tuple[int, ...]  # rows of model forwards: a guided call counts twice
     tokens_fed: tuple[int, ...]  # query positions of all forwards, guidance included
     trace: Trace
+    padding: int = 0  # positions fed beside those, that belong to no row; counted by the verify loop
+    draft_forwards: tuple[int, ...] = ()  # per row: forwards of a drafting model
+    deviation: tuple[float, ...] = ()  # per row: what a relaxed acceptance adds up to, in total variation

@@ -50,6 +50,10 @@ class Trace:
     lengths: np.ndarray  # [B] where each row ends
     fed: tuple[tuple[Fed, ...], ...]  # per row and forward: the positions queried
     clocks: tuple[tuple[int, ...], ...] = ()  # per row and forward: the schedule's clock; () counts 0, 1, ...
+    drafted: tuple[
+        tuple[int, ...], ...
+    ] = ()  # per row and forward of the verify loop: tokens drafted, the deepest path
+    accepted: tuple[tuple[int, ...], ...] = ()  # and how many of them were accepted
 
     @property
     def forward(self) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from einops import rearrange
@@ -138,10 +139,18 @@ def _moment(logits: Tensor) -> Tensor:
     return (logits.exp() * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
 
 
-def filtered(logits: Tensor, *, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
-    """`logits` [B, W, V] over the temperature, then without what top-p and then top-k leave out (-inf).
+def filtered(
+    logits: Tensor,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    order: Literal["top_p", "top_k"] = "top_p",
+) -> Tensor:
+    """`logits` [B, W, V] over the temperature, then without what top-p and top-k leave out (-inf).
 
-    A temperature of 0 leaves the logits undivided: the argmax is the same and the filters still shape the law.
+    `order` names the filter that comes first: masked models began with top-p, autoregressive ones with top-k. A
+    temperature of 0 leaves the logits undivided: the argmax is the same and the filters still shape the law.
     """
     if temperature > 0 and temperature != 1:
         logits = logits / temperature
@@ -152,6 +161,6 @@ def filtered(logits: Tensor, *, temperature: float, top_k: int | None, top_p: fl
     warpers = [TopPLogitsWarper(top_p)] if top_p is not None and top_p < 1 else []
     warpers += [TopKLogitsWarper(top_k)] if top_k is not None else []
     rows = rearrange(logits, "b w v -> (b w) v")
-    for warper in warpers:
+    for warper in warpers if order == "top_p" else reversed(warpers):
         rows = warper(None, rows)
     return rearrange(rows, "(b w) v -> b w v", b=len(logits))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from pardec.models.errors import PardecError, SpecError
-from pardec.samplers import registry
+from pardec.samplers import cards, registry
 from pardec.samplers.masked.threshold import Threshold
 from pardec.samplers.registry import register, resolve
 from tests.samplers.toys import fill, prompts, toy
@@ -44,9 +44,9 @@ class Everything:
 @pytest.fixture
 def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is forgotten after it."""
-    monkeypatch.setattr(registry, "_methods", dict(registry._methods))
+    monkeypatch.setattr(cards, "_methods", dict(cards._methods))
     yield
-    registry._load_all.cache_clear()
+    cards._load_all.cache_clear()
 
 
 @pytest.mark.usefixtures("scratch")
@@ -88,7 +88,7 @@ def test_other_packages_add_methods_by_entry_point(tmp_path: Path, monkeypatch: 
         return [entry]
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    registry._load_all.cache_clear()
+    cards._load_all.cache_clear()
     card = registry.find("everything")
     assert asked == ["pardec.samplers"]
     assert card.summary == "Commits everything at once."
@@ -103,7 +103,7 @@ def test_other_packages_add_methods_by_entry_point(tmp_path: Path, monkeypatch: 
 def test_a_broken_entry_point_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.metadata.EntryPoint("theirs", "no_such_package_of_theirs", "pardec.samplers")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [entry])
-    registry._load_all.cache_clear()
+    cards._load_all.cache_clear()
     with pytest.raises((PardecError, ImportError), match="no_such_package_of_theirs"):
         registry.cards()
 

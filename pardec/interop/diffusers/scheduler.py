@@ -23,7 +23,7 @@ from pardec.samplers import registry
 from pardec.samplers.contracts import Referring, Sampler
 from pardec.samplers.rng import Keyed
 
-DEFAULT = registry.DEFAULT
+DEFAULT = registry.DEFAULT["masked"]
 
 
 class PardecScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]

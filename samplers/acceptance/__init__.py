@@ -1,0 +1,1 @@
+"""Which drafted tokens stand: one rule a file."""

@@ -1,0 +1,26 @@
+"""Accepts what the target itself finds likeliest, token for token.
+
+Blockwise Parallel Decoding for Deep Autoregressive Models, https://arxiv.org/abs/1811.03115
+
+    x accepted  iff  x = argmax p(. | its prefix);  next = argmax p
+
+Exact: greedy. The temperature must be 0: with another one the law would be ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pardec.samplers.kernels.verdict import follow
+from pardec.samplers.registry import register
+from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
+
+
+@register("greedy", stage="accept", paper="arXiv:1811.03115", exact="greedy")
+@dataclass(frozen=True)
+class Greedy:
+    argmax: ClassVar[bool] = True  # at any temperature the argmax comes out
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+        return follow(draft, laws.pick)

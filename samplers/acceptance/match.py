@@ -1,0 +1,42 @@
+"""Draws each next token from the target's law and accepts the draft where it holds just that token.
+
+Accelerating Transformer Inference for Translation via Parallel Decoding, https://arxiv.org/abs/2305.10427 (with seeds)
+Inference with Reference, https://arxiv.org/abs/2304.04487
+
+    y ~ p(. | node);  descend to the child that holds y, else y is the next token
+
+With `noise=seeded` the draw is argmax(log p + G) with Gumbel noise G fixed per absolute position, so that the same
+position draws alike in every round: what Jacobi iterations need to converge under sampling.
+
+Deviates from the papers: it verifies any draft, trees included.
+Exact: distribution. At temperature 0 it is `greedy`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pardec.samplers.kernels.verdict import follow
+from pardec.samplers.registry import register
+from pardec.samplers.rng import gumbel, wide
+from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
+
+
+@register("match", stage="accept", paper="arXiv:2305.10427", exact="distribution")
+@dataclass(frozen=True)
+class Match:
+    noise: Literal["fresh", "seeded"] = "fresh"  # seeded: one noise per position for the whole request
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+        return follow(draft, laws.pick if laws.greedy else self.drawn(draft, laws, chances))
+
+    def drawn(self, draft: Draft, laws: Laws, chances: Chances) -> Tensor:
+        """[B, T] int64: a draw from the law behind each node; alike at equal nodes of one position."""
+        width = laws.logits.shape[-1]
+        where = draft.start[:, None] + draft.depth + 1  # the position that each law is of
+        noise = chances.noise(where, "match", width, fixed=self.noise == "seeded")
+        return (wide(torch.log_softmax(laws.logits, -1)) + gumbel(noise)).argmax(-1)

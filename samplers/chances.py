@@ -1,0 +1,40 @@
+"""The random numbers of one round of the verify loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.samplers.rng import Source, wide
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """Uniforms keyed by row seed, round, node and purpose, so that a row draws the same alone and in any batch."""
+
+    source: Source
+    rows: np.ndarray  # [B] index in the request
+    rounds: np.ndarray  # [B]
+    device: torch.device
+
+    def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
+        return self._one("accept", node)
+
+    def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
+        # Inverse CDF in float64; the last index with any weight catches what rounding leaves over.
+        mass = wide(weights).cumsum(-1)
+        found = (mass <= self._one(purpose, node)[:, None] * mass[:, -1:]).sum(-1)
+        top = (weights > 0).long().cumsum(-1).argmax(-1)
+        return torch.minimum(found, top)
+
+    def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
+        return self.source.uniform(
+            self.rows, np.zeros_like(self.rounds) if fixed else self.rounds, positions, purpose, width
+        )
+
+    def _one(self, purpose: str, node: int) -> Tensor:
+        where = torch.full((len(self.rows), 1), node, device=self.device)
+        return self.source.uniform(self.rows, self.rounds, where, purpose)[:, 0]

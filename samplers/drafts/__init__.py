@@ -1,0 +1,1 @@
+"""Where the tokens to verify come from: one drafter a file."""

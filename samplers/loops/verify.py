@@ -1,0 +1,235 @@
+"""The verify loop: autoregressive models, several tokens a forward, every row at its own pace.
+
+One round: the drafter's tokens, one forward over them, the law behind each (processors, temperature, filters), the
+acceptance, the commit, and what drafter and length controller make of it. Between rounds the cache holds all of a
+row's committed tokens but the last. The first round feeds the prompt and commits the first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import ModelError
+from pardec.models.hidden import Hidden
+from pardec.models.language_model import LanguageModel
+from pardec.samplers.canvas import GIVEN
+from pardec.samplers.chances import Keyed
+from pardec.samplers.contracts import Remembering, Request, take_rows
+from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started
+from pardec.samplers.kernels.process import Processing
+from pardec.samplers.loops.passes import Passes
+from pardec.samplers.sequences import Sequences
+from pardec.samplers.trace import Trace
+from pardec.samplers.verifying import Draft, Laws, Outcome, Scene, Speculation, Verdict
+
+
+def decode(model: LanguageModel, sampler: Speculation, request: Request, *, steps: bool = True) -> Iterator[Event]:
+    """Decodes a request, yielding `Started`, then `Accepted` and `RowFinished` events, and at last `Finished`.
+
+    Without `steps` no `Accepted` is told.
+    """
+    loop = VerifyLoop(model, sampler, request)
+    yield loop.started()
+    while len(loop.text):
+        before = loop.text.length.copy()
+        loop.round()
+        if steps:
+            yield loop.told(before)
+        yield from loop.retire()
+    yield loop.finished()
+
+
+class VerifyLoop:
+    """The state of one request; it dies with it."""
+
+    def __init__(self, model: LanguageModel, sampler: Speculation, request: Request) -> None:
+        if model.facts.attention != "causal":
+            raise ModelError(f"{model.name} is no autoregressive model")
+        self.model, self.sampler, self.request = model, sampler, request
+        prompts = [canvas[:given] for canvas, given in zip(request.canvases, request.prompts, strict=True)]
+        self.text = Sequences(
+            prompts, [len(canvas) for canvas in request.canvases], pad_id=model.facts.pad_id, device=model.device
+        )
+        self.passes = Passes(model, self.text, sampler.draft.width(model))
+        self.process = Processing(request, self.text)
+        siblings = getattr(sampler.accept, "siblings", "without")
+        self.scene = Scene(model, request, self.text, self.process, self.passes.cache, siblings)
+        self.memory: dict[int, Any] = {}
+        self.stops = np.array(request.stop_ids, dtype=np.int64)
+        self.ended = np.zeros(len(self.text), dtype=bool)  # a live row's newest token is an end token
+        self.log = Log(self.text)
+
+    @torch.inference_mode()
+    def round(self) -> None:
+        """One forward for every live row, and what it commits."""
+        text, sampler = self.text, self.sampler
+        chances = Keyed(self.request.source, text.rows, text.nfe.copy(), text.device)
+        if not self.passes.fed:
+            draft, raw, hidden = self._begin()
+        else:
+            draft = sampler.draft.propose(self.scene, text.room - 1, chances, self.state(sampler.draft))
+            raw, hidden = self.passes.verify(draft, getattr(sampler.draft, "taps", ()))
+        laws = Laws(raw, self.process(raw, draft), greedy=not self.request.temperature)
+        verdict = sampler.accept.accept(draft, laws, chances, self.state(sampler.accept))
+        self.passes.take(draft, verdict)
+        text.count()
+        before = text.length.copy()
+        gained = self._commit(draft, raw, verdict)
+        self.log.add(text.rows, draft, verdict)
+        outcome = Outcome(draft, verdict, laws, before, gained, hidden)
+        for stage in (sampler.draft, sampler.length):
+            if stage is not None:
+                stage.observe(outcome, self.scene, self.state(stage))
+
+    def state(self, stage: Any) -> Any:
+        """What `stage` remembers of this request."""
+        return self.memory.get(id(stage))
+
+    def _begin(self) -> tuple[Draft, Tensor, Hidden | None]:
+        """The forward over the prompts; stages that remember start with it."""
+        last: list[Tensor] = []
+        order: list[np.ndarray] = []
+        warm = getattr(self.sampler.draft, "warm", None)
+        for stage in self.sampler.stages:
+            if isinstance(stage, Remembering) and callable(stage.start):
+                self.memory[id(stage)] = stage.start(self.scene)
+        for rows, hidden in self.passes.prompt():
+            last.append(hidden.logits())
+            order.append(rows)
+            if warm is not None:
+                warm(rows, hidden, self.scene, self.state(self.sampler.draft))
+        back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)
+        return Draft.none(self.text), torch.cat(last)[back], None
+
+    def _commit(self, draft: Draft, raw: Tensor, verdict: Verdict) -> np.ndarray:
+        """Appends the accepted path and the next token, cut behind the first end token and at the limit; [B] counts."""
+        path, count = verdict.path, verdict.count
+        index = torch.arange(path.shape[1], device=path.device)
+        drafted = torch.nn.functional.pad(draft.tokens.gather(1, path)[:, 1:], (0, 1))
+        tokens = torch.where(index == count[:, None], verdict.next[:, None], drafted)
+        laws = raw.gather(1, path[..., None].expand(-1, -1, raw.shape[-1]))
+        scores = (laws.gather(-1, tokens[..., None])[..., 0] - laws.logsumexp(-1)).exp()
+        made, counts = tokens.cpu().numpy(), np.minimum(count.cpu().numpy() + 1, self.text.room)
+        ends = np.isin(made, self.stops) & (np.arange(made.shape[1]) < counts[:, None])
+        self.ended = ends.any(1)
+        counts = np.where(self.ended, ends.argmax(1) + 1, counts)
+        self.text.commit(made, counts, scores.cpu().numpy())
+        return counts
+
+    # --- what is told ---
+
+    def started(self) -> Started:
+        """The rows before the first forward."""
+        text = self.text
+        return Started(text.host.copy(), self._open(text.length), text.prompt.copy())
+
+    def told(self, before: np.ndarray) -> Accepted:
+        """The round just made; copies, so that it may be kept."""
+        text = self.text
+        still, was = self._open(text.length), self._open(before)
+        return Accepted(
+            number=len(self.passes.fed) - 1,
+            rows=text.rows,
+            nfe=text.nfe.copy(),
+            tokens=text.host.copy(),
+            open=still,
+            committed=was & ~still,
+            settled=text.length.copy(),
+            gained=text.length - before,
+        )
+
+    def _open(self, length: np.ndarray) -> np.ndarray:
+        """[n, L] bool: the positions that are still to come."""
+        place = np.arange(self.text.host.shape[1])
+        return (place >= length[:, None]) & (place < self.text.limit[:, None])
+
+    # --- rows that end ---
+
+    def retire(self) -> Iterator[RowFinished]:
+        """Lets finished rows leave: the text, the cache and every state keep the others only."""
+        over = self.ended | (self.text.room == 0)
+        if not over.any():
+            return
+        for at in np.flatnonzero(over):
+            yield self.log.leave(int(at), "stop" if self.ended[at] else "length")
+        keep = np.flatnonzero(~over)
+        self.text.keep(keep)
+        self.passes.keep(keep)
+        self.ended = self.ended[keep]
+        self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
+
+    def finished(self) -> Finished:
+        """All rows are done."""
+        return self.log.finished(self.passes)
+
+
+class Log:
+    """Follows one request. Finished rows leave; what they held waits here for the trace."""
+
+    def __init__(self, text: Sequences) -> None:
+        self.text = text
+        count = len(text)
+        self.tokens = text.host.copy()
+        self.commit_step, self.commit_score = text.commit_step.copy(), text.commit_score.copy()
+        self.lengths = text.length.copy()
+        self.done: dict[int, RowFinished] = {}
+        self.drafted: list[list[int]] = [[] for _ in range(count)]
+        self.accepted: list[list[int]] = [[] for _ in range(count)]
+        self.draft_forwards = np.zeros(count, dtype=np.int64)
+        self.deviation = np.zeros(count)
+
+    def add(self, rows: np.ndarray, draft: Draft, verdict: Verdict) -> None:
+        """One round of the live `rows`."""
+        deepest = torch.where(draft.tested, draft.depth, 0).amax(1).tolist()
+        for row, drafted, accepted in zip(rows.tolist(), deepest, verdict.count.tolist(), strict=True):
+            self.drafted[row].append(drafted)
+            self.accepted[row].append(accepted)
+        self.draft_forwards[rows] += draft.forwards
+        if verdict.deviation is not None:
+            self.deviation[rows] += verdict.deviation.cpu().numpy()
+
+    def leave(self, at: int, reason: str) -> RowFinished:
+        """The row at index `at` is done."""
+        text = self.text
+        row, end = int(text.rows[at]), int(text.length[at])
+        self.lengths[row] = end
+        for kept, live in (("tokens", "host"), ("commit_step", "commit_step"), ("commit_score", "commit_score")):
+            getattr(self, kept)[row] = getattr(text, live)[at]
+        self.done[row] = RowFinished(row, text.row(at).copy(), reason, int(text.nfe[at]))
+        return self.done[row]
+
+    def finished(self, passes: Passes) -> Finished:
+        """All rows are done."""
+        count, longest = len(self.tokens), int(self.lengths.max())
+        fed: list[list[range | tuple[int, ...]]] = [[] for _ in range(count)]
+        for forward in passes.fed:
+            for at, row in enumerate(forward.rows):
+                fed[row].append(forward.of(at))
+        commit_step = self.commit_step[:, :longest]
+        commit_step[np.arange(longest) >= self.lengths[:, None]] = GIVEN  # padding
+        ends = [self.done[row] for row in range(count)]
+        trace = Trace(
+            self.tokens[:, :longest],
+            commit_step,
+            self.commit_score[:, :longest],
+            self.lengths,
+            tuple(map(tuple, fed)),
+            drafted=tuple(map(tuple, self.drafted)),
+            accepted=tuple(map(tuple, self.accepted)),
+        )
+        return Finished(
+            tokens=trace.tokens,
+            reasons=tuple(end.reason for end in ends),
+            nfe=tuple(end.nfe for end in ends),
+            forward_rows=tuple(end.nfe for end in ends),
+            tokens_fed=tuple(sum(map(len, row)) for row in fed),
+            trace=trace,
+            padding=passes.padded,
+            draft_forwards=tuple(self.draft_forwards.tolist()),
+            deviation=tuple(self.deviation.tolist()),
+        )

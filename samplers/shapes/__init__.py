@@ -1,0 +1,1 @@
+"""How a drafting model's guesses grow: one shape of draft a file."""
