@@ -5,21 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import SpecError
-
-_FORM = 'each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, with an "id" if you like'
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One prompt: text or a list of chat messages."""
-
-    id: Any
-    prompt: str | list[dict[str, Any]]
+from pardec.prompt_files import Item, read_file, read_text
 
 
 def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
@@ -33,20 +24,15 @@ def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
     if texts:
         items = [Item(i, text) for i, text in enumerate(texts)]
     elif file is not None and str(file) != "-":
-        try:
-            content = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-            raise SpecError(f"cannot read prompts from {file}: {reason}", hint="name a .jsonl or .txt file") from error
-        items = _lines(content, str(file), json_lines=file.suffix in (".jsonl", ".json"))
+        items = read_file(file)
     elif sys.stdin is None or sys.stdin.isatty():
         raise SpecError("no prompt is given", hint='pass -p "...", --prompts FILE.jsonl, or pipe prompts in')
     else:
         content = sys.stdin.read()
-        items = _lines(content, "standard input", json_lines=content.lstrip().startswith("{"))
+        items = read_text(content, "standard input", json_lines=content.lstrip().startswith("{"))
     if chat:
         items = [
-            Item(item.id, [{"role": "user", "content": item.prompt}]) if isinstance(item.prompt, str) else item
+            replace(item, prompt=[{"role": "user", "content": item.prompt}]) if isinstance(item.prompt, str) else item
             for item in items
         ]
     return items
@@ -82,27 +68,3 @@ def _indexed(value: Any, file: Path) -> Any:
     if bad is not None:
         raise SpecError(f"{file} names index {bad!r}, which is no whole number", hint=_ALLOWED)
     return {int(key): item for key, item in value.items()}
-
-
-def _lines(content: str, where: str, *, json_lines: bool) -> list[Item]:
-    lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise SpecError(f"{where} holds no prompt", hint='pass -p "...", --prompts FILE.jsonl, or pipe prompts in')
-    if not json_lines:
-        return [Item(at, line) for at, (_, line) in enumerate(lines)]
-    return [_parsed(line, at, f"{where}, line {number}") for at, (number, line) in enumerate(lines)]
-
-
-def _parsed(line: str, at: int, where: str) -> Item:
-    try:
-        held = json.loads(line)
-    except ValueError as error:
-        raise SpecError(f"{where} is no JSON: {error}", hint=_FORM) from error
-    if isinstance(held, str):
-        return Item(at, held)
-    if not isinstance(held, dict) or ("prompt" in held) == ("messages" in held):
-        raise SpecError(f'{where} has neither or both of "prompt" and "messages"', hint=_FORM)
-    prompt = held.get("prompt", held.get("messages"))
-    if not isinstance(prompt, str if "prompt" in held else list):
-        raise SpecError(f"{where}: the prompt is {type(prompt).__name__}", hint=_FORM)
-    return Item(held.get("id", at), prompt)

@@ -45,7 +45,7 @@ def list_(
     elif markdown:
         print(table(found))
     elif found:
-        shown = [name for name in ("name", "stage", "exact", "spec", "family", "summary") if name in found[0]]
+        shown = [name for name in ("name", "stage", "exact", "spec", "family", "group", "summary") if name in found[0]]
         if kind == "samplers":
             shown.remove("family")
         print(columns([tuple(shown), *(tuple(str(entry[name]) for name in shown) for entry in found)]))
@@ -74,6 +74,8 @@ def show(
         dump(entry)
     elif "stage" in entry:
         print(_sampler(entry))
+    elif "tasks" in entry or "scoring" in entry:
+        print(_task(entry))
     else:
         print("\n".join(f"{key}: {value}" for key, value in entry.items()))
 
@@ -85,12 +87,44 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
     if kind == "models":
         return [_plain(card) for card in list_models()]
     if kind == "tasks":
-        from pardec.tasks import list_tasks, task
-
-        return [{"name": name, "summary": task(name).summary} for name in list_tasks()]
+        return _tasks()
     from pardec.samplers.registry import presets
 
     return [_plain(preset) for preset in presets()]
+
+
+def _tasks() -> list[dict[str, Any]]:
+    """The tasks, each with an example, and then the groups of tasks."""
+    from pardec.tasks import GROUPS, list_tasks, task
+
+    group_of = {name: group for group, names in GROUPS.items() for name in names}
+    found: list[dict[str, Any]] = []
+    for name in list_tasks():
+        made = task(name)
+        example = made.problems(n=1)[0]
+        found.append(
+            {
+                "name": name,
+                "group": group_of.get(name, ""),
+                "summary": made.summary,
+                "scoring": inspect.getdoc(made.score),
+                "lenient": inspect.getdoc(made.lenient),
+                "example": {"prompt": example.prompt, "answer": example.answer},
+            }
+        )
+    groups = [
+        {"name": group, "group": "", "summary": ", ".join(names), "tasks": names} for group, names in GROUPS.items()
+    ]
+    return found + groups
+
+
+def _task(entry: dict[str, Any]) -> str:
+    if "tasks" in entry:
+        return f"{entry['name']} (a group of tasks)\n\ntasks: {entry['summary']}"
+    of = f", of the group {entry['group']}" if entry["group"] else ""
+    lines = [f"{entry['name']} (a task{of})", "", entry["summary"], ""]
+    lines += [f"score: {entry['scoring']}", f"lenient: {entry['lenient']}", ""]
+    return "\n".join([*lines, f"prompt: {entry['example']['prompt']}", f"answer: {entry['example']['answer']}"])
 
 
 def table(cards: list[dict[str, Any]]) -> str:

@@ -1,15 +1,25 @@
-"""Problems with exact scores, made by seeded generators."""
+"""Problems with exact scores: made by seeded generators, or read from a file."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+from pardec.models.errors import UnknownNameError, did_you_mean
 from pardec.tasks.arithmetic import Arithmetic
-from pardec.tasks.base import Problem, Task, nearest
+from pardec.tasks.base import Generator, Problem, Task
+from pardec.tasks.files import FileTask
 from pardec.tasks.lists import Lists
+from pardec.tasks.parallel import Insert, Remove, Replace, Shuffle, Sort
 from pardec.tasks.records import Records
 
-__all__ = ["Problem", "Task", "list_tasks", "task"]
+__all__ = ["GROUPS", "FileTask", "Generator", "Problem", "Task", "expand", "list_tasks", "task"]
 
-_TASKS: dict[str, Task] = {made.name: made for made in (Arithmetic(), Lists(), Records())}
+_TASKS: dict[str, Generator] = {
+    made.name: made
+    for made in (Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort())
+}  # fmt: skip
+GROUPS: dict[str, tuple[str, ...]] = {"parallel": ("insert", "remove", "shuffle", "replace", "sort")}
 
 
 def list_tasks() -> list[str]:
@@ -17,15 +27,48 @@ def list_tasks() -> list[str]:
     return list(_TASKS)
 
 
-def task(name: str) -> Task:
-    """The task of that name; ValueError naming the nearest one otherwise.
+def task(name: str | os.PathLike[str]) -> Task:
+    """The task of that name, or that of a file of prompts, scored by `exact` (others: `pardec.tasks.FileTask`).
+
+    Raises:
+        UnknownNameError: neither a task nor a file; it names the nearest task.
+        SpecError: the file cannot be read, with the line.
 
     >>> problem = task("arithmetic").problems(n=1)[0]
     >>> task("arithmetic").score(problem, problem.answer)
     1.0
     """
-    try:
+    if isinstance(name, str) and name in _TASKS:
         return _TASKS[name]
-    except (KeyError, TypeError):
-        known = tuple(_TASKS)
-        raise ValueError(f"unknown task {name!r}{nearest(str(name), known)}\ntasks: {', '.join(known)}") from None
+    if _is_file(name):
+        return FileTask(name)
+    if isinstance(name, str) and name in GROUPS:
+        raise UnknownNameError(f"{name!r} is a group of tasks", hint=f"one of them: {', '.join(GROUPS[name])}")
+    known = [*_TASKS, *GROUPS]
+    raise UnknownNameError(
+        f"unknown task {name!r}{did_you_mean(str(name), known)}",
+        hint=f"tasks: {', '.join(known)}, or a file such as problems.jsonl",
+    )
+
+
+def expand(name: str) -> list[str]:
+    """The names of the tasks that `name` stands for: those of a group, or itself.
+
+    Raises:
+        UnknownNameError: neither a task, a group nor a file.
+
+    >>> expand("parallel")
+    ['insert', 'remove', 'shuffle', 'replace', 'sort']
+    """
+    if name in GROUPS and not _is_file(name):
+        return list(GROUPS[name])
+    if name not in _TASKS and not _is_file(name):
+        task(name)
+    return [name]
+
+
+def _is_file(name: object) -> bool:
+    """Whether `name` is meant as a file; whether it is there is another question."""
+    if not isinstance(name, str):
+        return isinstance(name, os.PathLike)
+    return name not in _TASKS and (Path(name).suffix in (".jsonl", ".json", ".txt") or Path(name).is_file())

@@ -10,7 +10,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from pardec.tasks.base import Draw, Problem, Task, words_of
+from pardec.tasks.base import Draw, Generator, Problem, words_of
 from pardec.tasks.names import PEOPLE
 
 THINGS = (
@@ -126,7 +126,7 @@ def apply(x: int, symbol: str, y: int) -> int:
     return {"+": x + y, "-": x - y, "*": x * y, "/": x // y if y else 0}[symbol]
 
 
-class Arithmetic(Task):
+class Arithmetic(Generator):
     name = "arithmetic"
     summary = "word problems of one to three operations on numbers up to 99, answered in steps"
     words = words_of(

@@ -1,4 +1,4 @@
-"""What every task shares: problems drawn by seed, a split that no seed can cross, an exact score."""
+"""What every task shares: a name, problems, a score; and the seeded generators, whose split no seed can cross."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import hashlib
 import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from pardec.models.errors import SpecError, did_you_mean
 
 SPLITS = ("heldout", "train")
 LIMIT = 100_000  # most problems one call hands out
@@ -16,11 +17,15 @@ _PATIENCE = 20_000  # draws in a row without a new problem before the split coun
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt and the answer that scores 1.0; `id` is a function of the prompt alone."""
+    """One prompt, text or chat messages, and what scores 1.0.
+
+    Of a generated problem `id` is a function of the prompt alone and `answer` is text. Of a file's, `answer` is what
+    the file says: text, a number, a list of accepted ones, whatever a scorer of one's own reads, or None for nothing.
+    """
 
     id: str
-    prompt: str
-    answer: str
+    prompt: str | list[dict[str, Any]]
+    answer: Any
 
 
 @dataclass(frozen=True)
@@ -32,25 +37,46 @@ class Draw:
     answer: str
 
 
+class Task(ABC):
+    """Problems and how right a text is as an answer to one."""
+
+    name: str
+    summary: str
+
+    @abstractmethod
+    def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:
+        """`n` distinct problems; the first ones stay the same when n grows."""
+
+    @abstractmethod
+    def score(self, problem: Problem, text: str) -> float | None:
+        """How right text is as an answer to problem, in [0, 1]; exact is 1.0. None where nothing says what is right."""
+
+    def lenient(self, problem: Problem, text: str) -> float | None:
+        """The score with slips of form forgiven; the same as `score` where a task knows none."""
+        return self.score(problem, text)
+
+
+def checked_count(name: str, n: object) -> int:
+    """`n` as a number of problems; SpecError unless it lies in 1..LIMIT."""
+    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= LIMIT:
+        raise SpecError(f"{name}: n must lie in 1..{LIMIT}, got {n}", hint="n is how many problems to hand out")
+    return n
+
+
 def _digest(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def nearest(value: str, known: tuple[str, ...]) -> str:
-    """`" (did you mean 'x'?)"` where a known name is close to value, else nothing."""
-    close = get_close_matches(value, known, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-class Task(ABC):
+class Generator(Task):
     """A seeded generator of problems with exact scores.
 
-    `words` are the words its texts write after a space, `bare_words` those directly after a quote.
+    `words` and `bare_words` are what the embedded models' tokenizer knows whole, after a space and directly after a
+    quote; a task that they are not trained on leaves both empty.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    words: ClassVar[frozenset[str]]
+    words: ClassVar[frozenset[str]] = frozenset()
     bare_words: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -75,16 +101,18 @@ class Task(ABC):
     def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:
         """`n` distinct problems; the first ones stay the same when n grows.
 
-        Raises ValueError for an unknown split and for more problems than there are.
+        Raises:
+            SpecError: an unknown split, or more problems than there are.
 
         >>> from pardec.tasks import task
         >>> [p.answer for p in task("lists").problems(n=1)] == [task("lists").problems(n=3)[0].answer]
         True
         """
         if split not in SPLITS:
-            raise ValueError(f"unknown split {split!r}{nearest(str(split), SPLITS)}\nsplits: {', '.join(SPLITS)}")
-        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= LIMIT:
-            raise ValueError(f"{self.name}: n must lie in 1..{LIMIT}, got {n}\nask for fewer problems")
+            raise SpecError(
+                f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
+            )
+        checked_count(self.name, n)
         rng = random.Random(f"{self.name}/{split}/{seed}")
         found: dict[str, Problem] = {}
         idle = 0
@@ -94,7 +122,7 @@ class Task(ABC):
                 found[drawn.prompt] = self._problem(drawn)
                 idle = 0
             elif (idle := idle + 1) > _PATIENCE:
-                raise ValueError(f"{self.name}: {split} has only {len(found)} problems, got n={n}\nask for fewer")
+                raise SpecError(f"{self.name}: {split} has only {len(found)} problems, got n={n}", hint="ask for fewer")
         return list(found.values())
 
     def _problem(self, drawn: Draw) -> Problem:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from pardec.tasks.base import Draw, Problem, Task, words_of
+from pardec.tasks.base import Draw, Generator, Problem, words_of
 
 DIGITS = tuple("0123456789")
 ANIMALS = ("ant", "bee", "cat", "cow", "dog", "fox", "hen", "owl", "pig", "rat")
@@ -44,7 +44,7 @@ def solve(operation: str, items: list[str], a: str, b: str) -> list[str]:
     return list(items)
 
 
-class Lists(Task):
+class Lists(Generator):
     name = "lists"
     summary = "copy, reverse, sort, replace or count over three to eight items"
     words = words_of(*ANIMALS, *(text for group in PHRASINGS.values() for text in group))

@@ -10,7 +10,7 @@ import json
 import random
 from typing import Any
 
-from pardec.tasks.base import Draw, Problem, Task, words_of
+from pardec.tasks.base import Draw, Generator, Problem, words_of
 from pardec.tasks.names import PEOPLE
 
 CITIES = ("Paris", "Rome", "Cairo", "Lima", "Oslo", "Delhi", "Tokyo", "Berlin", "Madrid", "Lagos", "Quito", "Boston")
@@ -57,7 +57,7 @@ def first_record(text: str) -> Any:
         return None
 
 
-class Records(Task):
+class Records(Generator):
     name = "records"
     summary = "a sentence about a person becomes a JSON record of two to four fields"
     words = words_of(*PEOPLE, *CITIES, *JOBS, *LEADS, *SENTENCES)

@@ -11,7 +11,7 @@ import pytest
 
 from pardec.tasks import Problem, list_tasks, task
 from pardec.tasks.arithmetic import SCENES
-from pardec.tasks.base import LIMIT, Draw, Task
+from pardec.tasks.base import LIMIT, Draw, Generator
 
 NAMES = list_tasks()
 
@@ -28,6 +28,7 @@ def test_no_problem_is_in_both_splits_whatever_the_seed(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_draw_belongs_to_one_split_and_a_tenth_is_held_out(name: str) -> None:
     made, rng = task(name), random.Random(0)
+    assert isinstance(made, Generator)
     splits: dict[str, set[str]] = {}
     for _ in range(4000):
         drawn = made.draw(rng)
@@ -190,7 +191,7 @@ def test_unknown_names_and_impossible_counts_say_what_would_work() -> None:
             task("lists").problems(n=n)
 
 
-class Few(Task):
+class Few(Generator):
     """A task with ten problems."""
 
     name = "few"

@@ -1,0 +1,96 @@
+"""Problems from a file: JSON lines or text, each prompt with what scores it, if that is known."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pardec.models.errors import SpecError
+from pardec.prompt_files import Item, read_file
+from pardec.tasks.base import Problem, Task, checked_count
+from pardec.tasks.scorers import scorer as named
+
+FORM = '"answer" is text or a number, and "answers" a list of accepted ones; a scorer of your own may read anything'
+
+
+class FileTask(Task):
+    """The prompts of a file as a task.
+
+    Args:
+        path: .jsonl with {"prompt": "..."} or {"messages": [...]} a line, and "id", "answer" or "answers" if you like;
+            or text, one prompt a line.
+        scorer: "exact" (white space aside), "number" (the last one in the text), or "path/to/file.py:function".
+        name: what it is called in tables; None takes the file's name without its ending.
+
+    Raises:
+        SpecError: the file, a line of it (by number) or the scorer cannot be used.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], scorer: str = "exact", name: str | None = None) -> None:
+        self.path = Path(path).resolve()
+        self.scorer = scorer if ":" not in scorer else _absolute(scorer)
+        self.name = name or self.path.stem
+        self._scorer = named(self.scorer)
+        self._problems = self._read(read_file(Path(path)), str(path))
+        answered = sum(problem.answer is not None for problem in self._problems)
+        self.summary = f"{len(self)} prompts of {self.path.name}, {answered} with an answer, scored by {self.scorer}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileTask, (str(self.path), self.scorer, self.name)  # a function of a file's own cannot be pickled
+
+    def __repr__(self) -> str:
+        return f"FileTask({str(self.path)!r}, scorer={self.scorer!r}, name={self.name!r})"
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def problems(self, split: str = "heldout", n: int | None = 50, seed: int = 7) -> list[Problem]:
+        """The first `n` problems in the order of the file, None for all; a file has one split and needs no seed."""
+        return list(self._problems if n is None else self._problems[: checked_count(self.name, n)])
+
+    def score(self, problem: Problem, text: str) -> float | None:
+        """What the scorer says, in [0, 1]; None without an answer, where the scorer needs one.
+
+        Raises:
+            ScoreError: a function of one's own failed, or returned what is no score.
+        """
+        return self._scorer.score(problem, text)
+
+    def _read(self, items: list[Item], where: str) -> list[Problem]:
+        found: dict[str, tuple[Problem, int]] = {}
+        for item in items:
+            problem, line = Problem(str(item.id), item.prompt, self._answer(item, where)), item.line
+            if problem.id in found:
+                first = found[problem.id][1]
+                raise SpecError(
+                    f"{where}, line {line}: the id {problem.id!r} stands in line {first} already",
+                    hint="give each prompt an id of its own, or none (they are numbered from 0 then)",
+                )
+            found[problem.id] = problem, line
+        return [problem for problem, _ in found.values()]
+
+    def _answer(self, item: Item, where: str) -> Any:
+        fields, place = item.fields, f"{where}, line {item.line}"
+        if "answer" in fields and "answers" in fields:
+            raise SpecError(f'{place} has both of "answer" and "answers"', hint=FORM)
+        answer = fields.get("answers", fields.get("answer"))
+        if answer is None:
+            return None
+        if "answers" in fields and (not isinstance(answer, list) or not answer):
+            raise SpecError(f'{place}: "answers" is no list of accepted answers', hint=FORM)
+        reason = self._scorer.refuses(answer)
+        if reason is not None:
+            raise SpecError(f"{place}: the answer {_short(answer)} {reason}, which {self.scorer} needs", hint=FORM)
+        return answer
+
+
+def _absolute(scorer: str) -> str:
+    """The scorer named so that it is found from any folder."""
+    path, _, function = scorer.rpartition(":")
+    return f"{Path(path).resolve()}:{function}"
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."

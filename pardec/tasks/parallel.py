@@ -1,0 +1,206 @@
+"""Operations on a waiting line whose tokens must agree with each other: what decoding many at once puts at risk.
+
+In the spirit of the waiting-line tasks of ParallelBench, https://arxiv.org/abs/2510.04767; the texts are pardec's own.
+Where a prompt names no place, any will do: each item is then uncertain alone and settled by the others. A line is
+written `["Anna", "Tom", "Ben"]`, and a prompt asks for the line alone:
+
+    Put "Leo" into the list as number 2: ["Anna", "Tom"]. Write only the list.    ["Anna", "Leo", "Tom"]
+
+Operation, its arguments and the items decide the split; the phrasing does not.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from typing import ClassVar
+
+from pardec.models.errors import SpecError
+from pardec.tasks.base import Draw, Generator, Problem
+from pardec.tasks.names import PEOPLE
+
+NAMES = tuple(PEOPLE)
+SHORTEST, LONGEST = 3, 6  # items of the line that is given
+FORM = " Write only the list."
+_STRICT = re.compile(r'"[^"]*"(?:, "[^"]*")*')
+
+
+def written(items: Iterable[str]) -> str:
+    """The items in the asked form.
+
+    >>> written(("Anna", "Tom"))
+    '["Anna", "Tom"]'
+    """
+    return "[" + ", ".join(f'"{item}"' for item in items) + "]"
+
+
+def strictly(text: str) -> tuple[str, ...] | None:
+    """The items of the last bracketed list of text, whatever stands around it; None if it is not in the asked form.
+
+    >>> strictly('So it is ["Anna", "Tom"].'), strictly("[Anna, Tom]")
+    (('Anna', 'Tom'), None)
+    """
+    _, opened, behind = text.rpartition("[")
+    inner, closed, _ = behind.partition("]")
+    if not opened or not closed or not _STRICT.fullmatch(inner):
+        return None
+    return tuple(inner[1:-1].split('", "'))
+
+
+def leniently(text: str) -> tuple[str, ...]:
+    """The same, with brackets, quotes, spaces and a comma at the end forgiven.
+
+    >>> leniently("[ Anna,Tom, ]"), leniently('"Anna" ,Tom')
+    (('Anna', 'Tom'), ('Anna', 'Tom'))
+    """
+    inner = text.rpartition("[")[2].partition("]")[0]
+    return tuple(item.strip('" \t\r\n') for item in inner.split(",") if item.strip())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a prompt asks of a line: an item and a place (from 1) where the operation takes them; place 0 is any."""
+
+    items: tuple[str, ...]
+    item: str = ""
+    place: int = 0
+
+    def places(self, last: int) -> Sequence[int]:
+        return (self.place,) if self.place else range(1, last + 1)
+
+
+class WaitingLine(Generator):
+    """One operation: its phrasings, with a place and without, and the lines that are right."""
+
+    placed: ClassVar[tuple[str, ...]] = ()
+    free: ClassVar[tuple[str, ...]]
+    further: ClassVar[int] = 0  # places beyond the line's end that the operation can name
+
+    @abstractmethod
+    def right(self, asked: Asked) -> list[tuple[str, ...]]:
+        """Every line that is right, in the strict sense."""
+
+    def forgiven(self, asked: Asked) -> list[tuple[str, ...]]:
+        """Every line that the lenient score takes for right."""
+        return self.right(asked)
+
+    def draw(self, rng: random.Random) -> Draw:
+        count = rng.randint(SHORTEST, LONGEST)
+        item, *items = rng.sample(NAMES, count + 1)
+        place = rng.randint(1, count + self.further) if self.placed and rng.random() < 0.5 else 0
+        template = rng.choice(self.placed if place else self.free)
+        asked = Asked(tuple(items), item if "{item}" in template else "", place)
+        key = "|".join([asked.item, str(place), *items])
+        answer = random.Random(key).choice(self.right(asked))  # of the problem, whatever was drawn before it
+        prompt = template.format(items=written(items), item=item, place=place) + FORM
+        return Draw(key, prompt, written(answer))
+
+    def asked(self, prompt: object) -> Asked:
+        """What a prompt of this task asks; SpecError for any other."""
+        found = next((m for form in self._forms if (m := form.fullmatch(str(prompt)))), None)
+        items = strictly(found["items"]) if found else None
+        if found is None or items is None:
+            raise SpecError(
+                f"{prompt!r} is no prompt of {self.name}", hint=f'task("{self.name}").problems() makes them'
+            )
+        slots = found.groupdict()
+        return Asked(items, slots.get("item", ""), int(slots.get("place", 0)))
+
+    @cached_property
+    def _forms(self) -> list[re.Pattern[str]]:
+        slots = {"items": r"\[.*\]", "item": r'[^"]*', "place": r"[0-9]+"}
+        forms = []
+        for template in (*self.placed, *self.free):
+            form = re.escape(template + FORM)
+            for slot, what in slots.items():
+                form = form.replace(re.escape(f"{{{slot}}}"), f"(?P<{slot}>{what})")
+            forms.append(re.compile(form))
+        return forms
+
+    def score(self, problem: Problem, text: str) -> float:
+        """1.0 if the last list of text is a right one in the asked form, `["Anna", "Tom"]`, else 0.0."""
+        return float(strictly(text) in self.right(self.asked(problem.prompt)))
+
+    def lenient(self, problem: Problem, text: str) -> float:
+        """The same in any form: quotes, brackets and spaces may differ or be missing."""
+        return float(leniently(text) in self.forgiven(self.asked(problem.prompt)))
+
+
+class Insert(WaitingLine):
+    name = "insert"
+    summary = "put one more item into a list, at a given place or anywhere"
+    further = 1
+    placed = (
+        'Put "{item}" into the list as number {place}: {items}.',
+        'Write the list with one more, "{item}" as number {place}: {items}.',
+    )
+    free = (
+        'Put "{item}" into the list, the others in the same order: {items}.',
+        'Write the list with one more, "{item}", and the others in the same order: {items}.',
+    )
+
+    def right(self, asked: Asked) -> list[tuple[str, ...]]:
+        items = asked.items
+        return [(*items[: at - 1], asked.item, *items[at - 1 :]) for at in asked.places(len(items) + 1)]
+
+
+class Remove(WaitingLine):
+    name = "remove"
+    summary = "leave one item out of a list, a given one or any"
+    placed = (
+        "Write the list with number {place} left out: {items}.",
+        "The one at number {place} leaves. Write the list of the others: {items}.",
+    )
+    free = (
+        "Write the list with one left out and the others in the same order: {items}.",
+        "One of them leaves. Write the list of the others in the same order: {items}.",
+    )
+
+    def right(self, asked: Asked) -> list[tuple[str, ...]]:
+        items = asked.items
+        return [(*items[: at - 1], *items[at:]) for at in asked.places(len(items))]
+
+
+class Shuffle(WaitingLine):
+    """`score` wants an order that differs from the given one; `lenient` takes that one too, and any form."""
+
+    name = "shuffle"
+    summary = "put the items of a list into another order"
+    free = ("Shuffle the list: {items}.", "Put this list into a random order: {items}.")
+
+    def right(self, asked: Asked) -> list[tuple[str, ...]]:
+        return [line for line in permutations(asked.items) if line != asked.items]
+
+    def forgiven(self, asked: Asked) -> list[tuple[str, ...]]:
+        return [asked.items, *self.right(asked)]
+
+
+class Replace(WaitingLine):
+    name = "replace"
+    summary = "put another item in the place of one in a list, a given one or any"
+    placed = (
+        'Replace number {place} in the list with "{item}": {items}.',
+        'Change number {place} of the list to "{item}": {items}.',
+    )
+    free = (
+        'Replace one in the list with "{item}": {items}.',
+        'Change only one in the list to "{item}": {items}.',
+    )
+
+    def right(self, asked: Asked) -> list[tuple[str, ...]]:
+        items = asked.items
+        return [(*items[: at - 1], asked.item, *items[at:]) for at in asked.places(len(items))]
+
+
+class Sort(WaitingLine):
+    name = "sort"
+    summary = "put the items of a list into alphabetical order"
+    free = ("Sort the list from A to Z: {items}.", "Put this list in order from A to Z: {items}.")
+
+    def right(self, asked: Asked) -> list[tuple[str, ...]]:
+        return [tuple(sorted(asked.items))]
