@@ -98,7 +98,7 @@ class Laws:
         step = max(1, _LOGITS // (len(want) * model.vocab_size))
         parts = [
             self._read(hidden.logits(rows), wanted.to(model.device))
-            for rows, wanted in zip(want.split(step, 1), targets.split(step, 1), strict=True)
+            for rows, wanted in zip(torch.split(want, step, 1), torch.split(targets, step, 1), strict=True)
         ]
         log_prob, best, score = (torch.cat(part, 1).cpu() for part in zip(*parts, strict=True))
         return [

@@ -18,13 +18,11 @@ from tqdm import tqdm
 from pardec.api import Model, load
 from pardec.interop.lm_eval.laws import Batches, Laws
 from pardec.interop.lm_eval.likelihood import Likelihood, key_of
-from pardec.interop.lm_eval.requests import Generation, generation, split_arguments
-from pardec.models.errors import SpecError, did_you_mean
+from pardec.interop.lm_eval.requests import Generation, generation, split_arguments, told_apart
+from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.settings import Settings
 
-_LOAD = ("dtype", "device_map", "revision", "offline", "mask_id", "block")
-_GENERATE = ("sampler", "max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg", "block_align")
 _AUTO = 64  # rows that batch_size="auto" begins with
 _WINDOW = 2048  # tokens of a window, where a checkpoint names no length
 _log = logging.getLogger("lm_eval.pardec")  # lm-eval's handler and level
@@ -67,17 +65,13 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         arguments.pop("trust_remote_code", None)  # lm-eval's, for its data sets: no code of a checkpoint is run here
-        own = ("pretrained", "batch_size", "device", "max_length", "seed", "likelihood", "mc_num", "check_greedy")
-        for name in arguments:
-            if name not in _LOAD + _GENERATE:
-                raise SpecError(
-                    f"the lm-eval model takes no argument {name!r}{did_you_mean(name, own + _LOAD + _GENERATE)}",
-                    hint="""a sampler with commas stands in quotes: 'sampler="wino:draft=0.6,verify=0.9"'""",
-                )
-        self.defaults = {name: value for name, value in arguments.items() if name in _GENERATE and value is not None}
-        sampler = Settings.of(self.defaults).sampler
-        self.spec = str(registry.resolve(sampler).spec)
-        self.model = pretrained if isinstance(pretrained, Model) else self._load(pretrained, device, arguments)
+        loading, self.defaults = told_apart(arguments)
+        sampler: Any = Settings.of(self.defaults).sampler
+        registry.resolve(sampler)  # what is misspelt is refused before weights are read
+        self.specs: set[str] = set()  # samplers that have run, as resolved for the model
+        if not isinstance(pretrained, Model):
+            pretrained = load(pretrained, device=device or "auto", **loading)
+        self.model = pretrained
         self.tokenizer = self.model.tokenizer
         if self.tokenizer is None:
             raise SpecError(
@@ -98,10 +92,6 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
             mc_num=mc_num,
             check_greedy=check_greedy,
         )
-
-    @staticmethod
-    def _load(name: str | Path, device: str | None, arguments: Mapping[str, Any]) -> Model:
-        return load(name, device=device or "auto", **{key: arguments[key] for key in _LOAD if key in arguments})
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> PardecLM:
@@ -155,12 +145,11 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens, **kwargs)["input_ids"])
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval's results record of the model: its name, the resolved sampler, how it scores, the versions."""
-        scored = {"likelihood": self.likelihood.kind, "mc_num": self.likelihood.mc_num}
-        made = {"sampler": self.spec, **{key: value for key, value in self.defaults.items() if key != "sampler"}}
-        if not self.model.language_model.facts.masked:
-            scored = {"likelihood": "exact"}
-        return {"pardec": {"model": self.model.name, **made, **scored, "seed": self.seed, **self.model.environment()}}
+        """What lm-eval's results record of the model: its arguments, the samplers as resolved, the versions."""
+        masked = self.model.language_model.facts.masked
+        scored = {"likelihood": self.likelihood.kind, "mc_num": self.likelihood.mc_num} if masked else {}
+        made = {"model": self.model.name, **self.defaults, "specs": sorted(self.specs), "seed": self.seed}
+        return {"pardec": {**made, **scored, **self.model.environment()}}
 
     # --- the three kinds of request ---
 
@@ -211,9 +200,10 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         ends = {special[text] for text in made.until if text in special}
         stop_ids = [*self.model.language_model.facts.eos_ids, *sorted(ends)]
         arguments = made.arguments | {"seed": seeds, "stop_ids": list(dict.fromkeys(stop_ids))}
-        texts = self.model.generate(input_ids=prompts, **arguments).text
-        assert texts is not None, "there is a tokenizer"
-        return [min((text.split(end)[0] for end in made.until), key=len, default=text) for text in texts]
+        result = self.model.generate(input_ids=prompts, **arguments)
+        self.specs.add(result.spec)
+        assert result.text is not None, "there is a tokenizer"
+        return [min((text.split(end)[0] for end in made.until), key=len, default=text) for text in result.text]
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import SpecError, did_you_mean
 
 DEFAULT_TOKENS = 256  # as lm-eval's own models
+_OWN = ("pretrained", "batch_size", "device", "max_length", "seed", "likelihood", "mc_num", "check_greedy")
+_LOAD = ("dtype", "device_map", "revision", "offline", "mask_id", "block")
+_GENERATE = ("sampler", "max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg", "block_align")
 _LENGTH = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is there counts
 _PASSED = ("block_length", "cfg", "sampler", "seed", "top_k", "top_p")
 _IDLE = {"num_beams": 1, "use_cache": True, "repetition_penalty": 1.0, "n": 1}  # asks for nothing else than is done
@@ -34,6 +37,18 @@ def split_arguments(text: str) -> dict[str, str]:
     if wrong is not None:
         raise SpecError(f"model_args: {wrong!r} is not name=value", hint="pretrained=tiny-dream,sampler=threshold")
     return dict((part.strip() for part in item.split("=", 1)) for item in items)  # type: ignore[misc]
+
+
+def told_apart(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of `pardec.load`, and those of `Model.generate`; SpecError names one that is neither's."""
+    for name in arguments:
+        if name not in _LOAD + _GENERATE:
+            raise SpecError(
+                f"the lm-eval model takes no argument {name!r}{did_you_mean(name, _OWN + _LOAD + _GENERATE)}",
+                hint="""a sampler with commas stands in quotes: 'sampler="wino:draft=0.6,verify=0.9"'""",
+            )
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return {n: given[n] for n in given if n in _LOAD}, {n: given[n] for n in given if n in _GENERATE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,535 @@
+"""pardec behind lm-eval: its scores held to plain generation, its likelihoods to enumeration and to naive loops."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval import simple_evaluate
+from lm_eval._cli.utils import key_val_to_dict, try_parse_json
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+from lm_eval.tasks import TaskManager
+
+import pardec
+from pardec.interop.lm_eval import PardecLM
+from pardec.interop.lm_eval.laws import Batches, Laws, Query
+from pardec.interop.lm_eval.likelihood import Likelihood, masks
+from pardec.interop.lm_eval.requests import generation, split_arguments
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.language_model import LanguageModel
+from tests.samplers import toys
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TASKS = Path(__file__).parent / "lm_eval_task"
+PROBLEMS = [json.loads(line) for line in (TASKS / "problems.jsonl").read_text().splitlines()]
+QUESTIONS = [problem["question"] for problem in PROBLEMS]
+COMMAS = "wino:draft=0.6,verify=0.9+eos@dual:refresh=8"
+
+
+@pytest.fixture(scope="module")
+def dream() -> pardec.Model:
+    return pardec.load("tiny-dream", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def llama() -> pardec.Model:
+    return pardec.load("tiny-llama", device="cpu")
+
+
+def evaluate(model: PardecLM | str, task: str, **arguments: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Metrics and samples of one of the local tasks."""
+    manager = TaskManager(include_path=str(TASKS), include_defaults=False)
+    found = simple_evaluate(model=model, tasks=[task], task_manager=manager, bootstrap_iters=0, **arguments)
+    assert found is not None
+    return found["results"][task], sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
+
+
+def asks(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
+    return [Instance(kind, {}, each, 0, ("task", i, 1)) for i, each in enumerate(arguments)]  # type: ignore[arg-type]
+
+
+def scorer(model: LanguageModel, rows: int = 64, **arguments: Any) -> Likelihood:
+    return Likelihood(Laws(model, Batches(rows), cfg=arguments.pop("cfg", None)), **arguments)
+
+
+# --- naive references, on full logits and one row at a time ---
+
+
+def naive(model: LanguageModel, canvas: list[int], position: int, cfg: tuple[float, int] | None = None) -> torch.Tensor:
+    """log p(. at position | canvas) [V]; with cfg (strength, tokens hidden), guided."""
+    facts = model.facts
+    logits = pardec.Model(model).logits(torch.tensor([canvas]))[0, max(position - facts.shift, 0)]
+    if cfg is not None:
+        assert facts.mask_id is not None
+        blind = [facts.mask_id] * cfg[1] + canvas[cfg[1] :]
+        other = pardec.Model(model).logits(torch.tensor([blind]))[0, max(position - facts.shift, 0)]
+        logits = other + cfg[0] * (logits - other)
+    return logits.double().log_softmax(-1)
+
+
+def chain(model: LanguageModel, prefix: list[int], target: list[int], order: Sequence[int], **more: Any) -> float:
+    """The chain rule in a given order."""
+    assert model.facts.mask_id is not None
+    canvas, total = prefix + [model.facts.mask_id] * len(target), 0.0
+    for i in order:
+        total += float(naive(model, canvas, len(prefix) + i, **more)[target[i]])
+        canvas[len(prefix) + i] = target[i]
+    return total
+
+
+def expectation(model: LanguageModel, prefix: list[int], target: list[int], **more: Any) -> float:
+    """The mean of the chain rule over all orders: what the paper's estimator converges to."""
+    orders = list(permutations(range(len(target))))
+    return sum(chain(model, prefix, target, order, **more) for order in orders) / len(orders)
+
+
+# --- generation ---
+
+
+@pytest.mark.parametrize("sampler", ["threshold:tau=0.9@dual", COMMAS])
+def test_the_score_is_that_of_plain_generation(dream: pardec.Model, sampler: str) -> None:
+    plain = dream.generate(QUESTIONS, sampler=sampler, max_new_tokens=48).text
+    right = [text.split("\n")[0] == problem["answer"] for text, problem in zip(plain or [], PROBLEMS, strict=True)]
+    model = PardecLM(dream, sampler=sampler, max_new_tokens=48, batch_size=6)
+    metrics, samples = evaluate(model, "pardec_local_generate")
+    assert [sample["resps"][0][0] for sample in samples] == [text.split("\n")[0] for text in plain or []]
+    assert metrics["exact_match,none"] == pytest.approx(sum(right) / len(right))
+    assert sum(right) > 0, "the comparison says nothing where nothing is right"
+
+
+def test_a_limit_a_batch_size_and_a_device_come_from_the_harness(dream: pardec.Model) -> None:
+    arguments = {"pretrained": "tiny-dream", "sampler": "threshold:tau=0.9@dual"}
+    _, samples = evaluate(
+        "pardec", "pardec_local_generate", model_args=arguments, limit=3, batch_size=2, device="cpu",
+        gen_kwargs={"max_gen_toks": 12},
+    )  # fmt: skip
+    plain = dream.generate(QUESTIONS[:3], sampler="threshold:tau=0.9@dual", max_new_tokens=12).text
+    assert [sample["resps"][0][0] for sample in samples] == plain
+
+
+def test_a_chat_template_is_applied_once(dream: pardec.Model) -> None:
+    model = PardecLM(dream, sampler="threshold", max_new_tokens=32, batch_size=4)
+    _, samples = evaluate(model, "pardec_local_generate", apply_chat_template=True, limit=4)
+    talks = [[{"role": "user", "content": question}] for question in QUESTIONS[:4]]
+    plain = dream.generate(talks, sampler="threshold", max_new_tokens=32)
+    assert [sample["resps"][0][0] for sample in samples] == plain.text
+    prompt = samples[0]["arguments"][0][0]
+    assert prompt.startswith("<bos>")
+    assert model.tok_encode(prompt).count(dream.tokenizer.bos_token_id) == 1
+    assert model.tokenizer_name
+
+
+def test_a_sampled_text_depends_on_seed_and_prompt_not_on_the_batch(dream: pardec.Model) -> None:
+    asked = [(question, {"do_sample": True, "temperature": 4.0, "max_gen_toks": 12}) for question in QUESTIONS[:4]]
+    made = {}
+    for name, requests, batch, seed in (
+        ("alone", asked, 1, 1),
+        ("together", asked, 4, 1),
+        ("turned", asked[::-1], 3, 1),
+        ("other", asked, 4, 2),
+        ("twice", [asked[0]] * 2, 2, 1),
+    ):
+        model = PardecLM(dream, sampler="random+fixed:steps=4", batch_size=batch, seed=seed)
+        made[name] = model.generate_until(asks("generate_until", *requests), disable_tqdm=True)
+    assert made["alone"] == made["together"] == made["turned"][::-1]
+    assert made["other"] != made["together"]
+    assert made["twice"][0] == made["alone"][0]
+    assert made["twice"][1] != made["twice"][0]
+
+
+def test_the_seed_is_the_harness_s_unless_one_is_given(dream: pardec.Model) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(77)
+        assert PardecLM(dream).seed == 77
+        assert PardecLM(dream, seed=3).seed == 3
+
+
+def test_until_ends_a_text_at_the_first_of_its_texts(dream: pardec.Model) -> None:
+    (whole,) = dream.generate(QUESTIONS[0], sampler="sequential", max_new_tokens=32).text or []
+    until = [" = ", ";", "never there"]
+    assert whole.index(" = ") < whole.index(";")
+    model = PardecLM(dream, sampler="sequential", max_new_tokens=32)
+    asked = asks("generate_until", (QUESTIONS[0], {"until": until}), (QUESTIONS[0], {"until": ";"}))
+    assert model.generate_until(asked) == [whole.split(" = ")[0], whole.split(";")[0]]
+
+
+def test_until_a_special_token_ends_the_row(monkeypatch: pytest.MonkeyPatch, dream: pardec.Model) -> None:
+    seen: list[Any] = []
+    generate = dream.generate
+    monkeypatch.setattr(dream, "generate", lambda **given: seen.append(given["stop_ids"]) or generate(**given))
+    PardecLM(dream, max_new_tokens=4).generate_until(asks("generate_until", ("Tom has 8 cups.", {"until": ["<pad>"]})))
+    assert seen == [[3, 0]]  # the end token and that of the text
+
+
+def test_a_context_too_long_loses_its_beginning(dream: pardec.Model) -> None:
+    long = " ".join(QUESTIONS)
+    model = PardecLM(dream, sampler="threshold", max_new_tokens=16, max_length=100)
+    (text,) = model.generate_until(asks("generate_until", (long, {})))
+    ids = dream.tokenizer(long)["input_ids"][-84:]
+    assert [text] == dream.generate(input_ids=[ids], sampler="threshold", max_new_tokens=16).text
+    with pytest.raises(SpecError, match="100 new tokens leave no room"):
+        model.generate_until(asks("generate_until", (long, {"max_gen_toks": 100})))
+
+
+def test_cached_answers_are_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, dream: pardec.Model, tmp_path: Path
+) -> None:
+    arguments = {"limit": 4, "use_cache": str(tmp_path / "answers")}
+    first, _ = evaluate(PardecLM(dream, sampler="threshold"), "pardec_local_generate", **arguments)
+    monkeypatch.setattr(PardecLM, "_generate", None)
+    again, _ = evaluate(PardecLM(dream, sampler="threshold"), "pardec_local_generate", **arguments)
+    assert again["exact_match,none"] == first["exact_match,none"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "defaults", "expected"),
+    [
+        ({}, {}, {"max_new_tokens": 256}),
+        ({}, {"max_new_tokens": 64, "temperature": 0.5}, {"max_new_tokens": 64, "temperature": 0.5}),
+        ({"max_gen_toks": 8, "max_tokens": 9}, {"max_new_tokens": 64}, {"max_new_tokens": 8}),
+        ({"max_tokens": 9}, {"block_length": 32}, {"max_new_tokens": 9, "block_length": 9}),
+        ({"do_sample": False, "temperature": 0.7}, {}, {"max_new_tokens": 256, "temperature": 0.0}),
+        ({"do_sample": True}, {}, {"max_new_tokens": 256, "temperature": 1.0}),
+        ({"do_sample": True}, {"temperature": 0.3}, {"max_new_tokens": 256, "temperature": 0.3}),
+        (
+            {"temperature": 0.7, "top_p": 0.9, "top_k": -1},
+            {},
+            {"max_new_tokens": 256, "temperature": 0.7, "top_p": 0.9},
+        ),
+        ({}, {"sampler": "preset:fast-dllm"}, {"sampler": "preset:fast-dllm"}),
+        ({"sampler": "sequential"}, {"sampler": "threshold"}, {"max_new_tokens": 256, "sampler": "sequential"}),
+        ({"num_beams": 1, "length_penalty": 2.0}, {}, {"max_new_tokens": 256}),
+    ],
+)
+def test_what_a_request_asks_comes_before_the_defaults(
+    asked: dict[str, Any], defaults: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert generation(asked, defaults).arguments == expected
+
+
+# --- likelihoods ---
+
+PREFIX, TARGET = [3, 1, 4, 1, 5], [2, 0, 3, 1]
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("cfg", [None, 1.5])
+def test_a_short_answer_gets_the_mean_over_all_orders(family: str, cfg: float | None) -> None:
+    model = toys.toy(family, vocab=9, sharp=1.0)
+    ((value, _),) = scorer(model, mc_num=15, cfg=cfg, rows=4).score([(PREFIX, TARGET)])
+    guided = {} if cfg is None else {"cfg": (cfg, len(PREFIX))}
+    assert value == pytest.approx(expectation(model, PREFIX, TARGET, **guided), abs=1e-4)
+
+
+def test_monte_carlo_converges_to_the_mean_over_all_orders() -> None:
+    model, target = toys.toy("dream", vocab=9, sharp=1.0), [2, 0, 3, 1, 4]
+    truth = expectation(model, PREFIX, target)
+    likelihood = scorer(model, rows=2000, mc_num=8)
+    draws = torch.tensor([likelihood.score([(PREFIX, target)], seed=seed)[0][0] for seed in range(300)]).double()
+    assert len({round(value, 6) for value in draws.tolist()}) > 100
+    error = float(draws.std()) / math.sqrt(len(draws))
+    assert error < 0.1
+    assert abs(float(draws.mean()) - truth) < 3.5 * error
+    # Orders of unequal weight would be off by more than the error allows: the estimate can be told from wrong ones.
+    assert abs(chain(model, PREFIX, target, range(5)) - truth) > 5 * error
+    # Sixteen times the masks leave about a quarter of the spread, or less: systematic sampling.
+    long = [1, 2, 0, 3, 1, 4, 2, 0, 3, 5]
+    spread = [
+        float(torch.tensor([each.score([(PREFIX, long)], seed=seed)[0][0] for seed in range(40)]).std())
+        for each in (scorer(model, rows=2000, mc_num=count, check_greedy=False) for count in (4, 64))
+    ]
+    assert spread[1] < 0.4 * spread[0]
+
+
+@pytest.mark.parametrize(("length", "limit"), [(1, 1), (4, 15), (4, 14), (9, 7), (30, 128)])
+def test_each_token_of_an_answer_is_expected_once(length: int, limit: int) -> None:
+    patterns = masks(length, key=5, limit=limit)
+    assert len(patterns) <= limit
+    assert len({pattern.masked for pattern in patterns}) == len(patterns)
+    assert sum(pattern.weight * len(pattern.asked) for pattern in patterns) == pytest.approx(length)
+    times = torch.zeros(length)
+    keys = 300
+    for key in range(keys):
+        for pattern in masks(length, key=key, limit=limit):
+            times[list(pattern.asked)] += pattern.weight / keys
+    assert times.sub(1).abs().max() < 0.35
+
+
+def test_a_table_of_laws_by_hand() -> None:
+    laws = torch.tensor(
+        [[0.25, 0.25, 0.2, 0.1, 0.1, 0.1], [0.5, 0.2, 0.1, 0.1, 0.05, 0.05], [0.1, 0.6, 0.1, 0.1, 0.05, 0.05]]
+    )
+    model = toys.table(laws)
+    hand = math.log(0.5) + math.log(0.1)
+    for kind in ("mc", "chain", "confident"):
+        assert scorer(model, kind=kind).score([([0], [0, 2])]) == [(pytest.approx(hand, abs=1e-5), False)]
+        assert scorer(model, kind=kind).score([([0], [0, 1])]) == [(pytest.approx(math.log(0.5 * 0.6), abs=1e-5), True)]
+    assert scorer(model, kind="mc", check_greedy=False).score([([0], [0, 1])])[0][1] is False
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_the_chain_rule_from_left_to_right_and_by_confidence(family: str) -> None:
+    model = toys.toy(family, vocab=9, sharp=1.0)
+    pairs = [(PREFIX, TARGET), (PREFIX[:2], TARGET + PREFIX), ([7], [2])]  # unequal lengths, in one batch
+    left = [value for value, _ in scorer(model, kind="chain").score(pairs)]
+    assert left == pytest.approx([chain(model, *pair, order=range(len(pair[1]))) for pair in pairs], abs=1e-4)
+    sure = [value for value, _ in scorer(model, kind="confident").score(pairs)]
+    assert sure == pytest.approx([chain(model, *pair, order=surest(model, *pair)) for pair in pairs], abs=1e-4)
+    assert surest(model, *pairs[1]) != list(range(len(pairs[1][1])))
+
+
+def surest(model: LanguageModel, prefix: list[int], target: list[int]) -> list[int]:
+    """Order in which `sequential` would take the positions, were it handed the right tokens."""
+    assert model.facts.mask_id is not None
+    canvas, left, order = prefix + [model.facts.mask_id] * len(target), list(range(len(target))), []
+    while left:
+        laws = {i: naive(model, canvas, len(prefix) + i).clone() for i in left}
+        for law in laws.values():
+            law[model.facts.mask_id] = -torch.inf
+        order.append(max(left, key=lambda i: float(laws[i].log_softmax(-1).max())))
+        left.remove(order[-1])
+        canvas[len(prefix) + order[-1]] = target[order[-1]]
+    return order
+
+
+@pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
+def test_a_block_causal_answer_is_scored_block_by_block(family: str) -> None:
+    model = toys.toy(family, vocab=9, sharp=1.0)  # blocks of 4: positions 5..7, 8..11, 12
+    target = [2, 0, 3, 1, 2, 5, 0, 4]
+    units = [(PREFIX, target[:3]), (PREFIX + target[:3], target[3:7]), (PREFIX + target[:7], target[7:])]
+    expected = sum(expectation(model, *unit) for unit in units)
+    assert scorer(model).score([(PREFIX, target)])[0][0] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", list(toys.FAMILIES))
+@pytest.mark.parametrize("kind", ["mc", "confident"])
+def test_greedy_is_what_sequential_decoding_makes(family: str, kind: str) -> None:
+    model = toys.toy(family, sharp=1.0)
+    prompts = toys.prompts([5, 6, 9])
+    block = {} if "sdar" in family else {"block_length": 7}
+    made = pardec.Model(model).generate(
+        input_ids=prompts, sampler="sequential", max_new_tokens=7, stop_ids=[], **block
+    ).tokens  # fmt: skip
+    pairs = list(zip(prompts, made, strict=True))
+    likelihood = scorer(model, kind=kind, mc_num=4)
+    assert [greedy for _, greedy in likelihood.score(pairs)] == [True] * 3
+    for index in (0, 6):
+        wrong = [
+            (prompt, [(token + 1) % 17 if i == index else token for i, token in enumerate(tokens)])
+            for prompt, tokens in pairs
+        ]
+        assert [greedy for _, greedy in likelihood.score(wrong)] == [False] * 3
+
+
+def test_answers_to_one_context_share_their_masks_and_no_batch_changes_a_value() -> None:
+    model = toys.toy("llada", sharp=1.0)
+    first, second = toys.prompts([5, 5], seed=2)
+    answers = toys.prompts([9, 9, 9], seed=3)
+    pairs = [(first, answers[0]), (first, answers[1]), (second, answers[2])]
+    together = scorer(model, rows=64, mc_num=8).score(pairs, seed=4)
+    alone = [scorer(model, rows=3, mc_num=8).score([pair], seed=4)[0] for pair in reversed(pairs)]
+    assert [value for value, _ in together] == pytest.approx([value for value, _ in reversed(alone)], abs=1e-4)
+    keys = [unit.key for pair in pairs for unit in scorer(model)._units(*pair, seed=4)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_the_head_in_parts_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = toys.toy("dream")
+    queries = [Query(prompt, [2, 4, 5], [1, 2, 3]) for prompt in toys.prompts([7, 9])]
+    whole = Laws(model, Batches(2)).ask(queries)
+    monkeypatch.setattr("pardec.interop.lm_eval.laws._LOGITS", 1)
+    for one, other in zip(whole, Laws(model, Batches(2)).ask(queries), strict=True):
+        assert torch.allclose(one.log_prob, other.log_prob)
+        assert torch.equal(one.best, other.best)
+
+
+def ar_log_prob(model: pardec.Model, context: list[int], answer: list[int]) -> tuple[float, bool]:
+    laws = model.logits(torch.tensor([context + answer]))[0].double().log_softmax(-1)[len(context) - 1 : -1]
+    picked = laws.gather(-1, torch.tensor(answer)[:, None])
+    return float(picked.sum()), laws.argmax(-1).tolist() == answer
+
+
+def test_an_ar_model_is_scored_exactly(llama: pardec.Model) -> None:
+    model = PardecLM(llama, batch_size=3)
+    pairs = [(problem["question"], f" {choice}") for problem in PROBLEMS[:3] for choice in problem["choices"]]
+    found = model.loglikelihood(asks("loglikelihood", *pairs), disable_tqdm=True)
+    greedy = 0
+    for (question, choice), (value, flag) in zip(pairs, found, strict=True):
+        context, whole = (llama.tokenizer(text)["input_ids"] for text in (question, question + choice))
+        expected = ar_log_prob(llama, context, whole[len(context) :])
+        assert value == pytest.approx(expected[0], abs=1e-3)
+        assert flag == expected[1]
+        greedy += flag
+    assert 0 < greedy < len(found)
+
+
+def test_an_empty_context_is_the_first_token_and_an_empty_answer_is_certain(llama: pardec.Model) -> None:
+    model = PardecLM(llama)
+    (one, two) = model.loglikelihood(asks("loglikelihood", ("", "Tom has"), ("Tom has", "")), disable_tqdm=True)
+    ids = llama.tokenizer("Tom has")["input_ids"]
+    assert one[0] == pytest.approx(ar_log_prob(llama, ids[:1], ids[1:])[0], abs=1e-4)
+    assert two == (0.0, True)
+
+
+def test_rolling_predicts_every_token_once_in_windows(llama: pardec.Model, dream: pardec.Model) -> None:
+    ids = llama.tokenizer(QUESTIONS[0], add_special_tokens=False)["input_ids"]
+    assert 16 < len(ids) < 32
+    asked = asks("loglikelihood_rolling", (QUESTIONS[0],))
+    (whole,) = PardecLM(llama).loglikelihood_rolling(asked, disable_tqdm=True)
+    assert whole == pytest.approx(ar_log_prob(llama, [2], ids)[0], abs=1e-3)
+    (rolled,) = PardecLM(llama, max_length=16).loglikelihood_rolling(asked, disable_tqdm=True)
+    expected = ar_log_prob(llama, [2], ids[:16])[0]
+    tail = len(ids) - 16  # predicted after as much context as fits
+    expected += ar_log_prob(llama, ids[-17:-tail], ids[-tail:])[0]
+    assert rolled == pytest.approx(expected, abs=1e-3)
+    masked = PardecLM(dream, max_length=16, mc_num=2, check_greedy=False, batch_size=8)
+    assert masked.loglikelihood_rolling(asked, disable_tqdm=True)[0] < 0
+
+
+def test_multiple_choice_takes_the_likeliest_choice(dream: pardec.Model) -> None:
+    model = PardecLM(dream, likelihood="chain", check_greedy=False, batch_size=8)
+    metrics, samples = evaluate(model, "pardec_local_choose", limit=3)
+    best, normed = 0, 0
+    for problem, sample in zip(PROBLEMS, samples, strict=False):
+        context = dream.tokenizer(problem["question"])["input_ids"]
+        values = []
+        for choice in problem["choices"]:
+            ids = dream.tokenizer(f"{problem['question']} {choice}")["input_ids"][len(context) :]
+            values.append(chain(dream.language_model, context, ids, range(len(ids))))
+        told = [response[0][0] for response in sample["resps"]]
+        assert told == pytest.approx(values, abs=1e-3)
+        right = problem["choices"].index(problem["answer"])
+        best += max(range(4), key=values.__getitem__) == right
+        normed += max(range(4), key=lambda i: values[i] / len(problem["choices"][i])) == right
+    assert metrics["acc,none"] == pytest.approx(best / 3)
+    assert metrics["acc_norm,none"] == pytest.approx(normed / 3)
+
+
+def test_masked_scoring_tells_right_from_wrong_choices(dream: pardec.Model) -> None:
+    model = PardecLM(dream, mc_num=16, check_greedy=False, batch_size=32)
+    metrics, _ = evaluate(model, "pardec_local_choose", limit=8)
+    assert metrics["acc,none"] >= 0.75  # chance is 0.25
+
+
+def test_an_answer_longer_than_the_model_is_refused(dream: pardec.Model) -> None:
+    with pytest.raises(SpecError, match="does not fit the 8 of tiny-dream"):
+        PardecLM(dream, max_length=8).loglikelihood(asks("loglikelihood", ("Tom", QUESTIONS[0])), disable_tqdm=True)
+
+
+# --- arguments and installation ---
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_specs_survive_every_way_of_writing_model_args(quote: str) -> None:
+    text = f"pretrained=tiny-dream,sampler={quote}{COMMAS}{quote},max_new_tokens=64,seed=7"
+    for given in (key_val_to_dict(text), try_parse_json(json.dumps({"pretrained": "tiny-dream", "sampler": COMMAS}))):
+        made = PardecLM.create_from_arg_obj(given, {"batch_size": "4", "max_batch_size": None, "device": "cpu"})
+        assert (made.defaults["sampler"], made.batch_size) == (COMMAS, 4)
+    made = PardecLM.create_from_arg_string(text, {"batch_size": 2, "device": "cpu"})
+    assert (made.defaults, made.seed) == ({"sampler": COMMAS, "max_new_tokens": 64}, 7)
+    plain = key_val_to_dict("pretrained=tiny-dream,sampler=credit+threshold:tau=0.9@dual:refresh=8,max_new_tokens=64")
+    assert PardecLM.create_from_arg_obj(plain).defaults == {
+        "sampler": "credit+threshold:tau=0.9@dual:refresh=8",
+        "max_new_tokens": 64,
+    }
+    assert split_arguments("") == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (key_val_to_dict(f"sampler={COMMAS}"), "takes no argument 'verify'"),
+        ({"samplr": "threshold"}, "did you mean 'sampler'"),
+        ({"sampler": "treshold"}, "did you mean 'threshold'"),
+        ({"likelihood": "mcmc"}, "unknown likelihood 'mcmc' (did you mean 'mc'?)"),
+        ({"mc_num": 0}, "mc_num is a whole number of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size is at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens is a whole number of at least 1"),
+    ],
+)
+def test_a_wrong_argument_is_named(dream: pardec.Model, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        PardecLM(dream, **arguments)
+    assert message in str(caught.value)
+    assert caught.value.hint
+
+
+def test_what_cannot_be_is_said_before_anything_runs(dream: pardec.Model, llama: pardec.Model) -> None:
+    with pytest.raises(SpecError, match="tiny-llama is an AR model"):
+        PardecLM(llama, cfg=2.0)
+    with pytest.raises(SpecError, match="without a tokenizer"):
+        PardecLM(pardec.Model(toys.toy()))
+    with pytest.raises(ModelError):
+        PardecLM("no-such-model", device="cpu")
+    with pytest.raises(SpecError, match="is not name=value"):
+        split_arguments("pretrained=tiny-dream,threshold")
+
+
+def test_auto_batches_halve_when_memory_runs_out() -> None:
+    def work(items: Sequence[int]) -> list[int]:
+        if len(items) > 3:
+            raise MemoryError
+        return list(items)
+
+    batches = Batches(16, auto=True)
+    made = [item for count, items in batches.run(range(10), work) for item in items if count == len(items)]
+    assert (made, batches.size) == (list(range(10)), 3)
+    with pytest.raises(MemoryError):
+        list(Batches(16).run(range(10), work))
+
+
+def test_results_record_how_it_was_scored(dream: pardec.Model, llama: pardec.Model) -> None:
+    model = PardecLM(dream, sampler="threshold", mc_num=4, seed=1)
+    model.generate_until(asks("generate_until", (QUESTIONS[0], {"max_gen_toks": 4})), disable_tqdm=True)
+    told = model.get_model_info()["pardec"]
+    assert (told["model"], told["sampler"]) == ("tiny-dream", "threshold")
+    assert told["specs"] == [dream.generate(QUESTIONS[0], sampler="threshold", max_new_tokens=4).spec]
+    assert (told["likelihood"], told["mc_num"], told["seed"]) == ("mc", 4, 1)
+    json.dumps(told)
+    assert "likelihood" not in PardecLM(llama).get_model_info()["pardec"]
+
+
+def test_the_harness_finds_the_model_by_name_and_by_entry_point() -> None:
+    assert get_model("pardec") is PardecLM
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["lm_eval.models"]
+    assert EntryPoint("pardec", points["pardec"], "lm_eval.models").load() is PardecLM
+
+
+def test_nothing_else_imports_the_harness() -> None:
+    def imported(file: Path) -> set[str]:
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        return names | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+
+    ours = ROOT / "pardec" / "interop" / "lm_eval"
+    others = [file for floor in ("pardec", "samplers", "models") for file in (ROOT / floor).rglob("*.py")]
+    assert [
+        file for file in others if ours not in file.parents for n in imported(file) if n.split(".")[0] == "lm_eval"
+    ] == []
+
+
+@pytest.mark.slow
+def test_the_command_line(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pardec.interop.lm_eval", "run", "--model", "pardec", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    task = ("--include_path", str(TASKS), "--tasks", "pardec_local_generate", "--limit", "2", "--device", "cpu")
+    done = run("--model_args", f'pretrained=tiny-dream,sampler="{COMMAS}",max_new_tokens=64', *task)
+    assert done.returncode == 0, done.stderr
+    assert "exact_match" in done.stdout
+    wrong = run("--model_args", "pretrained=tiny-dream,sampler=treshold", *task)
+    assert wrong.returncode == 2
+    assert wrong.stderr.splitlines()[-2].startswith("error: unknown")
