@@ -26,6 +26,7 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "samplers")):
 if TYPE_CHECKING:
     from pardec.api import Model, load
     from pardec.cards import list_models, list_samplers
+    from pardec.comparison import Table, compare
     from pardec.models.errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
     from pardec.result import Result
     from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started, Step
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _HOME = {
     "pardec.api": ("Model", "load"),
     "pardec.cards": ("list_models", "list_samplers"),
+    "pardec.comparison": ("Table", "compare"),
     "pardec.models.errors": (
         "CacheError",
         "CapacityError",
@@ -63,9 +65,11 @@ __all__ = [
     "SpecError",
     "Started",
     "Step",
+    "Table",
     "Task",
     "UnknownNameError",
     "__version__",
+    "compare",
     "list_models",
     "list_samplers",
     "list_tasks",

@@ -1,0 +1,121 @@
+"""What is compared: each sampler with all that decides what it decodes, and the references that figures are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pardec.models.errors import SpecError, did_you_mean
+from pardec.samplers.registry import resolve
+from pardec.samplers.spec import Part, Spec, parse
+from pardec.settings import Settings
+
+Family = Literal["masked", "ar"]
+
+# The arguments of `generate` that hold for every row alike and that a run's folder can name.
+ARGUMENTS = (
+    "max_new_tokens",
+    "block_length",
+    "temperature",
+    "top_k",
+    "top_p",
+    "cfg",
+    "stop_ids",
+    "block_align",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One sampler of a run. `floor` and `baseline` name the entries it is held to; None where there are none."""
+
+    sampler: str  # as written; of a reference, what stands for it
+    spec: str  # resolved, with every parameter
+    exact: str  # "greedy", "distribution" or "relaxed"
+    asked: str  # what `generate` is given
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of `generate`, those of a preset among them
+    reference: bool = False  # decoded for others' figures, and not listed
+    floor: str | None = None  # `oracle` with the same cache
+    baseline: str | None = None  # `sequential` without a cache
+
+
+def entries(samplers: Sequence[str | Spec], arguments: Mapping[str, Any], family: Family) -> list[Entry]:
+    """The samplers of a run, resolved.
+
+    Raises:
+        SpecError: none is given, one cannot be, two are the same, or an argument cannot hold for a whole run.
+    """
+    if not samplers:
+        raise SpecError("no sampler is given", hint="name at least one, such as sequential and threshold")
+    for name in arguments:
+        if name not in ARGUMENTS:
+            raise SpecError(
+                f"compare takes no argument {name!r}{did_you_mean(name, ARGUMENTS)}",
+                hint=f"of those of generate it takes {', '.join(ARGUMENTS)}",
+            )
+    found: dict[tuple[str, str], Entry] = {}
+    for sampler in samplers:
+        made = _entry(sampler, arguments, family)
+        same = found.setdefault(_identity(made), made)
+        if same is not made:
+            raise SpecError(f"{same.sampler!r} and {made.sampler!r} are the same sampler", hint="keep one of them")
+    return list(found.values())
+
+
+def with_references(asked: Sequence[Entry], family: Family) -> tuple[list[Entry], list[str]]:
+    """The entries, held to references where there can be any, then the references; and notes of what is left out."""
+    if family != "masked":
+        return list(asked), ["no floor and no agreement: they are measured on masked models"]
+    known = {_identity(entry): entry for entry in asked}
+    held, notes = [], []
+    for entry in asked:
+        names: dict[str, str] = {}
+        if entry.arguments["temperature"]:
+            notes.append(f"{entry.sampler}: no floor and no agreement, since it samples")
+        else:
+            for role, specs in (("floor", (_oracle(entry),)), ("baseline", ("sequential+eos", "sequential"))):
+                try:
+                    names[role] = _held_to(entry, specs, known).sampler
+                except SpecError as error:
+                    notes.append(f"{entry.sampler}: no {role}, since {error}")
+        held.append(replace(entry, floor=names.get("floor"), baseline=names.get("baseline")))
+    return [*held, *(entry for entry in known.values() if entry.reference)], notes
+
+
+def _entry(sampler: str | Spec, arguments: Mapping[str, Any], family: Family) -> Entry:
+    settings = Settings.of({**arguments, "sampler": sampler})  # lets a preset put its own arguments in
+    asked = str(settings.sampler) if isinstance(settings.sampler, Spec) else settings.sampler
+    if not isinstance(asked, str):
+        raise SpecError(
+            f"a sampler is a spec string, got {type(asked).__name__}", hint='write it like "threshold@dual"'
+        )
+    made = resolve(asked, family, sampling=settings.temperature > 0)
+    return Entry(str(sampler), str(made.spec), made.exact, asked, {name: getattr(settings, name) for name in ARGUMENTS})
+
+
+def _oracle(entry: Entry) -> str:
+    """The oracle that stops where the entry stops and asks the cache as it does."""
+    asked = parse(entry.asked)
+    stops = [part for part in asked.parts if part.name == "eos"]
+    return str(Spec((Part("oracle"), *stops), asked.cache))
+
+
+def _held_to(entry: Entry, specs: Sequence[str], known: dict[tuple[str, str], Entry]) -> Entry:
+    """The entry that decodes one of `specs` with the arguments of `entry`: one that is known, or a new reference.
+
+    All of `specs` decode the same up to the first end token; the first is the one to add.
+    """
+    made = [_entry(spec, entry.arguments, "masked") for spec in specs]
+    for alike in made:
+        if _identity(alike) in known:
+            return known[_identity(alike)]
+    new = replace(made[0], reference=True)
+    if any(other.sampler == new.sampler for other in known.values()):  # with the arguments of another preset
+        new = replace(new, sampler=f"{new.sampler} as {entry.sampler}")
+    known[_identity(new)] = new
+    return new
+
+
+def _identity(entry: Entry) -> tuple[str, str]:
+    return entry.spec, repr(entry.arguments)

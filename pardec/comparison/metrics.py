@@ -1,0 +1,184 @@
+"""The one definition of every figure of a comparison: from the rows of one sampler to a number.
+
+None stands where a figure does not apply. A failed row counts as failed, and as a wrong answer where the problem has
+one; it is in no other figure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pardec.rows import Row
+
+Rows = Sequence[Row]
+Place = tuple[str, int]  # a problem: task and index
+
+Z = 1.959963984540054  # of the standard normal: 95% lie within
+DRAWS = 10_000  # bootstrap samples
+
+
+def place(row: Row) -> Place:
+    """The problem that a row is of."""
+    return row["task"], row["index"]
+
+
+def done(rows: Rows) -> list[Row]:
+    """Those that did not fail."""
+    return [row for row in rows if row["error"] is None]
+
+
+# --- quality ---
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share of `n` trials.
+
+    >>> tuple(round(bound, 4) for bound in wilson(0.5, 10))
+    (0.2366, 0.7634)
+    """
+    middle = share + Z**2 / (2 * n)
+    spread = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
+    return (middle - spread) / (1 + Z**2 / n), (middle + spread) / (1 + Z**2 / n)
+
+
+def bootstrap(values: Sequence[float]) -> tuple[float, float]:
+    """The 95% percentile interval of the mean of `values`, resampled with a fixed seed."""
+    held = np.asarray(values)
+    drawn = np.random.default_rng(0).integers(len(held), size=(DRAWS, len(held)))
+    low, high = np.percentile(held[drawn].mean(1), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def scores(rows: Rows, scored: Collection[Place], field: str = "score") -> dict[Place, list[float]]:
+    """The scores of each problem, one a seed; 0 for a failed row of a problem that others have a score for."""
+    found: dict[Place, list[float]] = {}
+    for row in rows if done(rows) else ():
+        score = row[field] if row["error"] is None else 0.0 if place(row) in scored else None
+        if score is not None:
+            found.setdefault(place(row), []).append(float(score))
+    return found
+
+
+def quality(rows: Rows, scored: Collection[Place]) -> dict[str, float | None]:
+    """Mean score over the problems with its 95% interval, and the mean of the lenient score.
+
+    Wilson's where every score is right or wrong and every problem was tried once; else a bootstrap over the problems.
+    """
+    found = scores(rows, scored)
+    if not found:
+        return dict.fromkeys(("accuracy", "accuracy_low", "accuracy_high", "lenient"))
+    means = [statistics.fmean(some) for some in found.values()]
+    share = statistics.fmean(means)
+    plain = all(len(some) == 1 and some[0] in (0.0, 1.0) for some in found.values())
+    low, high = wilson(share, len(means)) if plain else bootstrap(means)
+    mild = [statistics.fmean(some) for some in scores(rows, scored, "lenient").values()]
+    return {"accuracy": share, "accuracy_low": low, "accuracy_high": high, "lenient": _mean(mild)}
+
+
+# --- forwards ---
+
+
+def mean(field: str) -> Callable[[Rows], float | None]:
+    """The mean of a field over the rows that have it."""
+    return lambda rows: _mean([row[field] for row in done(rows) if row.get(field) is not None])
+
+
+def ratio(over: str, under: str) -> Callable[[Rows], float | None]:
+    """The sum of one field over the sum of another."""
+
+    def figure(rows: Rows) -> float | None:
+        some = [row for row in done(rows) if row[over] is not None and row[under] is not None]
+        below = sum(row[under] for row in some)
+        return sum(row[over] for row in some) / below if below else None
+
+    return figure
+
+
+def most(field: str) -> Callable[[Rows], float | None]:
+    """The largest value of a field."""
+    return lambda rows: max((row[field] for row in done(rows) if row[field] is not None), default=None)
+
+
+# What is read off the rows of a sampler alone. A method whose rows carry more adds its columns here.
+FIGURES: dict[str, Callable[[Rows], float | None]] = {
+    "nfe": mean("nfe"),
+    "nfe_to_end": mean("nfe_to_end"),
+    "tokens_per_forward": ratio("generated", "nfe"),
+    "tokens_fed": mean("tokens_fed"),
+    "fed_per_token": ratio("tokens_fed", "generated"),
+    "peak_memory": most("peak_memory"),
+}
+
+
+# --- speed ---
+
+
+def batches(rows: Rows, device: str | None) -> list[list[Row]]:
+    """The rows of each batch that was timed on `device`; batches that are not whole are left out."""
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in done(rows):
+        if row["device"] == device:
+            found.setdefault((row["batch"]["id"], row["batch"]["rows"]), []).append(row)
+    return [some for (_, size), some in found.items() if len(some) == size]
+
+
+def device(rows: Rows) -> str | None:
+    """What most of the rows were made on; speeds are of this device alone."""
+    found = Counter(row["device"] for row in done(rows))
+    return found.most_common(1)[0][0] if found else None
+
+
+def speed(rows: Rows, device: str | None) -> dict[str, float | None]:
+    """Over the batches: the median of the generated tokens per second, with quartiles, and of the seconds a forward.
+
+    Tokens count up to the first end token. A batch takes as many forwards as its longest row.
+    """
+    timed = [some for some in batches(rows, device) if some[0]["batch"]["seconds"] > 0]
+    names = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "seconds_per_forward")
+    if not timed:
+        return dict.fromkeys(names)
+    rates = [sum(row["generated"] for row in some) / some[0]["batch"]["seconds"] for some in timed]
+    paces = [some[0]["batch"]["seconds"] / max(1, *(row["nfe"] for row in some)) for some in timed]
+    low, middle, high = (float(bound) for bound in np.percentile(rates, (25, 50, 75)))
+    return dict(zip(names, (middle, low, high, statistics.median(paces)), strict=True))
+
+
+# --- against references ---
+
+
+def floor_share(rows: Rows, oracle: Rows | None) -> float | None:
+    """Forwards of the oracle over those of the sampler, on the problems that both finished."""
+    known = _by_place(oracle)
+    some = [(known[place(row)]["nfe"], row["nfe"]) for row in done(rows) if place(row) in known]
+    mine = sum(nfe for _, nfe in some)
+    return sum(nfe for nfe, _ in some) / mine if mine else None
+
+
+def agreement(rows: Rows, sequential: Rows | None) -> dict[str, float | None]:
+    """How far the tokens are those of the sequential decode, on the problems that both finished.
+
+    `agreement` is the mean share of places, up to the end of the longer text, that hold the same token; `identical` the
+    share of rows with no other token.
+    """
+    known = _by_place(sequential)
+    pairs = [(row["tokens"], known[place(row)]["tokens"]) for row in done(rows) if place(row) in known]
+    alike = [sum(a == b for a, b in zip(mine, its, strict=False)) / max(len(mine), len(its), 1) for mine, its in pairs]
+    return {"agreement": _mean(alike), "identical": _mean([float(mine == its) for mine, its in pairs])}
+
+
+def _by_place(rows: Rows | None) -> Mapping[Place, Row]:
+    """One row a problem; references do not depend on the seed."""
+    found: dict[Place, Any] = {}
+    for row in done(rows or ()):
+        found.setdefault(place(row), row)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

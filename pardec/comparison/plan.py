@@ -1,0 +1,126 @@
+"""What a comparison is asked to do, checked and written down before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pardec import __version__
+from pardec.comparison import entries, sources, units
+from pardec.comparison.entries import Entry, Family
+from pardec.comparison.run import FORMAT
+from pardec.comparison.units import Problems, Unit
+from pardec.comparison.worker import Job
+from pardec.models.errors import SpecError
+from pardec.models.families import match
+from pardec.models.sources import locate, read_json
+from pardec.samplers.spec import Spec
+from pardec.tasks import Task
+
+if TYPE_CHECKING:
+    from pardec.api import Model
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which problems are decoded with which seeds, and how many at once."""
+
+    limit: int = 50  # problems a task
+    seeds: tuple[int, ...] = (0,)
+    split: str = "heldout"
+    problem_seed: int = 7
+    batch_size: int = 8
+    references: bool = True
+    replays: int = 4
+
+    def __post_init__(self) -> None:
+        for name, least in (("limit", 1), ("batch_size", 1), ("replays", 0)):
+            if getattr(self, name) < least:
+                raise SpecError(f"{name} is at least {least}, got {getattr(self, name)}", hint="choose a larger one")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise SpecError(f"seeds are different whole numbers, got {list(self.seeds)}", hint="for example 0 and 1")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How the model is loaded where it is given by name, as `pardec.load` takes it."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    device_map: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    mask_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison ready to run."""
+
+    model: Model | str
+    loading: Loading
+    grid: Grid
+    entries: tuple[Entry, ...]
+    tasks: Mapping[str, Task]
+    problems: Problems
+    batches: list[list[Unit]]
+    config: dict[str, Any]
+
+    def job(self, traces: Path) -> Job:
+        """What the processes are given; `traces` is the folder of the results that are kept."""
+        loading, grid = asdict(self.loading), self.grid
+        return Job(self.model, loading, self.entries, self.tasks, self.problems, traces, grid.replays, grid.seeds[0])
+
+
+def plan(
+    model: Model | str,
+    samplers: Sequence[str | Spec],
+    tasks: Mapping[str, Task],
+    arguments: Mapping[str, Any],
+    grid: Grid,
+    loading: Loading,
+) -> Plan:
+    """Resolves what is asked.
+
+    Raises:
+        SpecError: a sampler, an argument or a problem that cannot be.
+        ModelError: there is no such model.
+    """
+    family = _family(model, loading)
+    listed, notes = entries.entries(samplers, arguments, family), []
+    if grid.references:
+        listed, notes = entries.with_references(listed, family)
+    problems = sources.drawn(tasks, split=grid.split, limit=grid.limit, seed=grid.problem_seed)
+    identity = {"pardec": __version__, "family": family, **_identity(model, loading)}
+    config = {
+        "format": FORMAT,
+        **identity,
+        "samplers": [asdict(entry) for entry in listed],
+        "tasks": [sources.config(tasks[name], problems[name]) for name in tasks],
+        **asdict(grid),
+        "generate": dict(arguments),
+        "notes": notes,
+    }
+    batches = units.batches(listed, problems, grid.seeds, grid.batch_size, identity)
+    return Plan(model, loading, grid, tuple(listed), tasks, problems, batches, config)
+
+
+def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
+    """What of the model decides its rows."""
+    if isinstance(model, str):
+        kept = {"dtype": loading.dtype, "revision": loading.revision, "mask_id": loading.mask_id}
+        return {"model": model, **kept}
+    held = model.language_model
+    dtype = str(held.dtype).removeprefix("torch.")
+    return {"model": held.name, "dtype": dtype, "revision": loading.revision, "mask_id": held.facts.mask_id}
+
+
+def _family(model: Model | str, loading: Loading) -> Family:
+    """Which loop decodes the model; read off its config where it is not loaded."""
+    if not isinstance(model, str):
+        return "masked" if model.language_model.facts.masked else "ar"
+    source = locate(model, revision=loading.revision, offline=loading.offline)
+    spec = match(read_json(source.folder / "config.json", required=True))
+    return "ar" if spec is None or spec.attention == "causal" else "masked"

@@ -1,0 +1,129 @@
+"""A run on the disk: what was asked, where, every finished row, and the results that can be replayed.
+
+config.json        what was asked, resolved; a run goes on only with the same
+environment.json   versions and machine, when it began
+rows.jsonl         one line a unit of work, appended
+traces/KEY/        the results of a few prompts
+report.*           made anew at each end
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pardec.models.errors import PardecError, SpecError
+from pardec.result import Result
+from pardec.rows import Row, RowsFile, differences
+from pardec.saving import write_file
+
+FORMAT = "pardec.comparison/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What tables and reports are made of. `traces` has one-row results by the key of their row."""
+
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    rows: list[Row]
+    traces: Mapping[str, Result]
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Run:
+        """Reads a run's folder, finished or not.
+
+        Raises:
+            SpecError: there is no run.
+        """
+        home = Path(folder)
+        config = read_config(home)
+        if config is None:
+            raise SpecError(f"{home} holds no run", hint='name a folder that "pardec compare --out" wrote')
+        rows = RowsFile(home / "rows.jsonl").rows
+        environment = json.loads((home / "environment.json").read_text(encoding="utf-8"))
+        traces = {key: Result.load(home / "traces" / key) for key in rows if (home / "traces" / key).is_dir()}
+        return cls(config, environment, [{"key": key, **row} for key, row in rows.items()], traces)
+
+
+class Folder:
+    """The folder of a run that is being made.
+
+    Args:
+        home: it need not exist.
+        config: what is asked now. What stands under "where" may differ from run to run.
+        warn: told what is worth knowing.
+    """
+
+    def __init__(self, home: Path, config: Mapping[str, Any], warn: Callable[[str], object]) -> None:
+        self.home, self.config, self._warn = home, config, warn
+        self.traces = home / "traces"
+
+    def start(self, environment: Mapping[str, Any], *, resume: bool) -> None:
+        """Makes the folder ready; for one process.
+
+        Raises:
+            SpecError: something is there and `resume` is not asked for, it is no run, or it is one of something else.
+        """
+        there = [entry for entry in self.home.iterdir() if entry.name[0] != "."] if self.home.is_dir() else []
+        before = read_config(self.home)
+        if before is not None and resume:
+            self._check(before)
+            for torn in self.traces.glob(".*"):  # a result that was being saved when the run was killed
+                shutil.rmtree(torn, ignore_errors=True)
+            return
+        if there:
+            what = "holds a run already" if before is not None else "is not empty, and holds no run"
+            hint = (
+                "--resume goes on with it; or choose another folder" if before is not None else "choose another folder"
+            )
+            raise SpecError(f"{self.home} {what}", hint=hint)
+        try:
+            self.traces.mkdir(parents=True, exist_ok=True)
+            write_file(self.home / "environment.json", json.dumps(environment, indent=1) + "\n")
+            write_file(self.home / "config.json", json.dumps(self.config, indent=1, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise PardecError(f"cannot write to {self.home}: {error.strerror}", hint="choose another folder") from error
+
+    def rows(self, *, retry_failed: bool = False) -> RowsFile:
+        """The rows made so far; with `retry_failed` without those that failed, which are taken out of the file."""
+        file = RowsFile(self.home / "rows.jsonl", warn=self._warn)
+        failed = {key for key, row in file.rows.items() if row["error"] is not None}
+        if retry_failed and failed:
+            file.discard(failed)
+        return file
+
+    def _check(self, before: Mapping[str, Any]) -> None:
+        there, now = (
+            {**config, "where": None, "notes": None} for config in (before, json.loads(json.dumps(self.config)))
+        )
+        if there != now:
+            told = differences(_told(there), _told(now)) or ["something of an older version"]
+            raise SpecError(
+                f"{self.home} holds a run of something else: {'; '.join(told)}",
+                hint="choose another folder, or ask for the same again",
+            )
+
+
+def read_config(home: Path) -> dict[str, Any] | None:
+    """The config of the run in a folder; None where there is none."""
+    try:
+        held = json.loads((home / "config.json").read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    except ValueError as error:
+        raise SpecError(f"{home / 'config.json'} is damaged: {error}", hint="choose another folder") from error
+    return held if isinstance(held, dict) and held.get("format") == FORMAT else None
+
+
+def _told(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as a person compares it."""
+    arguments = {f"generate {name}": value for name, value in config["generate"].items()}
+    tasks = {f"task {task['name']}": {**task, "name": None} for task in config["tasks"]}
+    told = {name: value for name, value in config.items() if name not in ("generate", "samplers", "tasks")}
+    samplers = [sampler["sampler"] for sampler in config["samplers"] if not sampler["reference"]]
+    return {**told, **arguments, **tasks, "samplers": samplers}

@@ -1,0 +1,166 @@
+"""`compare`: from a model and a list of samplers to the table that says which to take."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pardec.comparison import sources, units
+from pardec.comparison.plan import Grid, Loading, Plan, plan
+from pardec.comparison.progress import progress as watching
+from pardec.comparison.run import Folder, Run
+from pardec.comparison.table import Table
+from pardec.environment import checkout, machine, versions
+from pardec.executors import Executor
+from pardec.executors import executor as make_executor
+from pardec.models.errors import SpecError
+from pardec.rows import Row, RowsFile
+from pardec.samplers.spec import Spec
+from pardec.tasks import Task
+
+if TYPE_CHECKING:
+    from pardec.api import Model
+
+
+def compare(
+    model: Model | str | Path,
+    task: str | Task | Sequence[str | Task] | None = None,
+    samplers: str | Spec | Sequence[str | Spec] = (),
+    *,
+    prompts: sources.Prompts | None = None,
+    scorer: str | None = None,
+    limit: int = 50,
+    seeds: Sequence[int] = (0,),
+    split: str = "heldout",
+    problem_seed: int = 7,
+    batch_size: int = 8,
+    references: bool = True,
+    replays: int = 4,
+    out: str | Path | None = None,
+    resume: bool = False,
+    retry_failed: bool = False,
+    executor: str = "local",
+    workers: int | None = None,
+    progress: bool | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    device_map: str | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+    mask_id: int | None = None,
+    **generate_arguments: Any,
+) -> Table:
+    """Decodes the same prompts with every sampler, and says what each is worth.
+
+    Args:
+        model: a loaded model, or the name of one; executors other than "local" need a name.
+        task: a task, several, or a group of them.
+        samplers: specs or presets, taken as written; the first is what speed-ups refer to.
+        prompts: in place of a task or beside it: a file, a list of texts, or of {"prompt": ..., "answer": ...}.
+        scorer: of the prompts: "exact", "number" or "file.py:function".
+        limit: problems a task.
+        seeds: each problem is decoded once with each.
+        split, problem_seed: which problems a task hands out.
+        batch_size: problems decoded at once.
+        references: decode `sequential` and `oracle` too, for agreement and the share of the floor.
+        replays: problems of each task whose whole decode is kept for the report.
+        out: the run's folder; None keeps nothing.
+        resume: go on with the run in `out`, if there is one.
+        retry_failed: try the rows again that failed.
+        executor, workers: where it is decoded: "local", "torchrun" or "ray", and by how many copies of the model.
+        progress: True tells how far it is, False does not, None does on a terminal.
+        device, dtype, device_map, revision, offline, mask_id: as `load` takes them, where `model` is a name.
+        generate_arguments: as `generate` takes them: max_new_tokens, block_length, temperature, top_k, top_p, cfg,
+            stop_ids, block_align.
+
+    Raises:
+        SpecError: something that cannot be, before weights are read: a sampler, a task, a folder of another run.
+        BatchError: at the end, where batches could not be run at all; the rows of the others are kept in `out`.
+
+    >>> table = compare("tiny-dream", "arithmetic", ["threshold", "threshold@dual"], limit=2, max_new_tokens=16)
+    >>> [row["sampler"] for row in table.rows]
+    ['threshold', 'threshold@dual']
+    """
+    if not isinstance(model, str | Path) and executor != "local":
+        raise SpecError(f"the {executor} executor loads the model itself", hint="give the model's name or folder")
+    if out is None and (resume or executor == "torchrun"):
+        what = "resume" if resume else "the torchrun executor"
+        raise SpecError(f"{what} needs a run's folder", hint="name one with out")
+    made = plan(
+        str(model) if isinstance(model, Path) else model,
+        [samplers] if isinstance(samplers, str | Spec) else samplers,
+        sources.tasks(task, prompts, scorer),
+        generate_arguments,
+        Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays),
+        Loading(device, dtype, device_map, revision, offline, mask_id),
+    )
+    runs_on = make_executor(executor, workers=workers)
+    with _home(out) as home:
+        where = {"device": device, "device_map": device_map, "executor": executor, "workers": workers}
+        folder = Folder(home, {**made.config, "where": where}, _warn if runs_on.leads else lambda text: None)
+        rows = _begun(folder, runs_on, resume=resume, retry_failed=retry_failed)
+        _decode(made, runs_on, folder, rows, shown=progress)
+        table = Table(Run.load(home))
+        if out is not None and runs_on.leads:
+            write_reports(table, home)
+        return table
+
+
+def write_reports(table: Table, home: Path) -> None:
+    """The table of a run in every format, in its folder."""
+    table.to_csv(home / "report.csv")
+    table.to_markdown(home / "report.md")
+    table.to_json(home / "report.json")
+    try:
+        from pardec.comparison.report import page
+    except ImportError:
+        return
+    (home / "report.html").write_text(page(table.run), encoding="utf-8")
+
+
+def _begun(folder: Folder, runs_on: Executor, *, resume: bool, retry_failed: bool) -> RowsFile:
+    """The rows made so far, once the folder is ready; one process sees to it before the others look."""
+    if runs_on.leads:
+        folder.start(environment(), resume=resume)
+        folder.rows(retry_failed=retry_failed)
+    runs_on.wait()
+    return folder.rows()
+
+
+def _decode(made: Plan, runs_on: Executor, folder: Folder, file: RowsFile, *, shown: bool | None) -> None:
+    """Makes the rows that are missing, and tells how many there are."""
+    todo = units.left(made.batches, file.rows)
+    total = sum(map(len, made.batches))
+    with watching(shown if runs_on.leads else False, total, file.count()) as tell:
+
+        def keep(rows: list[Row]) -> None:
+            file.append(rows)
+            tell(file.count())
+
+        runs_on.run(made.job(folder.traces), todo, keep)
+
+
+@contextmanager
+def _home(out: str | Path | None) -> Iterator[Path]:
+    """The run's folder; one that is gone afterwards where none is asked for."""
+    if out is not None:
+        yield Path(out)
+        return
+    with tempfile.TemporaryDirectory(prefix="pardec-") as name:
+        yield Path(name)
+
+
+def environment() -> dict[str, Any]:
+    """What a run was made with; no path of this machine is in it."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # above 0 before the run: the machine is shared
+    kept = {name: value for name, value in checkout().items() if name != "path"}
+    return {**versions(), **kept, **machine(), "load_average": load}
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,221 @@
+"""The table of a comparison: one row a sampler, every figure of it, in the formats that people and programs read."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pardec.comparison import metrics
+from pardec.comparison.frontier import frontier
+from pardec.comparison.run import Run
+from pardec.rows import Row
+
+PathLike = str | Path | None
+
+# The fields of a row of the table, in the order of CSV; `by_task` comes last and is spread over columns there.
+FIELDS = (
+    "sampler",
+    "spec",
+    "exact",
+    "problems",
+    "seeds",
+    "failed",
+    "error",
+    "accuracy",
+    "accuracy_low",
+    "accuracy_high",
+    "lenient",
+    *metrics.FIGURES,
+    "tokens_per_second",
+    "tokens_per_second_low",
+    "tokens_per_second_high",
+    "seconds_per_forward",
+    "speed_up",
+    "floor_share",
+    "agreement",
+    "identical",
+    "by_task",
+)
+
+
+class Table:
+    """What a run came to.
+
+    Attributes:
+        run: what it was made from.
+        rows: one dict a sampler that was asked for, in that order, with the fields of `FIELDS`.
+        notes: what a reader should know: references that could not be, failures, speeds of several machines.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        by_sampler: dict[str, list[Row]] = {}
+        for row in run.rows:
+            by_sampler.setdefault(row["sampler"], []).append(row)
+        self._device = metrics.device(run.rows)
+        self._scored = {metrics.place(row) for row in metrics.done(run.rows) if row["score"] is not None}
+        asked = [entry for entry in run.config["samplers"] if not entry["reference"]]
+        self.rows = [self._row(entry, by_sampler) for entry in asked]
+        first = self.rows[0]["tokens_per_second"] if self.rows else None
+        for row in self.rows:
+            row["speed_up"] = row["tokens_per_second"] / first if first and row["tokens_per_second"] else None
+        self.notes = [*run.config["notes"], *self._notes()]
+
+    def _row(self, entry: Mapping[str, Any], by_sampler: Mapping[str, list[Row]]) -> dict[str, Any]:
+        rows = by_sampler.get(entry["sampler"], [])
+        held_to = {role: by_sampler.get(entry[role] or "") for role in ("floor", "baseline")}
+        finished = metrics.done(rows)
+        errors = Counter(row["error"] for row in rows if row["error"] is not None)
+        row: dict[str, Any] = {
+            "sampler": entry["sampler"],
+            "spec": finished[0]["spec"] if finished else entry["spec"],
+            "exact": finished[0]["exact"] if finished else entry["exact"],
+            "problems": len({metrics.place(row) for row in rows}),
+            "seeds": len({row["seed"] for row in rows}),
+            "failed": errors.total(),
+            "error": errors.most_common(1)[0][0] if errors else None,
+            **metrics.quality(rows, self._scored),
+            **{name: figure(rows) for name, figure in metrics.FIGURES.items()},
+            **metrics.speed(rows, self._device),
+            "speed_up": None,
+            "floor_share": metrics.floor_share(rows, held_to["floor"]),
+            **metrics.agreement(rows, held_to["baseline"]),
+            "by_task": {task["name"]: self._of_task(rows, task["name"]) for task in self.run.config["tasks"]},
+        }
+        return {name: row[name] for name in FIELDS}
+
+    def _of_task(self, rows: Sequence[Row], task: str) -> dict[str, Any]:
+        own = [row for row in rows if row["task"] == task]
+        found = metrics.quality(own, self._scored)
+        kept = {name: found[name] for name in ("accuracy", "accuracy_low", "accuracy_high", "lenient")}
+        return {**kept, "nfe": metrics.FIGURES["nfe"](own), "problems": len({metrics.place(row) for row in own})}
+
+    def _notes(self) -> list[str]:
+        notes = [
+            f"{row['sampler']}: {row['failed']} rows failed, most often with {row['error']}"
+            for row in self.rows
+            if row["failed"]
+        ]
+        for field, what in (("device", "speeds are those of"), ("dtype", "there are rows of")):
+            found = Counter(row[field] for row in self.run.rows if row["error"] is None)
+            if len(found) > 1:
+                shown = self._device if field == "device" else " and ".join(found)
+                notes.append(f"rows were made with several {field}s; {what} {shown}")
+        return notes
+
+    def frontier(self, cost: str = "nfe", quality: str = "accuracy") -> list[dict[str, Any]]:
+        """The rows that no other beats in both, cheapest first.
+
+        Raises:
+            SpecError: a column that is no figure.
+        """
+        return frontier(self.rows, cost, quality)
+
+    # --- formats; each returns the text, and writes it where a path is given ---
+
+    def to_json(self, path: PathLike = None) -> str:
+        """One document: config, environment, notes, rows."""
+        return _written(json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n", path)
+
+    def to_csv(self, path: PathLike = None) -> str:
+        """One line a sampler; what holds for one task only stands in columns named FIGURE[TASK]."""
+        out = io.StringIO()
+        flat = [_flat(row) for row in self.rows]
+        writer = csv.DictWriter(out, list(flat[0]) if flat else FIELDS[:-1], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+        return _written(out.getvalue(), path)
+
+    def to_markdown(self, path: PathLike = None) -> str:
+        """The columns that settle most questions, aligned, and the notes below."""
+        cells = self.cells()
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]
+        lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+        notes = "".join(f"\n- {note}" for note in self.notes)
+        return _written("\n".join(lines) + "\n" + (f"{notes}\n" if notes else ""), path)
+
+    def to_html(self, path: PathLike = None) -> str:
+        """The same columns as an HTML table."""
+        head, *body = self.cells(mark="")
+        lines = ["<table>", "<thead><tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr></thead>"]
+        lines += [
+            "<tr>" + "".join(f'<td style="text-align: {"left" if at == 0 else "right"}">{html.escape(cell)}</td>'
+            for at, cell in enumerate(line)) + "</tr>"
+            for line in body
+        ]  # fmt: skip
+        lines += ["</table>", *(f"<p>{html.escape(note)}</p>" for note in self.notes)]
+        return _written("\n".join(lines) + "\n", path)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        return self.to_markdown()
+
+    def document(self) -> dict[str, Any]:
+        """What `to_json` writes, as plain values."""
+        run = self.run
+        return {"config": run.config, "environment": run.environment, "notes": self.notes, "rows": self.rows}
+
+    def cells(self, mark: str = "`") -> list[list[str]]:
+        """The short table as text: a line of heads, then one a sampler. Columns that hold nothing are left out."""
+        shown = [(head, [make(row) for row in self.rows]) for head, make in _SHORT]
+        kept = [(head, cells) for head, cells in shown if any(cells)]
+        kept[0] = kept[0][0], [f"{mark}{cell}{mark}" for cell in kept[0][1]]
+        return [[head for head, _ in kept], *(list(line) for line in zip(*(cells for _, cells in kept), strict=True))]
+
+
+def _share(row: Mapping[str, Any], name: str) -> str:
+    return "" if row[name] is None else f"{100 * row[name]:.1f}%"
+
+
+def _number(row: Mapping[str, Any], name: str, form: str) -> str:
+    return "" if row[name] is None else format(row[name], form)
+
+
+def _accuracy(row: Mapping[str, Any]) -> str:
+    interval = (
+        f" ({100 * row['accuracy_low']:.0f}..{100 * row['accuracy_high']:.0f})" if row["accuracy"] is not None else ""
+    )
+    return _share(row, "accuracy") + interval
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
+    return "" if low is None else f"{row['tokens_per_second']:.0f} ({low:.0f}..{high:.0f})"
+
+
+_SHORT = (
+    ("sampler", lambda row: row["sampler"]),
+    ("exact", lambda row: row["exact"]),
+    ("accuracy", _accuracy),
+    ("lenient", lambda row: _share(row, "lenient") if row["lenient"] != row["accuracy"] else ""),
+    ("forwards", lambda row: _number(row, "nfe", ".1f")),
+    ("to the end", lambda row: _number(row, "nfe_to_end", ".1f")),
+    ("tokens a forward", lambda row: _number(row, "tokens_per_forward", ".2f")),
+    ("fed a token", lambda row: _number(row, "fed_per_token", ".1f")),
+    ("tokens/s", _rate),
+    ("speed-up", lambda row: _number(row, "speed_up", ".2f")),
+    ("floor", lambda row: _share(row, "floor_share")),
+    ("agreement", lambda row: _share(row, "agreement")),
+    ("failed", lambda row: str(row["failed"] or "")),
+)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    tasks = row["by_task"]
+    spread = {f"{name}[{task}]": value for task, held in tasks.items() for name, value in held.items()}
+    return {**{name: value for name, value in row.items() if name != "by_task"}, **(spread if len(tasks) > 1 else {})}
+
+
+def _written(text: str, path: PathLike) -> str:
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text

@@ -1,0 +1,193 @@
+"""What a process does with a batch of units: decode it, time it, score it, and make rows of it."""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pardec.comparison.entries import Entry
+from pardec.comparison.memory import Peak
+from pardec.comparison.units import Problems, Unit
+from pardec.executors import described
+from pardec.result import Result, Timing
+from pardec.rows import Row
+from pardec.samplers.rng import row_seeds
+from pardec.tasks import Task
+
+if TYPE_CHECKING:
+    from pardec.api import Model
+
+# What a decode says of a row, beside its name; null where the row failed.
+FIGURES = (
+    "text",
+    "tokens",
+    "finish",
+    "generated",
+    "nfe",
+    "nfe_to_end",
+    "tokens_fed",
+    "score",
+    "lenient",
+    "steps",
+    "scores",
+    "seconds",
+    "batch",
+    "peak_memory",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A comparison as a process needs it. Picklable where `model` is a name."""
+
+    model: str | Model
+    loading: Mapping[str, Any]  # the arguments of `pardec.load`
+    entries: tuple[Entry, ...]
+    tasks: Mapping[str, Task]
+    problems: Problems
+    traces: Path  # folder of the saved results
+    replays: int  # problems of each task whose results are saved
+    first_seed: int  # the seed they are saved for
+
+    def worker(self) -> Worker:
+        """Loads the model, where it is a name."""
+        return Worker(self)
+
+
+class Worker:
+    """Decodes batches with one model."""
+
+    def __init__(self, job: Job) -> None:
+        from pardec.api import load
+
+        self.job = job
+        self.model = load(job.model, **job.loading) if isinstance(job.model, str) else job.model
+        self.entries = {entry.sampler: entry for entry in job.entries}
+        self.peak = Peak(self.model.language_model.device)
+        self.device = device_name(self.model.language_model.device)
+        self.warm: set[str] = set()
+
+    def run(self, batch: Sequence[Unit]) -> list[Row]:
+        """One row a unit. Where a batch fails its units are run alone, so that only those at fault are failed rows."""
+        try:
+            return self._decoded(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                return [self._failed(batch[0], error)]
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return [row for unit in batch for row in self.run([unit])]
+
+    def _decoded(self, batch: Sequence[Unit]) -> list[Row]:
+        entry = self.entries[batch[0].sampler]
+        if not entry.reference and entry.sampler not in self.warm:
+            self._generate(entry, batch)  # the first batch of a sampler also pays for what is set up once
+            self.warm.add(entry.sampler)
+        self.peak.reset()
+        result = self._generate(entry, batch)
+        memory = self.peak.read()
+        timed = {"id": batch[0].key, "seconds": result.timing.total_s, "rows": len(batch)}
+        return [self._row(unit, entry, one_row(result, at), timed, memory) for at, unit in enumerate(batch)]
+
+    def _generate(self, entry: Entry, batch: Sequence[Unit]) -> Result:
+        prompts: Any = [self.job.problems[unit.task][unit.index].prompt for unit in batch]
+        seeds = [row_seeds(unit.seed, unit.index + 1)[unit.index] for unit in batch]
+        return self.model.generate(prompts, sampler=entry.asked, seed=seeds, **entry.arguments)
+
+    def _row(self, unit: Unit, entry: Entry, result: Result, timed: Mapping[str, Any], memory: int | None) -> Row:
+        problem, text = self.job.problems[unit.task][unit.index], result.text[0] if result.text else None
+        try:
+            task = self.job.tasks[unit.task]
+            score = None if text is None else task.score(problem, text)
+            lenient = None if text is None else task.lenient(problem, text)
+        except Exception as error:  # of a user's own scorer
+            return self._failed(unit, error)
+        if unit.index < self.job.replays and unit.seed == self.job.first_seed:
+            result.save(self.job.traces / unit.key)
+        steps, scores = commits(result)
+        figures = {
+            "text": text,
+            "tokens": result.tokens[0],
+            "finish": result.finish[0],
+            "generated": result.generated[0],
+            "nfe": result.nfe[0],
+            "nfe_to_end": max(steps, default=-1) + 1,
+            "tokens_fed": result.tokens_fed[0],
+            "score": score,
+            "lenient": lenient,
+            "steps": steps,
+            "scores": scores,
+            "seconds": timed["seconds"] / timed["rows"],
+            "batch": dict(timed),
+            "peak_memory": memory,
+        }
+        return {**self._named(unit, entry), "spec": result.spec, "exact": result.exact, **figures, **self._end(None)}
+
+    def _failed(self, unit: Unit, error: Exception) -> Row:
+        named = self._named(unit, self.entries[unit.sampler])
+        return {**named, **dict.fromkeys(FIGURES), **self._end(described(error))}
+
+    def _named(self, unit: Unit, entry: Entry) -> Row:
+        return {
+            "key": unit.key,
+            "sampler": unit.sampler,
+            "spec": entry.spec,
+            "exact": entry.exact,
+            "seed": unit.seed,
+            "task": unit.task,
+            "problem": self.job.problems[unit.task][unit.index].id,
+            "index": unit.index,
+            "reference": unit.reference,
+        }
+
+    def _end(self, error: str | None) -> Row:
+        dtype = str(self.model.language_model.dtype).removeprefix("torch.")
+        return {"device": self.device, "dtype": dtype, "error": error}
+
+
+def commits(result: Result) -> tuple[list[int], list[float | None]]:
+    """The forward, from 0, and the score that each of a one-row result's tokens was committed with; -1 if given."""
+    start = result.prompts[0]
+    here = slice(start, start + len(result.tokens[0]))
+    steps, scores = result.trace.forward[0, here], result.trace.commit_score[0, here]
+    # Five digits: the others differ with the size of the batch.
+    return steps.tolist(), [round(score, 5) if math.isfinite(score) else None for score in scores.tolist()]
+
+
+def one_row(result: Result, row: int) -> Result:
+    """Row `row` of a result as a result of its own; its share of the time is an equal one."""
+    count, length = len(result.tokens), int(result.trace.lengths[row])
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, np.ndarray | torch.Tensor):
+            return value[row : row + 1, :length] if value.ndim > 1 else value[row : row + 1]
+        return type(value)([value[row]]) if isinstance(value, list | tuple) and len(value) == count else value
+
+    trace = replace(result.trace, **{f.name: cut(getattr(result.trace, f.name)) for f in fields(result.trace)})
+    whole = ("trace", "timing", "stop_ids")
+    parts = {f.name: cut(getattr(result, f.name)) for f in fields(result) if f.name not in whole}
+    timing = Timing(result.timing.total_s / count, result.generated[row])
+    return replace(result, trace=trace, timing=timing, **parts)
+
+
+def device_name(device: torch.device) -> str:
+    """What speeds were measured on, so that those of different machines are told apart."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        name = found[1].strip() if found else name
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' * (threads > 1)}"
