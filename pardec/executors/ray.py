@@ -57,10 +57,11 @@ class Ray:
         on_gpu = self.gpus > 0
         workers = min(self._asked or self.gpus or CPU_WORKERS, len(batches))
         import ray.data
+        from ray import cloudpickle  # takes what a script or a notebook defines, too
 
         # One block a batch: a block is what is tried again, and what comes back as soon as it is finished.
         tries = ray.remote(num_cpus=0)(Tries).remote()
-        items = [{"number": number, "batch": pickle.dumps(batch)} for number, batch in enumerate(batches)]
+        items = [{"number": number, "batch": cloudpickle.dumps(batch)} for number, batch in enumerate(batches)]
         done: set[int] = set()
         errors = []
         with _quiet_context():

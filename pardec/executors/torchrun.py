@@ -11,7 +11,6 @@ import shlex
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -107,15 +106,23 @@ def _joined() -> Any:
     import torch
     from accelerate import PartialState
 
-    if os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE") and "GLOO_SOCKET_IFNAME" not in os.environ:
-        try:
-            socket.getaddrinfo(socket.gethostname(), None)
-        except OSError:  # gloo looks for its interface by that name and would give up
-            with suppress(StopIteration):
-                os.environ["GLOO_SOCKET_IFNAME"] = next(n for _, n in socket.if_nameindex() if n in ("lo", "lo0"))
+    _find_interface()
     gpu = torch.cuda.is_available()
     if not gpu:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes beside each other must not fight for the cores
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     # The processes exchange counts and words, never tensors: gloo does that on every machine.
     return PartialState(cpu=not gpu, backend="gloo", timeout=PATIENCE)
+
+
+def _find_interface() -> None:
+    """Names the loopback interface to gloo where it would find none: it looks by the machine's name, and gives up."""
+    one_machine = os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE")
+    if not one_machine or "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+        if loopback:
+            os.environ["GLOO_SOCKET_IFNAME"] = loopback[0]
