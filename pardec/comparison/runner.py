@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,10 +117,8 @@ def write_reports(table: Table, home: Path) -> None:
     table.to_csv(home / "report.csv")
     table.to_markdown(home / "report.md")
     table.to_json(home / "report.json")
-    try:
-        from pardec.comparison.report import page
-    except ImportError:
-        return
+    from pardec.comparison.report import page
+
     (home / "report.html").write_text(page(table.run), encoding="utf-8")
 
 
@@ -159,7 +158,8 @@ def environment() -> dict[str, Any]:
     """What a run was made with; no path of this machine is in it."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # above 0 before the run: the machine is shared
     kept = {name: value for name, value in checkout().items() if name != "path"}
-    return {**versions(), **kept, **machine(), "load_average": load}
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"began": began, **versions(), **kept, **machine(), "load_average": load}
 
 
 def _warn(text: str) -> None:

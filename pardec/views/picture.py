@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageDraw, ImageFont
 
 from pardec.views.cells import Cell, cells, heading, last_step
-from pardec.views.colour import shade
+from pardec.views.colour import ink, shade
 
 if TYPE_CHECKING:
     from pardec.result import Result
@@ -90,8 +90,9 @@ class _Drawing:
             elif box.cell.step > step:
                 draw.rectangle(area, fill="#eaeef2")
             else:
-                draw.rectangle(area, fill=shade(box.cell.step, self.last, lightness=0.82))
-                draw.text((box.left, box.top), _flat(box.cell.text), fill="#1b1f24", font=self.font)
+                ground = shade(box.cell.step, self.last)
+                draw.rectangle(area, fill=ground)
+                draw.text((box.left, box.top), _flat(box.cell.text), fill=ink(ground), font=self.font)
         return image
 
 

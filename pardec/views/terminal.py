@@ -13,7 +13,7 @@ from rich.text import Text
 from pardec.pieces import Pieces
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
 from pardec.views.cells import cells, heading, last_step
-from pardec.views.colour import shade
+from pardec.views.colour import glow
 
 if TYPE_CHECKING:
     from pardec.result import Result
@@ -107,7 +107,7 @@ class Watch:
             else:
                 (text,) = self.pieces([int(self.tokens[row, at])])
                 step = int(self.when[row, at])
-                style = "dim" if step < 0 else f"bold {shade(step, last)}" if step == last else shade(step, last)
+                style = "dim" if step < 0 else f"bold {glow(step, last)}" if step == last else glow(step, last)
                 line.append(text, style=f"bold {REVISED}" if self.revised[row, at] else style)
         return line
 
@@ -120,6 +120,6 @@ def finished(result: Result) -> Group:
     for row in rows:
         line = Text()
         for cell in row:
-            line.append(cell.text, style="dim" if cell.step < 0 else shade(cell.step, last))
+            line.append(cell.text, style="dim" if cell.step < 0 else glow(cell.step, last))
         lines.append(line)
     return Group(*lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from dataclasses import replace
 
@@ -14,7 +15,8 @@ from rich.console import Console
 import pardec
 from pardec.samplers.events import RowFinished, Started, Step
 from pardec.views.cells import cells
-from pardec.views.colour import shade
+from pardec.views.colour import contrast, glow, luminance, ramp, shade
+from pardec.views.document import embedded, fill
 from pardec.views.html import fragment, page
 from pardec.views.picture import gif, png
 from pardec.views.terminal import Watch, finished
@@ -66,16 +68,37 @@ def test_a_row_that_stops_shows_nothing_behind_its_end(model: pardec.Model) -> N
 
 def test_the_page_is_whole_and_needs_no_network(result: pardec.Result) -> None:
     text = page(result)
-    assert text.count("data-step=") == sum(cell.step >= 0 for row in cells(result) for cell in row)
     assert not re.search(r"https?://|src=|@import|<link", text)
+    held = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    for row, (shown, prompt) in enumerate(zip(cells(result), held["prompts"], strict=True)):
+        start, (run,) = result.prompts[row], prompt["runs"]
+        end = start + len(run["texts"])
+        assert prompt["prompt"] == "".join(cell.text for cell in shown[:start])
+        assert run["texts"] == [cell.text for cell in shown[start:]]
+        assert run["steps"][: end - start] == [cell.step for cell in shown[start:]]
+        assert len(run["steps"]) == len(run["scores"]) == result.trace.lengths[row] - start
     assert "<script>" not in fragment(result)
     assert result._repr_html_() == fragment(result)
 
 
 def test_text_is_escaped(model: pardec.Model) -> None:
-    shown = page(model.generate(input_ids=[[5, 2, 3]], max_new_tokens=2))
-    assert "&lt;bos&gt;" in shown
-    assert "<bos>" not in shown
+    made = model.generate(input_ids=[[5, 2, 3]], max_new_tokens=2)
+    assert "&lt;bos&gt;" in fragment(made)
+    assert "\\u003cbos\\u003e" in page(made)
+    assert "<bos>" not in fragment(made) + page(made)
+
+
+def test_no_text_ends_the_data_of_a_page() -> None:
+    told = {"text": "</script><script>&\u2028", "score": float("nan"), "rest": [float("-inf"), 1.5]}
+    written = embedded(told)
+    assert not set("<>&") & set(written)
+    assert json.loads(written) == {**told, "score": None, "rest": [None, 1.5]}
+
+
+def test_a_page_is_filled_once() -> None:
+    assert fill("{{one}} {{two}}", one="{{two}}", two="2") == "{{two}} 2"
+    with pytest.raises(KeyError):
+        fill("{{one}}")
 
 
 def test_pictures_have_a_frame_for_every_forward(result: pardec.Result) -> None:
@@ -98,8 +121,18 @@ def test_a_finished_run_is_coloured_by_step(result: pardec.Result) -> None:
     console.print(finished(result))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "38;2;" in shown
-    assert shade(0, 5) != shade(5, 5)
+
+
+def test_the_scale_grows_lighter_and_its_text_reads() -> None:
     assert shade(0, 0) == shade(0, 5)
+    assert len({glow(step, 9) for step in range(10)}) == 10
+    levels = [luminance(ground) for ground, _ in ramp()]
+    assert levels == sorted(levels)
+    assert levels[-1] > 5 * levels[0]
+    assert min(contrast(ground, text) for ground, text in ramp()) >= 4.5
+    assert min(contrast(glow(step, 9), "#000000") for step in range(10)) >= 4.5
+    assert contrast("#ffffff", "#000000") == pytest.approx(21)
+    assert luminance("#ff0000") == pytest.approx(0.2126)
 
 
 def revised_step(open_: list[bool], tokens: list[int], revised: list[bool], number: int = 1) -> Step:

@@ -1,0 +1,77 @@
+"""What a comparison found, in one sentence that its table bears out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pardec.comparison.report.columns import Row, percent, plain
+
+
+def finding(rows: Sequence[Row]) -> str:
+    """One sentence on what most users would choose by; plain text, names in backquotes."""
+    whole = [row for row in rows if not row["failed"] and row["nfe"] is not None]
+    failed = [row for row in rows if row["failed"]]
+    if not whole:
+        error = next((str(row["error"]) for row in failed if row["error"]), None)
+        return f"No sampler finished all problems: {error}" if error else "No sampler finished all problems."
+    return _compared(whole) + _failures(failed)
+
+
+def _failures(failed: Sequence[Row]) -> str:
+    if not failed:
+        return ""
+    names = " and ".join(_name(row) for row in failed[:2])
+    names += f" and {len(failed) - 2} more" if len(failed) > 2 else ""
+    return f" {names} failed on some problems and {'is' if len(failed) == 1 else 'are'} left out of this."
+
+
+def _compared(whole: list[Row]) -> str:
+    base = next((row for row in whole if row["exact"] != "relaxed"), whole[0])
+    if len(whole) == 1:
+        return f"{_name(base)} takes {_forwards(base)}{_at(base)}."
+    faster = sorted((row for row in whole if row["nfe"] < base["nfe"]), key=lambda row: row["nfe"])
+    if not faster:
+        return f"No other sampler needs fewer than the {_forwards(base)} of {_name(base)}{_at(base)}."
+    if base["accuracy"] is None:
+        return f"{_beside(faster[0], base)}; nothing was scored."
+    scored = [row for row in faster if row["accuracy"] is not None]
+    kept = next((row for row in scored if row["accuracy"] >= base["accuracy"]), None)
+    if kept is not None:
+        return f"{_beside(kept, base)}, with {_accuracies(kept, base)}."
+    close = next((row for row in scored if _overlap(row, base)), None)
+    if close is not None:
+        return f"{_beside(close, base)}, with {_accuracies(close, base)} (the 95% intervals overlap)."
+    if not scored:
+        return f"{_beside(faster[0], base)}; it was not scored."
+    best = max(scored, key=lambda row: row["accuracy"])
+    return (
+        f"No sampler with fewer forwards keeps the accuracy of {_name(base)}, {percent(base['accuracy'])} in "
+        f"{_forwards(base)}: the nearest, {_name(best)}, reaches {percent(best['accuracy'])} in {plain(best['nfe'])}."
+    )
+
+
+def _name(row: Row) -> str:
+    return f"`{row['sampler']}`"
+
+
+def _forwards(row: Row) -> str:
+    return f"{plain(row['nfe'])} forwards a problem"
+
+
+def _beside(row: Row, base: Row) -> str:
+    return f"{_name(row)} takes {_forwards(row)} where {_name(base)} takes {plain(base['nfe'])}"
+
+
+def _accuracies(row: Row, base: Row) -> str:
+    if row["accuracy"] == base["accuracy"]:
+        return f"the same accuracy of {percent(row['accuracy'])}"
+    return f"an accuracy of {percent(row['accuracy'])} against {percent(base['accuracy'])}"
+
+
+def _at(row: Row) -> str:
+    return "" if row["accuracy"] is None else f" at an accuracy of {percent(row['accuracy'])}"
+
+
+def _overlap(one: Row, other: Row) -> bool:
+    ends = [row.get(key) for row in (one, other) for key in ("accuracy_low", "accuracy_high")]
+    return None not in ends and bool(ends[0] <= ends[3] and ends[2] <= ends[1])

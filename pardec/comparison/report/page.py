@@ -1,0 +1,132 @@
+"""The report put together: heading, finding, sections, and the data that its script reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from pardec.comparison.report import played, tables
+from pardec.comparison.report.columns import Row, columns, plain
+from pardec.comparison.report.commands import commands
+from pardec.comparison.report.finding import finding
+from pardec.comparison.report.orders import acceptance_section, mean_by, order_section
+from pardec.views import replays
+from pardec.views.colour import ramp
+from pardec.views.document import asset, document, fill, spec, web
+
+if TYPE_CHECKING:
+    from pardec.comparison.run import Run
+
+_HERE = "pardec.comparison.report"
+_MORE = {
+    "Output": "exact: what sequential decoding gives, or is drawn from the same law; relaxed: neither is promised",
+    "Failed": "problems that ended in an error, of those that were asked",
+}
+
+
+def page(run: Run) -> str:
+    """The report of a run, finished or not, as one HTML file that needs no network."""
+    from pardec.comparison.table import Table
+
+    lengths = mean_by(run.rows, "acceptance_length")
+    table = Table(run)
+    rows: list[Row] = [{"acceptance_length": lengths.get(row["sampler"]), **row} for row in table.rows]
+    prompts, plot = played.prompts(run), played.plot(rows)
+    tasks = list(dict.fromkeys(row["task"] for row in run.rows))
+    found = {
+        "results": ("Results", _results(rows, table.notes)),
+        "quality": ("Quality against cost", asset(_HERE, "frontier.html") if plot else ""),
+        "decode": ("Decode replay", asset("pardec.views", "web/replay.html") if prompts else ""),
+        "order": ("Commit order", order_section(rows, run.rows)),
+        "accepted": ("Acceptance by draft position", acceptance_section(rows, run.rows)),
+        "tasks": ("By task", tables.by_task(rows)),
+        "again": ("Run it again", _again(run.config)),
+        "made": ("Made with", _made(run)),
+    }
+    shown = {name: section for name, section in found.items() if section[1]}
+    title = f"{run.config['model']}: {_count(len(rows), 'sampler')} on {_words(tasks)}"
+    body = fill(
+        asset(_HERE, "page.html"),
+        title=escape(title),
+        subtitle=escape(_subtitle(run)),
+        kind="lead bad" if all(row["failed"] for row in rows) else "lead",
+        finding=_marked(finding(rows)),
+        links="".join(f'<a href="#{name}">{head}</a>' for name, (head, _) in shown.items()),
+        sections="\n".join(_section(name, *section) for name, section in shown.items()),
+    )
+    return document(
+        title,
+        body,
+        styles=[*web("page.css", "replay.css"), asset(_HERE, "report.css"), _warmth()],
+        scripts=[*web("page.js", "replay.js"), asset(_HERE, "plot.js"), asset(_HERE, "report.js")],
+        data={"scale": replays.scale(), "prompts": prompts, "plot": plot},
+    )
+
+
+def _subtitle(run: Run) -> str:
+    problems = len({(row["task"], row["problem"]) for row in run.rows})
+    seeds = len({row["seed"] for row in run.rows})
+    device = _words(list(dict.fromkeys(row["device"] for row in run.rows if row["device"])))
+    date = str(run.environment.get("began", ""))[:16].replace("T", " ")
+    return ", ".join(filter(None, (_count(problems, "problem"), _count(seeds, "seed"), device, date)))
+
+
+def _results(rows: Sequence[Row], notes: Sequence[str]) -> str:
+    meant = {column.title: column.meaning for column in columns(rows) if column.meaning} | _MORE
+    told = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    listed = f'<ul class="soft small" aria-label="Notes">{told}</ul>' if told else ""
+    return (
+        f"{tables.samplers(rows)}{listed}"
+        f"<details><summary>What the columns mean</summary>{tables.facts(meant)}</details>"
+    )
+
+
+def _again(config: Row) -> str:
+    lines = escape("\n".join(commands(config)))
+    return (
+        f'<div class="command"><pre id="commands" tabindex="0" aria-label="Commands">{lines}</pre>'
+        '<button type="button" data-copies="commands" hidden>Copy</button></div>'
+    )
+
+
+def _made(run: Run) -> str:
+    config = dict(run.config)
+    entries, tasks = config.pop("samplers"), config.pop("tasks")
+    drawn = [f"{task['name']}: {_count(task['problems'], 'problem')}, digest {task['digest']}" for task in tasks]
+    resolved = {_entry(entry): entry["spec"] for entry in entries}
+    rest = {key: value for key, value in config.items() if key not in ("notes", "format") and value is not None}
+    return (
+        f"<h3>Samplers as resolved</h3>{tables.specs(resolved)}"
+        f'<div class="columns"><div><h3>Configuration</h3>{tables.facts({"tasks": drawn, **rest})}</div>'
+        f"<div><h3>Environment</h3>{tables.facts(run.environment)}</div></div>"
+    )
+
+
+def _entry(entry: Row) -> str:
+    return f"{entry['sampler']} (reference)" if entry["reference"] else str(entry["sampler"])
+
+
+def _section(name: str, head: str, content: str) -> str:
+    return f'<section id="{name}" aria-labelledby="{name}-head"><h2 id="{name}-head">{head}</h2>\n{content}</section>'
+
+
+def _warmth() -> str:
+    """The colour scale as classes of heat map cells, and as a strip."""
+    cells = [f".warm-{at} {{ background: {ground}; color: {ink}; }}" for at, (ground, ink) in enumerate(ramp())]
+    strip = ", ".join(ground for ground, _ in ramp())
+    return "\n".join([*cells, f".painted {{ background: linear-gradient(to right, {strip}); }}"])
+
+
+def _marked(text: str) -> str:
+    """Plain text as HTML, what stands in backquotes as specs."""
+    pieces = text.split("`")
+    return "".join(spec(piece) if at % 2 else escape(piece) for at, piece in enumerate(pieces))
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{plain(count)} {what}s"
+
+
+def _words(words: Sequence[Any]) -> str:
+    return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else "".join(words)

@@ -1,0 +1,75 @@
+"""What the script of a report plays and plots, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pardec.comparison.report.columns import COLUMNS, Row
+from pardec.views import replays
+
+if TYPE_CHECKING:
+    from pardec.comparison.run import Run
+
+COSTS = ("nfe", "nfe_to_end", "tokens_per_forward", "tokens_per_second")
+QUALITIES = ("accuracy", "lenient", "agreement")
+_LONG = {
+    "nfe": "Forwards per problem (NFE)",
+    "nfe_to_end": "Forwards to the end token",
+    "tokens_per_forward": "Tokens per forward",
+    "tokens_per_second": "Tokens per second",
+    "lenient": "Lenient accuracy",
+    "agreement": "Agreement with sequential",
+}
+
+
+def prompts(run: Run) -> list[dict[str, Any]]:
+    """The replays: for each problem whose traces were kept, what every sampler did on it, references last."""
+    tasks = list(dict.fromkeys(row["task"] for row in run.rows))
+    order = sorted(run.rows, key=lambda row: (tasks.index(row["task"]), row["index"], row["reference"]))
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in order:
+        result = run.traces.get(row["key"])
+        if result is None:
+            continue
+        place = row["task"], row["problem"]
+        if place not in found:
+            label = f"{row['task']} {row['index'] + 1}"
+            found[place] = {"label": label, "prompt": replays.prompt(result, 0), "runs": []}
+        name = f"{row['sampler']} (reference)" if row["reference"] else row["sampler"]
+        found[place]["runs"].append({**replays.run(result, 0, name), "score": row["score"]})
+    return list(found.values())
+
+
+def plot(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Points and axes of quality against cost, for all tasks and for each; None where nothing was scored."""
+    placed = [
+        {
+            "number": number,
+            "name": row["sampler"],
+            "exact": row["exact"] != "relaxed",
+            "failed": row["failed"],
+            "all": figures,
+            "tasks": {task: _figures(held) for task, held in row["by_task"].items()},
+        }
+        for number, row in enumerate(rows, 1)
+        if "nfe" in (figures := _figures(row)) and not figures.keys().isdisjoint(QUALITIES)
+    ]
+    if not placed:
+        return None
+    return {"samplers": placed, "costs": _axes(COSTS, rows), "qualities": _axes(QUALITIES, rows)}
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    keys = (f"{key}{end}" for key in (*COSTS, *QUALITIES) for end in ("", "_low", "_high"))
+    return {key: row[key] for key in keys if row.get(key) is not None}
+
+
+def _axes(keys: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What the plot has to know of a figure: its name, which way is better, and whether it is a share."""
+    known = {column.key: column for column in COLUMNS}
+    return [
+        {"key": key, "title": _LONG.get(key, known[key].title), "better": known[key].better, "share": key in QUALITIES}
+        for key in keys
+        if known[key].worth_showing(rows)
+    ]

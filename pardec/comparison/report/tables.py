@@ -1,0 +1,139 @@
+"""The report's tables as HTML: readable without a script, sortable with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from pardec.comparison.report.columns import NOTHING, Column, Row, columns, percent, plain
+from pardec.views.document import spec
+
+
+def samplers(rows: Sequence[Row]) -> str:
+    """The main table: a row a sampler, a column a figure worth showing, heads that sort."""
+    shown = columns(rows)
+    heads = [
+        '<th scope="col" data-first="ascending" data-text><button type="button">Sampler</button></th>',
+        '<th scope="col" data-first="ascending" data-text><button type="button">Output</button></th>',
+        *map(_head, shown),
+        '<th scope="col" data-first="ascending"><button type="button">Failed</button></th>',
+    ]
+    lines = "\n".join(_sampler(number, row, shown) for number, row in enumerate(rows, 1))
+    return scroll(
+        f'<table class="sortable"><caption class="hidden">Samplers and their figures; a column head sorts</caption>'
+        f"<thead><tr>{''.join(heads)}</tr></thead><tbody>\n{lines}\n</tbody></table>",
+        "Samplers and their figures",
+    )
+
+
+def _head(column: Column) -> str:
+    first = "descending" if column.better == "high" else "ascending"
+    title = escape(column.meaning, quote=True)
+    button = f'<button type="button" title="{title}">{escape(column.title)}</button>'
+    return f'<th scope="col" data-key="{column.key}" data-first="{first}">{button}</th>'
+
+
+def _sampler(number: int, row: Row, shown: Sequence[Column]) -> str:
+    exact = row["exact"] is not None and row["exact"] != "relaxed"
+    output = "exact" if exact else "relaxed" if row["exact"] else NOTHING
+    badge = f'<span class="badge {output}">{output}</span>' if row["exact"] else NOTHING
+    failed, asked = row["failed"], row["problems"] * row["seeds"]
+    error = f'<span class="error">✗ {escape(str(row["error"]))}</span>' if row["error"] else ""
+    count = f"✗ {failed}" if failed else "0"
+    kind = ' class="failed"' if failed else ""
+    return (
+        f'<tr{kind}><th scope="row" data-value="{number:05d}">{name(number, row)}{error}</th>'
+        f'<td class="words" data-value="{output}">{badge}</td>{"".join(column.cell(row) for column in shown)}'
+        f'<td data-value="{failed}">{count}<small>of {asked}</small></td></tr>'
+    )
+
+
+def name(number: int, row: Row) -> str:
+    """A sampler as every table and the plot call it: its number and what was asked."""
+    return f'<span class="named"><span class="number">{number}</span>{spec(row["sampler"])}</span>'
+
+
+def by_task(rows: Sequence[Row]) -> str:
+    """A row a sampler, for each task accuracy with its interval, lenient score where it differs, and forwards."""
+    tasks = list(dict.fromkeys(task for row in rows for task in row["by_task"]))
+    if len(tasks) < 2:
+        return ""
+    top = "".join(f'<th scope="col">{escape(task)}</th>' for task in tasks)
+    lines = []
+    for number, row in enumerate(rows, 1):
+        cells = "".join(_task(row["by_task"].get(task)) for task in tasks)
+        lines.append(f'<tr><th scope="row">{name(number, row)}</th>{cells}</tr>')
+    return scroll(
+        f'<table><caption class="hidden">Accuracy and forwards by task</caption><thead><tr><th scope="col">Sampler</th>'
+        f"{top}</tr></thead><tbody>{''.join(lines)}</tbody></table>",
+        "Accuracy and forwards by task",
+        "scroll wide-as-needed",
+    )
+
+
+def _task(figures: Row | None) -> str:
+    if figures is None:
+        return f"<td>{NOTHING}</td>"
+    accuracy, low, high, lenient, nfe = (
+        figures.get(key) for key in ("accuracy", "accuracy_low", "accuracy_high", "lenient", "nfe")
+    )
+    lines = [] if low is None or high is None else [f"{percent(low)} to {percent(high)}"]
+    if lenient != accuracy:
+        lines.append(f"lenient {NOTHING if lenient is None else percent(lenient)}")
+    if nfe is not None:
+        lines.append(f"{plain(nfe)} forwards")
+    lines.append(f"{figures['problems']} problems")
+    small = "".join(f"<small>{line}</small>" for line in lines)
+    return f"<td>{NOTHING if accuracy is None else percent(accuracy)}{small}</td>"
+
+
+def heat(title: str, heads: Sequence[str], lines: Iterable[tuple[str, Sequence[tuple[float, str] | None]]]) -> str:
+    """Shares from 0 to 1 as coloured cells that also say them in percent.
+
+    Args:
+        title: what the table is, for those who cannot see it.
+        heads: a word a column.
+        lines: the head of each row, as HTML, and its cells: share and what stands behind it, or nothing.
+    """
+    top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    body = "".join(f'<tr><th scope="row">{head}</th>{"".join(map(_warm, cells))}</tr>' for head, cells in lines)
+    return scroll(
+        f'<table class="heat"><caption class="hidden">{escape(title)}</caption><thead><tr><th scope="col">Sampler</th>'
+        f"{top}</tr></thead><tbody>{body}</tbody></table>",
+        title,
+    )
+
+
+def _warm(cell: tuple[float, str] | None) -> str:
+    if cell is None:
+        return "<td></td>"
+    share, told = cell
+    return f'<td class="warm-{round(min(max(share, 0), 1) * 31)}" title="{escape(told)}">{round(100 * share)}</td>'
+
+
+def facts(values: Mapping[str, Any]) -> str:
+    """Names and values as a description list."""
+    return _list((escape(str(key)), escape(_value(value))) for key, value in values.items())
+
+
+def specs(resolved: Mapping[str, str]) -> str:
+    """Samplers as asked for and as resolved."""
+    return _list((spec(asked), spec(full)) for asked, full in resolved.items())
+
+
+def _list(items: Iterable[tuple[str, str]]) -> str:
+    return '<dl class="facts">' + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in items) + "</dl>"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value)) or NOTHING
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_value(held)}" for key, held in value.items()) or NOTHING
+    return NOTHING if value is None else "yes" if value is True else "no" if value is False else str(value)
+
+
+def scroll(table: str, title: str, kind: str = "scroll") -> str:
+    """A box of its own that a wide table scrolls in, with the keyboard too."""
+    return f'<div class="{kind}" role="region" aria-label="{escape(title)}" tabindex="0">{table}</div>'

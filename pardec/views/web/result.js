@@ -1,0 +1,1 @@
+replay(document.getElementById("replay"), data.prompts, data.scale);
