@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pardec import __version__
+from pardec.cli.compare import compare
 from pardec.cli.environment import env
 from pardec.cli.generate import generate
 from pardec.cli.listing import list_, show
@@ -37,6 +38,7 @@ def pardec(
 
 
 app.command("generate")(generate)
+app.command("compare")(compare)
 app.command("list")(list_)
 app.command("show")(show)
 app.command("view")(view)

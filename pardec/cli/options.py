@@ -1,4 +1,4 @@
-"""The options of `generate`, in the order and panels that --help shows."""
+"""The options of the commands that decode, in the order and panels that --help shows."""
 
 from __future__ import annotations
 
@@ -45,3 +45,24 @@ DeviceMap = Annotated[str | None, _option(RUN, "auto spreads the layers over dev
 Revision = Annotated[str | None, _option(RUN, "Branch, tag or commit on the hub.")]
 MaskId = Annotated[int | None, _option(RUN, "The mask token, where the checkpoint does not name it.")]
 Offline = Annotated[bool, _option(RUN, "Use what is on the disk already.", "--offline")]
+
+# --- of `compare` ---
+
+Tasks = Annotated[list[str] | None, _option(IO, "A task or a group of tasks; may be repeated.", "--task", "-t")]
+TaskPrompts = Annotated[Path | None, _option(IO, "Prompts, .jsonl, with answers if you like.", "--prompts")]
+Scorer = Annotated[str | None, _option(IO, "exact, number or file.py:function: rates the answers to --prompts.")]
+Run = Annotated[Path | None, _option(IO, "The folder that takes rows and report.", "--out", "-o", metavar="RUN")]
+Resume = Annotated[bool, _option(IO, "Go on with the run in --out.", "--resume")]
+RetryFailed = Annotated[bool, _option(IO, "Try failed rows again.", "--retry-failed")]
+Samplers = Annotated[
+    list[str] | None, _option(SHAPE, "A spec or preset:NAME; repeat it for each to compare.", "--sampler", "-s")
+]
+Limit = Annotated[int, _option(IO, "Problems a task.", min=1)]
+Seeds = Annotated[str, _option(SHAPE, "Each problem is decoded once with each: 0,1,2.")]
+Split = Annotated[str, _option(IO, "heldout or train: which problems of a task.")]
+ProblemSeed = Annotated[int, _option(IO, "Which of them.")]
+Replays = Annotated[int, _option(IO, "Problems a task whose decoding the report replays.", min=0)]
+NoReferences = Annotated[
+    bool, _option(IO, "Decode no sequential and no oracle: no agreement, no floor.", "--no-references")
+]
+ComparedBy = Annotated[str, _option(RUN, "local, torchrun or ray: who decodes.", "--executor")]

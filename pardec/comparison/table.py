@@ -153,6 +153,20 @@ class Table:
         lines += ["</table>", *(f"<p>{html.escape(note)}</p>" for note in self.notes)]
         return _written("\n".join(lines) + "\n", path)
 
+    def __rich__(self) -> Any:
+        """The same columns as rich draws them."""
+        from rich.console import Group
+        from rich.table import Table as Drawn
+        from rich.text import Text
+
+        head, *body = self.cells(mark="")
+        drawn = Drawn(header_style="bold")
+        for at, name in enumerate(head):
+            drawn.add_column(name, justify="left" if at < 2 else "right")
+        for line in body:
+            drawn.add_row(*map(Text, line))
+        return Group(drawn, *(Text(f"- {note}") for note in self.notes))
+
     def _repr_html_(self) -> str:
         return self.to_html()
 
