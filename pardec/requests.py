@@ -131,6 +131,7 @@ def _sampler(model: LanguageModel, settings: Settings) -> Sampler | Speculation:
     given, attention = settings.sampler, model.facts.attention
     if not model.facts.masked:
         made = registry.resolve(given, "ar", sampling=settings.temperature > 0)
+        assert isinstance(made, Speculation), "the family says so"
         if settings.temperature > 0 and getattr(made.accept, "argmax", False):
             raise SpecError(
                 f"{made.spec.parts[-1].name!r} keeps the likeliest tokens, and "

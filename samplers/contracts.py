@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.kv_cache import KVCache
 from pardec.samplers.canvas import Canvas, Revision, Writing
 from pardec.samplers.kernels.law import Law, filtered
 from pardec.samplers.rng import Source
@@ -312,7 +313,13 @@ __all__ = [
 
 
 def take_rows(value: Any, rows: np.ndarray) -> Any:
-    """`value` with only these rows, in this order, in every tensor and array it holds (rows are dimension 0)."""
+    """`value` with only these rows, in this order, in every tensor and array it holds (rows are dimension 0).
+
+    What has a method `keep` of its own, as caches do, is told and stays the same object.
+    """
+    if hasattr(value, "keep"):
+        value.keep(torch.from_numpy(rows) if isinstance(value, KVCache) else rows)
+        return value
     if isinstance(value, Tensor):
         return value[torch.as_tensor(rows, device=value.device)]
     if isinstance(value, np.ndarray):

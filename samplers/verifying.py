@@ -7,7 +7,7 @@ are dimension 0 of every tensor and array in it, so that a finished row can leav
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -182,11 +182,23 @@ class Scene:
     text: Sequences
     law: Callable[..., Tensor]  # (raw [B, K, V], draft, nodes [B, K]) -> processed logits, as the target's are
     cache: KVCache  # the target's; slots behind a row's committed ones are free to be written
-    siblings: Siblings  # how the acceptance wants siblings drawn
+    sampler: Speculation
+    state: Callable[[Any], Any]  # what a stage remembers of this request
+
+    @property
+    def siblings(self) -> Siblings:
+        """How the acceptance wants siblings drawn."""
+        chosen: Siblings = getattr(self.sampler.accept, "siblings", "without")
+        return chosen
 
 
 class Drafter(Protocol):
-    """Where drafted tokens come from."""
+    """Where drafted tokens come from.
+
+    What it may say of itself besides: `shaped` and `sized` (it asks the spec's shape and length controller), `taps`
+    (layers of the target whose outputs `Outcome.hidden` is to hold), and `warm(rows, hidden, scene, state)`, called
+    with each group of rows of the prompt's forward, on which the head may run anywhere.
+    """
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft, node 0 included."""
@@ -205,6 +217,26 @@ class Acceptance(Protocol):
     """Which drafted tokens stand."""
 
     def accept(self, draft: Draft, laws: Laws, chances: Chances, state: Any) -> Verdict: ...
+
+
+class Voice(Protocol):
+    """A drafting model in one round: it is fed nodes of a draft that grows and says the law behind each."""
+
+    def hear(self, draft: Draft, nodes: Tensor) -> Tensor:
+        """Feeds `nodes` [B, K] of `draft`, whose ancestors it has heard; processed logits [B, K, V] behind them."""
+        ...
+
+
+class Shape(Protocol):
+    """How a drafting model's guesses grow into a draft: a chain, or a tree."""
+
+    def width(self, k: int) -> int:
+        """The most nodes, node 0 included, of a draft `k` tokens deep."""
+        ...
+
+    def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: Any) -> Draft:
+        """A draft at most `budget` [B] tokens deep."""
+        ...
 
 
 class Length(Protocol):
@@ -237,9 +269,8 @@ class Speculation:
     exact: str
     draft: Drafter
     accept: Acceptance
-    shape: Any = None
+    shape: Shape | None = None
     length: Length | None = None
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def stages(self) -> tuple[Any, ...]:

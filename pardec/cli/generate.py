@@ -79,7 +79,7 @@ def generate(
     from pardec.samplers.registry import resolve
     from pardec.settings import Settings
 
-    resolve(Settings.of(arguments).sampler)  # a misspelt sampler is refused before weights are read
+    resolve(Settings.of(arguments).sampler, None)  # a misspelt sampler is refused before weights are read
     crew = started(executor, workers=workers)
     if executor != "local":
         dealing.check(executor, output, prompts, given=bool(prompt), stream=stream)

@@ -63,13 +63,17 @@ class Passes:
         self.fed: list[Fed] = []
         self.padded = 0  # positions fed that belong to no row
 
-    def prompt(self) -> Iterator[tuple[np.ndarray, Hidden]]:
-        """Feeds the whole prompts: for each group of live rows, the rows and the forward."""
+    def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden]]:
+        """Feeds the whole prompts: for each group of live rows, the rows and the forward.
+
+        With `narrow`, only the law behind the last token can be asked of it.
+        """
         text = self.text
         self.fed.append(Fed(text.rows, np.zeros_like(text.length), text.length.copy()))
         for rows in grouped(text.length):
             tokens = text.tokens[torch.from_numpy(rows).to(text.device)]
-            yield rows, self._run(Draft(tokens, text.length[rows], np.zeros_like(rows)), rows, whole=False)
+            draft = Draft(tokens, text.length[rows], np.zeros_like(rows))
+            yield rows, self._run(draft, rows, whole=False, narrow=narrow)
 
     def verify(self, draft: Draft, hidden: tuple[int, ...] = ()) -> tuple[Tensor, Hidden | None]:
         """Raw logits [B, T, V] behind every node, and the forward where there was one group."""
@@ -103,10 +107,18 @@ class Passes:
         if len(rows):
             self.cache.keep(torch.from_numpy(rows))
 
-    def _run(self, draft: Draft, rows: np.ndarray, *, whole: bool = True, hidden: tuple[int, ...] = ()) -> Hidden:
+    def _run(
+        self,
+        draft: Draft,
+        rows: np.ndarray,
+        *,
+        whole: bool = True,
+        narrow: bool = False,
+        hidden: tuple[int, ...] = (),
+    ) -> Hidden:
         """One forward of `draft` for the live `rows`.
 
-        `whole` asks for the law behind every node, else for the last one's alone.
+        `whole` asks for the law behind every node, else for the last one's; with `narrow` nothing else will be asked.
         """
         width, base = int(draft.sizes.max()), draft.base
         self.padded += width * len(rows) - int(draft.sizes.sum())
@@ -137,7 +149,7 @@ class Passes:
             rows=None if all_rows else torch.from_numpy(rows).to(device),
             uniform=start + width if same else None,
             span=(start, start + width) if chain else None,
-            narrow=not whole and not hidden,
+            narrow=narrow,
         )
         return self.model.run(plan, self.cache)
 

@@ -19,7 +19,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.canvas import GIVEN
 from pardec.samplers.chances import Keyed
-from pardec.samplers.contracts import Remembering, Request, take_rows
+from pardec.samplers.contracts import Request, take_rows
 from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started
 from pardec.samplers.kernels.process import Processing
 from pardec.samplers.loops.passes import Passes
@@ -57,8 +57,7 @@ class VerifyLoop:
         )
         self.passes = Passes(model, self.text, sampler.draft.width(model))
         self.process = Processing(request, self.text)
-        siblings = getattr(sampler.accept, "siblings", "without")
-        self.scene = Scene(model, request, self.text, self.process, self.passes.cache, siblings)
+        self.scene = Scene(model, request, self.text, self.process, self.passes.cache, sampler, self.state)
         self.memory: dict[int, Any] = {}
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row's newest token is an end token
@@ -82,9 +81,9 @@ class VerifyLoop:
         gained = self._commit(draft, raw, verdict)
         self.log.add(text.rows, draft, verdict)
         outcome = Outcome(draft, verdict, laws, before, gained, hidden)
-        for stage in (sampler.draft, sampler.length):
-            if stage is not None:
-                stage.observe(outcome, self.scene, self.state(stage))
+        sampler.draft.observe(outcome, self.scene, self.state(sampler.draft))
+        if sampler.length is not None:
+            sampler.length.observe(outcome, self.scene, self.state(sampler.length))
 
     def state(self, stage: Any) -> Any:
         """What `stage` remembers of this request."""
@@ -96,9 +95,9 @@ class VerifyLoop:
         order: list[np.ndarray] = []
         warm = getattr(self.sampler.draft, "warm", None)
         for stage in self.sampler.stages:
-            if isinstance(stage, Remembering) and callable(stage.start):
-                self.memory[id(stage)] = stage.start(self.scene)
-        for rows, hidden in self.passes.prompt():
+            if callable(start := getattr(stage, "start", None)):
+                self.memory[id(stage)] = start(self.scene)
+        for rows, hidden in self.passes.prompt(narrow=warm is None):
             last.append(hidden.logits())
             order.append(rows)
             if warm is not None:
@@ -146,7 +145,8 @@ class VerifyLoop:
     def _open(self, length: np.ndarray) -> np.ndarray:
         """[n, L] bool: the positions that are still to come."""
         place = np.arange(self.text.host.shape[1])
-        return (place >= length[:, None]) & (place < self.text.limit[:, None])
+        still: np.ndarray = (place >= length[:, None]) & (place < self.text.limit[:, None])
+        return still
 
     # --- rows that end ---
 
