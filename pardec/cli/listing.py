@@ -95,7 +95,7 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
 
 def _tasks() -> list[dict[str, Any]]:
     """The tasks, each with an example, and then the groups of tasks."""
-    from pardec.tasks import GROUPS, list_tasks, task
+    from pardec.tasks import GROUPS, Task, list_tasks, task
 
     group_of = {name: group for group, names in GROUPS.items() for name in names}
     found: list[dict[str, Any]] = []
@@ -108,19 +108,18 @@ def _tasks() -> list[dict[str, Any]]:
                 "group": group_of.get(name, ""),
                 "summary": made.summary,
                 "scoring": inspect.getdoc(made.score),
-                "lenient": inspect.getdoc(made.lenient),
+                "lenient": inspect.getdoc(made.lenient) if type(made).lenient is not Task.lenient else "the same",
                 "example": {"prompt": example.prompt, "answer": example.answer},
             }
         )
-    groups = [
-        {"name": group, "group": "", "summary": ", ".join(names), "tasks": names} for group, names in GROUPS.items()
-    ]
-    return found + groups
+    for group, names in GROUPS.items():
+        found.append({"name": group, "group": "", "summary": f"the group of {', '.join(names)}", "tasks": list(names)})
+    return found
 
 
 def _task(entry: dict[str, Any]) -> str:
     if "tasks" in entry:
-        return f"{entry['name']} (a group of tasks)\n\ntasks: {entry['summary']}"
+        return f"{entry['name']} (a group of tasks)\n\ntasks: {', '.join(entry['tasks'])}"
     of = f", of the group {entry['group']}" if entry["group"] else ""
     lines = [f"{entry['name']} (a task{of})", "", entry["summary"], ""]
     lines += [f"score: {entry['scoring']}", f"lenient: {entry['lenient']}", ""]

@@ -74,8 +74,6 @@ class Generator(Task):
     quote; a task that they are not trained on leaves both empty.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
     words: ClassVar[frozenset[str]] = frozenset()
     bare_words: ClassVar[frozenset[str]] = frozenset()
 

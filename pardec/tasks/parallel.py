@@ -85,6 +85,10 @@ class WaitingLine(Generator):
     def right(self, asked: Asked) -> list[tuple[str, ...]]:
         """Every line that is right, in the strict sense."""
 
+    def example(self, asked: Asked, rng: random.Random) -> tuple[str, ...]:
+        """One of the right lines."""
+        return rng.choice(self.right(asked))
+
     def forgiven(self, asked: Asked) -> list[tuple[str, ...]]:
         """Every line that the lenient score takes for right."""
         return self.right(asked)
@@ -96,7 +100,7 @@ class WaitingLine(Generator):
         template = rng.choice(self.placed if place else self.free)
         asked = Asked(tuple(items), item if "{item}" in template else "", place)
         key = "|".join([asked.item, str(place), *items])
-        answer = random.Random(key).choice(self.right(asked))  # of the problem, whatever was drawn before it
+        answer = self.example(asked, random.Random(key))  # the problem's own, whatever was drawn before it
         prompt = template.format(items=written(items), item=item, place=place) + FORM
         return Draw(key, prompt, written(answer))
 
@@ -127,7 +131,7 @@ class WaitingLine(Generator):
         return float(strictly(text) in self.right(self.asked(problem.prompt)))
 
     def lenient(self, problem: Problem, text: str) -> float:
-        """The same in any form: quotes, brackets and spaces may differ or be missing."""
+        """The same in any form: quotes, brackets and spaces may differ or be missing; shuffle may keep the order."""
         return float(leniently(text) in self.forgiven(self.asked(problem.prompt)))
 
 
@@ -167,14 +171,18 @@ class Remove(WaitingLine):
 
 
 class Shuffle(WaitingLine):
-    """`score` wants an order that differs from the given one; `lenient` takes that one too, and any form."""
-
     name = "shuffle"
     summary = "put the items of a list into another order"
     free = ("Shuffle the list: {items}.", "Put this list into a random order: {items}.")
 
     def right(self, asked: Asked) -> list[tuple[str, ...]]:
         return [line for line in permutations(asked.items) if line != asked.items]
+
+    def example(self, asked: Asked, rng: random.Random) -> tuple[str, ...]:
+        line = asked.items
+        while line == asked.items:
+            line = tuple(rng.sample(asked.items, len(asked.items)))
+        return line
 
     def forgiven(self, asked: Asked) -> list[tuple[str, ...]]:
         return [asked.items, *self.right(asked)]
