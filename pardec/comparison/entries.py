@@ -36,8 +36,8 @@ class Entry:
     asked: str  # what `generate` is given
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of `generate`, those of a preset among them
     reference: bool = False  # decoded for others' figures, and not listed
-    floor: str | None = None  # `oracle` with the same cache
-    baseline: str | None = None  # `sequential` without a cache
+    floor: str | None = None  # `oracle` with the same cache; masked models only
+    baseline: str | None = None  # `sequential`, without a cache
 
 
 def entries(samplers: Sequence[str | Spec], arguments: Mapping[str, Any], family: Family) -> list[Entry]:
@@ -65,22 +65,33 @@ def entries(samplers: Sequence[str | Spec], arguments: Mapping[str, Any], family
 
 def with_references(asked: Sequence[Entry], family: Family) -> tuple[list[Entry], list[str]]:
     """The entries, held to references where there can be any, then the references; and notes of what is left out."""
-    if family != "masked":
-        return list(asked), ["no floor and no agreement: they are measured on masked models"]
     known = {_identity(entry): entry for entry in asked}
     held, notes = [], []
     for entry in asked:
         names: dict[str, str] = {}
         if entry.arguments["temperature"]:
-            notes.append(f"{entry.sampler}: no floor and no agreement, since it samples")
+            notes.append(f"{entry.sampler}: no agreement and no floor, since it samples")
         else:
-            for role, specs in (("floor", (_oracle(entry),)), ("baseline", ("sequential+eos", "sequential"))):
+            for role, specs in _references(entry, family).items():
                 try:
-                    names[role] = _held_to(entry, specs, known).sampler
+                    names[role] = _held_to(entry, specs, known, family).sampler
                 except SpecError as error:
                     notes.append(f"{entry.sampler}: no {role}, since {error}")
         held.append(replace(entry, floor=names.get("floor"), baseline=names.get("baseline")))
     return [*held, *(entry for entry in known.values() if entry.reference)], notes
+
+
+def _references(entry: Entry, family: Family) -> dict[str, tuple[str, ...]]:
+    """For each role the specs that fill it, of which the first is the one to add.
+
+    Up to the first end token `sequential` is the same with `eos` and without. The floor stops where the entry stops.
+    """
+    if family == "ar":
+        return {"baseline": ("sequential",)}
+    asked = parse(entry.asked)
+    stops = [part for part in asked.parts if part.name == "eos"]
+    oracle = Spec((Part("oracle"), *stops), asked.cache)
+    return {"floor": (str(oracle),), "baseline": ("sequential+eos", "sequential")}
 
 
 def _entry(sampler: str | Spec, arguments: Mapping[str, Any], family: Family) -> Entry:
@@ -94,19 +105,9 @@ def _entry(sampler: str | Spec, arguments: Mapping[str, Any], family: Family) ->
     return Entry(str(sampler), str(made.spec), made.exact, asked, {name: getattr(settings, name) for name in ARGUMENTS})
 
 
-def _oracle(entry: Entry) -> str:
-    """The oracle that stops where the entry stops and asks the cache as it does."""
-    asked = parse(entry.asked)
-    stops = [part for part in asked.parts if part.name == "eos"]
-    return str(Spec((Part("oracle"), *stops), asked.cache))
-
-
-def _held_to(entry: Entry, specs: Sequence[str], known: dict[tuple[str, str], Entry]) -> Entry:
-    """The entry that decodes one of `specs` with the arguments of `entry`: one that is known, or a new reference.
-
-    All of `specs` decode the same up to the first end token; the first is the one to add.
-    """
-    made = [_entry(spec, entry.arguments, "masked") for spec in specs]
+def _held_to(entry: Entry, specs: Sequence[str], known: dict[tuple[str, str], Entry], family: Family) -> Entry:
+    """The entry that decodes one of `specs` with the arguments of `entry`: one that is known, or a new reference."""
+    made = [_entry(spec, entry.arguments, family) for spec in specs]
     for alike in made:
         if _identity(alike) in known:
             return known[_identity(alike)]

@@ -113,11 +113,12 @@ def compare(
 
 
 def write_reports(table: Table, home: Path) -> None:
-    """The table of a run in every format, in its folder."""
+    """The table of a run in every format, in its folder, and the page that shows it."""
+    from pardec.comparison.report import page
+
     table.to_csv(home / "report.csv")
     table.to_markdown(home / "report.md")
     table.to_json(home / "report.json")
-    from pardec.comparison.report import page
 
     (home / "report.html").write_text(page(table.run), encoding="utf-8")
 

@@ -1,0 +1,432 @@
+"""The report of a comparison, and one result's page, as a browser shows them: without a network, an error, a mouse."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pardec
+from pardec.comparison.frontier import GAINS
+from pardec.comparison.report import page
+from pardec.comparison.report.columns import COLUMNS
+from pardec.comparison.report.commands import asked, commands, python
+from pardec.comparison.report.finding import finding
+from pardec.comparison.report.orders import acceptance, binned, commit_order
+from pardec.comparison.run import Run
+from pardec.comparison.table import Table
+from pardec.views.html import page as result_page
+
+SAMPLERS = ["sequential", "threshold:tau=0.3", "entropy+fixed:steps=3", "threshold:tau=0.01+eos@dual"]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run")
+
+
+@pytest.fixture(scope="module")
+def run(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A real run of a random model; since it is never right, scores are put in, and one failure."""
+    home = tmp_path_factory.mktemp("runs") / "run"
+    tasks = ["arithmetic", "lists"]
+    pardec.compare(model, tasks, SAMPLERS, limit=4, batch_size=2, replays=2, max_new_tokens=12, stop_ids=[], out=home)
+    made = Run.load(home)
+    for row in made.rows:
+        share = {"sequential": 4, SAMPLERS[1]: 3, SAMPLERS[2]: 2, SAMPLERS[3]: 1}.get(row["sampler"], 4)
+        row["score"] = float(row["index"] < share)
+        row["lenient"] = max(row["score"], 0.5)
+    failed = next(row for row in made.rows if row["sampler"] == SAMPLERS[3] and row["index"] == 3)
+    failed.update(
+        {name: None for name in ("score", "lenient", "nfe", "steps", "tokens", "text", "generated", "device")}
+    )
+    failed["error"] = "OutOfMemory: no room for <8> rows & more"
+    return made
+
+
+@pytest.fixture(scope="module")
+def opened(run: Run, model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Opens the report, or one result's page, in a browser window of its own that must not complain."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine (Debian and Ubuntu: apt install chromium)")
+    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
+    home = tmp_path_factory.mktemp("pages")
+    (home / "report.html").write_text(page(run), encoding="utf-8")
+    one = model.generate(["Tom has 3 cups.", "Ann"], max_new_tokens=8, sampler="sequential", stop_ids=[])
+    (home / "result.html").write_text(result_page(one), encoding="utf-8")
+    complaints: list[str] = []
+    with sync_playwright() as play:
+        sandbox = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, *sandbox])
+
+        def show(name: str = "report", width: int = 1280, **options: Any) -> Any:
+            view = browser.new_page(viewport={"width": width, "height": 900}, **options)
+            address = (home / f"{name}.html").as_uri()
+            view.on("console", lambda told: complaints.append(told.text))
+            view.on("pageerror", lambda error: complaints.append(str(error)))
+            view.on("request", lambda asked: complaints.append(asked.url) if asked.url != address else None)
+            view.goto(address)
+            return view
+
+        yield show
+        browser.close()
+    assert not complaints
+
+
+def numbers(view: Any, column: str) -> list[float | None]:
+    """What the table shows in a column, read as a person reads it."""
+    heads = view.locator("#results thead th button").all_inner_texts()
+    at = [head.replace("\xa0", " ").replace("\n", " ").strip() for head in heads].index(column)
+    texts = view.locator(f"#results tbody tr > :nth-child({at + 1})").all_inner_texts()
+    found = [re.match(r"[✗ ]*([\d.,]+)", text) for text in texts]
+    return [float(match[1].replace(",", "")) if match else None for match in found]
+
+
+def tokens(view: Any, state: str) -> int:
+    return int(view.locator(f".token.{state}").count())
+
+
+# --- in a browser ---
+
+
+def test_a_column_head_sorts_best_first_and_then_the_other_way(opened: Callable[..., Any], run: Run) -> None:
+    view = opened()
+    by_name = {row["sampler"]: row for row in Table(run).rows}
+    order = lambda: view.locator("#results tbody th .named code").all_text_contents()  # noqa: E731
+    assert order() == SAMPLERS
+    head = view.locator('#results th[data-key="nfe"]')
+    assert head.get_attribute("aria-sort") is None
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert order() == sorted(SAMPLERS, key=lambda name: by_name[name]["nfe"])
+    assert numbers(view, "NFE") == sorted(numbers(view, "NFE"))
+    head.locator("button").press("Enter")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert numbers(view, "NFE") == sorted(numbers(view, "NFE"), reverse=True)
+    other = view.locator('#results th[data-key="accuracy"]')
+    other.locator("button").press("Space")
+    assert (head.get_attribute("aria-sort"), other.get_attribute("aria-sort")) == (None, "descending")
+    assert numbers(view, "Accuracy") == [100, 75, 50, 25]
+
+
+def test_numbers_sort_as_numbers_and_gaps_stay_last(opened: Callable[..., Any]) -> None:
+    view = opened()
+    view.evaluate(
+        """() => document.querySelectorAll('#results tbody tr').forEach((row, at) => {
+             row.cells[3].dataset.value = ['9', '', '100', '10.5'][at]; })"""
+    )
+    for wanted in (["9", "10.5", "100", ""], ["100", "10.5", "9", ""]):
+        view.locator('#results th[data-key="lenient"] button').click()
+        if view.locator('#results th[data-key="lenient"]').get_attribute("aria-sort") == "descending":
+            wanted = ["100", "10.5", "9", ""]
+        else:
+            wanted = ["9", "10.5", "100", ""]
+        got = view.evaluate(
+            "() => [...document.querySelectorAll('#results tbody tr')].map(r => r.cells[3].dataset.value)"
+        )
+        assert got == wanted
+
+
+def test_the_replay_plays_to_the_end(opened: Callable[..., Any]) -> None:
+    view = opened()
+    slider, play = view.locator("#replay [data-part=slider]"), view.locator("#replay [data-part=play]")
+    assert tokens(view, "masked") == 0
+    assert slider.input_value() == slider.get_attribute("max") == "12"
+    view.locator("#replay [data-part=speed]").select_option("32")
+    play.click()
+    seen = set()
+    while play.inner_text() == "Pause":
+        seen.add(tokens(view, "masked"))
+    assert len(seen) > 3
+    assert (tokens(view, "masked"), slider.input_value()) == (0, "12")
+    assert view.locator(".panel .done").all_inner_texts() == ["✓ done"] * 4
+
+
+def test_the_slider_shows_what_each_forward_committed(opened: Callable[..., Any], run: Run) -> None:
+    view = opened()
+    slider = view.locator("#replay [data-part=slider]")
+    slider.press("Home")
+    assert tokens(view, "masked") == tokens(view, "given") + view.locator(".token").count()
+    steps = {
+        row["sampler"]: run.traces[row["key"]].trace.commit_step[0, run.traces[row["key"]].prompts[0] :].tolist()
+        for row in run.rows
+        if row["task"] == "arithmetic" and row["index"] == 0 and row["sampler"] in SAMPLERS
+    }
+    for forward in range(1, 5):
+        slider.press("ArrowRight")
+        assert slider.input_value() == str(forward)
+        for panel in view.locator(".panel").all():
+            name = panel.locator("h3").text_content()
+            masked = [step >= forward for step in steps[name]]
+            shown = panel.locator(".token").evaluate_all("all => all.map(one => one.classList.contains('masked'))")
+            assert shown == masked
+            done = panel.locator(".done").text_content()
+            assert done.startswith("✓ done") == (forward >= max(steps[name]) + 1)
+    slider.press("Space")
+    assert view.locator("#replay [data-part=play]").inner_text() == "Pause"
+    slider.press("Space")
+    assert view.locator("#replay [data-part=play]").inner_text() == "Play"
+
+
+def test_a_token_tells_its_forward_to_pointer_and_keys(opened: Callable[..., Any], run: Run) -> None:
+    view = opened()
+    row = next(row for row in run.rows if row["sampler"] == "sequential" and row["index"] == 0)
+    panel = view.locator(".panel").first
+    for index in (0, 1, 2):
+        if index == 0:
+            panel.locator(".token").first.focus()
+        else:
+            view.keyboard.press("ArrowRight")
+        told = panel.locator(".told").inner_text()
+        assert f"forward {row['steps'][index] + 1} of 12" in told
+        assert f"confidence score {round(row['scores'][index], 4)}" in told or row["scores"][index] is None
+    panel.locator(".token").nth(5).hover()
+    assert panel.locator(".told").inner_text().startswith("position 5:")
+    assert panel.locator(".token[tabindex='0']").count() == 1
+    view.locator("#replay [data-part=slider]").press("Home")
+    assert "still masked" in panel.locator(".told").inner_text()
+
+
+def test_samplers_and_prompts_are_chosen(opened: Callable[..., Any]) -> None:
+    view = opened()
+    before = view.locator("#replay [data-part=asked]").inner_text()
+    view.locator("#replay [data-part=prompt]").select_option("2")
+    assert view.locator("#replay [data-part=asked]").inner_text() != before
+    boxes = view.locator("#replay [data-part=runs] input")
+    assert boxes.count() > 4
+    boxes.nth(0).uncheck()
+    boxes.nth(4).check()
+    names = view.locator(".panel h3").all_text_contents()
+    assert SAMPLERS[0] not in names
+    assert any("(reference)" in name for name in names)
+
+
+@pytest.mark.parametrize(("system", "other"), [("light", "dark"), ("dark", "light")])
+def test_the_theme_follows_the_system_until_it_is_switched(opened: Callable[..., Any], system: str, other: str) -> None:
+    view = opened(color_scheme=system)
+    ground = lambda: sum(map(int, re.findall(r"\d+", view.evaluate("getComputedStyle(document.body).backgroundColor"))))  # noqa: E731
+    bright = {"light": lambda level: level > 600, "dark": lambda level: level < 150}
+    assert bright[system](ground())
+    button = view.locator("#theme")
+    assert button.inner_text() == f"{other.capitalize()} theme"
+    button.click()
+    assert bright[other](ground())
+    assert button.inner_text() == f"{system.capitalize()} theme"
+
+
+def test_the_plot_has_a_point_a_sampler_and_its_frontier(opened: Callable[..., Any], run: Run) -> None:
+    view = opened()
+    points = view.locator("#frontier [data-part=chart] .point")
+    told = points.evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
+    assert [text.partition(":")[0].split()[0] for text in told] == ["1", "2", "3", "4"]
+    whole = [row for row in Table(run).frontier() if not row["failed"]]
+    ahead = {text.split(" ", 1)[1] for text in told if "on the frontier" in text}
+    assert {name for name in SAMPLERS if any(text.startswith(f"{name}:") for text in ahead)} >= {whole[-1]["sampler"]}
+    assert "1 failed" in told[3]
+    assert "on the frontier" not in told[3]
+    points.first.focus()
+    tip = view.locator("#frontier [data-part=tip]")
+    assert tip.inner_text() == told[0]
+    view.keyboard.press("Escape")
+    assert tip.is_hidden()
+    task = view.locator("#frontier [data-part=task]")
+    task.select_option("lists")
+    assert "(51% to 100%)" in points.first.get_attribute("aria-label")  # Wilson's interval of 4 in 4
+    view.locator("#frontier [data-part=cost]").evaluate("one => [...one.options].map(o => [o.value, o.disabled])")
+    task.select_option("")
+    view.locator("#frontier [data-part=cost]").select_option("tokens_per_second")
+    assert "tokens per second" in points.first.get_attribute("aria-label")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_labels_of_the_plot_cover_neither_points_nor_each_other(opened: Callable[..., Any], width: int) -> None:
+    view = opened(width=width)
+    boxes = view.locator("#frontier .label").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect()).map(b => [b.left, b.top + 2, b.right, b.bottom - 2])"
+    )
+    assert len(boxes) == 4
+    for at, one in enumerate(boxes):
+        for other in boxes[:at]:
+            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+
+@pytest.mark.parametrize("name", ["report", "result"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_is_wider_than_the_window(opened: Callable[..., Any], name: str, width: int) -> None:
+    view = opened(name, width=width)
+    for details in view.locator("details").all():
+        details.locator("summary").click()
+    assert view.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("name", ["report", "result"])
+def test_heads_are_in_order_and_controls_have_names(opened: Callable[..., Any], name: str) -> None:
+    view = opened(name)
+    levels = view.evaluate("() => [...document.querySelectorAll('h1,h2,h3,h4')].map(one => Number(one.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    nameless = view.evaluate(
+        """() => [...document.querySelectorAll('button, select, input, [role=option], [tabindex="0"]')]
+             .filter(one => !one.closest('[hidden]'))
+             .filter(one => !(one.ariaLabel || one.labels?.length || one.textContent.trim())).map(one => one.outerHTML)"""
+    )
+    assert nameless == []
+    ids = view.evaluate("() => [...document.querySelectorAll('[id]')].map(one => one.id)")
+    assert len(ids) == len(set(ids))
+
+
+def test_without_motion_nothing_fades(opened: Callable[..., Any]) -> None:
+    moving = "() => getComputedStyle(document.querySelector('.token')).transitionDuration"
+    assert opened(reduced_motion="reduce").evaluate(moving) == "0s"
+    assert opened(reduced_motion="no-preference").evaluate(moving) != "0s"
+
+
+def test_one_result_plays_too(opened: Callable[..., Any]) -> None:
+    view = opened("result")
+    slider = view.locator("#replay [data-part=slider]")
+    assert slider.get_attribute("max") == "8"
+    slider.press("Home")
+    assert tokens(view, "masked") == 8
+    slider.press("ArrowRight")
+    assert tokens(view, "masked") == 7
+    view.locator("#replay [data-part=prompt]").select_option("1")
+    assert view.locator("#replay [data-part=asked]").inner_text().endswith("Ann")
+    assert view.locator("#replay [data-part=runs]").is_hidden()
+
+
+# --- without one ---
+
+
+def test_the_report_needs_no_network_and_escapes_what_it_shows(run: Run) -> None:
+    text = page(run)
+    assert not re.search(r"https?://|src=|@import|<link", text)
+    assert "no room for &lt;8&gt; rows &amp; more" in text
+    assert "<8>" not in text
+    assert '<tr class="failed">' in text
+    assert len(text) < 500_000
+
+
+def test_every_tag_is_closed(run: Run) -> None:
+    from html.parser import HTMLParser
+
+    void = {"meta", "input", "wbr", "path", "circle"}
+
+    class Tags(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            if tag not in void:
+                self.open.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open.pop() == tag
+
+    for text in (page(run), result_page(next(iter(run.traces.values())))):
+        tags = Tags()
+        tags.feed(text)
+        assert tags.open == []
+
+
+def row(**figures: Any) -> dict[str, Any]:
+    return {"sampler": "s", "exact": "relaxed", "failed": 0, "error": None, "accuracy": None, "nfe": None, **figures}
+
+
+def scored(sampler: str, nfe: float, accuracy: float | None, spread: float = 0.05, **more: Any) -> dict[str, Any]:
+    ends = {} if accuracy is None else {"accuracy_low": accuracy - spread, "accuracy_high": accuracy + spread}
+    return row(sampler=sampler, nfe=nfe, accuracy=accuracy, **ends, **more)
+
+
+BASE = scored("base", 32.0, 0.9, exact="greedy")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([BASE, scored("a", 4.0, 0.9)], "`a` takes 4 forwards a problem where `base` takes 32, with the same accuracy of 90%."),
+        ([BASE, scored("a", 4.0, 0.95), scored("b", 2.0, 0.89)], "`a` takes 4 forwards a problem where `base` takes 32, with an accuracy of 95% against 90%."),
+        ([BASE, scored("a", 4.0, 0.85), scored("b", 2.0, 0.5)], "`a` takes 4 forwards a problem where `base` takes 32, with an accuracy of 85% against 90% (the 95% intervals overlap)."),
+        ([BASE, scored("a", 4.0, 0.5), scored("b", 2.0, 0.4)], "No sampler with fewer forwards keeps the accuracy of `base`, 90% in 32 forwards a problem: the nearest, `a`, reaches 50% in 4."),
+        ([BASE, scored("a", 40.0, 1.0)], "No other sampler needs fewer than the 32 forwards a problem of `base` at an accuracy of 90%."),
+        ([BASE], "`base` takes 32 forwards a problem at an accuracy of 90%."),
+        ([scored("a", 9.0, None), scored("b", 3.0, None)], "`b` takes 3 forwards a problem where `a` takes 9; nothing was scored."),
+        ([BASE, scored("a", 2.0, 0.9, failed=3, error="E")], "`base` takes 32 forwards a problem at an accuracy of 90%. `a` failed on some problems and is left out of this."),
+        ([row(failed=2, error="OutOfMemory: x")], "No sampler finished all problems: OutOfMemory: x"),
+    ],
+)  # fmt: skip
+def test_the_finding_is_what_the_table_says(rows: list[dict[str, Any]], said: str) -> None:
+    assert finding(rows) == said
+
+
+def test_commit_order_by_hand() -> None:
+    rows = [
+        {"sampler": "a", "error": None, "steps": [0, 4, 2]},
+        {"sampler": "a", "error": None, "steps": [1, 0]},
+        {"sampler": "a", "error": None, "steps": [0, -1]},  # one forward; the second position was given
+        {"sampler": "a", "error": "E", "steps": None},
+        {"sampler": "b", "error": None, "steps": []},
+    ]
+    order = commit_order(rows)
+    assert list(order) == ["a"]
+    assert order["a"] == [pytest.approx((1 / 3, 3)), pytest.approx((0.5, 2)), pytest.approx((0.5, 1))]
+    first, second = binned(order["a"], 2)
+    assert first is not None
+    assert second is not None
+    assert first[0] == pytest.approx((1 / 3 * 3 + 0.5 * 2) / 5)
+    assert second == (0.5, "position 3–4: 50.0%, 1 problems")
+
+
+def test_acceptance_appears_where_rows_have_it(run: Run) -> None:
+    assert "Acceptance" not in page(run)
+    rows = copy.deepcopy(run.rows)
+    for at, held in enumerate(row for row in rows if row["sampler"] == "sequential"):
+        held |= {"acceptance_length": 2.0 + at % 2, "acceptance_by_position": [1.0, 0.5] if at % 2 else [0.5]}
+    means = acceptance(rows)["sequential"]
+    assert means == [(0.75, 8), (0.5, 4)]
+    text = page(Run(run.config, run.environment, rows, run.traces))
+    assert "Acceptance by draft position" in text
+    assert '<td data-value="2.5">2.5</td>' in text
+
+
+def test_a_run_without_scores_or_traces_is_still_a_report(run: Run) -> None:
+    rows = [{**row, "score": None, "lenient": None} for row in run.rows]
+    text = page(Run(run.config, run.environment, rows, {}))
+    assert 'id="replay"' not in text
+    assert "nothing was scored" in text
+    nothing = [{**row, "error": "E: x", "nfe": None, "steps": None, "score": None} for row in rows]
+    text = page(Run(run.config, run.environment, nothing, {}))
+    assert "No sampler finished all problems: E: x" in text
+    assert 'id="frontier"' not in text
+
+
+def test_directions_are_those_of_the_frontier() -> None:
+    known = [column for column in COLUMNS if column.key != "acceptance_length"]
+    assert {column.key for column in known if column.better == "high"} == set(GAINS) & {column.key for column in known}
+
+
+def test_the_call_that_makes_it_again_is_the_one_that_made_it(run: Run, tmp_path: Path) -> None:
+    told = asked(run.config)
+    assert told == {
+        "task": ["arithmetic", "lists"],
+        "samplers": SAMPLERS,
+        "limit": 4,
+        "batch_size": 2,
+        "replays": 2,
+        "dtype": "float32",
+        "max_new_tokens": 12,
+        "stop_ids": [],
+    }
+    shell = commands(run.config)
+    assert shell[0].startswith("pardec compare ")
+    assert "  --limit 4 \\" in shell
+    made: dict[str, Any] = {}
+    code = "\n".join(python(run.config)).replace("import pardec", "").replace("pardec.compare", "dict")
+    exec(code.replace(repr(run.config["model"]), f"model={run.config['model']!r}"), made)
+    assert made["table"] == {"model": run.config["model"], **told}
+    assert json.loads(json.dumps(told)) == told
