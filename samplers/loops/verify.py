@@ -113,10 +113,10 @@ class VerifyLoop:
         tokens = torch.where(index == count[:, None], verdict.next[:, None], drafted)
         laws = raw.gather(1, path[..., None].expand(-1, -1, raw.shape[-1]))
         scores = (laws.gather(-1, tokens[..., None])[..., 0] - laws.logsumexp(-1)).exp()
-        made, counts = tokens.cpu().numpy(), np.minimum(count.cpu().numpy() + 1, self.text.room)
-        ends = np.isin(made, self.stops) & (np.arange(made.shape[1]) < counts[:, None])
+        made, limited = tokens.cpu().numpy(), np.minimum(count.cpu().numpy() + 1, self.text.room)
+        ends = np.isin(made, self.stops) & (np.arange(made.shape[1]) < limited[:, None])
         self.ended = ends.any(1)
-        counts = np.where(self.ended, ends.argmax(1) + 1, counts)
+        counts: np.ndarray = np.where(self.ended, ends.argmax(1) + 1, limited)
         self.text.commit(made, counts, scores.cpu().numpy())
         return counts
 
