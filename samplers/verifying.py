@@ -41,6 +41,7 @@ class Draft:
     base: np.ndarray  # [B] on the host: the absolute position of node 0
     parents: Tensor | None = None  # [T] or [B, T] int64, -1 for node 0; None is a chain
     depths: Tensor | None = None  # [T] or [B, T] int64, given with `parents`
+    levels: int | None = None  # the greatest depth, where the drafter knows it; spares acceptances useless levels
     verify: Tensor | None = None  # [T] or [B, T] bool; False: fed, never tested. None: all are
     q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
     point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass all the same
@@ -84,7 +85,7 @@ class Draft:
     @cached_property
     def deepest(self) -> int:
         """An upper bound of the path behind node 0, known to the host."""
-        return self.width - 1
+        return self.width - 1 if self.levels is None else self.levels
 
     @staticmethod
     def none(text: Sequences) -> Draft:

@@ -49,7 +49,7 @@ def judge(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
     batch, width = draft.tokens.shape
     rows = torch.arange(batch, device=p.device)
     here, r = torch.zeros_like(draft.tokens[:, 0]), p[:, 0]
-    path, count = torch.zeros_like(draft.tokens), torch.zeros_like(here)
+    path, count = torch.zeros_like(draft.tokens[:, : draft.deepest + 1]), torch.zeros_like(here)
     reached, ratios = torch.zeros_like(draft.tested), torch.zeros(draft.tokens.shape, device=p.device)
     for node in range(1, width):
         token = draft.tokens[:, node]
