@@ -59,8 +59,9 @@ def tasks(
         raise SpecError("no task and no prompts are given", hint='name a task such as "arithmetic", or a prompts file')
     made: dict[str, Task] = {}
     for one in found:
-        if made.setdefault(one.name, one) is not one:
+        if one.name in made:
             raise SpecError(f"two tasks are called {one.name!r}", hint="keep one of them, or rename the file")
+        made[one.name] = one
     return made
 
 

@@ -113,7 +113,7 @@ def test_forwards_tokens_and_memory_by_hand() -> None:
 
 def test_figures_that_do_not_apply_are_null() -> None:
     for rows in ([], [failed(0)]):
-        assert set(figure(rows) for figure in metrics.FIGURES.values()) == {None}
+        assert {figure(rows) for figure in metrics.FIGURES.values()} == {None}
         assert set(metrics.speed(rows, metrics.device(rows)).values()) == {None}
         assert metrics.floor_share(rows, [row(0)]) is None
         assert metrics.agreement(rows, [row(0)]) == {"agreement": None, "identical": None}

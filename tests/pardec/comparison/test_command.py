@@ -1,0 +1,100 @@
+"""`pardec compare` as a command: stdout, stderr, exit codes, and what it never imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pardec
+from pardec.comparison.table import FIELDS
+
+Cli = Callable[..., tuple[int, str, str]]
+SHORT = ("-n", 4, "--device", "cpu", "--limit", 3)
+
+
+def test_json_is_one_document_with_the_documented_fields(cli: Cli, folder: Path, prompts: Path) -> None:
+    given = ("--prompts", prompts, "--scorer", "number", "-s", "threshold", "-s", "sequential")
+    code, out, err = cli("compare", folder, *given, *SHORT, "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [tuple(row) for row in document["rows"]] == [FIELDS, FIELDS]
+    assert [row["sampler"] for row in document["rows"]] == ["threshold", "sequential"]
+    assert document["config"]["generate"] == {"max_new_tokens": 4}
+    assert document["config"]["seeds"] == [0]
+
+
+def test_a_run_is_written_shown_and_resumed(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = ("compare", folder, "--task", "lists", "-s", "threshold", *SHORT, "--out", out)
+    code, shown, err = cli(*command)
+    assert code == 0
+    assert shown == (out / "report.md").read_text()
+    assert "report.html" in err
+    assert {entry.name for entry in out.iterdir()} == {
+        *("config.json", "environment.json", "rows.jsonl", "traces"),
+        *(f"report.{kind}" for kind in ("csv", "html", "json", "md")),
+    }
+    assert cli(*command)[0] == 2
+    code, again, err = cli(*command, "--resume", "--quiet")
+    assert (code, again, err) == (0, shown, "")
+
+
+def test_lines_of_progress_go_to_stderr_and_quiet_has_none(cli: Cli, folder: Path) -> None:
+    command = ("compare", folder, "--task", "lists", "-s", "threshold", *SHORT, "--no-references")
+    assert "3 of 3 rows in 0:" in cli(*command)[2]
+    assert cli(*command, "--quiet")[2] == ""
+
+
+def test_a_run_in_which_everything_failed_exits_1(cli: Cli, folder: Path) -> None:
+    code, out, _ = cli("compare", folder, "--task", "lists", "-s", "threshold@block", *SHORT)
+    assert code == 1
+    assert "3 rows failed" in out
+
+
+def test_an_interrupt_says_how_to_go_on(
+    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pardec.Model, "generate", interrupted)
+    command = ("compare", folder, "--task", "lists", "-s", "threshold", *SHORT)
+    code, out, err = cli(*command, "--out", tmp_path / "run")
+    assert (code, out) == (130, "")
+    assert "0 rows are finished" in err
+    assert "with --resume" in err
+    assert "--out RUN" in cli(*command)[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-s", "thresold"), "did you mean 'threshold'"),
+        ((), "no sampler is given"),
+        (("-s", "threshold", "--seeds", "a"), "--seeds are whole numbers"),
+        (("-s", "threshold", "--resume"), "needs a run's folder"),
+    ],
+)
+def test_misuse_exits_2_with_a_hint(cli: Cli, folder: Path, arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = cli("compare", folder, "--task", "lists", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 2
+
+
+def test_help_imports_no_torch() -> None:
+    code = """
+import sys
+from pardec.cli import run
+run(["compare", "--help"])
+print([name for name in ("torch", "transformers", "numpy", "pardec.comparison.metrics") if name in sys.modules])
+"""
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,168 @@
+"""The table's formats and its frontier, on a run made by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pardec.comparison import Run, Table
+from pardec.comparison.frontier import GAINS, frontier
+from pardec.comparison.table import FIELDS
+from pardec.models.errors import SpecError
+
+
+def line(sampler: str, task: str, index: int, **fields: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "key": f"{sampler}/{task}/{index}",
+        "sampler": sampler,
+        "spec": f"{sampler}:full",
+        "exact": "relaxed",
+        "seed": 0,
+        "task": task,
+        "problem": f"p{index}",
+        "index": index,
+        "reference": sampler == "ref",
+        "text": "x",
+        "tokens": [7, 3],
+        "finish": "stop",
+        "generated": 10,
+        "nfe": 5,
+        "nfe_to_end": 4,
+        "tokens_fed": 50,
+        "score": 1.0,
+        "lenient": 1.0,
+        "steps": [0, 3],
+        "scores": [0.5, None],
+        "seconds": 1.0,
+        "batch": {"id": f"{sampler}{task}{index}", "seconds": 1.0, "rows": 1},
+        "peak_memory": 8,
+        "device": "cpu",
+        "dtype": "float32",
+        "error": None,
+    }
+    return base | fields
+
+
+def entry(sampler: str, **more: Any) -> dict[str, Any]:
+    base = {"sampler": sampler, "spec": f"{sampler}:full", "exact": "relaxed", "reference": False}
+    return {**base, "floor": "ref", "baseline": "slow", **more}
+
+
+@pytest.fixture
+def run() -> Run:
+    """`slow`: 10 tokens a second and all right. `fast`: 40 a second, half of them right, one row failed."""
+    rows = [line("slow", task, index) for task in "ab" for index in range(2)]
+    quick = {"seconds": 0.25, "nfe": 2, "tokens": [9, 3], "score": 0.0, "lenient": 0.5}
+    for task in "ab":
+        batch = {"id": f"f{task}", "seconds": 0.25, "rows": 1}
+        rows.append(line("fast", task, 0, **quick, batch=batch))
+    rows.append(line("fast", "a", 1, nfe=4, batch={"id": "fa1", "seconds": 0.25, "rows": 1}))
+    figures = ("text", "tokens", "generated", "nfe", "nfe_to_end", "tokens_fed", "score", "lenient", "batch")
+    rows.append(line("fast", "b", 1, **dict.fromkeys(figures), error="MemoryError: no | room"))
+    rows += [line("ref", task, index, nfe=1) for task in "ab" for index in range(2)]
+    samplers = [entry("slow"), entry("fast"), entry("ref", reference=True, floor=None, baseline=None), entry("never")]
+    tasks = [{"name": "a"}, {"name": "b"}]
+    return Run({"samplers": samplers, "tasks": tasks, "notes": ["a note"]}, {"torch": "1"}, rows, {})
+
+
+def test_every_figure_of_the_run(run: Run) -> None:
+    slow, fast, never = Table(run).rows
+    assert tuple(slow) == FIELDS
+    assert [slow[n] for n in ("problems", "seeds", "failed", "error", "accuracy", "nfe")] == [4, 1, 0, None, 1.0, 5.0]
+    assert (slow["tokens_per_second"], slow["speed_up"], slow["floor_share"]) == (10.0, 1.0, 0.2)
+    assert (slow["agreement"], slow["identical"]) == (1.0, 1.0)
+    assert [fast[n] for n in ("problems", "failed", "error")] == [4, 1, "MemoryError: no | room"]
+    assert fast["accuracy"] == 0.25  # right, wrong, wrong, failed
+    assert fast["lenient"] == 0.5  # (1 + 0.5 + 0.5 + 0) / 4
+    assert (fast["nfe"], fast["floor_share"]) == (pytest.approx(8 / 3), pytest.approx(3 / 8))
+    assert (fast["tokens_per_second"], fast["speed_up"]) == (40.0, 4.0)
+    assert (fast["agreement"], fast["identical"]) == (pytest.approx((0.5 + 0.5 + 1) / 3), pytest.approx(1 / 3))
+    assert fast["by_task"]["a"]["accuracy"] == 0.5
+    assert (fast["by_task"]["a"]["nfe"], fast["by_task"]["b"]["problems"]) == (3.0, 2)
+    assert (never["problems"], never["failed"], never["accuracy"], never["speed_up"]) == (0, 0, None, None)
+
+
+def test_notes_tell_failures_and_several_machines(run: Run) -> None:
+    assert Table(run).notes == ["a note", "fast: 1 rows failed, most often with MemoryError: no | room"]
+    run.rows[0]["device"] = "cuda"
+    run.rows[1]["dtype"] = "bfloat16"
+    assert Table(run).notes[2:] == [
+        "rows were made with several devices; speeds are those of cpu",
+        "rows were made with several dtypes; there are rows of float32 and bfloat16",
+    ]
+
+
+def test_formats_say_the_same_and_are_written(run: Run, tmp_path: Path) -> None:
+    table = Table(run)
+    document = json.loads(table.to_json(tmp_path / "t.json"))
+    assert set(document) == {"config", "environment", "notes", "rows"}
+    assert document["rows"] == table.rows
+    assert json.loads((tmp_path / "t.json").read_text()) == document
+    lines = list(csv.DictReader(io.StringIO(table.to_csv(tmp_path / "t.csv"))))
+    assert [float(line["nfe"]) if line["nfe"] else None for line in lines] == [row["nfe"] for row in table.rows]
+    assert lines[1]["accuracy[a]"] == "0.5"
+    assert set(FIELDS[:-1]) <= set(lines[0])
+    text = table.to_markdown(tmp_path / "t.md")
+    shown = [row.split("|") for row in text.splitlines() if row.startswith("|")]
+    assert {len(cells) for cells in shown} == {len(shown[0])}
+    assert [cells[1].strip() for cells in shown[2:]] == ["`slow`", "`fast`", "`never`"]
+    assert "- fast: 1 rows failed" in text
+    assert (tmp_path / "t.md").read_text() == text == repr(table)
+    page = table.to_html(tmp_path / "t.html")
+    assert page == table._repr_html_()
+    assert page.count("<tr>") == 4
+
+
+def test_html_escapes_what_is_written_into_it(run: Run) -> None:
+    run.rows[7]["error"] = "<script>alert(1)</script>"
+    assert "<script>" not in Table(run).to_html()
+
+
+# --- the frontier ---
+
+
+def point(name: str, **figures: Any) -> dict[str, Any]:
+    return {"sampler": name, "nfe": None, "accuracy": None, "tokens_per_second": None, **figures}
+
+
+def test_the_frontier_by_hand() -> None:
+    rows = [
+        point("slow", nfe=64, accuracy=0.9, tokens_per_second=10.0),
+        point("good", nfe=8, accuracy=0.9, tokens_per_second=80.0),
+        point("fast", nfe=2, accuracy=0.5, tokens_per_second=300.0),
+        point("bad", nfe=8, accuracy=0.4, tokens_per_second=70.0),
+        point("twin", nfe=2, accuracy=0.5, tokens_per_second=200.0),
+        point("failed", accuracy=None),
+    ]
+    assert [row["sampler"] for row in frontier(rows, "nfe", "accuracy")] == ["fast", "twin", "good"]
+    assert [row["sampler"] for row in frontier(rows, "tokens_per_second", "accuracy")] == ["fast", "good"]
+    assert frontier([], "nfe", "accuracy") == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_frontier_is_what_nothing_dominates(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [point(str(i), nfe=rng.randint(1, 6), accuracy=rng.randint(0, 5) / 5) for i in range(30)]
+    best = {row["sampler"] for row in frontier(rows, "nfe", "accuracy")}
+    for row in rows:
+        beaten = any(
+            other["nfe"] <= row["nfe"]
+            and other["accuracy"] >= row["accuracy"]
+            and (other["nfe"], other["accuracy"]) != (row["nfe"], row["accuracy"])
+            for other in rows
+        )
+        assert (row["sampler"] in best) != beaten
+
+
+def test_a_column_that_is_no_figure_is_refused(run: Run) -> None:
+    with pytest.raises(SpecError, match="did you mean 'accuracy'"):
+        Table(run).frontier(quality="acuracy")
+    with pytest.raises(SpecError, match="'sampler' is no figure"):
+        Table(run).frontier(cost="sampler")
+    assert set(GAINS) <= set(FIELDS)
