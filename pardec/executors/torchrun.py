@@ -85,12 +85,12 @@ class Torchrun:
 
     def _counter(self) -> Any:
         """A store that counts for all processes of one run; the leader's process holds it."""
-        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, and missing from its __all__
 
-        host = os.environ["MASTER_ADDR"]
-        made = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE) if self.leads else None
+        host, leads = os.environ["MASTER_ADDR"], self.leads
+        made = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE) if leads else None
         port = self._gather(made.port if made is not None else None)[0]
-        return made or dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=PATIENCE)
+        return made or TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=PATIENCE)
 
 
 def _command() -> str:
