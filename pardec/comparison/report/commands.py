@@ -23,40 +23,59 @@ _DEFAULTS = {
 }
 
 
+# What the command takes of the arguments of `generate`; the others are Python's alone.
+_FLAGS = {"max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg"}
+
+
 def asked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `compare` that differ from its defaults."""
+    """The arguments of `compare` that differ from its defaults; `prompts` is None where they were handed in."""
     held = {**config, **config.get("where", {})}
     changed = {
         name: held[name] for name, default in _DEFAULTS.items() if name in held and _plain(held[name]) != default
     }
     generate = {name: value for name, value in config["generate"].items() if value is not None}
-    tasks = [task for task in config["tasks"] if task["scorer"] is None]
-    files = [task for task in config["tasks"] if task["scorer"] is not None]
-    found: dict[str, Any] = {"task": [task["name"] for task in tasks]} if tasks else {}
-    if files:
-        found |= {"prompts": files[0]["file"] or "prompts.jsonl", "scorer": files[0]["scorer"]}
+    tasks = [task["name"] for task in config["tasks"] if task["scorer"] is None]
+    found: dict[str, Any] = {"task": tasks} if tasks else {}
+    for task in config["tasks"]:
+        if task["scorer"] is not None:
+            found |= {"prompts": task["file"], "scorer": task["scorer"]}
     found["samplers"] = [entry["sampler"] for entry in config["samplers"] if not entry["reference"]]
     return {**found, **changed, **generate}
 
 
-def commands(config: Mapping[str, Any]) -> list[str]:
-    """One command for a shell, an argument a line."""
-    lines = [f"pardec compare {shlex.quote(str(config['model']))}"]
-    for name, value in asked(config).items():
-        flag = {"samplers": "-s", "seeds": "--seed"}.get(name, "--" + name.replace("_", "-"))
-        if isinstance(value, bool):
-            lines.append(flag if value else f"--no-{flag[2:]}")
+def shell(config: Mapping[str, Any]) -> list[str]:
+    """One command, an argument a line; none where only Python can ask for it."""
+    arguments = asked(config)
+    if arguments.get("prompts", "") is None or not _FLAGS.issuperset(config["generate"].keys() & arguments.keys()):
+        return []
+    start = f"torchrun --nproc-per-node {arguments.get('workers', 'auto')} -m " if _torchrun(arguments) else ""
+    lines = [f"{start}pardec compare {shlex.quote(str(config['model']))}"]
+    for name, value in arguments.items():
+        if name == "references":
+            lines.append("--no-references")
+        elif name == "seeds":
+            lines.append("--seeds " + ",".join(map(str, value)))
         elif isinstance(value, list | tuple):
+            flag = "-s" if name == "samplers" else f"--{name}"
             lines.append(" ".join(f"{flag} {shlex.quote(str(one))}" for one in value))
         else:
-            lines.append(f"{flag} {shlex.quote(str(value))}")
-    return [*(f"{line} \\" for line in [lines[0], *(f"  {line}" for line in lines[1:])]), "  --out run"]
+            lines.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
+    return [f"{lines[0]} \\", *(f"  {line} \\" for line in lines[1:]), "  --out run"]
 
 
 def python(config: Mapping[str, Any]) -> list[str]:
     """The same call from Python."""
-    arguments = "".join(f"    {name}={_plain(value)!r},\n" for name, value in asked(config).items())
-    return ["import pardec", "", f"table = pardec.compare(\n    {config['model']!r},\n{arguments})"]
+    lines = ["import pardec", "", "table = pardec.compare(", f"    {config['model']!r},"]
+    for name, value in asked(config).items():
+        handed_in = name == "prompts" and value is None
+        lines.append(
+            "    prompts=prompts,  # as they were handed in" if handed_in else f"    {name}={_plain(value)!r},"
+        )
+    return [*lines, '    out="run",', ")"]
+
+
+def _torchrun(arguments: Mapping[str, Any]) -> bool:
+    return bool(arguments.get("executor") == "torchrun")
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.comparison.report import played, tables
 from pardec.comparison.report.columns import Row, columns, plain
-from pardec.comparison.report.commands import commands
+from pardec.comparison.report.commands import python, shell
 from pardec.comparison.report.finding import finding
 from pardec.comparison.report.orders import acceptance_section, mean_by, order_section
 from pardec.views import replays
@@ -83,10 +83,13 @@ def _results(rows: Sequence[Row], notes: Sequence[str]) -> str:
 
 
 def _again(config: Row) -> str:
-    lines = escape("\n".join(commands(config)))
-    return (
-        f'<div class="command"><pre id="commands" tabindex="0" aria-label="Commands">{lines}</pre>'
-        '<button type="button" data-copies="commands" hidden>Copy</button></div>'
+    blocks = (("shell", "In a shell", shell(config)), ("python", "From Python", python(config)))
+    return "".join(
+        f'<h3>{head}</h3><div class="command"><pre id="{name}" tabindex="0" aria-label="{head}">'
+        f"{escape(chr(10).join(lines))}</pre>"
+        f'<button type="button" data-copies="{name}" aria-label="Copy: {head}" hidden>Copy</button></div>'
+        for name, head, lines in blocks
+        if lines
     )
 
 

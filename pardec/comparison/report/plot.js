@@ -107,7 +107,7 @@ function layout(chart, draw, points, best, cost, quality, log) {
   }
   chart.append(
     draw("text", { class: "name", x: (area.left + area.right) / 2, y: height - 8, "text-anchor": "middle" },
-      `${cost.title} ${cost.better === "low" ? "← fewer is better" : "more is better →"}`),
+      cost.better === "low" ? `← better: ${cost.title}` : `${cost.title}: better →`),
     draw("text", { class: "name", x: 14, y: (area.top + area.bottom) / 2, "text-anchor": "middle",
       transform: `rotate(-90 14 ${(area.top + area.bottom) / 2})` }, quality.title));
 
@@ -144,35 +144,45 @@ function layout(chart, draw, points, best, cost, quality, log) {
     group.point = point;
     chart.append(group);
   }
-  for (const point of [...points].sort((a, b) => b.best - a.best || a.left - b.left)) label(chart, draw, point, area, taken);
+  for (const point of [...points].sort((a, b) => b.best - a.best || a.left - b.left)) label(chart, draw, point, points, area, taken);
 }
 
-/** Writes the sampler beside its point where it covers nothing, its number where the whole name has no room. */
-function label(chart, draw, point, area, taken) {
-  const around = [[1, 0], [-1, 0], [0.8, -0.8], [-0.8, -0.8], [0.8, 0.8], [-0.8, 0.8], [0, -1], [0, 1]];
-  const forms = [[`${point.one.number} ${point.one.name}`, [13, 26, 42, 60]], [`${point.one.number}`, [13, 24, 36, 50, 70, 95]]];
-  for (const [words, reaches] of area.right - area.left < NARROW ? forms.slice(1) : forms) {
+const AROUND = [[1, 0], [-1, 0], [0.8, -0.8], [-0.8, -0.8], [0.8, 0.8], [-0.8, 0.8], [0, -1], [0, 1]];
+
+/** Writes the sampler beside its point where it covers nothing: its name where there is room, else its number. */
+function label(chart, draw, point, points, area, taken) {
+  const number = `${point.one.number}`, name = `${number} ${point.one.name}`, high = 15;
+  const near = point.best ? [13, 24, 36, 50, 70] : [13], far = [13, 24, 36, 50, 70, 95, 120];
+  const forms = [[name, near, true], [number, far, true], [number, far, false]];
+  for (const [words, reaches, clear] of area.right - area.left < NARROW ? forms.slice(1) : forms) {
     const text = draw("text", { class: point.best ? "label best" : "label" }, words);
     chart.append(text);
-    const wide = text.getComputedTextLength(), high = 15;
+    const wide = text.getComputedTextLength();
     for (const reach of reaches) {
-      for (const [right, down] of around) {
+      for (const [right, down] of AROUND) {
         const middle = point.left + right * reach, left = right > 0 ? middle : right < 0 ? middle - wide : middle - wide / 2;
-        const top = point.top + down * reach - high / 2, box = { left, right: left + wide, top, bottom: top + high };
+        const top = point.top + down * reach - high / 2, box = { left: left - 3, right: left + wide + 3, top, bottom: top + high };
         const inside = box.left >= area.left && box.right <= area.right && box.top >= 0 && box.bottom <= area.bottom;
         if (!inside || taken.some(other => overlap(box, other))) continue;
+        const end = { left: right > 0 ? left - 2 : right < 0 ? left + wide + 2 : middle, top: right ? top + high / 2 : down > 0 ? top : top + high };
+        if (clear && reach > 13 && points.some(other => other !== point && distance(other, point, end) < 7)) continue;
         text.setAttribute("x", left);
         text.setAttribute("y", top + 11.5);
-        if (reach > 13) {
-          const edge = right > 0 ? left - 2 : right < 0 ? left + wide + 2 : middle;
-          text.before(draw("line", { class: "leader", x1: point.left, y1: point.top, x2: edge, y2: right ? top + high / 2 : down > 0 ? top : top + high }));
-        }
+        if (reach > 13) text.before(draw("line", { class: "leader", x1: point.left, y1: point.top, x2: end.left, y2: end.top }));
         taken.push(box);
         return;
       }
     }
     text.remove();
   }
+}
+
+/** How far a point lies from the line between two others; points on the same spot count as far. */
+function distance(point, from, to) {
+  const [across, down] = [to.left - from.left, to.top - from.top], [x, y] = [point.left - from.left, point.top - from.top];
+  if (Math.hypot(x, y) < 3) return Infinity;
+  const share = Math.min(Math.max((x * across + y * down) / (across ** 2 + down ** 2), 0), 1);
+  return Math.hypot(x - share * across, y - share * down);
 }
 
 const overlap = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ import pardec
 from pardec.comparison.frontier import GAINS
 from pardec.comparison.report import page
 from pardec.comparison.report.columns import COLUMNS
-from pardec.comparison.report.commands import asked, commands, python
+from pardec.comparison.report.commands import asked, python, shell
 from pardec.comparison.report.finding import finding
 from pardec.comparison.report.orders import acceptance, binned, commit_order
 from pardec.comparison.run import Run
@@ -41,9 +41,7 @@ def run(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
         row["score"] = float(row["index"] < share)
         row["lenient"] = max(row["score"], 0.5)
     failed = next(row for row in made.rows if row["sampler"] == SAMPLERS[3] and row["index"] == 3)
-    failed.update(
-        {name: None for name in ("score", "lenient", "nfe", "steps", "tokens", "text", "generated", "device")}
-    )
+    failed.update(dict.fromkeys(("score", "lenient", "nfe", "steps", "tokens", "text", "generated", "device")))
     failed["error"] = "OutOfMemory: no room for <8> rows & more"
     return made
 
@@ -119,16 +117,12 @@ def test_numbers_sort_as_numbers_and_gaps_stay_last(opened: Callable[..., Any]) 
         """() => document.querySelectorAll('#results tbody tr').forEach((row, at) => {
              row.cells[3].dataset.value = ['9', '', '100', '10.5'][at]; })"""
     )
-    for wanted in (["9", "10.5", "100", ""], ["100", "10.5", "9", ""]):
-        view.locator('#results th[data-key="lenient"] button').click()
-        if view.locator('#results th[data-key="lenient"]').get_attribute("aria-sort") == "descending":
-            wanted = ["100", "10.5", "9", ""]
-        else:
-            wanted = ["9", "10.5", "100", ""]
-        got = view.evaluate(
-            "() => [...document.querySelectorAll('#results tbody tr')].map(r => r.cells[3].dataset.value)"
-        )
-        assert got == wanted
+    head = view.locator('#results th[data-key="lenient"]')
+    for order, wanted in (("descending", ["100", "10.5", "9", ""]), ("ascending", ["9", "10.5", "100", ""])):
+        head.locator("button").click()
+        assert head.get_attribute("aria-sort") == order
+        rows = view.locator("#results tbody tr")
+        assert rows.evaluate_all("all => all.map(one => one.cells[3].dataset.value)") == wanted
 
 
 def test_the_replay_plays_to_the_end(opened: Callable[..., Any]) -> None:
@@ -183,7 +177,7 @@ def test_a_token_tells_its_forward_to_pointer_and_keys(opened: Callable[..., Any
             view.keyboard.press("ArrowRight")
         told = panel.locator(".told").inner_text()
         assert f"forward {row['steps'][index] + 1} of 12" in told
-        assert f"confidence score {round(row['scores'][index], 4)}" in told or row["scores"][index] is None
+        assert float(told.rpartition(" ")[2]) == pytest.approx(row["scores"][index], abs=1e-4)
     panel.locator(".token").nth(5).hover()
     assert panel.locator(".told").inner_text().startswith("position 5:")
     assert panel.locator(".token[tabindex='0']").count() == 1
@@ -242,25 +236,23 @@ def test_the_plot_has_a_point_a_sampler_and_its_frontier(opened: Callable[..., A
     assert "tokens per second" in points.first.get_attribute("aria-label")
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-def test_labels_of_the_plot_cover_neither_points_nor_each_other(opened: Callable[..., Any], width: int) -> None:
-    view = opened(width=width)
-    boxes = view.locator("#frontier .label").evaluate_all(
-        "all => all.map(one => one.getBoundingClientRect()).map(b => [b.left, b.top + 2, b.right, b.bottom - 2])"
-    )
-    assert len(boxes) == 4
-    for at, one in enumerate(boxes):
-        for other in boxes[:at]:
-            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
-
-
-@pytest.mark.parametrize("name", ["report", "result"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_is_wider_than_the_window(opened: Callable[..., Any], name: str, width: int) -> None:
+@pytest.mark.parametrize(("name", "width"), [("report", 360), ("report", 1280), ("result", 360)])
+def test_nothing_is_wider_than_the_window_and_no_label_covers_another(
+    opened: Callable[..., Any], name: str, width: int
+) -> None:
     view = opened(name, width=width)
     for details in view.locator("details").all():
         details.locator("summary").click()
     assert view.evaluate("document.documentElement.scrollWidth") == width
+    boxes = view.locator("#frontier .label").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect()).map(b => [b.left, b.top + 2, b.right, b.bottom - 2])"
+    )
+    assert len(boxes) == (4 if name == "report" else 0)
+    for at, one in enumerate(boxes):
+        assert one[0] >= 0
+        assert one[2] <= width
+        for other in boxes[:at]:
+            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
 
 
 @pytest.mark.parametrize("name", ["report", "result"])
@@ -269,11 +261,11 @@ def test_heads_are_in_order_and_controls_have_names(opened: Callable[..., Any], 
     levels = view.evaluate("() => [...document.querySelectorAll('h1,h2,h3,h4')].map(one => Number(one.tagName[1]))")
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in pairwise(levels))
     nameless = view.evaluate(
         """() => [...document.querySelectorAll('button, select, input, [role=option], [tabindex="0"]')]
-             .filter(one => !one.closest('[hidden]'))
-             .filter(one => !(one.ariaLabel || one.labels?.length || one.textContent.trim())).map(one => one.outerHTML)"""
+             .filter(one => !one.closest('[hidden]') && !(one.ariaLabel || one.labels?.length || one.textContent.trim()))
+             .map(one => one.outerHTML)"""
     )
     assert nameless == []
     ids = view.evaluate("() => [...document.querySelectorAll('[id]')].map(one => one.id)")
@@ -314,12 +306,15 @@ def test_the_report_needs_no_network_and_escapes_what_it_shows(run: Run) -> None
 def test_every_tag_is_closed(run: Run) -> None:
     from html.parser import HTMLParser
 
-    void = {"meta", "input", "wbr", "path", "circle"}
+    void = {"meta", "input", "wbr"}
 
     class Tags(HTMLParser):
         def __init__(self) -> None:
             super().__init__()
             self.open: list[str] = []
+
+        def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            pass  # of SVG
 
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             if tag not in void:
@@ -346,20 +341,40 @@ def scored(sampler: str, nfe: float, accuracy: float | None, spread: float = 0.0
 BASE = scored("base", 32.0, 0.9, exact="greedy")
 
 
+BESIDE = "`a` takes 4 forwards a problem where `base` takes 32"
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([BASE, scored("a", 4.0, 0.9)], "`a` takes 4 forwards a problem where `base` takes 32, with the same accuracy of 90%."),
-        ([BASE, scored("a", 4.0, 0.95), scored("b", 2.0, 0.89)], "`a` takes 4 forwards a problem where `base` takes 32, with an accuracy of 95% against 90%."),
-        ([BASE, scored("a", 4.0, 0.85), scored("b", 2.0, 0.5)], "`a` takes 4 forwards a problem where `base` takes 32, with an accuracy of 85% against 90% (the 95% intervals overlap)."),
-        ([BASE, scored("a", 4.0, 0.5), scored("b", 2.0, 0.4)], "No sampler with fewer forwards keeps the accuracy of `base`, 90% in 32 forwards a problem: the nearest, `a`, reaches 50% in 4."),
-        ([BASE, scored("a", 40.0, 1.0)], "No other sampler needs fewer than the 32 forwards a problem of `base` at an accuracy of 90%."),
+        ([BASE, scored("a", 4.0, 0.9)], f"{BESIDE}, with the same accuracy of 90%."),
+        (
+            [BASE, scored("a", 4.0, 0.95), scored("b", 2.0, 0.89)],
+            f"{BESIDE}, with an accuracy of 95% against 90%.",
+        ),
+        (
+            [BASE, scored("a", 4.0, 0.85), scored("b", 2.0, 0.5)],
+            f"{BESIDE}, with an accuracy of 85% against 90% (the 95% intervals overlap).",
+        ),
+        (
+            [BASE, scored("a", 4.0, 0.5), scored("b", 2.0, 0.4)],
+            "No sampler with fewer forwards keeps the accuracy of `base`, 90% in 32 forwards a problem: "
+            "the nearest, `a`, reaches 50% in 4.",
+        ),
+        (
+            [BASE, scored("a", 40.0, 1.0)],
+            "No other sampler needs fewer than the 32 forwards a problem of `base` at an accuracy of 90%.",
+        ),
         ([BASE], "`base` takes 32 forwards a problem at an accuracy of 90%."),
-        ([scored("a", 9.0, None), scored("b", 3.0, None)], "`b` takes 3 forwards a problem where `a` takes 9; nothing was scored."),
-        ([BASE, scored("a", 2.0, 0.9, failed=3, error="E")], "`base` takes 32 forwards a problem at an accuracy of 90%. `a` failed on some problems and is left out of this."),
+        ([scored("base", 32.0, None), scored("a", 4.0, None)], f"{BESIDE}; nothing was scored."),
+        (
+            [BASE, scored("a", 2.0, 0.9, failed=3, error="E")],
+            "`base` takes 32 forwards a problem at an accuracy of 90%. "
+            "`a` failed on some problems and is left out of this.",
+        ),
         ([row(failed=2, error="OutOfMemory: x")], "No sampler finished all problems: OutOfMemory: x"),
     ],
-)  # fmt: skip
+)
 def test_the_finding_is_what_the_table_says(rows: list[dict[str, Any]], said: str) -> None:
     assert finding(rows) == said
 
@@ -410,7 +425,7 @@ def test_directions_are_those_of_the_frontier() -> None:
     assert {column.key for column in known if column.better == "high"} == set(GAINS) & {column.key for column in known}
 
 
-def test_the_call_that_makes_it_again_is_the_one_that_made_it(run: Run, tmp_path: Path) -> None:
+def test_the_call_that_makes_it_again_is_the_one_that_made_it(run: Run) -> None:
     told = asked(run.config)
     assert told == {
         "task": ["arithmetic", "lists"],
@@ -422,11 +437,33 @@ def test_the_call_that_makes_it_again_is_the_one_that_made_it(run: Run, tmp_path
         "max_new_tokens": 12,
         "stop_ids": [],
     }
-    shell = commands(run.config)
-    assert shell[0].startswith("pardec compare ")
-    assert "  --limit 4 \\" in shell
     made: dict[str, Any] = {}
     code = "\n".join(python(run.config)).replace("import pardec", "").replace("pardec.compare", "dict")
     exec(code.replace(repr(run.config["model"]), f"model={run.config['model']!r}"), made)
-    assert made["table"] == {"model": run.config["model"], **told}
-    assert json.loads(json.dumps(told)) == told
+    assert made["table"] == {"model": run.config["model"], **told, "out": "run"}
+    assert shell(run.config) == []  # the command has no --stop-ids
+
+
+def test_the_command_has_every_flag_that_is_shown(run: Run) -> None:
+    from typer.main import get_command
+
+    from pardec.cli.app import app
+
+    where = {"device": "cpu", "device_map": None, "executor": "torchrun", "workers": 2}
+    generate = {"max_new_tokens": 12, "block_length": 4, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "cfg": 1.5}
+    file = {"name": "mine", "file": "my prompts.jsonl", "scorer": "number", "problems": 3, "digest": ""}
+    more = {"seeds": [0, 3], "references": False, "split": "train", "problem_seed": 8}
+    config = {**run.config, **more, "where": where, "generate": generate, "tasks": [*run.config["tasks"], file]}
+    words = shlex.split(" ".join(line.removesuffix("\\") for line in shell(config)))
+    assert words[:7] == ["torchrun", "--nproc-per-node", "2", "-m", "pardec", "compare", "random-dream"]
+    command = get_command(app).commands["compare"]  # type: ignore[attr-defined]
+    read = command.make_context("compare", words[6:]).params
+    assert read["sampler"] == SAMPLERS
+    assert read["task"] == ["arithmetic", "lists"]
+    assert str(read["prompts"]) == "my prompts.jsonl"
+    assert {name: read[name] for name in generate} == generate
+    assert (read["seeds"], read["no_references"], read["split"], read["problem_seed"]) == ("0,3", True, "train", 8)
+    assert (read["executor"], read["workers"], read["limit"], read["batch_size"]) == ("torchrun", 2, 4, 2)
+    handed_in = {**config, "tasks": [{**file, "file": None}]}
+    assert shell(handed_in) == []
+    assert "    prompts=prompts,  # as they were handed in" in python(handed_in)
