@@ -73,5 +73,5 @@ def _at(row: Row) -> str:
 
 
 def _overlap(one: Row, other: Row) -> bool:
-    ends = [row.get(key) for row in (one, other) for key in ("accuracy_low", "accuracy_high")]
-    return None not in ends and bool(ends[0] <= ends[3] and ends[2] <= ends[1])
+    """Whether the intervals of two scored rows have a point in common."""
+    return bool(one["accuracy_low"] <= other["accuracy_high"] and other["accuracy_low"] <= one["accuracy_high"])

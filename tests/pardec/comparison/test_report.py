@@ -264,7 +264,8 @@ def test_heads_are_in_order_and_controls_have_names(opened: Callable[..., Any], 
     assert all(after <= before + 1 for before, after in pairwise(levels))
     nameless = view.evaluate(
         """() => [...document.querySelectorAll('button, select, input, [role=option], [tabindex="0"]')]
-             .filter(one => !one.closest('[hidden]') && !(one.ariaLabel || one.labels?.length || one.textContent.trim()))
+             .filter(one => !one.closest('[hidden]'))
+             .filter(one => !(one.ariaLabel || one.labels?.length || one.textContent.trim()))
              .map(one => one.outerHTML)"""
     )
     assert nameless == []
