@@ -1,6 +1,7 @@
 """Train the embedded text models, seeded and resumable, on a CPU core or a GPU.
 
     python scripts/train_text.py --model tiny-llama --minutes 30
+    python scripts/train_text.py --model tiny-llama-draft --teacher models/embedded/tiny-llama --minutes 20
     python scripts/train_text.py --model tiny-dream --init models/embedded/tiny-llama --minutes 75
     python scripts/train_text.py --model tiny-llada --init models/embedded/tiny-dream \\
         --teacher models/embedded/tiny-dream --minutes 60
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from text_training import networks  # noqa: E402
 from text_training.loop import Run  # noqa: E402
 from text_training.options import Options  # noqa: E402
 
@@ -32,9 +34,9 @@ def pairs(text: str) -> list[list[str]]:
 
 def options(argv: list[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", required=True, choices=("tiny-llama", "tiny-dream", "tiny-llada"))
+    parser.add_argument("--model", required=True, choices=tuple(networks.OWN))
     parser.add_argument("--init", type=Path, help="exported folder to start from")
-    parser.add_argument("--teacher", type=Path, help="exported masked model whose distributions are learned from too")
+    parser.add_argument("--teacher", type=Path, help="exported model whose distributions are learned from too")
     parser.add_argument("--minutes", type=float, help="wall-clock length of the whole run, resumed parts included")
     parser.add_argument("--steps", type=int, help="length in steps, in place of --minutes")
     parser.add_argument("--until", type=float, help="stop once this share of arithmetic is exact, decay included")

@@ -35,7 +35,7 @@ def made(folder: Path, model: str, steps: int, *more: str, state: str = "state")
     return Run(options(["--model", model, *size, *where, *more]))
 
 
-def test_three_models_train_in_turn_and_export_published_formats(tmp_path: Path) -> None:
+def test_the_models_train_in_turn_and_export_published_formats(tmp_path: Path) -> None:
     made(tmp_path, "tiny-llama", 2).train()
     llama = str(tmp_path / "tiny-llama")
     made(tmp_path, "tiny-dream", 2, "--init", llama).train()
@@ -59,11 +59,29 @@ def test_three_models_train_in_turn_and_export_published_formats(tmp_path: Path)
     assert found["model.transformer.ff_out.weight"].shape == (TOKENIZER.get_vocab_size(), 32)
     read = read_weights(tmp_path / "tiny-llada")
     assert read.keys() == run.model.state_dict().keys()
-    for name in ("tiny-llama", "tiny-dream", "tiny-llada"):
+    made(tmp_path, "tiny-llama-draft", 2, "--teacher", llama).train()
+    for name in networks.OWN:
         card = json.loads((tmp_path / name / "card.json").read_text())
         assert card["recipe"]["steps"] == 2
         assert card["curve"][-1]["step"] == 2
+        assert card["name"] == name
         assert (tmp_path / name / "README.md").read_text().startswith(f"# {name}")
+    origins = {name: json.loads((tmp_path / name / "card.json").read_text())["recipe"] for name in networks.OWN}
+    assert {name: (r["started from"], r["distilled from"]) for name, r in origins.items()} == {
+        "tiny-llama": ("random weights", "nothing"),
+        "tiny-llama-draft": ("random weights", "tiny-llama"),
+        "tiny-dream": ("tiny-llama", "nothing"),
+        "tiny-llada": ("tiny-dream", "tiny-dream"),
+    }
+
+
+def test_a_second_run_keeps_what_the_card_says_of_the_first(tmp_path: Path) -> None:
+    made(tmp_path / "one", "tiny-llama", 2).train()
+    made(tmp_path / "two", "tiny-llama", 2, "--init", str(tmp_path / "one" / "tiny-llama")).train()
+    card = json.loads((tmp_path / "two" / "tiny-llama" / "card.json").read_text())
+    assert card["recipe"]["started from"] == "the run before"
+    assert card["recipe"]["run before"]["started from"] == "random weights"
+    assert [point["step"] for point in card["curve"]] == [2, 2]
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-dream"])
@@ -117,7 +135,7 @@ def test_a_masked_network_sees_both_ways_and_a_causal_one_does_not() -> None:
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     ids = torch.tensor([[2, 50, 60, 70]])
     other = torch.tensor([[2, 50, 60, 71]])
-    for name in networks.KV_HEADS:
+    for name in networks.OWN:
         model = networks.build(name, 100, **small).eval()
         model.set_attn_implementation("eager")
         masked = networks.is_masked(name)

@@ -17,6 +17,7 @@ from text_training.networks import ROPE_THETA
 PAD = 0
 SUMMARY = {
     "tiny-llama": "A causal language model that answers the package's own tasks, in Llama's format.",
+    "tiny-llama-draft": "A small causal language model that drafts for tiny-llama, in Llama's format.",
     "tiny-dream": "A masked diffusion model that answers the package's own tasks, in Dream's format (shifted logits).",
     "tiny-llada": "A masked diffusion model that answers the package's own tasks, in LLaDA's format.",
 }
@@ -74,7 +75,7 @@ def _llama_like(model: nn.Module) -> dict[str, Any]:
 
 def config_of(name: str, model: nn.Module) -> dict[str, Any]:
     """config.json as the family publishes it."""
-    if name == "tiny-llama":
+    if name.startswith("tiny-llama"):
         extra = {"attention_bias": False, "head_dim": model.config.hidden_size // model.config.num_attention_heads}
         return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_llama_like(model), **extra}
     if name == "tiny-dream":

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,12 @@ AVERAGE = 0.998  # decay of the moving average of the weights
 _GOLDEN = 0.6180339887498949  # spreads the steps that train on cached prompts evenly
 
 
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card of the model that was exported to `folder`."""
+    held: dict[str, Any] = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    return held
+
+
 class Run:
     """One training run. `stop()` ends it after the step in progress, with its state saved."""
 
@@ -42,7 +49,8 @@ class Run:
         self.model = self._network(self.name)
         if options.init:
             networks.adopt(self.model, read_weights(options.init))
-        self.teacher = self._network("tiny-dream") if options.teacher else None
+        self.taught_by = str(read_card(options.teacher)["name"]) if options.teacher else ""
+        self.teacher = self._network(self.taught_by) if options.teacher else None
         if self.teacher:
             networks.adopt(self.teacher, read_weights(options.teacher))  # type: ignore[arg-type]
             self.teacher.requires_grad_(False)
@@ -147,7 +155,8 @@ class Run:
         each = F.cross_entropy(rows, labels[:, shift:][wanted], reduction="none")
         if self.teacher is not None:
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
-                taught = networks.logits_of(self.teacher, inputs, True).roll(1 - shift, 1)
+                taught = networks.logits_of(self.teacher, inputs, networks.is_masked(self.taught_by))
+                taught = taught.roll(networks.SHIFT[self.taught_by] - shift, 1)
             soft = taught[:, : length - shift][wanted].float().softmax(-1)
             each = 0.5 * each + 0.5 * F.cross_entropy(rows, soft, reduction="none")
         return (each * weight).sum() / weight.sum()
@@ -223,9 +232,11 @@ class Run:
             file.write(json.dumps(line) + "\n")
 
     def card(self, found: dict[str, Any]) -> dict[str, Any]:
+        given = read_card(self.o.init) if self.o.init else {}
+        before = given if given.get("name") == self.name else {}  # more of the same model
         facts = {
-            "started from": networks.PARENT.get(self.name) if self.o.init else "random weights",
-            "distilled from": "tiny-dream" if self.o.teacher else "nothing",
+            "started from": "random weights" if not given else "the run before" if before else given["name"],
+            "distilled from": self.taught_by or "nothing",
             "data": "train splits, drawn on the fly: "
             + "; ".join(f"from step {step} on {shares}" for step, shares in self.mixes),
             "masks": MASKS if self.masked else "none",
@@ -241,6 +252,8 @@ class Run:
             "seed": self.o.seed,
         }
         recipe = {"script": "scripts/train_text.py", **facts}
+        if before:
+            recipe["run before"] = before["recipe"]
         parameters = sum(p.numel() for p in self.model.parameters())
         head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": parameters}
-        return head | {"recipe": recipe, "accuracy": found, "curve": self.curve}
+        return head | {"recipe": recipe, "accuracy": found, "curve": [*before.get("curve", []), *self.curve]}

@@ -1,4 +1,4 @@
-"""The three networks, built from transformers' own classes, and how one starts from another."""
+"""The networks, built from transformers' own classes, and how one starts from another."""
 
 from __future__ import annotations
 
@@ -23,18 +23,28 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 ROPE_THETA = 10000.0
-KV_HEADS = {"tiny-llama": 2, "tiny-dream": 2, "tiny-llada": 6}
-SHIFT = {"tiny-llama": 1, "tiny-dream": 1, "tiny-llada": 0}  # logits at p - SHIFT speak of token p
-PARENT = {"tiny-dream": "tiny-llama", "tiny-llada": "tiny-dream"}
+OWN: dict[str, dict[str, Any]] = {  # where a network differs from SHAPE
+    "tiny-llama": {"num_key_value_heads": 2},
+    "tiny-llama-draft": {
+        "num_key_value_heads": 2,
+        "hidden_size": 128,
+        "intermediate_size": 320,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+    "tiny-dream": {"num_key_value_heads": 2},
+    "tiny-llada": {"num_key_value_heads": 6},
+}
+SHIFT = {"tiny-llama": 1, "tiny-llama-draft": 1, "tiny-dream": 1, "tiny-llada": 0}  # logits at p - SHIFT say token p
 
 
 def is_masked(name: str) -> bool:
-    return name != "tiny-llama"
+    return not name.startswith("tiny-llama")
 
 
 def build(name: str, vocab_size: int, **changes: Any) -> nn.Module:
     """A freshly initialised network in float32; `changes` override SHAPE (tests use less)."""
-    shape = {**SHAPE, "num_key_value_heads": KV_HEADS[name], "vocab_size": vocab_size, **changes}
+    shape = {**SHAPE, **OWN[name], "vocab_size": vocab_size, **changes}
     if name == "tiny-llada" and "num_attention_heads" in changes:
         shape["num_key_value_heads"] = changes["num_attention_heads"]
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
