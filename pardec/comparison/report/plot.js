@@ -51,7 +51,8 @@ function plot(root, samplers, costs, qualities) {
   };
   const found = event => event.target.closest?.(".point")?.point ?? null;
   for (const name of ["pointerover", "focusin"]) chart.addEventListener(name, event => tell(found(event)));
-  for (const name of ["pointerleave", "focusout"]) chart.addEventListener(name, () => tell(null));
+  chart.addEventListener("pointerleave", () => tell(chart.querySelector(".point:focus-visible")?.point ?? null));
+  chart.addEventListener("focusout", () => tell(null));
   chart.addEventListener("keydown", event => event.key === "Escape" && tell(null));
   for (const select of [part.cost, part.quality, part.task]) {
     select.addEventListener("change", () => { scaleSet = false; render(); });
