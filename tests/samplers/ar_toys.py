@@ -1,0 +1,186 @@
+"""Tiny random autoregressive models, the true law of what they say by enumeration, and tests of draws against it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+
+from pardec.models.decoder import Decoder, DecoderConfig
+from pardec.models.language_model import Facts, LanguageModel
+from pardec.models.plan import Plan
+from pardec.samplers import registry
+from pardec.samplers.contracts import Request
+from pardec.samplers.events import Finished
+from pardec.samplers.kernels.law import filtered
+from pardec.samplers.loops.verify import decode
+from pardec.samplers.rng import Keyed, Source
+from pardec.samplers.spec import parse
+from pardec.samplers.verifying import Acceptance, Drafter, Length, Shape, Speculation
+
+
+def toy_ar(
+    seed: int = 0,
+    vocab: int = 5,
+    sharp: float = 1.0,
+    *,
+    layers: int = 2,
+    width: int = 16,
+    eos: Sequence[int] = (),
+    dtype: torch.dtype = torch.float32,
+) -> LanguageModel:
+    """A causal stack with random weights; `sharp` scales the logits. The pad id, 0, is a token like any other."""
+    decoder = Decoder(
+        DecoderConfig(
+            vocab=vocab,
+            width=width,
+            layers=layers,
+            heads=2,
+            kv_heads=1,
+            head_dim=8,
+            mlp_width=24,
+            norm_eps=1e-6,
+            frequencies=(1.0, 0.3, 0.1, 0.03),
+        )
+    )
+    drawn = np.random.RandomState(seed)  # the one stream that numpy promises never to change
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.from_numpy(drawn.standard_normal(weight.shape)) * 0.5)
+        decoder.head.weight.mul_(sharp)
+    decoder.to(dtype).eval().requires_grad_(False)
+    facts = Facts(None, tuple(eos), 0, None, 1, "causal")
+    where = {"path": None, "device": torch.device("cpu"), "dtype": dtype}
+    return LanguageModel(
+        decoder, facts, {}, None, "toy", family="toy", vocab_size=vocab, layers=layers, width=width, **where
+    )
+
+
+def prompts(lengths: Sequence[int], *, seed: int = 0, vocab: int = 5) -> list[list[int]]:
+    """Random prompts."""
+    drawn = np.random.RandomState(seed)
+    return [drawn.randint(0, vocab, size).tolist() for size in lengths]
+
+
+def speculation(
+    drafter: Drafter,
+    accept: str | Acceptance = "speculative",
+    *,
+    shape: Shape | None = None,
+    length: Length | None = None,
+) -> Speculation:
+    """A sampler of objects that no registry knows; an acceptance may be named."""
+    rule = registry.build(parse(accept).parts[0], "ar") if isinstance(accept, str) else accept
+    return Speculation(parse("sequential"), "distribution", drafter, rule, shape, length)
+
+
+def request(
+    given: Sequence[Sequence[int]], new: int | Sequence[int], *, seeds: Sequence[int] | None = None, **options: Any
+) -> Request:
+    """`new` tokens after each prompt; row i has the seed 100 + i unless told otherwise."""
+    counts = [new] * len(given) if isinstance(new, int) else new
+    source: Source = options.pop("source", None) or Keyed(tuple(seeds or range(100, 100 + len(given))))
+    rows = (torch.tensor([*row, *[-1] * count]) for row, count in zip(given, counts, strict=True))
+    return Request(tuple(rows), tuple(map(len, given)), block_length=1, source=source, **options)
+
+
+def run(
+    model: LanguageModel,
+    spec: str | Speculation,
+    given: Sequence[Sequence[int]],
+    new: int | Sequence[int],
+    *,
+    temperature: float = 0.0,
+    seeds: Sequence[int] | None = None,
+    **options: Any,
+) -> Finished:
+    """Decodes `new` tokens after each prompt; more of `Request` goes by name: stop_ids, top_k, processors, source."""
+    made = registry.resolve(spec, "ar", sampling=temperature > 0)
+    *_, last = decode(model, made, request(given, new, seeds=seeds, temperature=temperature, **options), steps=False)
+    assert isinstance(last, Finished)
+    return last
+
+
+def rows(done: Finished) -> list[list[int]]:
+    """Every row without its padding."""
+    return [done.tokens[i, :length].tolist() for i, length in enumerate(done.trace.lengths)]
+
+
+# --- the truth ---
+
+
+def plain_greedy(model: LanguageModel, prompt: Sequence[int], new: int) -> list[int]:
+    """Greedy decoding without cache, loop or sampler: one whole forward a token."""
+    text = list(prompt)
+    for _ in range(new):
+        text.append(int(logits(model, [text])[0, -1].argmax()))
+    return text
+
+
+def logits(model: LanguageModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Raw logits [B, L, V] of whole texts of one length, without a cache."""
+    return model.forward(Plan.full(torch.tensor(texts), model.visible())).logits()
+
+
+def joint(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    n: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> np.ndarray:
+    """The true probability of every continuation of `n` tokens, [V] * n, by enumeration."""
+    vocab = model.vocab_size
+    ends = list(product(range(vocab), repeat=n))
+    raw = logits(model, [[*prompt, *end] for end in ends])[:, len(prompt) - 1 : -1]
+    kept = filtered(raw, temperature=temperature, top_k=top_k, top_p=top_p, order="top_k")
+    each = kept.double().softmax(-1).gather(-1, torch.tensor(ends)[..., None])[..., 0]
+    found: np.ndarray = each.prod(1).numpy().reshape((vocab,) * n)
+    return found
+
+
+# --- draws against it ---
+
+
+def counted(done: Finished, prompt: int, n: int, vocab: int, which: slice = slice(None)) -> np.ndarray:
+    """How often each continuation of `n` tokens came out behind prompts of this length, [V] * n."""
+    ends = done.tokens[which, prompt : prompt + n]
+    index = (ends * vocab ** np.arange(n)[::-1]).sum(1)
+    return np.bincount(index, minlength=vocab**n).reshape((vocab,) * n)
+
+
+def g_test(counts: np.ndarray, law: np.ndarray) -> float:
+    """The G statistic of `counts` against `law` in standard deviations above its mean (Wilson and Hilferty).
+
+    Cells expected less than five times are put together; a draw of probability 0 is infinitely far off.
+    """
+    seen, expected = counts.ravel().astype(float), law.ravel() * counts.sum()
+    if (seen[expected == 0] > 0).any():
+        return float("inf")
+    rare = expected < 5
+    seen = np.append(seen[~rare], seen[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    if expected[-1] < 5:  # too little even together: it joins the lightest cell
+        at = int(expected[:-1].argmin())
+        seen[at], expected[at] = seen[at] + seen[-1], expected[at] + expected[-1]
+        seen, expected = seen[:-1], expected[:-1]
+    free = len(seen) - 1
+    busy = seen > 0
+    statistic = 2 * float((seen[busy] * np.log(seen[busy] / expected[busy])).sum())
+    return float(((statistic / free) ** (1 / 3) - (1 - 2 / (9 * free))) / np.sqrt(2 / (9 * free)))
+
+
+def variation(counts: np.ndarray, law: np.ndarray) -> float:
+    """Total variation between the frequencies and the law."""
+    return float(np.abs(counts / counts.sum() - law).sum() / 2)
+
+
+def floor(law: np.ndarray, draws: int) -> float:
+    """What `variation` is on average for exact draws, by the normal approximation."""
+    return float(np.sqrt(law * (1 - law) / (2 * np.pi * draws)).sum())
