@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pardec.api import Model, load
     from pardec.cards import list_models, list_samplers
     from pardec.comparison import Table, compare
+    from pardec.comparison.tuning import Advice, tune
     from pardec.models.errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
     from pardec.result import Result
     from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started, Step
@@ -36,6 +37,7 @@ _HOME = {
     "pardec.api": ("Model", "load"),
     "pardec.cards": ("list_models", "list_samplers"),
     "pardec.comparison": ("Table", "compare"),
+    "pardec.comparison.tuning": ("Advice", "tune"),
     "pardec.models.errors": (
         "CacheError",
         "CapacityError",
@@ -52,6 +54,7 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Accepted",
+    "Advice",
     "CacheError",
     "CapacityError",
     "Event",
@@ -75,6 +78,7 @@ __all__ = [
     "list_tasks",
     "load",
     "task",
+    "tune",
 ]
 
 

@@ -11,6 +11,7 @@ from pardec.cli.compare import compare
 from pardec.cli.environment import env
 from pardec.cli.generate import generate
 from pardec.cli.listing import list_, show
+from pardec.cli.tune import tune
 from pardec.cli.view import view
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ def pardec(
 
 app.command("generate")(generate)
 app.command("compare")(compare)
+app.command("tune")(tune)
 app.command("list")(list_)
 app.command("show")(show)
 app.command("view")(view)

@@ -40,7 +40,7 @@ class State:
 @register("carry", stage="select", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
 class Carry:
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (32, 16, 8)}  # by `pardec tune`
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
     tau: float = 0.9  # least score, a probability
     steps: int | None = None  # for the whole canvas; none is one a token

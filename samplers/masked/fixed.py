@@ -38,7 +38,7 @@ class Block:
 @register("fixed", stage="select", paper="arXiv:2502.09992")
 @dataclass(frozen=True)
 class Fixed:
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (32, 16, 8)}  # by `pardec tune`
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
     steps: int | None = None  # for the whole canvas; none is one a token
     order: Literal["confidence", "random"] = "confidence"  # by score, or at random

@@ -39,7 +39,7 @@ class State:
 @register("origin", stage="select", paper="arXiv:2508.15487")
 @dataclass(frozen=True)
 class Origin:
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (32, 16, 8)}  # by `pardec tune`
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
     steps: int | None = None  # for the whole canvas; none is one a token
     eps: float = 1e-3  # where the time ends

@@ -1,0 +1,110 @@
+"""`pardec tune`: a model and a bound in, one spec out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from pardec.cli import options as o
+from pardec.cli.common import Debug, Json, dump, say
+
+MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost against sequential.", min=0)]
+Budget = Annotated[int, typer.Option(help="Decodes of the search: a sampler on a problem each.", min=1)]
+Confirm = Annotated[int | None, typer.Option(help="Fresh problems that confirm; else as the bound needs.", min=1)]
+Cost = Annotated[str, typer.Option(help="What is to be small: nfe, tokens_fed or seconds.")]
+Samplers = Annotated[
+    list[str] | None,
+    typer.Option("--sampler", "-s", help="Only these; a part without parameters stands for all worth trying."),
+]
+Caches = Annotated[list[str] | None, typer.Option("--cache", help="Only these caches, none for none; repeat it.")]
+Blocks = Annotated[list[int] | None, typer.Option("--block-length", help="A block length to try; repeat it.", min=1)]
+
+
+def tune(
+    model: o.ModelName,
+    task: o.Tasks = None,
+    prompts: o.TaskPrompts = None,
+    scorer: o.Scorer = None,
+    max_drop: MaxDrop = 1.0,
+    budget: Budget = 2500,
+    confirm: Confirm = None,
+    cost: Cost = "nfe",
+    sampler: Samplers = None,
+    cache: Caches = None,
+    block_length: Blocks = None,
+    out: o.Run = None,
+    resume: o.Resume = False,
+    json_: Json = False,
+    quiet: o.Quiet = False,
+    max_new_tokens: o.MaxNewTokens = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    cfg: o.Cfg = None,
+    seed: o.Seed = 0,
+    batch_size: o.BatchSize = 8,
+    executor: o.ComparedBy = "local",
+    workers: o.Workers = None,
+    device: o.Device = "auto",
+    dtype: o.Dtype = "auto",
+    device_map: o.DeviceMap = None,
+    revision: o.Revision = None,
+    offline: o.Offline = False,
+    mask_id: o.MaskId = None,
+    debug: Debug = False,
+) -> None:
+    """Search samplers, parameters and caches for the cheapest that keeps the quality; prints its spec.
+
+    pardec tune tiny-dream --task arithmetic --max-drop 1.0
+
+    pardec tune MODEL --prompts mine.jsonl --scorer number --cost seconds --out tuned/
+
+    pardec tune tiny-dream --task lists -s threshold+eos -s threshold+localleap+eos --cache none --cache dual
+    """
+    given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg": cfg}
+    arguments: Any = {name: value for name, value in given.items() if value is not None}
+
+    # Here and not above: these bring torch, which --help does not need.
+    from pardec.comparison import tuning
+    from pardec.comparison.tuning.advice import table
+    from pardec.executors import executor as started
+
+    leads = started(executor, workers=workers).leads
+    quiet = quiet or not leads
+    try:
+        advice = tuning.tune(
+            model,
+            task,
+            prompts=prompts,
+            scorer=scorer,
+            max_drop=max_drop,
+            budget=budget,
+            confirm=confirm,
+            cost=cost,
+            samplers=sampler,
+            caches=cache,
+            block_lengths=block_length or (),
+            out=out,
+            resume=resume,
+            seed=seed,
+            batch_size=batch_size,
+            executor=executor,
+            workers=workers,
+            progress=False if quiet or json_ else None,
+            told=lambda text: say(text, quiet=quiet),
+            device=device,
+            dtype=dtype,
+            device_map=device_map,
+            revision=revision,
+            offline=offline,
+            mask_id=mask_id,
+            **arguments,
+        )
+    except KeyboardInterrupt:
+        how = "--out RUN would keep what is finished" if out is None else "the same command with --resume goes on"
+        say(f"interrupted\n{how}", quiet=not leads)
+        raise typer.Exit(130) from None
+    say(f"{table(advice.evidence)}\n{advice}", quiet=quiet)
+    if leads:
+        dump(advice.document) if json_ else print(advice.spec)

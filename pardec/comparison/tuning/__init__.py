@@ -1,0 +1,135 @@
+"""`tune`: the cheapest sampler that keeps the quality asked for, found by search and confirmed on fresh problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pardec.comparison import sources
+from pardec.comparison.runner import environment
+from pardec.comparison.tuning import advice, confirming
+from pardec.comparison.tuning.advice import Advice
+from pardec.comparison.tuning.bench import Bench, deal
+from pardec.comparison.tuning.confirming import Stand
+from pardec.comparison.tuning.fit import Fit
+from pardec.comparison.tuning.halving import Outcome, room, search
+from pardec.comparison.tuning.space import Candidate
+from pardec.executors import executor as leads
+from pardec.models.errors import SpecError, did_you_mean
+from pardec.samplers.registry import resolve
+from pardec.samplers.spec import Part, Spec
+from pardec.tasks import Task
+
+if TYPE_CHECKING:
+    from pardec.api import Model
+
+__all__ = ["COSTS", "Advice", "tune"]
+
+BUDGET = 2500  # decodes of a search
+COSTS = ("nfe", "tokens_fed", "seconds")
+BASELINE = "sequential"
+_LOADING = ("device", "dtype", "device_map", "revision", "offline", "mask_id")
+
+
+def tune(
+    model: Model | str | Path,
+    task: str | Task | Sequence[str | Task] | None = None,
+    *,
+    max_drop: float = 1.0,
+    budget: int = BUDGET,
+    confirm: int | None = None,
+    cost: str = "nfe",
+    samplers: Sequence[str | Spec] | None = None,
+    caches: Sequence[str] | None = None,
+    block_lengths: Sequence[int] = (),
+    prompts: sources.Prompts | None = None,
+    scorer: str | None = None,
+    seed: int = 0,
+    batch_size: int = 8,
+    out: str | Path | None = None,
+    resume: bool = False,
+    executor: str = "local",
+    workers: int | None = None,
+    progress: bool | None = False,
+    told: Callable[[str], object] = lambda text: None,
+    **arguments: Any,
+) -> Advice:
+    """Searches samplers, parameters and caches for the cheapest that keeps the quality of `sequential`.
+
+    Successive halving on tuning problems, then a confirmation of the best on problems that the search never saw.
+
+    Args:
+        model: a loaded model, or the name of one; executors other than "local" need a name.
+        task, prompts, scorer: as `compare` takes them; every problem needs a score.
+        max_drop: points of accuracy that may be lost against `sequential`.
+        budget: decodes of the search, a candidate on a problem each; never more are made.
+        confirm: problems of the confirmation; None takes as many as can settle the bound, 100 to 500.
+        cost: what is to be small: "nfe" (forwards), "tokens_fed" (positions asked) or "seconds".
+        samplers: only these; a part without parameters stands for every value that its method is worth trying with.
+        caches: only these, "none" for none. Left out, caches are tried, and mixed with all else where the cost feels
+            them (a cache saves no forwards).
+        block_lengths: each is tried; none leaves blocks as they are by default.
+        seed: of the problems, the mixtures tried, and each decode.
+        out: a folder with a comparison's folder for each stage, and advice.json; None keeps nothing.
+        resume: go on with what is in `out`.
+        executor, workers, batch_size: as in `compare`.
+        progress: show how far each stage is, as in `compare`; `told` hears a line a stage.
+        arguments: those of `generate` that hold for all (max_new_tokens, temperature, ...), and of `load`.
+
+    Raises:
+        SpecError: something that cannot be: no score, a budget too small, a sampler unknown.
+        PardecError: the baseline itself cannot be decoded.
+    """
+    if cost not in COSTS:
+        raise SpecError(f"unknown cost {cost!r}{did_you_mean(cost, COSTS)}", hint=f"it is one of {', '.join(COSTS)}")
+    if not 0 <= max_drop < 100:
+        raise SpecError(f"max_drop is in points, at least 0 and below 100, got {max_drop}", hint="1.0 is one point")
+    for sampler in samplers or ():
+        resolve(sampler)  # a misspelt one is refused before weights are read
+    tasks = sources.tasks(task, prompts, scorer)
+    loading = {name: arguments.pop(name) for name in _LOADING if name in arguments}
+    fit = Fit.of(model, loading, arguments)
+    space = fit.space(BASELINE, caches, block_lengths, mix=cost != "nfe" or caches is not None)
+    candidates = space.candidates(room(budget), seed) if samplers is None else space.of([*map(str, samplers)])
+    if not candidates:
+        raise SpecError("none of the samplers can be used with this model", hint='"pardec list samplers" has others')
+    fresh = confirming.enough(max_drop) if confirm is None else confirm
+    tuning, confirmation = deal(list(tasks.values()), max(budget // 2, 1), fresh, seed)
+    settings = {"seeds": (seed,), "batch_size": batch_size, "executor": executor, "workers": workers}
+    settings |= {"resume": resume, "progress": progress, **loading, **arguments}
+    named = model if executor != "local" or not isinstance(model, str | Path) else fit.model
+    bench = Bench(str(named) if isinstance(named, Path) else named, settings, None if out is None else Path(out))
+    rungs: list[int] = []
+
+    def on_tuning(some: Sequence[Candidate], start: int, stop: int) -> dict[Candidate, list[Outcome | None]]:
+        rungs.append(stop - start)
+        return bench.measure(f"rung-{len(rungs)}", some, tuning, start, stop)
+
+    exact = fit.exact(Candidate(str(Spec((Part(BASELINE), *space.base)))), Candidate(BASELINE))
+    found = search(
+        candidates,
+        exact,
+        on_tuning,
+        budget=budget,
+        problems=len(tuning.owners),
+        max_drop=max_drop,
+        cost=cost,
+        told=told,
+    )
+    default = Candidate(space.default)
+    stand = Stand(bench, confirmation, Candidate(BASELINE), default, exact, cost, told)
+    judged = stand.judge(confirming.order(found, max_drop), max_drop)
+    made = advice.advice(
+        model=fit.name,
+        tasks=list(tasks),
+        arguments=arguments,
+        max_drop=max_drop,
+        budget=budget,
+        search=found,
+        judged=judged,
+        environment=environment(),
+    )
+    if out is not None and leads(executor, workers=workers).leads:
+        made.to_json(Path(out) / "advice.json")
+    return made

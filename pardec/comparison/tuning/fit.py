@@ -1,0 +1,67 @@
+"""What a model can take, asked without a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pardec.comparison.tuning.space import Candidate, Space
+from pardec.models.errors import SpecError
+
+if TYPE_CHECKING:
+    from pardec.api import Model
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model with the arguments of `generate` that hold for every candidate."""
+
+    model: Model
+    name: str  # as it is asked for again
+    arguments: Mapping[str, Any]
+    _known: dict[Candidate, tuple[str, str] | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Model | str | Path, loading: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fit:
+        """Loads a model that is named."""
+        from pardec.api import load
+
+        held = load(model, **loading) if isinstance(model, str | Path) else model
+        return cls(held, str(model) if isinstance(model, str | Path) else held.name, dict(arguments))
+
+    def space(self, baseline: str, caches: Sequence[str] | None, block_lengths: Sequence[int], *, mix: bool) -> Space:
+        """Everything there is to try. Raises SpecError for an argument or a cache that the model cannot take."""
+        default = self._prepared(self.arguments)
+        for block in block_lengths:
+            self._prepared({**self.arguments, "block_length": block})
+        for cache in caches or ():
+            if cache != "none":
+                self._prepared({**self.arguments, "sampler": f"{baseline}@{cache}"})
+        family = "masked" if self.model.language_model.facts.masked else "ar"
+        blocks = tuple(block_lengths) or (None,)
+        return Space(self.spec, family, str(default.spec), baseline, caches, mix, blocks)
+
+    def spec(self, candidate: Candidate) -> str | None:
+        """The candidate's spec as this model resolves it; None where it cannot take it."""
+        known = self._resolved(candidate)
+        return None if known is None else known[0]
+
+    def exact(self, candidate: Candidate, otherwise: Candidate) -> Candidate:
+        """The candidate, if its tokens are the baseline's."""
+        known = self._resolved(candidate)
+        return candidate if known is not None and known[1] == "greedy" else otherwise
+
+    def _resolved(self, candidate: Candidate) -> tuple[str, str] | None:
+        if candidate not in self._known:
+            block = {} if candidate.block_length is None else {"block_length": candidate.block_length}
+            try:
+                sampler = self._prepared({**self.arguments, **block, "sampler": candidate.spec})
+                self._known[candidate] = str(sampler.spec), sampler.exact
+            except SpecError:
+                self._known[candidate] = None
+        return self._known[candidate]
+
+    def _prepared(self, arguments: Mapping[str, Any]) -> Any:
+        return self.model.prepare("a", **arguments).sampler

@@ -1,0 +1,187 @@
+"""Successive halving: each rung measures what is left on more problems, and drops what cannot be the answer.
+
+A candidate goes when it failed, when it is credibly worse than the bound allows, and when others keep as much quality
+for less cost. The baseline is measured on the same problems, so that quality is compared problem by problem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pardec.comparison.tuning.paired import Drop, drop
+from pardec.comparison.tuning.space import Candidate
+from pardec.models.errors import SpecError
+
+ETA = 3  # a rung keeps one in so many
+FINALISTS = 4  # left after the last rung
+FIRST = 8  # least problems of the first rung, where tune itself chooses how many candidates there are
+TIE = 0.01  # costs that differ by less than this share are the same
+_LEAST = 1e-9  # a cost that has a logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One candidate on one problem."""
+
+    score: float
+    nfe: float
+    tokens_fed: float
+    seconds: float
+
+
+# Candidates decode the problems [start, stop) of the tuning ones: an outcome each, None where the decode failed.
+Measure = Callable[[Sequence[Candidate], int, int], Mapping[Candidate, Sequence[Outcome | None]]]
+
+
+@dataclass
+class Standing:
+    """What is known of a candidate."""
+
+    candidate: Candidate
+    cost: str  # the figure of an outcome that is to be small
+    outcomes: list[Outcome] = field(default_factory=list)
+    baseline: list[Outcome] = field(default_factory=list)  # on the same problems
+    place: int = 0  # among the candidates; earlier ones are plainer
+    why: str = ""  # it was dropped
+    rung: int = 0  # the last that measured it
+
+    def mean(self, figure: str) -> float:
+        """Over the problems; inf where there are none."""
+        values = [getattr(outcome, figure) for outcome in self.outcomes]
+        return math.fsum(values) / len(values) if values else math.inf
+
+    def add(self, baseline: Sequence[Outcome | None], own: Sequence[Outcome | None]) -> None:
+        """Outcomes on more problems; those on which the baseline failed count for nobody."""
+        if None in own:
+            self.why = "failed"
+        pairs = [(base, mine) for base, mine in zip(baseline, own, strict=True) if base and mine]
+        self.baseline += [base for base, _ in pairs]
+        self.outcomes += [mine for _, mine in pairs]
+
+    @property
+    def step(self) -> int:
+        """The cost on a scale whose steps are `TIE` wide: what shares a step costs the same."""
+        price = self.mean(self.cost)
+        return round(math.log(max(price, _LEAST)) / math.log1p(TIE))
+
+    @property
+    def points(self) -> float:
+        """Quality lost so far, in points."""
+        lost = [base.score - own.score for base, own in zip(self.baseline, self.outcomes, strict=True)]
+        return round(100 * math.fsum(lost) / len(lost), 9)
+
+    def drop(self, level: float = 0.95) -> Drop:
+        return drop([o.score for o in self.baseline], [o.score for o in self.outcomes], level)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What the halving came to."""
+
+    standings: list[Standing]  # of every candidate, the finalists first and best first
+    finalists: int
+    problems: int  # of the tuning ones, used
+    spent: int  # decodes, the baseline's included
+    rungs: int
+
+
+def rungs(candidates: int) -> int:
+    """How many it takes from so many candidates to the finalists."""
+    count = 1
+    while candidates > FINALISTS:
+        candidates, count = max(FINALISTS, math.ceil(candidates / ETA)), count + 1
+    return max(count - 1, 1)
+
+
+def room(budget: int) -> int:
+    """The most candidates whose first rung has `FIRST` problems."""
+    count = 1
+    while budget // rungs(count + 1) // (count + 2) >= FIRST:
+        count += 1
+    return count
+
+
+def search(
+    candidates: Sequence[Candidate],
+    baseline: Candidate,
+    measure: Measure,
+    *,
+    budget: int,
+    problems: int,
+    max_drop: float,
+    cost: str,
+    told: Callable[[str], object] = lambda text: None,
+) -> Search:
+    """Finds the cheapest candidates that keep the quality of the baseline.
+
+    Args:
+        budget: decodes in all, one candidate on one problem each, the baseline's included; never more are made.
+        problems: how many tuning problems there are.
+        max_drop: points of quality that may be lost.
+
+    Raises:
+        SpecError: the budget is too small for a single problem a rung.
+    """
+    planned = rungs(len(candidates))
+    if budget // planned // (len(candidates) + 1) < 1:
+        raise SpecError(
+            f"a budget of {budget} decodes is too small for {len(candidates)} candidates in {planned} rungs",
+            hint=f"it takes at least {planned * (len(candidates) + 1)}",
+        )
+    standings = [Standing(candidate, cost, place=place) for place, candidate in enumerate(candidates)]
+    alive, used, spent = standings, 0, 0
+    for rung in range(planned):
+        width = len(alive) + 1
+        count = min((budget - spent) // (planned - rung) // width, problems - used)
+        if count > 0:
+            told(f"rung {rung + 1} of {planned}: {len(alive)} candidates on {count} problems")
+            measured = measure([baseline, *(standing.candidate for standing in alive)], used, used + count)
+            for standing in alive:
+                standing.add(measured[baseline], measured[standing.candidate])
+                standing.rung = rung + 1
+            used, spent = used + count, spent + width * count
+        keep = max(FINALISTS, math.ceil(len(alive) / ETA))
+        alive = _kept(alive, keep, max_drop)
+        if not alive or used == problems:
+            break
+    alive = _kept(alive, FINALISTS, max_drop)
+    return Search([*alive, *_order([s for s in standings if s.why], max_drop)], len(alive), used, spent, planned)
+
+
+def _kept(alive: Sequence[Standing], keep: int, max_drop: float) -> list[Standing]:
+    """The `keep` best, best first; the others are told why they go."""
+    for standing in alive:
+        if not standing.why and not standing.outcomes:
+            standing.why = "failed"
+        if not standing.why and standing.drop().low > max_drop:
+            standing.why = "loses too much"
+    ranked = _order([standing for standing in alive if not standing.why], max_drop)
+    for standing in ranked[keep:]:
+        standing.why = "dominated"
+    return ranked[:keep]
+
+
+def _order(standings: Sequence[Standing], max_drop: float) -> list[Standing]:
+    """Best first: front after front of those that no other dominates, within one what fits the bound and is cheap."""
+    left, found = [s for s in standings if s.outcomes], []
+    while left:
+        front = [one for one in left if not any(_dominates(other, one) for other in left)]
+        found += sorted(front, key=lambda s: (s.points > max_drop, *cheapest(s)))
+        left = [one for one in left if one not in front]
+    return [*found, *(s for s in standings if not s.outcomes)]
+
+
+def _dominates(one: Standing, other: Standing) -> bool:
+    """Whether `one` keeps as much quality for as little cost, and more, for less, or in simpler terms."""
+    # What is gained counts for nothing: the quality of the baseline is what is to be kept.
+    mine, its = (max(one.points, 0.0), one.step), (max(other.points, 0.0), other.step)
+    if mine == its:
+        return cheapest(one) < cheapest(other)
+    return mine[0] <= its[0] and mine[1] <= its[1]
+
+
+def cheapest(standing: Standing) -> tuple[int, tuple[int, int, int], int]:
+    """Sorts by cost, ties by what is simpler, then by what comes first among the candidates: the default does."""
+    return standing.step, standing.candidate.size, standing.place
