@@ -89,7 +89,8 @@ def plan(
         ModelError: there is no such model.
     """
     family = _family(model, loading)
-    listed, notes = entries.entries(samplers, arguments, family), []
+    listed = entries.entries(samplers, arguments, family)
+    notes: list[str] = []
     if grid.references:
         listed, notes = entries.with_references(listed, family)
     problems = sources.drawn(tasks, split=grid.split, limit=grid.limit, seed=grid.problem_seed)

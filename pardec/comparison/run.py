@@ -120,6 +120,11 @@ def read_config(home: Path) -> dict[str, Any] | None:
     return held if isinstance(held, dict) and held.get("format") == FORMAT else None
 
 
+def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same for a run to go on: prompts may lie elsewhere, as long as they are the same."""
+    return {**config, "where": None, "notes": None, "tasks": [{**task, "file": None} for task in config["tasks"]]}
+
+
 def _told(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config as a person compares it."""
     arguments = {f"generate {name}": value for name, value in config["generate"].items()}

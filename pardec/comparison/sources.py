@@ -72,14 +72,14 @@ def drawn(tasks: Mapping[str, Task], *, split: str, limit: int, seed: int) -> di
 
 def config(task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
     """What a run's folder says of a task: enough to see that it is the same, and to make it again."""
-    path = getattr(task, "path", None)
-    digest = key_of([[problem.id, problem.prompt, problem.answer] for problem in problems])
+    path, scored_by = getattr(task, "path", None), getattr(task, "scorer", None)
+    code = Path(scored_by.rpartition(":")[0]).read_text(encoding="utf-8") if scored_by and ":" in scored_by else None
     return {
         "name": task.name,
         "file": None if path is None else str(path),
-        "scorer": getattr(task, "scorer", None),
+        "scorer": scored_by,
         "problems": len(problems),
-        "digest": digest,
+        "digest": key_of([[problem.id, problem.prompt, problem.answer] for problem in problems], code),
     }
 
 

@@ -208,6 +208,26 @@ def test_a_changed_config_is_refused_with_the_difference(small: Small, tmp_path:
     assert (out / "rows.jsonl").read_bytes() == before
 
 
+def test_prompts_may_move_but_neither_they_nor_their_scorer_may_change(
+    small: Small, model: pardec.Model, prompts: Path, tmp_path: Path
+) -> None:
+    out, (first, second) = tmp_path / "run", (tmp_path / name / "p.jsonl" for name in "ab")
+    for file in (first, second):
+        file.parent.mkdir()
+        file.write_text(prompts.read_text())
+    (tmp_path / "mine.py").write_text("def rate(problem, text):\n    return 1\n")
+    given: dict[str, Any] = {"model": model, "out": out, "samplers": ["threshold"], "references": False}
+    given |= {"resume": True, "scorer": f"{tmp_path / 'mine.py'}:rate"}
+    small(prompts=first, **given)
+    small(prompts=second, **given)
+    second.write_text(prompts.read_text().replace("Sara", "Anna"))
+    with pytest.raises(SpecError, match="task p .*digest"):
+        small(prompts=second, **given)
+    (tmp_path / "mine.py").write_text("def rate(problem, text):\n    return 0\n")
+    with pytest.raises(SpecError, match="task p .*digest"):
+        small(prompts=first, **given)
+
+
 def test_a_folder_with_something_in_it_is_left_alone(small: Small, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for resume in (False, True):
