@@ -89,18 +89,19 @@ class Folder:
         except OSError as error:
             raise PardecError(f"cannot write to {self.home}: {error.strerror}", hint="choose another folder") from error
 
-    def rows(self, *, retry_failed: bool = False) -> RowsFile:
-        """The rows made so far; with `retry_failed` without those that failed, which are taken out of the file."""
-        file = RowsFile(self.home / "rows.jsonl", warn=self._warn)
+    def rows(self) -> RowsFile:
+        """The rows made so far."""
+        return RowsFile(self.home / "rows.jsonl", warn=self._warn)
+
+    def forget_failed(self) -> None:
+        """Takes failed rows out, so that they are made again; for one process, before anybody appends."""
+        file = RowsFile(self.home / "rows.jsonl")
         failed = {key for key, row in file.rows.items() if row["error"] is not None}
-        if retry_failed and failed:
+        if failed:
             file.discard(failed)
-        return file
 
     def _check(self, before: Mapping[str, Any]) -> None:
-        there, now = (
-            {**config, "where": None, "notes": None} for config in (before, json.loads(json.dumps(self.config)))
-        )
+        there, now = _comparable(before), _comparable(json.loads(json.dumps(self.config)))
         if there != now:
             told = differences(_told(there), _told(now)) or ["something of an older version"]
             raise SpecError(
@@ -127,8 +128,9 @@ def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _told(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config as a person compares it."""
-    arguments = {f"generate {name}": value for name, value in config["generate"].items()}
-    tasks = {f"task {task['name']}": {**task, "name": None} for task in config["tasks"]}
     told = {name: value for name, value in config.items() if name not in ("generate", "samplers", "tasks")}
+    told |= {f"generate {name}": value for name, value in config["generate"].items()}
+    for task in config["tasks"]:
+        told |= {f"task {task['name']} {field}": value for field, value in task.items() if field != "name"}
     samplers = [sampler["sampler"] for sampler in config["samplers"] if not sampler["reference"]]
-    return {**told, **arguments, **tasks, "samplers": samplers}
+    return {**told, "samplers": samplers}

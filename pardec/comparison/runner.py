@@ -127,7 +127,8 @@ def _begun(folder: Folder, runs_on: Executor, *, resume: bool, retry_failed: boo
     """The rows made so far, once the folder is ready; one process sees to it before the others look."""
     if runs_on.leads:
         folder.start(environment(), resume=resume)
-        folder.rows(retry_failed=retry_failed)
+        if retry_failed:
+            folder.forget_failed()
     runs_on.wait()
     return folder.rows()
 

@@ -186,7 +186,7 @@ def test_what_is_missing_or_torn_is_made_on_resume(
     whole, lines = untimed(out), (out / "rows.jsonl").read_bytes().splitlines(keepends=True)
     (out / "rows.jsonl").write_bytes(b"".join(lines[:7]) + lines[20] + lines[7][:100])
     small(out=out, resume=True)
-    assert "was cut short" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("was cut short") == 1
     assert untimed(out) == whole
     assert sorted(keys(out)) == sorted(set(keys(out)))
 
@@ -199,9 +199,9 @@ def test_a_changed_config_is_refused_with_the_difference(small: Small, tmp_path:
         ({"max_new_tokens": 5}, "generate max_new_tokens 6 there, 5 now"),
         ({"samplers": ["threshold"]}, r"samplers \['threshold:tau=0.2\+eos', 'sequential@dual'\] there, \['thres"),
         ({"limit": 4}, "limit 50 there, 4 now"),
-        ({"scorer": "exact"}, "task cups .*'scorer': 'number'.* there, .*'scorer': 'exact'"),
+        ({"scorer": "exact"}, "task cups scorer 'number' there, 'exact' now$"),
         ({"dtype": "float64"}, "dtype 'auto' there, 'float64' now"),
-        ({"prompts": ["Tom."]}, "task cups .* there, None now"),
+        ({"prompts": ["Tom."]}, "task cups problems 10 there, None now.*; task prompts problems None there, 1 now"),
     ):
         with pytest.raises(SpecError, match=words):
             small(out=out, resume=True, **change)
@@ -221,10 +221,10 @@ def test_prompts_may_move_but_neither_they_nor_their_scorer_may_change(
     small(prompts=first, **given)
     small(prompts=second, **given)
     second.write_text(prompts.read_text().replace("Sara", "Anna"))
-    with pytest.raises(SpecError, match="task p .*digest"):
+    with pytest.raises(SpecError, match="task p digest .* there, .* now$"):
         small(prompts=second, **given)
     (tmp_path / "mine.py").write_text("def rate(problem, text):\n    return 0\n")
-    with pytest.raises(SpecError, match="task p .*digest"):
+    with pytest.raises(SpecError, match="task p digest .* there, .* now$"):
         small(prompts=first, **given)
 
 
