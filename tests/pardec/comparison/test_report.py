@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from pardec.comparison.report.finding import finding
 from pardec.comparison.report.orders import acceptance, binned, commit_order
 from pardec.comparison.run import Run
 from pardec.comparison.table import Table
+from pardec.views.document import embedded
 from pardec.views.html import page as result_page
 
 SAMPLERS = ["sequential", "threshold:tau=0.3", "entropy+fixed:steps=3", "threshold:tau=0.01+eos@dual"]
@@ -56,6 +58,7 @@ def opened(run: Run, model: pardec.Model, tmp_path_factory: pytest.TempPathFacto
     (home / "report.html").write_text(page(run), encoding="utf-8")
     one = model.generate(["Tom has 3 cups.", "Ann"], max_new_tokens=8, sampler="sequential", stop_ids=[])
     (home / "result.html").write_text(result_page(one), encoding="utf-8")
+    (home / "crowded.html").write_text(crowded(page(run)), encoding="utf-8")
     complaints: list[str] = []
     with sync_playwright() as play:
         sandbox = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
@@ -73,6 +76,17 @@ def opened(run: Run, model: pardec.Model, tmp_path_factory: pytest.TempPathFacto
         yield show
         browser.close()
     assert not complaints
+
+
+def crowded(text: str) -> str:
+    """The report with nine samplers at almost one place of the plot."""
+    before, mark, rest = text.partition('id="data">')
+    held, end, after = rest.partition("</script>")
+    data = json.loads(held)
+    first = data["plot"]["samplers"][0]
+    figures = [{**first["all"], "nfe": 4 + at % 3 / 10, "accuracy": 0.9 + at % 2 / 100} for at in range(9)]
+    data["plot"]["samplers"] = [{**first, "number": at + 1, "all": some} for at, some in enumerate(figures)]
+    return before + mark + embedded(data) + end + after
 
 
 def numbers(view: Any, column: str) -> list[float | None]:
@@ -236,7 +250,7 @@ def test_the_plot_has_a_point_a_sampler_and_its_frontier(opened: Callable[..., A
     assert "tokens per second" in points.first.get_attribute("aria-label")
 
 
-@pytest.mark.parametrize(("name", "width"), [("report", 360), ("report", 1280), ("result", 360)])
+@pytest.mark.parametrize(("name", "width"), [("report", 360), ("crowded", 360), ("crowded", 1280), ("result", 360)])
 def test_nothing_is_wider_than_the_window_and_no_label_covers_another(
     opened: Callable[..., Any], name: str, width: int
 ) -> None:
@@ -247,7 +261,7 @@ def test_nothing_is_wider_than_the_window_and_no_label_covers_another(
     boxes = view.locator("#frontier .label").evaluate_all(
         "all => all.map(one => one.getBoundingClientRect()).map(b => [b.left, b.top + 2, b.right, b.bottom - 2])"
     )
-    assert len(boxes) == (4 if name == "report" else 0)
+    assert len(boxes) == {"report": 4, "crowded": 9, "result": 0}[name]
     for at, one in enumerate(boxes):
         assert one[0] >= 0
         assert one[2] <= width
