@@ -1,12 +1,14 @@
 """Compares every sampler and every cache on held-out problems of an embedded model.
 
     python benchmarks/samplers.py [-n 200] [--task arithmetic] [--out benchmarks/samplers.json] [--markdown FILE]
+        [--run FOLDER]
 
 Every select and every stage that stands beside one runs without a cache; every cache runs with `threshold` (and
 `dkv_greedy`, which needs a random order, beside the same order without it). All decode 128 tokens in blocks of 32 and
 stop at the end token. A row of the table: share of problems answered exactly, mean forwards, answer tokens a forward
 (those before the first end token), positions fed for each answer token, and the share of the floor: the forwards of
-`oracle` with the same cache over those of the sampler.
+`oracle` with the same cache over those of the sampler. With `--run` the comparison is kept, with its report, and the
+same command goes on with it.
 """
 
 from __future__ import annotations
@@ -15,14 +17,12 @@ import argparse
 import json
 import platform
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import pardec
-from pardec.models.errors import SpecError
 
 SELECTS = (
     "sequential",
@@ -66,39 +66,35 @@ CACHED = (
 SPECS = (*SELECTS, *BESIDE, *CACHED)
 
 
-def measure(model: pardec.Model, task: str, spec: str, count: int, seed: int, batch: int) -> dict[str, Any]:
-    """One row: what `spec` makes of `count` held-out problems."""
-    made = pardec.task(task)
-    problems = made.problems(split="heldout", n=count, seed=seed)
+def stopping(spec: str) -> str:
+    """The spec with `eos`."""
     body, mark, cache = spec.partition("@")
-    full = f"{body}{'' if 'eos' in body else '+eos'}{mark}{cache}"
-    exact = forwards = tokens = fed = 0
-    started = time.perf_counter()
-    for start in range(0, count, batch):
-        part = problems[start : start + batch]
-        result = model.generate([problem.prompt for problem in part], sampler=full, max_new_tokens=128, block_length=32)
-        assert result.text is not None
-        exact += sum(made.score(problem, text) == 1 for problem, text in zip(part, result.text, strict=True))
-        forwards += sum(result.nfe)
-        tokens += sum(result.generated)
-        fed += sum(result.tokens_fed)
-    return {
-        "sampler": spec,
-        "exact": exact / count,
-        "nfe": forwards / count,
-        "tokens_per_forward": tokens / forwards,
-        "fed_per_token": fed / tokens,
-        "seconds": time.perf_counter() - started,
-    }
+    return f"{body}{'' if 'eos' in body else '+eos'}{mark}{cache}"
 
 
-def with_floor(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with `floor_share`: forwards of the oracle with the same cache over their own."""
-    floors = {row["sampler"].partition("@")[2]: row["nfe"] for row in rows if row["sampler"].startswith("oracle")}
-    for row in rows:
-        floor = floors.get(row["sampler"].partition("@")[2])
-        row["floor_share"] = None if floor is None else floor / row["nfe"]
-    return rows
+def measure(model: pardec.Model, specs: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row a spec: what it makes of the held-out problems."""
+    compared = pardec.compare(
+        model,
+        options.task,
+        [stopping(spec) for spec in specs],
+        limit=options.n,
+        problem_seed=options.seed,
+        batch_size=options.batch_size,
+        max_new_tokens=128,
+        block_length=32,
+        out=options.run,
+        resume=options.run is not None,
+        progress=True,
+    )
+    for note in compared.notes:
+        print(note, file=sys.stderr)
+    kept = ("nfe", "tokens_per_forward", "fed_per_token", "tokens_per_second", "floor_share")
+    return [
+        {"sampler": spec, "exact": row["accuracy"], **{name: row[name] for name in kept}}
+        for spec, row in zip(specs, compared.rows, strict=True)
+        if row["nfe"] is not None
+    ]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -126,23 +122,16 @@ def main() -> None:
     parser.add_argument("--specs", nargs="*", default=SPECS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--run", type=Path, help="folder that keeps the comparison")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = pardec.load(options.model, device="cpu", dtype="float32")
-    rows = []
-    for spec in options.specs:
-        try:
-            rows.append(measure(model, options.task, spec, options.n, options.seed, options.batch_size))
-        except SpecError as error:
-            print(f"{spec}: {error}", file=sys.stderr)
-            continue
-        r = rows[-1]
+    rows = measure(model, list(options.specs), options)
+    for r in rows:
         print(
-            f"{spec:42} {100 * r['exact']:5.1f}% {r['nfe']:6.2f} forwards {r['tokens_per_forward']:6.2f} tokens each "
-            f"{r['fed_per_token']:7.1f} fed a token",
-            flush=True,
+            f"{r['sampler']:42} {100 * r['exact']:5.1f}% {r['nfe']:6.2f} forwards {r['tokens_per_forward']:6.2f} "
+            f"tokens each {r['fed_per_token']:7.1f} fed a token"
         )
-    rows = with_floor(rows)
     head = {"model": options.model, "task": options.task, "problems": options.n, "seed": options.seed}
     head |= {"command": "python " + " ".join(sys.argv), "torch": torch.__version__}
     head |= {"processor": platform.processor() or platform.machine()}
