@@ -174,6 +174,15 @@ class Chances(Protocol):
         ...
 
 
+@runtime_checkable
+class AtOnce(Protocol):
+    """Chances whose numbers do not depend on which tests are held, so that a round's can be drawn at once."""
+
+    def accepts(self, width: int) -> Tensor:
+        """[B, width]: what `accept` gives for each node."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Scene:
     """What a drafter has to work with for the length of a request."""
@@ -224,7 +233,14 @@ class Voice(Protocol):
     """A drafting model in one round: it is fed nodes of a draft that grows and says the law behind each."""
 
     def hear(self, draft: Draft, nodes: Tensor) -> Tensor:
-        """Feeds `nodes` [B, K] of `draft`, whose ancestors it has heard; processed logits [B, K, V] behind them."""
+        """Feeds `nodes` [B, K] of `draft`, whose ancestors it has heard; processed logits [B, K, V] behind them.
+
+        An entry of -1 is padding, and a row's padding stands last. Node 0 comes first and alone.
+        """
+        ...
+
+    def prune(self, nodes: Tensor) -> None:
+        """From now on the draft is these nodes [B, T] of what it was, in this order."""
         ...
 
 
@@ -232,7 +248,7 @@ class Shape(Protocol):
     """How a drafting model's guesses grow into a draft: a chain, or a tree."""
 
     def width(self, k: int) -> int:
-        """The most nodes, node 0 included, of a draft `k` tokens deep."""
+        """The most nodes, node 0 included, of a draft `k` tokens deep; those included that are pruned in the end."""
         ...
 
     def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: Any) -> Draft:
@@ -241,15 +257,21 @@ class Shape(Protocol):
 
 
 class Length(Protocol):
-    """How many tokens a round drafts."""
+    """How many tokens a round drafts.
+
+    What it may say of itself besides: `drops` (the token that made it stop is left out).
+    """
 
     def budget(self, most: int, scene: Scene, state: Any) -> np.ndarray:
         """[B] how many tokens to draft at most, `most` being the drafter's own limit; 0 drafts none."""
         ...
 
     def stop(self, confidence: Tensor, step: int, scene: Scene, state: Any) -> Tensor | None:
-        """[B] bool: whether to leave off behind the drafted token `step`, from 0, that the drafter gave `confidence`
-        [B]; None goes on everywhere."""
+        """[B] bool: whether to leave off behind the drafted token `step`, from 0; None goes on everywhere.
+
+        `confidence` [B] is the highest probability of the law that the token is drawn from: known before the draw, so
+        that leaving the token out does not change its law. Of a tree's level it is that of the surest node.
+        """
         ...
 
     def observe(self, outcome: Outcome, scene: Scene, state: Any) -> None: ...
@@ -272,6 +294,11 @@ class Speculation:
     accept: Acceptance
     shape: Shape | None = None
     length: Length | None = None
+
+    def width(self, model: LanguageModel) -> int:
+        """The most nodes of a draft while it grows, node 0 included."""
+        most = self.draft.width(model)
+        return most if self.shape is None else self.shape.width(most - 1)
 
     @property
     def stages(self) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ class VerifyLoop:
         self.text = Sequences(
             prompts, [len(canvas) for canvas in request.canvases], pad_id=model.facts.pad_id, device=model.device
         )
-        self.passes = Passes(model, self.text, sampler.draft.width(model))
+        self.passes = Passes(model, self.text, sampler.width(model))
         self.process = Processing(request, self.text)
         self.scene = Scene(model, request, self.text, self.process, self.passes.cache, sampler, self.state)
         self.memory: dict[int, Any] = {}
