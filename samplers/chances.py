@@ -23,12 +23,17 @@ class Keyed:
     def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
         return self._one("accept", node)
 
+    def accepts(self, width: int) -> Tensor:
+        where = torch.arange(width, device=self.device).expand(len(self.rows), width)
+        return self.source.uniform(self.rows, self.rounds, where, "accept")
+
     def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        # Inverse CDF in float64; the last index with any weight catches what rounding leaves over.
+        # Inverse CDF in float64; the last index with any weight, where the sum is complete, catches what rounding
+        # leaves over.
         mass = wide(weights).cumsum(-1)
-        found = (mass <= self._one(purpose, node)[:, None] * mass[:, -1:]).sum(-1)
-        top = (weights > 0).long().cumsum(-1).argmax(-1)
-        return torch.minimum(found, top)
+        whole = mass[:, -1:].contiguous()
+        found = torch.searchsorted(mass, self._one(purpose, node)[:, None] * whole, right=True)
+        return torch.minimum(found, torch.searchsorted(mass, whole))[:, 0]
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
         return self.source.uniform(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -43,13 +43,19 @@ class Keyed:
     seeds: tuple[int, ...]  # one a row of the request
 
     @cached_property
-    def _seeds(self) -> Tensor:
-        return torch.tensor([_signed(seed) for seed in self.seeds])
+    def _seeds(self) -> np.ndarray:
+        return np.array([_signed(seed) for seed in self.seeds])
 
     def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
         salt = _signed(zlib.crc32(purpose.encode()) << 32)
-        key = _mix(_mix(self._seeds[torch.from_numpy(rows)] ^ salt) + torch.from_numpy(step) * _GOLDEN)
-        bits = _mix(key.to(positions.device)[:, None] + positions * _GOLDEN)
+        key = _mix(_mix(self._seeds[rows] ^ salt) + step * _GOLDEN)
+        bits: Any
+        if positions.device.type == "cpu" and positions.numel() * max(width, 1) <= _FEW:
+            bits = _mix(key[:, None] + positions.numpy() * _GOLDEN)
+            if width:
+                bits = _mix(bits[..., None] + np.arange(1, width + 1) * _GOLDEN)
+            return torch.from_numpy((((bits >> 12) & _MASK52) + 0.5) * 2.0**-52)
+        bits = _mix(torch.from_numpy(key).to(positions.device)[:, None] + positions * _GOLDEN)
         if width:
             bits = _mix(bits[..., None] + torch.arange(1, width + 1, device=positions.device) * _GOLDEN)
         # 52 bits and a half: the 53 that a float64 holds, so that neither 0 nor 1 can come out.
@@ -82,10 +88,11 @@ def _signed(value: int) -> int:
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 _MASK52 = (1 << 52) - 1
+_FEW = 2048  # numbers that numpy makes faster than torch: most of the time would go into dispatches
 
 
-def _mix(bits: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64; the shifts are made logical by masking the copied sign bits away."""
+def _mix(bits: Any) -> Any:
+    """SplitMix64's finaliser on int64, an array or a tensor; the shifts are made logical by masking the copied sign bits away."""
     bits = bits + _GOLDEN
     bits = (bits ^ ((bits >> 30) & ((1 << 34) - 1))) * _FIRST
     bits = (bits ^ ((bits >> 27) & ((1 << 37) - 1))) * _SECOND

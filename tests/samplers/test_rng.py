@@ -83,7 +83,7 @@ def test_moments_and_tail_are_those_of_a_uniform() -> None:
 @pytest.mark.parametrize("bits", [-1, 0, 1, (1 << 63) - 1, -(1 << 63)])
 def test_no_number_is_zero_or_one(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever 64 bits the mixing gives: at 0 or 1 the Gumbel noise is infinite."""
-    monkeypatch.setattr(rng, "_mix", lambda value: torch.full_like(value, bits))
+    monkeypatch.setattr(rng, "_mix", lambda value: value * 0 + bits)
     found = numbers(places=1)
     assert 0 < float(found) < 1
     assert gumbel(found).isfinite().all()
@@ -107,6 +107,16 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
     narrow = source.uniform(np.array([1]), np.array([5]), where[1:2, 1:], "token", 4)
     assert torch.equal(narrow[0, 0], whole[1, 1, :4])
     assert whole.dtype == torch.float64
+
+
+def test_few_numbers_are_those_of_many() -> None:
+    """Few are made by another library than many."""
+    source = Keyed((11, -12, 1 << 63))
+    rows, step, where = np.arange(3), np.array([0, 5, 1 << 40]), torch.arange(3 * 1000).reshape(3, 1000) - 7
+    many = source.uniform(rows, step, where, "token")
+    assert torch.equal(many[:, :5], source.uniform(rows, step, where[:, :5], "token"))
+    wide = source.uniform(rows, step, where[:, :2], "token", 1000)
+    assert torch.equal(wide[:, :1, :4], source.uniform(rows, step, where[:, :1], "token", 4))
 
 
 def test_row_seeds() -> None:

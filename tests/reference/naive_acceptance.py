@@ -1,0 +1,104 @@
+"""Acceptance rules row by row and node by node, in float64, written from the papers: for comparison only.
+
+A node is (token, parent, tested, q): q a list of floats, or None for a point mass. Node 0 is the root.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Node(NamedTuple):
+    token: int
+    parent: int
+    tested: bool = True
+    q: Sequence[float] | None = None
+
+
+class Found(NamedTuple):
+    path: list[int]  # accepted nodes
+    law: np.ndarray  # what the next token is drawn from
+    tested: list[int]  # nodes in the order of their tests
+
+
+def children(nodes: Sequence[Node], node: int) -> list[int]:
+    return [i for i, each in enumerate(nodes) if i and each.tested and each.parent == node]
+
+
+def normal(weights: np.ndarray) -> np.ndarray:
+    return weights / weights.sum()
+
+
+def recursive(nodes: Sequence[Node], p: np.ndarray, uniform: Callable[[int], float]) -> Found:
+    """Speculative sampling, and recursive rejection among siblings."""
+    here, path, tested = 0, list[int](), list[int]()
+    while True:
+        law = p[here].astype(np.float64)
+        for node in children(nodes, here):
+            tested.append(node)
+            token, q = nodes[node].token, nodes[node].q
+            drawn = np.eye(len(law))[token] if q is None else np.asarray(q, dtype=np.float64)
+            if uniform(node) * drawn[token] < law[token]:
+                path.append(node)
+                here = node
+                break
+            law = normal(np.maximum(law - drawn, 0))
+        else:
+            return Found(path, law, tested)
+
+
+def typical(
+    nodes: Sequence[Node], p: np.ndarray, epsilon: float, delta: float, inside: float = 0.0
+) -> tuple[list[int], float]:
+    """Medusa: the longest path of typical nodes, ties by the sum of log p; and 1 - p summed over it."""
+
+    def fits(node: int) -> bool:
+        law = p[nodes[node].parent].astype(np.float64)
+        entropy = -sum(x * math.log(x + inside) for x in law if x + inside > 0 and x > 0)
+        return bool(law[nodes[node].token] > min(epsilon, delta * math.exp(-entropy)))
+
+    def chance(node: int) -> float:
+        return float(p[nodes[node].parent][nodes[node].token])
+
+    best: tuple[int, float, list[int]] = (0, 0.0, [])
+    paths: list[tuple[float, list[int]]] = [(0.0, [])]
+    while paths:
+        score, path = paths.pop(0)
+        if (len(path), score) > best[:2] or not best[2]:
+            best = (len(path), score, path)
+        for node in children(nodes, path[-1] if path else 0):
+            if fits(node):
+                paths.append((score + math.log(chance(node)), [*path, node]))
+    return best[2], sum(1 - chance(node) for node in best[2])
+
+
+# --- several drafts of one token: every outcome weighted by its probability ---
+
+
+def single(p: np.ndarray, q: np.ndarray) -> float:
+    return float(np.minimum(p, q).sum())
+
+
+def optimum(p: np.ndarray, q: np.ndarray, k: int) -> float:
+    """The most that k independent drafts can be accepted: a minimum over all sets of tokens."""
+    sets = product((0, 1), repeat=len(p))
+    return 1 + min(float(p[np.array(s, bool)].sum() - q[np.array(s, bool)].sum() ** k) for s in sets)
+
+
+def rho(p: np.ndarray, q: np.ndarray, k: int) -> float:
+    """SpecTr's division factor, by bisection on its equation."""
+
+    def excess(x: float) -> float:
+        beta = float(np.minimum(p / x, q).sum())
+        return 1 - (1 - beta) ** k - x * beta
+
+    low, high = 1.0, float(k)
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return high
