@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,9 @@ class Chosen(Task):
     name: str = "tuning"
     summary: str = "problems of a search"
 
-    def __post_init__(self) -> None:
-        tasks = {problem.id: task for task, problem in self.owners}
-        object.__setattr__(self, "_tasks", tasks)
+    @cached_property
+    def _tasks(self) -> Mapping[str, Task]:
+        return {problem.id: task for task, problem in self.owners}
 
     def problems(self, split: str = "heldout", n: int | None = 50, seed: int = 7) -> list[Problem]:
         """The first `n` of them, whatever the split."""
@@ -39,9 +40,6 @@ class Chosen(Task):
 
     def lenient(self, problem: Problem, text: str) -> float | None:
         return self._tasks[problem.id].lenient(problem, text)
-
-    if TYPE_CHECKING:
-        _tasks: Mapping[str, Task]
 
 
 def deal(tasks: Sequence[Task], tuning: int, confirming: int, seed: int) -> tuple[Chosen, Chosen]:
@@ -113,6 +111,7 @@ class Bench:
         for block in dict.fromkeys(candidate.block_length for candidate in candidates):
             own = [candidate for candidate in candidates if candidate.block_length == block]
             name = stage if block is None else f"{stage}-block-{block}"
+            more: dict[str, Any] = {} if block is None else {"block_length": block}
             table = compare(
                 self.model,
                 some,
@@ -121,8 +120,7 @@ class Bench:
                 references=False,
                 replays=0,
                 out=None if self.out is None else self.out / name,
-                **{} if block is None else {"block_length": block},
-                **self.settings,
+                **{**self.settings, **more},
             )
             rows = {(row["sampler"], row["index"]): row for row in table.run.rows}
             for candidate in own:
