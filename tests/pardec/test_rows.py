@@ -67,6 +67,15 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: str) 
     assert path.read_text() == content
 
 
+def test_text_that_somebody_else_wrote_meanwhile_is_not_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    file = RowsFile(path)
+    path.write_text("my notes")
+    with pytest.raises(SpecError, match="ends with text that is no row"):
+        file.append([FIRST])
+    assert path.read_text() == "my notes"
+
+
 def test_rows_of_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     RowsFile(path, {"n": 1, "model": "m"}).append([FIRST])
