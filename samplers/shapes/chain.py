@@ -35,7 +35,7 @@ class Chain:
             draft = Draft(torch.stack(tokens, 1), counts + 1, text.length - 1)
             nodes = torch.from_numpy(np.where(live, step, -1)).to(text.device)[:, None]
             logits = voice.hear(draft, nodes)
-            ended = left_off(scene, logits, None, step)
+            ended = left_off(scene, logits, nodes, step)
             if drawn:
                 laws.append(logits[:, 0].softmax(-1))
                 tokens.append(chances.draw(laws[-1], "draft", step))
