@@ -92,7 +92,7 @@ _FEW = 2048  # numbers that numpy makes faster than torch: most of the time woul
 
 
 def _mix(bits: Any) -> Any:
-    """SplitMix64's finaliser on int64, an array or a tensor; the shifts are made logical by masking the copied sign bits away."""
+    """SplitMix64's finaliser on int64 arrays or tensors; masking the copied sign bits away makes the shifts logical."""
     bits = bits + _GOLDEN
     bits = (bits ^ ((bits >> 30) & ((1 << 34) - 1))) * _FIRST
     bits = (bits ^ ((bits >> 27) & ((1 << 37) - 1))) * _SECOND

@@ -37,6 +37,10 @@ class Match:
     def drawn(self, draft: Draft, laws: Laws, chances: Chances) -> Tensor:
         """[B, T] int64: a draw from the law behind each node; alike at equal nodes of one position."""
         width = laws.logits.shape[-1]
-        where = draft.start[:, None] + draft.depth + 1  # the position that each law is of
-        noise = chances.noise(where, "match", width, fixed=self.noise == "seeded")
-        return (wide(torch.log_softmax(laws.logits, -1)) + gumbel(noise)).argmax(-1)
+        deepest = draft.width - 1 if draft.parents is None else draft.deepest
+        levels = torch.arange(1, deepest + 2, device=laws.logits.device)
+        where = draft.start[:, None] + levels  # the positions that the laws are of, one a level
+        noise = gumbel(chances.noise(where, "match", width, fixed=self.noise == "seeded"))
+        if draft.parents is not None:
+            noise = noise.gather(1, draft.depth.clamp(max=deepest)[..., None].expand(-1, -1, width))
+        return (wide(torch.log_softmax(laws.logits, -1)) + noise).argmax(-1)

@@ -64,7 +64,7 @@ def judge(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
     here = path.gather(1, count[:, None])
     lost = tested & (draft.parent == here)  # the last node's children: none was accepted
     r = _left(draft, p[rows, here[:, 0]], lost)
-    ratio = torch.where(tested, (mine / bar.clamp(min=_NOTHING)).clamp(max=1), 0).float()
+    ratio = torch.where(tested, (mine / bar.clamp(min=_NOTHING)).clamp(max=1), 0).to(p.dtype)
     return Verdict(path, count, chances.draw(r, "next"), tested, ratio)
 
 
@@ -131,14 +131,14 @@ class Walk:
 
 def _walked(draft: Draft, mine: Tensor, bar: Tensor, chances: Chances) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Level by level: path, count, the nodes that were tested, and against what, all [B, T]."""
-    walk, tested, against = Walk(draft), torch.zeros_like(draft.tested), bar.double()
+    walk, tested, against = Walk(draft), torch.zeros_like(draft.tested), wide(bar)
     known = chances.accepts(draft.width) if isinstance(chances, AtOnce) else None
     weight = wide(mine)
     for _ in range(draft.deepest):
         child = walk.children
         before = pad(torch.where(child, weight, 0).cumsum(1)[:, :-1], (1, 0))
         level = (bar - before).clamp(min=0)
-        u = _asked(draft, chances, child, level, weight) if known is None else known
+        u = asked(draft, chances, child, level, weight) if known is None else known
         first = walk.step(child & (u * level < weight))
         child &= walk.index <= first[:, None]
         tested |= child
@@ -146,7 +146,7 @@ def _walked(draft: Draft, mine: Tensor, bar: Tensor, chances: Chances) -> tuple[
     return walk.path, walk.count, tested, against
 
 
-def _asked(draft: Draft, chances: Chances, child: Tensor, level: Tensor, weight: Tensor) -> Tensor:
+def asked(draft: Draft, chances: Chances, child: Tensor, level: Tensor, weight: Tensor) -> Tensor:
     """[B, T] uniforms of one level, asked for in order, each only where its test is held."""
     u, going = torch.ones_like(weight), torch.ones_like(child[:, 0])
     for node in range(1, draft.width):
