@@ -83,14 +83,17 @@ class LanguageModel:
         table = self.decoder.embedding
         return weights.to(table.dtype) @ table[: weights.shape[-1]]
 
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully."""
+    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
+        """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully.
+
+        `scratch` more slots are for tree drafts, whose nodes take more slots than positions.
+        """
         if self.limit is not None and capacity > self.limit:
             raise CapacityError(
                 f"{self.name} is run up to {self.limit} positions and {capacity} are asked for",
                 f"its attention or its positions change past that: keep prompt and generation within {self.limit}",
             )
-        return self.decoder.new_cache(batch, capacity)
+        return self.decoder.new_cache(batch, capacity + scratch)
 
     @torch.inference_mode()
     def forward(self, plan: Plan, cache: KVCache | None = None) -> Hidden:

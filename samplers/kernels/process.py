@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.samplers.contracts import Allowed, Request
+from pardec.samplers.contracts import Request
 from pardec.samplers.kernels.law import filtered
 from pardec.samplers.sequences import Sequences
 from pardec.samplers.verifying import Draft
@@ -22,7 +22,6 @@ class Processing:
 
     def __init__(self, request: Request, text: Sequences) -> None:
         self.request, self.text = request, text
-        self.allowed: Allowed | None = request.allowed
 
     def __call__(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
         """Processed logits.
@@ -30,12 +29,12 @@ class Processing:
         Args:
             raw: [B, K, V] logits behind `nodes`.
             draft: the nodes so far.
-            nodes: [B, K] int64, which of them; None is all.
+            nodes: [B, K] int64, which of them, -1 where there is none; None is all.
         """
         request, logits = self.request, raw
         if request.processors:
             logits = self._processed(logits, draft, nodes)
-        if self.allowed is not None:
+        if request.allowed is not None:
             logits = self._allowed(logits, draft, nodes)
         return filtered(
             logits, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, order="top_k"
@@ -43,25 +42,35 @@ class Processing:
 
     def _processed(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """Node by node, those with histories of one length together: processors know no padding."""
-        out = raw.clone()
-        histories: dict[int, list[tuple[int, int, list[int]]]] = {}
-        tokens, parents, sizes = draft.tokens.tolist(), draft.parent.tolist(), draft.sizes
-        wanted = [range(draft.width)] * len(tokens) if nodes is None else nodes.tolist()
-        for row in range(len(tokens)):
-            for place, node in enumerate(wanted[row]):
-                if not 0 <= node < sizes[row]:
-                    continue
-                path, at = [], node
-                while at > 0:
-                    path.append(tokens[row][at])
-                    at = parents[row][at]
-                history = [*self.text.row(row).tolist(), *reversed(path)]
-                histories.setdefault(len(history), []).append((row, place, history))
-        for group in histories.values():
-            rows, places, ids = zip(*group, strict=True)
-            where = torch.tensor(rows, device=raw.device), torch.tensor(places, device=raw.device)
-            out[where] = self._run(torch.tensor(ids, device=raw.device), raw[where])
-        return out
+        if nodes is None:
+            real = torch.arange(draft.width) < torch.from_numpy(draft.sizes)[:, None]
+            row, place = real.nonzero(as_tuple=True)
+            node = place
+        else:
+            asked = nodes.cpu()
+            real = (asked >= 0) & (asked < torch.from_numpy(draft.sizes)[:, None])
+            row, place = real.nonzero(as_tuple=True)
+            node = asked[row, place]
+        row, place, node = (index.to(raw.device) for index in (row, place, node))
+        texts = self._histories(draft, row, node)
+        lengths = torch.from_numpy(self.text.length).to(raw.device)[row] + draft.depth[row, node]
+        scores = raw[row, place]
+        for length in lengths.unique().tolist():
+            same = (lengths == length).nonzero()[:, 0]
+            scores[same] = self._run(texts[same, :length], scores[same])
+        return raw.index_put((row, place), scores)
+
+    def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
+        """[N, C] int64: the committed tokens of the live rows `row` [N], then those of the path to `node` [N]."""
+        texts = torch.nn.functional.pad(self.text.tokens[row], (0, draft.deepest))
+        past, depth = torch.from_numpy(self.text.length).to(row.device)[row], draft.depth[row, node]
+        index = torch.arange(len(row), device=row.device)
+        for step in range(int(depth.max())):  # from the node up, one level a turn
+            inside = depth > step
+            place = torch.where(inside, past + depth - 1 - step, 0)
+            texts[index, place] = torch.where(inside, draft.tokens[row, node], texts[:, 0])
+            node = torch.where(inside, draft.parent[row, node], node)
+        return texts
 
     def _run(self, ids: Tensor, scores: Tensor) -> Tensor:
         processors: Any
@@ -71,13 +80,20 @@ class Processing:
 
     def _allowed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """Nothing but the allowed tokens at each position behind a node."""
-        assert self.allowed is not None
-        depth = draft.depth if nodes is None else draft.depth.gather(1, nodes)
-        position = depth.cpu().numpy() + self.text.length[:, None]
-        sets = np.zeros_like(position)
-        for at, row in enumerate(self.text.rows):
-            known = self.allowed.at[row].cpu().numpy()
-            inside = position[at] < len(known)
-            sets[at, inside] = known[position[at, inside]]
-        which = self.allowed.sets.to(logits.device)[torch.from_numpy(sets).to(logits.device)]
-        return logits.masked_fill(~which, -torch.inf)
+        sets, places = self._sets
+        depth = draft.depth if nodes is None else draft.depth.gather(1, nodes.clamp(min=0))
+        rows, length = (torch.from_numpy(each).to(places.device) for each in (self.text.rows, self.text.length))
+        at = (length[:, None] + depth).clamp(max=places.shape[1] - 1)
+        return logits.masked_fill(~sets[places[rows[:, None], at]], -torch.inf)
+
+    @cached_property
+    def _sets(self) -> tuple[Tensor, Tensor]:
+        """The sets [S, V], and which one holds at each position of each row of the request [R, L + 1].
+
+        Set 0, which allows everything, holds behind a row's end.
+        """
+        assert self.request.allowed is not None
+        allowed, device = self.request.allowed, self.text.device
+        longest = max(map(len, allowed.at))
+        places = [torch.nn.functional.pad(at, (0, longest + 1 - len(at))) for at in allowed.at]
+        return allowed.sets.to(device), torch.stack(places).to(device)

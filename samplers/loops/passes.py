@@ -43,14 +43,15 @@ class Fed:
     rows: np.ndarray  # [n]
     base: np.ndarray  # [n] position of node 0
     sizes: np.ndarray  # [n] nodes
-    depths: np.ndarray | None = None  # [n, T] of trees
+    depths: np.ndarray | None = None  # [T] or [n, T] of trees
 
     def of(self, at: int) -> range | tuple[int, ...]:
         """The positions that the row at index `at` fed."""
         base, size = int(self.base[at]), int(self.sizes[at])
         if self.depths is None:
             return range(base, base + size)
-        return tuple((base + self.depths[at, :size]).tolist())
+        depths = self.depths if self.depths.ndim == 1 else self.depths[at]
+        return tuple((base + depths[:size]).tolist())
 
 
 class Passes:
@@ -58,7 +59,7 @@ class Passes:
 
     def __init__(self, model: LanguageModel, text: Sequences, nodes: int) -> None:
         self.model, self.text = model, text
-        self.cache: KVCache = model.new_cache(len(text), int(text.limit.max()) + nodes - 1)
+        self.cache: KVCache = model.new_cache(len(text), int(text.limit.max()), scratch=nodes - 1)
         self.order = torch.arange(self.cache.capacity + 1, device=text.device)
         self.fed: list[Fed] = []
         self.padded = 0  # positions fed that belong to no row
@@ -78,12 +79,14 @@ class Passes:
     def verify(self, draft: Draft, hidden: tuple[int, ...] = ()) -> tuple[Tensor, Hidden | None]:
         """Raw logits [B, T, V] behind every node, and the forward where there was one group."""
         text = self.text
-        depths = None if draft.parents is None else draft.depth.cpu().numpy()
+        depths = None if draft.depths is None else draft.depths.cpu().numpy()
         self.fed.append(Fed(text.rows, draft.base, draft.sizes, depths))
         groups = [np.arange(len(text))] if draft.entered is not None or hidden else grouped(draft.sizes)
         if len(groups) == 1:
             made = self._run(draft, groups[0], hidden=hidden)
-            return made.logits(), made
+            raw = made.logits()
+            spare = draft.width - raw.shape[1]  # columns that no row uses
+            return raw if not spare else torch.nn.functional.pad(raw, (0, 0, 0, spare)), made
         logits: Tensor | None = None
         for rows in groups:
             part = self._run(_part(draft, rows), rows).logits()

@@ -35,6 +35,7 @@ def decode(model: LanguageModel, sampler: Speculation, request: Request, *, step
     """
     loop = VerifyLoop(model, sampler, request)
     yield loop.started()
+    yield from loop.retire()  # rows that ask for nothing
     while len(loop.text):
         before = loop.text.length.copy()
         loop.round()
@@ -107,18 +108,26 @@ class VerifyLoop:
 
     def _commit(self, draft: Draft, raw: Tensor, verdict: Verdict) -> np.ndarray:
         """Appends the accepted path and the next token, cut behind the first end token and at the limit; [B] counts."""
-        path, count = verdict.path, verdict.count
-        index = torch.arange(path.shape[1], device=path.device)
-        drafted = torch.nn.functional.pad(draft.tokens.gather(1, path)[:, 1:], (0, 1))
-        tokens = torch.where(index == count[:, None], verdict.next[:, None], drafted)
-        laws = raw.gather(1, path[..., None].expand(-1, -1, raw.shape[-1]))
-        scores = (laws.gather(-1, tokens[..., None])[..., 0] - laws.logsumexp(-1)).exp()
-        made, limited = tokens.cpu().numpy(), np.minimum(count.cpu().numpy() + 1, self.text.room)
-        ends = np.isin(made, self.stops) & (np.arange(made.shape[1]) < limited[:, None])
+        path, count, text = verdict.path, verdict.count.cpu().numpy(), self.text
+        taken = draft.tokens.gather(1, path).cpu().numpy()
+        width = taken.shape[1]
+        made = np.concatenate((taken[:, 1:], taken[:, :1]), 1)  # the last column is never read as it is
+        made[np.arange(len(made)), count] = verdict.next.cpu().numpy()
+        limited = np.minimum(count + 1, text.room)
+        ends = np.isin(made, self.stops) & (np.arange(width) < limited[:, None])
         self.ended = ends.any(1)
         counts: np.ndarray = np.where(self.ended, ends.argmax(1) + 1, limited)
-        self.text.commit(made, counts, scores.cpu().numpy())
+        text.commit(made, counts, self._scores(raw, path, made, counts))
         return counts
+
+    def _scores(self, raw: Tensor, path: Tensor, made: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """[B, D] float32: the probability that the model gave each committed token; 0 behind counts[b]."""
+        row, column = np.nonzero(np.arange(made.shape[1]) < counts[:, None])
+        where, place, token = (torch.from_numpy(each).to(raw.device) for each in (row, column, made[row, column]))
+        laws = raw[where, path[where, place]]
+        scores = np.zeros(made.shape, dtype=np.float32)
+        scores[row, column] = (laws.gather(-1, token[:, None])[:, 0] - laws.logsumexp(-1)).exp().cpu().numpy()
+        return scores
 
     # --- what is told ---
 
@@ -185,7 +194,10 @@ class Log:
 
     def add(self, rows: np.ndarray, draft: Draft, verdict: Verdict) -> None:
         """One round of the live `rows`."""
-        deepest = torch.where(draft.tested, draft.depth, 0).amax(1).tolist()
+        if draft.parents is None and draft.verify is None:
+            deepest = (draft.sizes - 1).tolist()
+        else:
+            deepest = torch.where(draft.tested, draft.depth, 0).amax(1).tolist()
         for row, drafted, accepted in zip(rows.tolist(), deepest, verdict.count.tolist(), strict=True):
             self.drafted[row].append(drafted)
             self.accepted[row].append(accepted)
