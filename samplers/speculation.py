@@ -27,8 +27,8 @@ def assemble(parsed: Spec, *, sampling: bool) -> Speculation:
         stages[find(part.name, "ar").stage].append((part.name, build(part, "ar")))
     refuse_doubles(parsed, stages, AUTOREGRESSIVE)
     add_default(stages, "draft", "sequential", "ar")
-    add_default(stages, "accept", "speculative" if sampling else "greedy", "ar")
     drafter = stages["draft"][0][1]
+    add_default(stages, "accept", getattr(drafter, "brings", "speculative" if sampling else "greedy"), "ar")
     if getattr(drafter, "shaped", False):
         add_default(stages, "shape", "chain", "ar")
     for stage in ("shape", "length"):

@@ -43,6 +43,7 @@ class Draft:
     depths: Tensor | None = None  # [T] or [B, T] int64, given with `parents`
     levels: int | None = None  # the greatest depth, where the drafter knows it; spares acceptances useless levels
     verify: Tensor | None = None  # [T] or [B, T] bool; False: fed, never tested. None: all are
+    sure: Tensor | None = None  # [B, T] bool; True: accepted untested; for acceptances that say `follows`
     q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
     point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass all the same
     entered: Entered | None = None  # the states of the first layers, where the drafter has run them
@@ -138,6 +139,7 @@ class Verdict:
     tested: Tensor | None = None  # [B, T] bool: the nodes whose test was reached
     ratio: Tensor | None = None  # [B, T] float32: the acceptance probability of each tested node
     deviation: Tensor | None = None  # [B] float32: what relaxed rules add up to, in total variation; see each rule
+    pick: Tensor | None = None  # [B, T] int64: what would follow each node, where the rule says it of all
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,8 +208,9 @@ class Drafter(Protocol):
     """Where drafted tokens come from.
 
     What it may say of itself besides: `shaped` and `sized` (it asks the spec's shape and length controller), `taps`
-    (layers of the target whose outputs `Outcome.hidden` is to hold), and `warm(rows, hidden, scene, state)`, called
-    with each group of rows of the prompt's forward, on which the head may run anywhere.
+    (layers of the target whose outputs `Outcome.hidden` is to hold), `brings` (the acceptance that goes with it where
+    none is named), and `warm(rows, hidden, scene, state)`, called with each group of rows of the prompt's forward, on
+    which the head may run anywhere.
     """
 
     def width(self, model: LanguageModel) -> int:
@@ -224,7 +227,10 @@ class Drafter(Protocol):
 
 
 class Acceptance(Protocol):
-    """Which drafted tokens stand."""
+    """Which drafted tokens stand.
+
+    What it may say of itself besides: `follows` (it has one pick for each node and accepts the child that holds it).
+    """
 
     def accept(self, draft: Draft, laws: Laws, chances: Chances, state: Any) -> Verdict: ...
 

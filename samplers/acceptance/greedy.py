@@ -21,6 +21,7 @@ from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 @dataclass(frozen=True)
 class Greedy:
     argmax: ClassVar[bool] = True  # at any temperature the argmax comes out
+    follows: ClassVar[bool] = True
 
     def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
         return follow(draft, laws.pick)

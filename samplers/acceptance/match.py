@@ -15,7 +15,7 @@ Exact: distribution. At temperature 0 it is `greedy`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 @register("match", stage="accept", paper="arXiv:2305.10427", exact="distribution")
 @dataclass(frozen=True)
 class Match:
+    follows: ClassVar[bool] = True
+
     noise: Literal["fresh", "seeded"] = "fresh"  # seeded: one noise per position for the whole request
 
     def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:

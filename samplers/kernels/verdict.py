@@ -21,9 +21,13 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
         same = draft.tested & pad(draft.tokens[:, 1:] == pick[:, :-1], (1, 0))
     else:
         same = draft.tested & (draft.tokens == pick.gather(1, draft.parent.clamp(min=0)))
-    path, count = descend(draft, same)
+    taken = same if draft.sure is None else same | (draft.tested & draft.sure)
+    path, count = descend(draft, taken)
     end = path.gather(1, count[:, None])
-    return Verdict(path, count, pick.gather(1, end)[:, 0], reached(draft, path, count), same.float())
+    tested = reached(draft, path, count)
+    if draft.sure is not None:
+        tested &= ~draft.sure
+    return Verdict(path, count, pick.gather(1, end)[:, 0], tested, same.float(), pick=pick)
 
 
 def descend(draft: Draft, taken: Tensor) -> tuple[Tensor, Tensor]:
