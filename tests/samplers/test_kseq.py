@@ -1,0 +1,90 @@
+"""`kseq`: every outcome enumerated, its place between the other rules and the optimum, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.acceptance import kseq
+from pardec.samplers.acceptance.kseq import KSeq
+from pardec.samplers.acceptance.rrs import RecursiveRejection
+from tests.reference import naive_acceptance as naive
+from tests.samplers.test_rrs import random_tree
+from tests.samplers.verdicts import Given, emitted, laws, pairs, tree
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_what_comes_out_has_the_target_s_law_and_more_is_accepted_than_by_recursion(k: int) -> None:
+    for p, q in pairs(40, seed=k):
+        law, accepted = emitted(KSeq(), p, q, k, replacement=True)
+        assert float((law - p).abs().max()) < 1e-10
+        recursion = emitted(RecursiveRejection(True), p, q, k, replacement=True)[1]
+        most = naive.optimum(p.numpy(), q.numpy(), k)
+        assert naive.single(p.numpy(), q.numpy()) - 1e-10 < recursion < accepted + 1e-9
+        assert accepted < most + 1e-10
+        assert accepted > (1 - 1 / np.e) * most
+        rho = naive.rho(p.numpy(), q.numpy(), k)
+        assert float(kseq.division(p[None], q[None], torch.tensor([k]))) == pytest.approx(rho, abs=1e-6)
+
+
+def test_the_division_factor_by_hand() -> None:
+    """p uniform over {0, 1}, q all on 0, two drafts: b = min(.5 / rho, 1), and 1 - (1 - b)^2 = rho b = .5.
+
+    So (1 - b)^2 = .5, b = 1 - 2^-.5 = .2929, rho = .5 / b = 1.7071.
+    """
+    p, q = torch.tensor([[0.5, 0.5]], dtype=torch.float64), torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    assert float(kseq.division(p, q, torch.tensor([2]))) == pytest.approx(1.7071068, abs=1e-6)
+    assert float(kseq.division(p, q, torch.tensor([1]))) == 1
+
+
+def test_any_larger_factor_is_exact_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = kseq.division
+    monkeypatch.setattr(kseq, "division", lambda p, q, k: (found(p, q, k) * 1.3).clamp(max=float(k.max())))
+    worse = 0.0
+    for p, q in pairs(20):
+        law, accepted = emitted(KSeq(), p, q, 3, replacement=True)
+        assert float((law - p).abs().max()) < 1e-10
+        worse += emitted(RecursiveRejection(True), p, q, 3, replacement=True)[1] - accepted
+    assert worse > 0
+
+
+def test_a_chain_is_speculative_sampling() -> None:
+    drawn = np.random.RandomState(0)
+    p, q = (torch.from_numpy(drawn.dirichlet([0.6] * 5, (64, 4))) for _ in range(2))
+    draft = tree(torch.from_numpy(drawn.randint(0, 5, (64, 4))), None, q)
+    uniforms = torch.from_numpy(drawn.uniform(size=(64, 4)))
+    ours, theirs = Given(uniforms), Given(uniforms)
+    made = KSeq().accept(draft, laws(p), ours, None)
+    true = RecursiveRejection().accept(draft, laws(p), theirs, None)
+    assert torch.equal(made.count, true.count)
+    torch.testing.assert_close(ours.left, theirs.left)
+
+
+def test_uniforms_one_by_one_decide_as_all_at_once() -> None:
+    class Lazy:
+        def __init__(self, inner: Given) -> None:
+            self.accept, self.draw = inner.accept, inner.draw
+
+    drawn = np.random.RandomState(5)
+    for _ in range(30):
+        _, p, draft = random_tree(drawn, repeated=True)
+        given = Given(torch.from_numpy(drawn.uniform(size=(1, draft.width))))
+        one, other = (KSeq().accept(draft, laws(p), chances, None) for chances in (given, Lazy(given)))  # type: ignore[arg-type]
+        assert torch.equal(one.path, other.path)
+        assert torch.equal(one.next, other.next)
+        assert torch.equal(one.tested, other.tested)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", ["lookup+kseq", "kseq", "sequential+kseq"])
+def test_drafters_without_a_law_are_refused_by_name(spec: str) -> None:
+    with pytest.raises(SpecError, match="has no law to draw them from") as error:
+        registry.resolve(spec, "ar", sampling=True)
+    assert (spec.split("+")[0] if "+" in spec else "sequential") in str(error.value)
+    assert "model" in (error.value.hint or "")
+
+
+def test_its_siblings_are_drawn_independently() -> None:
+    assert KSeq().siblings == "with"

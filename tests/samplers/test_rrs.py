@@ -1,0 +1,122 @@
+"""`rrs`: every outcome enumerated, against the law and the naive recursion; how siblings are drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.samplers import registry
+from pardec.samplers.acceptance.rrs import RecursiveRejection
+from pardec.samplers.acceptance.speculative import Speculative
+from tests.reference import naive_acceptance as naive
+from tests.samplers.verdicts import Given, InOrder, emitted, laws, pairs, tree
+
+CASES = [(k, replacement) for k in (1, 2, 3, 4) for replacement in (False, True)]
+
+
+@pytest.mark.parametrize(("k", "replacement"), CASES)
+def test_what_comes_out_has_the_target_s_law_to_ten_digits(k: int, replacement: bool) -> None:
+    for p, q in pairs(40):
+        if not replacement and k > len(p):
+            continue
+        law, accepted = emitted(RecursiveRejection(replacement), p, q, k, replacement=replacement)
+        assert float((law - p).abs().max()) < 1e-10
+        least, most = naive.single(p.numpy(), q.numpy()), naive.optimum(p.numpy(), q.numpy(), k)
+        assert accepted > least - 1e-10
+        if replacement:
+            assert accepted < most + 1e-10
+        if k == 1:
+            assert accepted == pytest.approx(least, abs=1e-12)
+
+
+def test_a_worked_example() -> None:
+    """p = (.5, .3, .2), q = (.2, .2, .6); siblings 2 then 0, without replacement: q_2 = (.5, .5, 0).
+
+    Sibling 2 is accepted with .2/.6 = 1/3; else r = norm(.3, .1, 0) = (.75, .25, 0), and sibling 0 with .75/.5 -> 1.
+    With replacement q stays (.2, .2, .6), and sibling 0 is accepted all the same.
+    """
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 3, 3)
+    q = torch.tensor([[[0, 0, 0], [0.2, 0.2, 0.6], [0.5, 0.5, 0.0]]], dtype=torch.float64)
+    draft = tree(torch.tensor([[1, 2, 0]]), [-1, 0, 0], q)
+    for u, path in ((0.33, [0, 1]), (0.34, [0, 2])):
+        made = RecursiveRejection().accept(draft, laws(p), Given(torch.tensor([[0, u, 0.999]])), None)
+        assert made.path[0, : int(made.count) + 1].tolist() == path
+        assert made.ratio is not None
+        assert made.ratio[0, 1].item() == pytest.approx(1 / 3)
+    assert made.ratio[0, 2].item() == 1
+
+
+def test_without_replacement_accepts_more_than_with() -> None:
+    gain = [
+        emitted(RecursiveRejection(), p, q, 2, replacement=False)[1]
+        - emitted(RecursiveRejection(True), p, q, 2, replacement=True)[1]
+        for p, q in pairs(40)
+    ]
+    assert np.mean(gain) > 0.05
+
+
+def test_the_law_without_earlier_siblings_is_needed() -> None:
+    """Siblings drawn without replacement and tested against the unrestricted q come out wrong."""
+
+    class Unrestricted(RecursiveRejection):
+        def accept(self, draft, laws, chances, state):  # type: ignore[no-untyped-def]
+            draft.q[:, 2:] = draft.q[:, 1:2]
+            return super().accept(draft, laws, chances, state)
+
+    off = [float((emitted(Unrestricted(), p, q, 2, replacement=False)[0] - p).abs().sum() / 2) for p, q in pairs(20)]
+    assert np.mean(off) > 0.02
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_trees_of_laws_and_points_follow_the_naive_recursion(replacement: bool) -> None:
+    """Random trees, with points, gaps and repeated siblings; uniforms asked for at once and one by one."""
+    drawn = np.random.RandomState(4 + replacement)
+    for trial in range(60):
+        nodes, p, draft = random_tree(drawn, repeated=replacement, points=trial % 3)
+        uniforms = torch.from_numpy(drawn.uniform(size=(1, len(nodes))))
+        true = naive.recursive(nodes, p.numpy()[0], lambda node: float(uniforms[0, node]))  # noqa: B023
+        in_order = InOrder([float(uniforms[0, node]) for node in true.tested])
+        for chances in (Given(uniforms), in_order):
+            made = RecursiveRejection(replacement).accept(draft, laws(p), chances, None)
+            assert made.path[0, 1 : int(made.count) + 1].tolist() == true.path
+            assert made.tested is not None
+            assert made.tested[0].nonzero()[:, 0].tolist() == sorted(true.tested)
+            np.testing.assert_allclose(chances.left[0].numpy(), true.law, atol=1e-9)
+        assert in_order.used == len(true.tested)
+
+
+def random_tree(  # type: ignore[no-untyped-def]
+    drawn: np.random.RandomState, *, repeated: bool = False, points: int = 0, size: int = 9, vocab: int = 5
+):
+    """Nodes for the naive rules, laws [1, T, V], and the draft; points: 0 none, 1 some, 2 all."""
+    parents = [-1, *(int(drawn.randint(0, i)) for i in range(1, size))]
+    nodes = [naive.Node(int(drawn.randint(vocab)), -1)]
+    p, base = drawn.dirichlet([0.7] * vocab, size), drawn.dirichlet([0.7] * vocab, size)
+    law, point = np.zeros((size, vocab)), np.zeros(size, bool)
+    for i, parent in enumerate(parents[1:], 1):
+        earlier = {node.token for node in nodes[1:] if node.parent == parent}
+        free = [x for x in range(vocab) if repeated or x not in earlier]
+        if not free:
+            nodes.append(naive.Node(0, parent, False))
+            continue
+        token = int(drawn.choice(free))
+        law[i] = base[parent]
+        if not repeated:
+            law[i, list(earlier)] = 0
+        law[i] /= law[i].sum()
+        point[i] = points == 2 or (points == 1 and bool(drawn.randint(2)))
+        nodes.append(naive.Node(token, parent, bool(drawn.uniform() < 0.9), None if point[i] else law[i]))
+    tokens = torch.tensor([[node.token for node in nodes]])
+    more = {"verify": torch.tensor([[node.tested for node in nodes]])}
+    if points == 1:
+        more["point"] = torch.from_numpy(point)[None]
+    q = None if points == 2 else torch.from_numpy(law)[None]
+    return nodes, torch.from_numpy(p)[None], tree(tokens, parents, q, **more)
+
+
+def test_it_says_how_siblings_are_drawn() -> None:
+    assert RecursiveRejection().siblings == "without"
+    assert RecursiveRejection(True).siblings == "with"
+    assert getattr(Speculative(), "siblings", "without") == "without"
+    assert registry.resolve("lookup+rrs:replacement=true", "ar", sampling=True).exact == "distribution"
