@@ -1,0 +1,93 @@
+"""What drafters that copy know of each row's own text, brought up to date by the tokens committed since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from pardec.samplers.sequences import Sequences
+from pardec.samplers.verifying import Draft
+
+Row = TypeVar("Row")
+
+
+class PerRow(Generic[Row]):
+    """One object a live row."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = list(rows)
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.rows = [self.rows[row] for row in rows]
+
+
+class Grams:
+    """Where each run of tokens, of some sizes, began in a growing text; what ends the text itself does not count."""
+
+    def __init__(self, sizes: Iterable[int], *, first: bool = False) -> None:
+        self.sizes = tuple(sizes)
+        self.first = first  # of several places the first is known, else the last
+        self.text: list[int] = []
+        self.starts: dict[tuple[int, ...], int] = {}
+
+    def grow(self, token: int) -> None:
+        """The text goes on with `token`: the runs that ended it are followed by something now."""
+        end = len(self.text)
+        for size in self.sizes:
+            if size <= end:
+                run = tuple(self.text[end - size :])
+                if not (self.first and run in self.starts):
+                    self.starts[run] = end - size
+        self.text.append(token)
+
+    def behind(self) -> int | None:
+        """The place behind an earlier copy of the longest run that ends the text; None if there is none."""
+        for size in sorted(self.sizes, reverse=True):
+            start = self.starts.get(tuple(self.text[-size:])) if size <= len(self.text) else None
+            if start is not None:
+                return start + size
+        return None
+
+
+class Reach:
+    """For each place in a growing text, how many tokens before it are those that end the text."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.text = np.empty(64, dtype=np.int64)
+        self.common = np.zeros(64, dtype=np.int64)  # before place 0, 1, ...
+
+    def grow(self, token: int) -> None:
+        if self.length + 1 == len(self.text):
+            self.text = np.concatenate((self.text, np.empty_like(self.text)))
+            self.common = np.concatenate((self.common, np.zeros_like(self.common)))
+        end = self.length
+        self.common[1 : end + 1] = np.where(self.text[:end] == token, self.common[:end] + 1, 0)
+        self.text[end], self.length = token, end + 1
+
+    def behind(self) -> int | None:
+        """The place behind the longest earlier copy of the text's end, the last of equally long ones."""
+        common = self.common[: self.length][::-1]
+        if not len(common) or not common.max():
+            return None
+        return self.length - 1 - int(common.argmax())
+
+
+def repeated(text: np.ndarray, start: int, count: int) -> np.ndarray:
+    """`count` tokens from `start` of `text` on; behind its end come the tokens just copied, as a period goes on."""
+    return np.resize(text[start:], count)
+
+
+def chain(text: Sequences, most: int, room: np.ndarray, guess: Callable[[int, int], np.ndarray]) -> Draft:
+    """A chain from guess(row, budget), which gives up to `budget` tokens."""
+    drafted = np.zeros((len(text), most), dtype=np.int64)
+    counts = np.zeros_like(text.length)
+    for at in range(len(text)):
+        budget = min(most, int(room[at]))
+        found = guess(at, budget)[:budget] if budget > 0 else drafted[at, :0]
+        drafted[at, : len(found)], counts[at] = found, len(found)
+    return Draft.chain(text, torch.from_numpy(drafted).to(text.device), counts)

@@ -1,0 +1,79 @@
+"""Static trees of candidates, and what is left of a tree when nodes fall away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """A tree that says which candidate of its parent stands at each node; level by level, node 0 is the root."""
+
+    parents: Tensor  # [T] int64, -1 for node 0
+    ranks: Tensor  # [T] int64: which of its parent's candidates, from 0; 0 for node 0
+    depths: Tensor  # [T] int64
+    levels: tuple[slice, ...]  # the nodes at depth 1, 2, ...
+
+    @staticmethod
+    def of(paths: Iterable[Path]) -> Template:
+        """The tree of these nodes, each named by the ranks on the way to it; nodes before are there too.
+
+        >>> Template.of([(0, 0), (1,)]).parents.tolist()
+        [-1, 0, 0, 1]
+        """
+        nodes = {path[:size] for path in paths for size in range(len(path) + 1)} | {()}
+        order = sorted(nodes, key=lambda path: (len(path), path))
+        place = {path: index for index, path in enumerate(order)}
+        depths = np.array([len(path) for path in order])
+        bounds = np.searchsorted(depths, np.arange(1, depths.max() + 2))
+        return Template(
+            torch.tensor([place[path[:-1]] if path else -1 for path in order]),
+            torch.tensor([path[-1] if path else 0 for path in order]),
+            torch.from_numpy(depths),
+            tuple(slice(int(start), int(stop)) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)),
+        )
+
+    def to(self, device: torch.device) -> Template:
+        """The same tree on `device`."""
+        return Template(self.parents.to(device), self.ranks.to(device), self.depths.to(device), self.levels)
+
+
+@cache
+def ranked(counts: Sequence[int], branch: int) -> Template:
+    """The tree with counts[d] nodes at depth d + 1 whose nodes have up to `branch` children.
+
+    A node stands before those of its depth whose product of (rank + 1) on the way from the root is greater, so that
+    chances of a candidate are taken to fall with its rank as any power of 1 / (rank + 1) does. A node of the tree then
+    has all nodes of lower ranks beside it.
+    """
+    level: list[Path] = [()]
+    paths: list[Path] = []
+    for count in counts:
+        below = [(*path, rank) for path in level for rank in range(branch)]
+        level = sorted(below, key=lambda path: (prod(rank + 1 for rank in path), path))[:count]
+        paths += level
+    return Template.of(paths)
+
+
+def compact(
+    tokens: Tensor, parents: Tensor, depths: Tensor, kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+    """The tree of the nodes `kept` [B, T], node 0 and each one's parent among them, moved to the front of each row.
+
+    Returns tokens, parents and depths [B, T'], and on the host how many nodes each row has [B].
+    """
+    sizes = kept.sum(1).cpu().numpy()
+    order = (~kept).long().argsort(dim=1, stable=True)[:, : int(sizes.max())]
+    place = kept.long().cumsum(1) - 1  # where each kept node goes
+    above = parents.expand_as(tokens).gather(1, order)
+    moved = torch.where(above < 0, -1, place.gather(1, above.clamp(min=0)))
+    return tokens.gather(1, order), moved, depths.expand_as(tokens).gather(1, order), sizes
