@@ -133,6 +133,11 @@ class HFAdapter:
             device=[self._layer_devices[layer] for layer in range(self.layers)],
         )
 
+    def parameters(self) -> Iterator[Tensor]:
+        """Every weight once."""
+        parameters: Iterator[Tensor] = self.model.parameters()
+        return parameters
+
     @property
     def device(self) -> torch.device:
         """Where tokens go in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -45,6 +46,8 @@ class Stack(Protocol):
 
     def new_cache(self, batch: int, capacity: int) -> KVCache: ...
 
+    def parameters(self) -> Iterable[Tensor]: ...
+
 
 @dataclass(slots=True, eq=False)
 class LanguageModel:
@@ -67,6 +70,11 @@ class LanguageModel:
         None  # positions past this one would be computed wrongly (a sliding window ends), so they are refused
     )
     choice: str = field(default="", repr=False)  # why this device and dtype
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the checkpoint has; those of a tied head count once."""
+        return sum(weight.numel() for weight in self.decoder.parameters())
 
     def visible(self) -> Visible:
         """The attention pattern of the family."""

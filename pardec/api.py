@@ -228,7 +228,7 @@ class Model:
             forward_rows=list(end.forward_rows),
             tokens_fed=list(end.tokens_fed),
             draft_forwards=list(end.draft_forwards or [0] * len(made)),
-            deviation=list(end.deviation or [0.0] * len(made)),
+            deviation=list(end.deviation or [None if call.sampler.exact == "relaxed" else 0.0] * len(made)),
             padding=end.padding,
             spec=str(call.sampler.spec),
             exact=call.sampler.exact,

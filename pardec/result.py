@@ -44,7 +44,8 @@ class Result:
         tokens_fed: positions queried over all forwards.
         spec: the resolved sampler with every parameter.
         draft_forwards: per row, forwards of a drafting model, where there is one.
-        deviation: per row, what a relaxed acceptance adds up to in total variation; each says how it counts.
+        deviation: per row, what a relaxed acceptance adds up to in total variation; each says how it counts. 0 where
+            the output is exact, None where a relaxed sampler does not say.
         padding: positions fed beside `tokens_fed`, in forwards of rows of unequal length (verify loop).
         exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is drawn from the same
             law, else "relaxed".
@@ -78,7 +79,7 @@ class Result:
     tokenizer: Any = field(default=None, repr=False)
     saved_pieces: list[list[str]] | None = field(default=None, repr=False)
     draft_forwards: list[int] = field(default_factory=list)
-    deviation: list[float] = field(default_factory=list)
+    deviation: list[float | None] = field(default_factory=list)
     padding: int = 0
 
     @property
@@ -88,10 +89,10 @@ class Result:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens gained per round of the verify loop, the next token included and the prompt's round left out; None for
-        masked models."""
-        kept = [count for row in self.trace.accepted for count in row[1:]]
-        return sum(kept) / len(kept) + 1 if kept else None
+        """Tokens gained per round of the verify loop, the next token included, and what an end token cuts off not; the
+        prompt's round is left out. None for masked models."""
+        rounds = sum(len(row) - 1 for row in self.trace.accepted)
+        return float((self.trace.commit_step > 0).sum() / rounds) if rounds else None
 
     @cached_property
     def pieces(self) -> list[list[str]] | None:

@@ -68,4 +68,4 @@ class Finished(Event):
     trace: Trace
     padding: int = 0  # positions fed beside those, that belong to no row; counted by the verify loop
     draft_forwards: tuple[int, ...] = ()  # per row: forwards of a drafting model
-    deviation: tuple[float, ...] = ()  # per row: what a relaxed acceptance adds up to, in total variation
+    deviation: tuple[float, ...] = ()  # per row: what a relaxed acceptance says it adds up to, in total variation

@@ -209,8 +209,9 @@ class Drafter(Protocol):
 
     What it may say of itself besides: `shaped` and `sized` (it asks the spec's shape and length controller), `taps`
     (layers of the target whose outputs `Outcome.hidden` is to hold), `brings` (the acceptance that goes with it where
-    none is named), and `warm(rows, hidden, scene, state)`, called with each group of rows of the prompt's forward, on
-    which the head may run anywhere.
+    none is named), `cost_ratio(target)` (what one of the forwards that it counts costs, in forwards of the target), and
+    `warm(rows, hidden, scene, state)`, called with each group of rows of the prompt's forward, on which the head may
+    run anywhere.
     """
 
     def width(self, model: LanguageModel) -> int:

@@ -52,11 +52,17 @@ class Model:
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
+    def cost_ratio(self, target: LanguageModel) -> float:
+        """Parameters of the drafter over those of the target: what a forward costs where reading weights is the cost."""
+        assert self.name is not None, "checked when the spec was resolved"
+        return loaded(self.name, target.device, target.dtype).parameters / target.parameters
+
     def start(self, scene: Scene) -> Nodes:
         assert self.name is not None, "checked when the spec was resolved"
         drafter = loaded(self.name, scene.model.device, scene.model.dtype)
         refuse_other(drafter, scene.model)
-        cache = drafter.new_cache(len(scene.text), scene.cache.capacity)
+        longest = int(scene.text.limit.max())
+        cache = drafter.new_cache(len(scene.text), longest, scratch=scene.cache.capacity - longest)
         return Nodes(scene, drafter, cache, own=True)
 
     def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Nodes) -> Draft:

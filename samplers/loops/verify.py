@@ -190,7 +190,7 @@ class Log:
         self.drafted: list[list[int]] = [[] for _ in range(count)]
         self.accepted: list[list[int]] = [[] for _ in range(count)]
         self.draft_forwards = np.zeros(count, dtype=np.int64)
-        self.deviation = np.zeros(count)
+        self.deviation: np.ndarray | None = None  # [B], once the acceptance tells of any
 
     def add(self, rows: np.ndarray, draft: Draft, verdict: Verdict) -> None:
         """One round of the live `rows`."""
@@ -203,6 +203,8 @@ class Log:
             self.accepted[row].append(accepted)
         self.draft_forwards[rows] += draft.forwards
         if verdict.deviation is not None:
+            if self.deviation is None:
+                self.deviation = np.zeros(len(self.drafted))
             self.deviation[rows] += verdict.deviation.cpu().numpy()
 
     def leave(self, at: int, reason: str) -> RowFinished:
@@ -243,5 +245,5 @@ class Log:
             trace=trace,
             padding=passes.padded,
             draft_forwards=tuple(self.draft_forwards.tolist()),
-            deviation=tuple(self.deviation.tolist()),
+            deviation=() if self.deviation is None else tuple(self.deviation.tolist()),
         )
