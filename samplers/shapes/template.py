@@ -76,4 +76,4 @@ class Template:
         if scene.request.temperature:
             law = torch.cat(laws, 1)[:, parents.clamp(min=0)]
             q = laws_given(tokens, parents.expand(batch, -1), law, replaced=scene.siblings == "with")
-        return Draft(tokens, sizes, base, parents, depths, len(laws), verify, q)
+        return Draft(tokens, sizes, base, parents, depths, levels=len(laws), verify=verify, q=q)
