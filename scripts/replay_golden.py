@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from golden_specs import CALLS, Call, Case
+from golden_specs import CALLS, PURE, Call, Case
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -160,7 +160,7 @@ def gumbel_argmax(case: Case, *_: object) -> str | None:
     return None if drawn[0].tolist() == case["argmax"] else f"{drawn[0].tolist()}, expected {case['argmax']}"
 
 
-PURE = {"llada_num_transfer_tokens": num_transfer_tokens, "llada_gumbel": gumbel_argmax}
+PURE |= {"llada_num_transfer_tokens": num_transfer_tokens, "llada_gumbel": gumbel_argmax}
 
 
 def replay_set(folder: Path, tallies: dict[str, Tally]) -> None:

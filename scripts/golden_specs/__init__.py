@@ -11,6 +11,11 @@ Case = dict[str, Any]
 Call = tuple[str, dict[str, Any]]  # a spec and the arguments of generate
 Reader = Callable[[Case], Call | None]  # None: pardec does not build what the case records
 
+Pure = Callable[..., str | None]  # (case, ...) -> what differs first
+
 CALLS: dict[str, Reader] = {}  # by the case's method
+PURE: dict[str, Pure] = {}  # cases without a decode, by method; a module has them where it needs them
 for _module in pkgutil.iter_modules(__path__):
-    CALLS |= importlib.import_module(f"{__name__}.{_module.name}").CALLS
+    _found = importlib.import_module(f"{__name__}.{_module.name}")
+    CALLS |= _found.CALLS
+    PURE |= getattr(_found, "PURE", {})

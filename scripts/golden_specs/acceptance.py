@@ -1,0 +1,214 @@
+"""Recorded acceptances: a draft, the laws behind it and the uniforms, and what was taken of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.samplers.acceptance.greedy import Greedy
+from pardec.samplers.acceptance.speculative import Speculative
+from pardec.samplers.acceptance.typical import Typical
+from pardec.samplers.verifying import Draft, Laws
+
+Case = dict[str, Any]
+CALLS: dict[str, Any] = {}  # none is a decode
+
+_CLOSE = 1e-5  # of probabilities
+
+
+class Indexed:
+    """Uniforms that were recorded for every node, [B, T]."""
+
+    def __init__(self, uniforms: Tensor) -> None:
+        self.uniforms, self.left = uniforms.double(), Tensor()
+
+    def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
+        return self.uniforms[:, node]
+
+    def accepts(self, width: int) -> Tensor:
+        return self.uniforms[:, :width]
+
+    def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
+        """What the next token is drawn from is what was recorded, so it is kept; the token is not."""
+        self.left = weights / weights.sum(-1, keepdim=True)
+        return weights.argmax(-1)
+
+    def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
+        raise NotImplementedError("no recorded rule draws before it tests")
+
+
+class Consumed(Indexed):
+    """Uniforms of one row in the order of its tests; before a node's own, `skips` were spent on repeats of others."""
+
+    def __init__(self, uniforms: Sequence[float], skips: Sequence[int]) -> None:
+        super().__init__(torch.zeros(1, 0))
+        self.order, self.skips, self.used = list(uniforms), skips, 0
+
+    accepts = None  # type: ignore[assignment]  # which number a node gets depends on the tests before it
+
+    def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
+        self.used += self.skips[node] + 1
+        return torch.tensor([self.order[self.used - 1]], dtype=torch.float64)
+
+
+class Tree:
+    """Candidate paths merged into a tree: equal tokens behind one node, with the same logits, are one node."""
+
+    def __init__(self, root: tuple[int, list[float]], paths: Sequence[Sequence[tuple[int, list[float]]]]) -> None:
+        self.tokens, self.parents, self.depths, self.logits = [root[0]], [-1], [0], [root[1]]
+        self.members: list[list[int]] = [[]]  # of each node: the paths through it
+        nodes: dict[tuple[int, int, tuple[float, ...]], int] = {}
+        for number, path in enumerate(paths):
+            at = 0
+            for token, logits in path:
+                key = (at, token, tuple(logits))
+                if key not in nodes:
+                    nodes[key] = len(self.tokens)
+                    self.tokens.append(token)
+                    self.parents.append(at)
+                    self.depths.append(self.depths[at] + 1)
+                    self.logits.append(logits)
+                    self.members.append([])
+                at = nodes[key]
+                self.members[at].append(number)
+
+    @property
+    def draft(self) -> Draft:
+        at = torch.tensor(self.parents), torch.tensor(self.depths)
+        size = np.array([len(self.tokens)])
+        return Draft(torch.tensor([self.tokens]), size, np.zeros(1, dtype=np.int64), *at, levels=max(self.depths))
+
+    def laws(self, *, temperature: float = 1.0) -> Laws:
+        raw = torch.tensor([self.logits])
+        return Laws(raw, raw / temperature if temperature else raw, greedy=not temperature)
+
+    def skips(self) -> list[int]:
+        """Of each node: the uniforms spent on repeats of rejected siblings that stood between it and the one before."""
+        found = []
+        for node, parent in enumerate(self.parents):
+            before = [self.members[i][0] for i in range(1, node) if self.parents[i] == parent]
+            alive = range(10**6) if parent < 0 else self.members[parent] or range(10**6)
+            last = max(before, default=-1)
+            found.append(sum(last < path < self.members[node][0] for path in alive) if node and before else 0)
+        return found
+
+
+def _candidates(case: Case, pad: int | None = None) -> Tree:
+    paths, logits = case["candidates"], case["logits"]
+    lengths = [path.index(pad) if pad in path else len(path) for path in paths]
+    # A path that another one continues says nothing that the other does not, and its last logits may be padding's.
+    ends = [path[:length] for path, length in zip(paths, lengths, strict=True)]
+    alone = [not any(end == other[: len(end)] and len(end) < len(other) for other in ends) for end in ends]
+    kept = [list(zip(end, rows, strict=False)) for end, rows, own in zip(ends, logits, alone, strict=True) if own]
+    return Tree(kept[0][0], [path[1:] for path in kept])
+
+
+def _taken(tree: Tree, made: Any) -> list[int]:
+    return [tree.tokens[node] for node in made.path[0, 1 : int(made.count) + 1].tolist()]
+
+
+def _differs(name: str, found: Any, expected: Any) -> str | None:
+    return None if found == expected else f"{name} {found}, expected {expected}"
+
+
+def _far(found: Tensor, expected: Sequence[float]) -> str | None:
+    off = float((found - torch.tensor(expected)).abs().max())
+    return f"the law of the next token differs by {off:.1e}" if off > _CLOSE else None
+
+
+def _best(case: Case) -> list[int]:
+    tokens: list[int] = case["candidates"][case["best_candidate"]][1 : case["accept_length"] + 1]
+    return tokens
+
+
+def jacobi_prefix_match(case: Case, *_: object) -> str | None:
+    """Greedy Jacobi: what has converged is the chain's longest prefix that the argmax agrees with."""
+    tokens, following = torch.tensor(case["input_ids"]), torch.tensor(case["next_tokens"])
+    vocab = int(torch.maximum(tokens, following).max()) + 1
+    logits = torch.nn.functional.one_hot(following, vocab).float()
+    draft = Draft(tokens, np.full(len(tokens), tokens.shape[1]), np.zeros(len(tokens), dtype=np.int64))
+    made = Greedy().accept(draft, Laws(logits, logits, greedy=True), Indexed(torch.zeros(0)), None)
+    return _differs("first misaligned", (made.count + 1).tolist(), case["first_misaligned"])
+
+
+def eagle_greedy(case: Case, *_: object) -> str | None:
+    """The longest greedy path of a tree."""
+    tree = _candidates(case, pad=-1)
+    made = Greedy().accept(tree.draft, tree.laws(temperature=0), Indexed(torch.zeros(0)), None)
+    likeliest = int(np.argmax(case["sample"]))
+    return _differs("accepted", _taken(tree, made), _best(case)) or _differs("next", int(made.next), likeliest)
+
+
+def eagle_sampling(case: Case, *_: object) -> str | None:
+    """Point masses tested sibling by sibling, and what they leave of the law."""
+    tree = _candidates(case, pad=-1)
+    chances = Consumed(case["uniforms_consumed"], [0] * len(tree.tokens))
+    made = Speculative().accept(tree.draft, tree.laws(), chances, None)
+    found = _differs("accepted", _taken(tree, made), _best(case))
+    return found or _differs("uniforms", chances.used, len(chances.order)) or _far(chances.left[0], case["sample"])
+
+
+def medusa_typical(case: Case, *_: object) -> str | None:
+    """Typical acceptance as published."""
+    p, tree = case["params"], _candidates(case)
+    rule = Typical(epsilon=p["posterior_threshold"], delta=p["posterior_alpha"], reference=True)
+    made = rule.accept(tree.draft, tree.laws(temperature=p["temperature"]), Indexed(torch.zeros(0)), None)
+    return _differs("accepted", _taken(tree, made), _best(case))
+
+
+def _guesses(case: Case, root: list[float]) -> Tree:
+    size = case["params"]["GUESS_SIZE"]
+    nodes = list(zip(case["guess_tokens"], case["guess_logits"], strict=True))
+    return Tree((0, root), [nodes[start : start + size] for start in range(0, len(nodes), size)])
+
+
+def lookahead_greedy(case: Case, *_: object) -> str | None:
+    """Of the guesses the one that greedy decoding follows furthest; the reference gives a full match no bonus."""
+    vocab = len(case["guess_logits"][0])
+    tree = _guesses(case, np.eye(vocab)[case["first_guess"]].tolist())
+    made = Greedy().accept(tree.draft, tree.laws(temperature=0), Indexed(torch.zeros(0)), None)
+    emitted = [*_taken(tree, made), int(made.next)]
+    return _differs("tokens", emitted[: case["params"]["GUESS_SIZE"]], case["hits"][: case["max_hit"] + 1])
+
+
+def lookahead_sample(case: Case, *_: object) -> str | None:
+    """Guesses as point masses; the reference spends a uniform on each repeat, and gives a full match no bonus."""
+    size = case["params"]["GUESS_SIZE"]
+    tree = _guesses(case, case["next_logits"])
+    chances = Consumed(case["uniforms_consumed"], tree.skips())
+    taken = _taken(tree, Speculative().accept(tree.draft, tree.laws(), chances, None))
+    if len(taken) == size:
+        return _differs("tokens", taken, case["hits"])
+    found = _differs("tokens", taken, case["hits"][: case["max_hit"]])
+    return found or _far(chances.left[0], case["final_probs"])
+
+
+def sjd(case: Case, *_: object) -> str | None:
+    """A window of drafts with the laws that they were drawn from."""
+    tokens, q, p = (torch.tensor(case[key]) for key in ("draft_tokens", "draft_prob", "advanced_prob"))
+    uniforms = torch.tensor(case["uniforms"]).gather(-1, tokens[..., None])[..., 0]
+    draft = Draft(tokens, np.full(len(tokens), tokens.shape[1]), np.zeros(len(tokens), dtype=np.int64), q=q)
+    chances = Indexed(uniforms)
+    made = Speculative().accept(draft, Laws(p.log(), p.log(), greedy=False), chances, None)
+    if found := _differs("first misaligned", (made.count + 1).tolist(), case["first_misaligned"]):
+        return found
+    for row, again in enumerate(case["resample"]):
+        expected = case["advanced_prob"][row][-1] if again is None else again["residual_probs"]
+        if found := _far(chances.left[row], (np.array(expected) / np.sum(expected)).tolist()):
+            return found
+    return None
+
+
+PURE = {
+    "eagle_greedy": eagle_greedy,
+    "eagle_typical_sampling": eagle_sampling,
+    "jacobi_prefix_match": jacobi_prefix_match,
+    "lookahead_greedy": lookahead_greedy,
+    "lookahead_sample": lookahead_sample,
+    "medusa_typical": medusa_typical,
+    "sjd": sjd,
+}
