@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COSTS", "Advice", "tune"]
 
-BUDGET = 2500  # decodes of a search
+BUDGET = 3000  # decodes of a search
 COSTS = ("nfe", "tokens_fed", "seconds")
 BASELINE = "sequential"
 _LOADING = ("device", "dtype", "device_map", "revision", "offline", "mask_id")
@@ -67,8 +67,8 @@ def tune(
         confirm: problems of the confirmation; None takes as many as can settle the bound, 100 to 500.
         cost: what is to be small: "nfe" (forwards), "tokens_fed" (positions asked) or "seconds".
         samplers: only these; a part without parameters stands for every value that its method is worth trying with.
-        caches: only these, "none" for none. Left out, caches are tried, and mixed with all else where the cost feels
-            them (a cache saves no forwards).
+        caches: only these, "none" for none. Left out, each is tried with the default, and where the cost feels
+            them (a cache saves no forwards) in every setting and with all else.
         block_lengths: each is tried; none leaves blocks as they are by default.
         seed: of the problems, the mixtures tried, and each decode.
         out: a folder with a comparison's folder for each stage, and advice.json; None keeps nothing.
@@ -80,6 +80,11 @@ def tune(
     Raises:
         SpecError: something that cannot be: no score, a budget too small, a sampler unknown.
         PardecError: the baseline itself cannot be decoded.
+
+    >>> some = ["threshold:tau=0.9+eos", "threshold:tau=0.5+eos"]
+    >>> advice = tune("tiny-dream", "lists", samplers=some, budget=12, confirm=4, max_new_tokens=8)
+    >>> advice.spec in ("threshold+eos", "threshold:tau=0.5+eos")
+    True
     """
     if cost not in COSTS:
         raise SpecError(f"unknown cost {cost!r}{did_you_mean(cost, COSTS)}", hint=f"it is one of {', '.join(COSTS)}")
@@ -119,7 +124,7 @@ def tune(
     )
     default = Candidate(space.default)
     stand = Stand(bench, confirmation, Candidate(BASELINE), default, exact, cost, told)
-    judged = stand.judge(confirming.order(found, max_drop), max_drop)
+    judged = stand.judge(found.standings[: found.finalists], max_drop)
     made = advice.advice(
         model=fit.name,
         tasks=list(tasks),

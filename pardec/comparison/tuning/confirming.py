@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from pardec.comparison.tuning.bench import Bench, Chosen
-from pardec.comparison.tuning.halving import Outcome, Search, Standing, cheapest
+from pardec.comparison.tuning.halving import Outcome, Standing, cheapest
 from pardec.comparison.tuning.space import Candidate
 from pardec.models.errors import PardecError
 
@@ -38,13 +38,6 @@ def enough(max_drop: float) -> int:
     """Problems with which a candidate that loses nothing holds, within `FEWEST` and `MOST`."""
     z, share = NormalDist().inv_cdf((1 + level()) / 2), max_drop / 100
     return MOST if share <= 0 else min(max(math.ceil(z * z * (1 - share) / share), FEWEST), MOST)
-
-
-def order(search: Search, max_drop: float) -> list[Standing]:
-    """The finalists as they are looked at: the cheapest that fits the bound first, then what loses least."""
-    finalists = search.standings[: search.finalists]
-    fits = sorted((s for s in finalists if s.points <= max_drop), key=cheapest)
-    return [*fits, *sorted((s for s in finalists if s.points > max_drop), key=lambda s: (s.points, *cheapest(s)))]
 
 
 def confirm(finalists: Sequence[Standing], measure: Confirm, max_drop: float) -> Verdict:

@@ -1,7 +1,8 @@
 """Successive halving: each rung measures what is left on more problems, and drops what cannot be the answer.
 
-A candidate goes when it failed, when it is credibly worse than the bound allows, and when others keep as much quality
-for less cost. The baseline is measured on the same problems, so that quality is compared problem by problem.
+A candidate goes when it failed, when it is credibly worse than the bound allows, and when others promise more: what it
+saves of the baseline's cost, times how well its scores go with the bound. The baseline is measured on the same
+problems, so that quality is compared problem by problem.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pardec.comparison.tuning.paired import Drop, drop
+from pardec.comparison.tuning.paired import Drop, chance, drop
 from pardec.comparison.tuning.space import Candidate
 from pardec.models.errors import SpecError
 
 ETA = 3  # a rung keeps one in so many
-FINALISTS = 4  # left after the last rung
+FINALISTS = 4  # in the last rung
 FIRST = 8  # least problems of the first rung, where tune itself chooses how many candidates there are
 TIE = 0.01  # costs that differ by less than this share are the same
 _LEAST = 1e-9  # a cost that has a logarithm
@@ -72,6 +73,12 @@ class Standing:
         lost = [base.score - own.score for base, own in zip(self.baseline, self.outcomes, strict=True)]
         return round(100 * math.fsum(lost) / len(lost), 9)
 
+    def promise(self, max_drop: float) -> float:
+        """The share of the baseline's cost that it can be expected to save, if nothing is saved beyond the bound."""
+        base, own = ([outcome.score for outcome in some] for some in (self.baseline, self.outcomes))
+        whole = math.fsum(getattr(outcome, self.cost) for outcome in self.baseline) / len(self.baseline)
+        return chance(base, own, max_drop) * (1 - self.mean(self.cost) / whole)
+
     def drop(self, level: float = 0.95) -> Drop:
         return drop([o.score for o in self.baseline], [o.score for o in self.outcomes], level)
 
@@ -88,11 +95,15 @@ class Search:
 
 
 def rungs(candidates: int) -> int:
-    """How many it takes from so many candidates to the finalists."""
+    """How many it takes: those that thin out so many candidates, and one for the finalists."""
     count = 1
     while candidates > FINALISTS:
-        candidates, count = max(FINALISTS, math.ceil(candidates / ETA)), count + 1
-    return max(count - 1, 1)
+        candidates, count = _keep(candidates), count + 1
+    return count
+
+
+def _keep(candidates: int) -> int:
+    return max(FINALISTS, math.ceil(candidates / ETA))
 
 
 def room(budget: int) -> int:
@@ -142,12 +153,13 @@ def search(
                 standing.add(measured[baseline], measured[standing.candidate])
                 standing.rung = rung + 1
             used, spent = used + count, spent + width * count
-        keep = max(FINALISTS, math.ceil(len(alive) / ETA))
-        alive = _kept(alive, keep, max_drop)
+        alive = _kept(alive, _keep(len(alive)), max_drop)
         if not alive or used == problems:
             break
     alive = _kept(alive, FINALISTS, max_drop)
-    return Search([*alive, *_order([s for s in standings if s.why], max_drop)], len(alive), used, spent, planned)
+    gone = [standing for standing in standings if standing.why]
+    measured = sorted((s for s in gone if s.outcomes), key=lambda s: (-s.rung, *_best(s, max_drop)))
+    return Search([*alive, *measured, *(s for s in gone if not s.outcomes)], len(alive), used, spent, planned)
 
 
 def _kept(alive: Sequence[Standing], keep: int, max_drop: float) -> list[Standing]:
@@ -157,29 +169,15 @@ def _kept(alive: Sequence[Standing], keep: int, max_drop: float) -> list[Standin
             standing.why = "failed"
         if not standing.why and standing.drop().low > max_drop:
             standing.why = "loses too much"
-    ranked = _order([standing for standing in alive if not standing.why], max_drop)
+    ranked = sorted((s for s in alive if not s.why), key=lambda s: _best(s, max_drop))
     for standing in ranked[keep:]:
-        standing.why = "dominated"
+        standing.why = "promises less"
     return ranked[:keep]
 
 
-def _order(standings: Sequence[Standing], max_drop: float) -> list[Standing]:
-    """Best first: front after front of those that no other dominates, within one what fits the bound and is cheap."""
-    left, found = [s for s in standings if s.outcomes], []
-    while left:
-        front = [one for one in left if not any(_dominates(other, one) for other in left)]
-        found += sorted(front, key=lambda s: (s.points > max_drop, *cheapest(s)))
-        left = [one for one in left if one not in front]
-    return [*found, *(s for s in standings if not s.outcomes)]
-
-
-def _dominates(one: Standing, other: Standing) -> bool:
-    """Whether `one` keeps as much quality for as little cost, and more, for less, or in simpler terms."""
-    # What is gained counts for nothing: the quality of the baseline is what is to be kept.
-    mine, its = (max(one.points, 0.0), one.step), (max(other.points, 0.0), other.step)
-    if mine == its:
-        return cheapest(one) < cheapest(other)
-    return mine[0] <= its[0] and mine[1] <= its[1]
+def _best(standing: Standing, max_drop: float) -> tuple[float, int, tuple[int, int, int], int]:
+    """Sorts by promise in steps of a percent; within one by cost and simplicity."""
+    return -round(standing.promise(max_drop), 2), *cheapest(standing)
 
 
 def cheapest(standing: Standing) -> tuple[int, tuple[int, int, int], int]:

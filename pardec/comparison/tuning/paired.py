@@ -10,6 +10,7 @@ from statistics import NormalDist
 import numpy as np
 
 _RESAMPLES = 4000
+_LEAST = 1e-3
 _WIDTH = 1e-9  # to which an end of the interval is found
 
 
@@ -51,6 +52,22 @@ def drop(baseline: Sequence[float], sampler: Sequence[float], level: float = 0.9
         least = _upper(0, 0, n, z)
         low, high = min(low, -least), max(high, least)
     return Drop(n, lost, gained, 100 * float((first - second).mean()), 100 * low, 100 * high)
+
+
+def chance(baseline: Sequence[float], sampler: Sequence[float], points: float) -> float:
+    """How well the scores go with a drop of at most `points`, in [0, 1]: one half where they say just that drop.
+
+    The share of the score test's law above what was seen; graded scores take the normal law of their mean.
+    """
+    first, second = np.asarray(baseline, dtype=np.float64), np.asarray(sampler, dtype=np.float64)
+    lost, gained, n, bound = int((second < first).sum()), int((second > first).sum()), len(first), points / 100
+    bound = max(bound, _LEAST)  # where nothing differs, a bound of 0 has no error to measure in
+    if np.isin(first, (0, 1)).all() and np.isin(second, (0, 1)).all():
+        z = _statistic(lost, gained, n, bound)
+    else:
+        error = max(float((first - second).std()), math.sqrt(bound * (1 - bound))) / math.sqrt(n)
+        z = (float((first - second).mean()) - bound) / error
+    return NormalDist().cdf(-z)
 
 
 def _upper(lost: int, gained: int, n: int, z: float) -> float:

@@ -55,7 +55,7 @@ class Space:
     default: str  # the family's default spec; what it has beside its main stage, every candidate has; shortened
     baseline: str  # the exact one, which is not searched
     caches: Sequence[str] | None = None  # specs of caches, "none" among them; None: whatever the family has
-    mix_caches: bool = True  # whether mixtures take caches too, which pays where the cost feels them
+    mix_caches: bool = True  # False: each cache is tried once, with the default, since the cost does not feel them
     blocks: Sequence[int | None] = (None,)
     cards: Mapping[str, Card] = field(init=False)
 
@@ -107,15 +107,18 @@ class Space:
         rest = [self._with_base(setting, cache=caches[0]) for settings in methods for setting in settings[1:]]
         if self.caches is None:
             named = [self._filled(parse(preset.spec)) for preset in registry.presets() if self._knows(preset.spec)]
+            if not self.mix_caches:
+                named = [spec for spec in named if spec.cache is None]
             composed = [spec for spec in named if len(spec.parts) > 1 + len(self.base) or spec.cache is not None]
             yield from composed  # a single method with other values waits with the other settings
             rest += [spec for spec in named if spec not in composed]
         yield from (replace(default, cache=cache) for cache in caches[1:])
         rng.shuffle(rest)
         mixtures = self._mixtures(rng)
-        for spec in rest:
+        for at, spec in enumerate(rest):
             yield spec
-            yield next(mixtures)
+            if at % 2:
+                yield next(mixtures)
         yield from mixtures
 
     def _mixtures(self, rng: random.Random) -> Iterator[Spec]:
@@ -177,8 +180,9 @@ class Space:
     def _caches(self) -> list[Part | None]:
         """The caches tried, none first; every setting of those that are not written with parameters."""
         if self.caches is None:
-            named = [Part(name) for name, card in self.cards.items() if card.stage == "cache" and name != "none"]
-            return [None, *(setting for part in named for setting in self._settings_of(part))]
+            named = [name for name, card in self.cards.items() if card.stage == "cache" and name != "none"]
+            some = [self.settings(name) if self.mix_caches else self.settings(name)[:1] for name in named]
+            return [None, *(setting for settings in some for setting in settings)]
         parts = [parse(text).parts[0] for text in self.caches]
         return [setting for part in parts for setting in self._settings_of(part)] or [None]
 
