@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -39,7 +40,7 @@ class Template:
             torch.tensor([place[path[:-1]] if path else -1 for path in order]),
             torch.tensor([path[-1] if path else 0 for path in order]),
             torch.from_numpy(depths),
-            tuple(slice(int(start), int(stop)) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)),
+            tuple(slice(int(start), int(stop)) for start, stop in pairwise(bounds)),
         )
 
     def to(self, device: torch.device) -> Template:
@@ -64,9 +65,7 @@ def ranked(counts: Sequence[int], branch: int) -> Template:
     return Template.of(paths)
 
 
-def compact(
-    tokens: Tensor, parents: Tensor, depths: Tensor, kept: Tensor
-) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+def compact(tokens: Tensor, parents: Tensor, depths: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
     """The tree of the nodes `kept` [B, T], node 0 and each one's parent among them, moved to the front of each row.
 
     Returns tokens, parents and depths [B, T'], and on the host how many nodes each row has [B].

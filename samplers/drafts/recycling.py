@@ -94,7 +94,14 @@ class Recycling:
         deep = torch.from_numpy(room).to(text.device)[:, None]
         kept = (tokens >= 0) & (tree.depths <= deep.clamp(min=0))
         tokens, parents, depths, sizes = compact(tokens, tree.parents, tree.depths, kept)
-        return Draft(tokens.clamp(min=0), sizes, text.length - 1, parents, depths, levels=min(len(tree.levels), tokens.shape[1] - 1))
+        return Draft(
+            tokens.clamp(min=0),
+            sizes,
+            text.length - 1,
+            parents,
+            depths,
+            levels=min(len(tree.levels), tokens.shape[1] - 1),
+        )
 
     def observe(self, outcome: Outcome, scene: Scene, state: _Recycled) -> None:
         draft = outcome.draft

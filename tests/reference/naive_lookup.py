@@ -1,0 +1,92 @@
+"""Drafters that need no model, written from their papers: lists, loops, and a search of the whole text each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def on(text: Sequence[int], place: int, count: int) -> list[int]:
+    """`count` tokens from `place` on, what is copied counting as text."""
+    whole = list(text)
+    for index in range(count):
+        whole.append(whole[place + index])
+    return whole[len(text) :]
+
+
+def lookup(text: Sequence[int], k: int, most: int, prefer: str) -> list[int]:
+    """Prompt lookup: the longest ending of up to `most` tokens that stood before, and what followed."""
+    text = list(text)
+    for size in range(min(most if prefer != "longest" else len(text), len(text) - 1), 0, -1):
+        places = [s + size for s in range(len(text) - size) if text[s : s + size] == text[-size:]]
+        if places:
+            return text[places[0] :][:k] if prefer == "first" else on(text, places[-1], k)
+    return []
+
+
+class Copying:
+    """CopySpec on one row: asked after each round."""
+
+    def __init__(self, k: int, suffix: int) -> None:
+        self.k, self.suffix = k, suffix
+        self.source: int | None = None
+        self.asked = 0  # length of the text when last asked
+
+    def draft(self, text: Sequence[int]) -> list[int]:
+        text = list(text)
+        if self.source is not None:
+            gained = len(text) - self.asked
+            copied = [text[self.source + i] for i in range(gained)]
+            self.source = self.source + gained if copied == text[self.asked :] else None
+        if self.source is None:
+            ending = text[-self.suffix :]
+            for start in range(len(text) - self.suffix - 1, -1, -1):
+                if text[start : start + self.suffix] == ending:
+                    self.source = start + self.suffix
+                    break
+        self.asked = len(text)
+        return [] if self.source is None else on(text, self.source, self.k)
+
+
+def aggressive(source: Sequence[int], output: Sequence[int], most: int) -> list[int]:
+    """What is left of the source behind the output, all of which is gone through anew."""
+    source, at, follows = list(source), 0, True
+    for end in range(1, len(output) + 1):
+        if follows and source[at : at + 1] == [output[end - 1]]:
+            at += 1
+            continue
+        follows = False
+        for size in range(1, min(most, end) + 1):
+            ending = list(output[end - size : end])
+            places = [s for s in range(at, len(source) - size + 1) if source[s : s + size] == ending]
+            if len(places) == 1:
+                at, follows = places[0] + size, True
+            if len(places) < 2:
+                break
+    return source[at:] if follows else []
+
+
+class Recycled:
+    """Token Recycling's matrix as a dictionary, and its tree by recursion."""
+
+    def __init__(self) -> None:
+        self.followers: dict[int, list[int]] = {}
+
+    def update(self, tokens: Sequence[int], laws: Sequence[Sequence[float]], k: int) -> None:
+        """Each node in turn: the last of equal tokens stays."""
+        for token, law in zip(tokens, laws, strict=True):
+            self.followers[token] = sorted(range(len(law)), key=lambda other: -law[other])[:k]
+
+    def tree(self, root: int, paths: Sequence[tuple[int, ...]], room: int) -> set[tuple[int, ...]]:
+        """The token paths that hang below `root`."""
+        found = set()
+        for path in paths:
+            here, tokens = root, []
+            for rank in path:
+                known = self.followers.get(here, [])
+                if rank >= len(known):
+                    break
+                here = known[rank]
+                tokens.append(here)
+            if len(tokens) == len(path) <= room:
+                found.add(tuple(tokens))
+        return found

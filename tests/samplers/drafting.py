@@ -1,0 +1,61 @@
+"""What drafters that need no model are held to besides test_verify_contract.py and the joint laws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pardec.models.language_model import LanguageModel
+from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+
+RAGGED = [[5, 6, 7, 5, 6, 7, 5], [9, 4, 9], [3], [8, 1, 2, 3, 4, 8, 1, 2, 3, 4, 8, 1, 2], [2] * 6]
+
+# How the lists task words one operation.
+WORDS = {
+    "copy": ("Copy", "Repeat", "Write the list again"),
+    "reverse": ("Reverse", "Write this list backwards", "Turn"),
+    "replace": ("Replace", "Change", "Write the list with"),
+    "sort": ("Sort", "Put", "Write the list in"),
+}
+
+
+def cyclic(vocab: int = 7) -> LanguageModel:
+    """Says token x + 1 behind token x, and 0 behind the last."""
+    model = toy_ar(0, vocab)
+    stack: Any = model.decoder
+    with torch.no_grad():
+        for name, weight in stack.named_parameters():
+            if "out_weight" in name or "down_weight" in name:
+                weight.zero_()
+        stack.embed.weight.copy_(torch.eye(vocab, model.width))
+        stack.head.weight.copy_(torch.eye(vocab, model.width).roll(1, 0) * 10)
+    return model
+
+
+def greedy_holds(spec: str, given: Sequence[Sequence[int]] = RAGGED, new: int = 40) -> float:
+    """Every row of a ragged batch is greedy decoding's, in the rounds and nodes it takes alone; tokens a forward."""
+    model = toy_ar(3, vocab=11, sharp=2.0)
+    counts = [new - 3 * row for row in range(len(given))]
+    done = run(model, spec, given, counts)
+    for row, (prompt, count, text) in enumerate(zip(given, counts, rows(done), strict=True)):
+        assert text == plain_greedy(model, prompt, count), (spec, row)
+        alone = run(model, spec, [prompt], [count])
+        assert rows(alone) == [text]
+        assert alone.nfe[0] == done.nfe[row]
+        assert alone.tokens_fed[0] == done.tokens_fed[row]
+    return sum(counts) / sum(done.nfe)
+
+
+def gained(spec: str, task: str, operation: str | None = None, count: int = 60) -> float:
+    """Acceptance length on tiny-llama's held-out problems: tokens gained a verify forward, the prompt's left out."""
+    import pardec
+
+    model = pardec.load("tiny-llama", device="cpu")
+    problems = pardec.task(task).problems(split="heldout", n=count, seed=7)
+    given = [p.prompt for p in problems if operation is None or p.prompt.startswith(WORDS[operation])]
+    plain = model.generate(given, sampler="sequential", max_new_tokens=64)
+    made = model.generate(given, sampler=spec, max_new_tokens=64)
+    assert made.tokens == plain.tokens
+    return (sum(map(len, made.tokens)) - len(given)) / (sum(made.nfe) - len(given))

@@ -1,0 +1,73 @@
+"""CopySpec against a search of the whole text that follows its pointer by comparing."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.drafts._history import repeated
+from pardec.samplers.drafts.copyspec import Copy, CopySpec
+from tests.reference import naive_lookup
+from tests.samplers.ar_toys import rows, run
+from tests.samplers.drafting import cyclic, gained, greedy_holds
+
+
+def test_drafts_are_those_of_a_search_of_the_whole_text() -> None:
+    continued = 0
+    for seed in range(80):
+        drawn = random.Random(seed)
+        k, suffix, alphabet = drawn.randint(1, 8), drawn.randint(1, 5), drawn.choice([1, 2, 3, 6])
+        copy, naive = Copy(suffix), naive_lookup.Copying(k, suffix)
+        text = [drawn.randrange(alphabet) for _ in range(drawn.randint(1, 12))]
+        for _ in range(12):
+            before = naive.source
+            expected = naive.draft(text)
+            place = copy.place(np.array(text))
+            assert (place is None) == (not expected)
+            drafted = [] if place is None else repeated(np.array(text), place, k).tolist()
+            assert drafted == expected
+            continued += before is not None and naive.source is not None
+            # The model accepts some of the draft, often all, and says a token of its own, often the copy's.
+            kept = drawn.choice([0, len(drafted) // 2, len(drafted), len(drafted)])
+            whole = naive_lookup.on(text, place, k + 1) if place is not None and drawn.random() < 0.7 else None
+            text = text + drafted[:kept] + [whole[kept] if whole else drawn.randrange(alphabet)]
+    assert continued > 200
+
+
+def test_a_copy_goes_on_where_it_stood_though_its_ending_stands_later_too() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 2, 3, 9, 9, 1, 2]
+    copy = Copy(2)
+    assert copy.place(np.array(text)) == 2  # behind the first 1 2
+    assert copy.place(np.array([*text, 3, 4])) == 4  # 3 4 were right
+    assert copy.place(np.array([*text, 3, 4, 2, 3])) == 15  # 2 was not: 2 3 stood last before 4
+    assert Copy(2).place(np.array([*text, 3])) == 10  # anew, the last 2 3 is taken
+
+
+def test_a_shorter_ending_is_no_match() -> None:
+    assert Copy(3).place(np.array([5, 1, 2, 6, 1, 2])) is None
+    assert Copy(2).place(np.array([5, 1, 2, 6, 1, 2])) == 3
+
+
+@pytest.mark.parametrize("suffix", [1, 3, 5])
+def test_greedy_decoding_is_unchanged(suffix: int) -> None:
+    assert greedy_holds(f"copyspec:suffix={suffix}") > 1.0
+
+
+def test_a_period_is_taken_in_whole_drafts() -> None:
+    k, new = 6, 1 + 21 * 7
+    done = run(cyclic(), f"copyspec:k={k}", [[*range(7), 0, 1]], new)
+    assert rows(done)[0] == [i % 7 for i in range(9 + new)]
+    assert done.nfe[0] == 1 + (new - 1) // (k + 1)
+
+
+def test_copying_a_list_gains_half_a_token_a_forward_at_least() -> None:
+    assert gained("copyspec", "lists", "copy") > 1.5
+
+
+@pytest.mark.parametrize("name", ["k", "suffix"])
+def test_nothing_to_copy_is_refused(name: str) -> None:
+    with pytest.raises(SpecError, match=f"copyspec: {name} must be at least 1, got 0"):
+        CopySpec(**{name: 0})
