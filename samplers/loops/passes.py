@@ -50,8 +50,10 @@ class Fed:
         base, size = int(self.base[at]), int(self.sizes[at])
         if self.depths is None:
             return range(base, base + size)
-        depths = self.depths if self.depths.ndim == 1 else self.depths[at]
-        return tuple((base + depths[:size]).tolist())
+        depths = (self.depths if self.depths.ndim == 1 else self.depths[at])[:size]
+        if depths[-1] == size - 1:  # each node is the child of the one before it
+            return range(base, base + size)
+        return tuple((base + depths).tolist())
 
 
 class Passes:

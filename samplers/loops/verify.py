@@ -8,6 +8,7 @@ row's committed tokens but the last. The first round feeds the prompt and commit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,15 +35,18 @@ def decode(model: LanguageModel, sampler: Speculation, request: Request, *, step
     Without `steps` no `Accepted` is told.
     """
     loop = VerifyLoop(model, sampler, request)
-    yield loop.started()
-    yield from loop.retire()  # rows that ask for nothing
-    while len(loop.text):
-        before = loop.text.length.copy()
-        loop.round()
-        if steps:
-            yield loop.told(before)
-        yield from loop.retire()
-    yield loop.finished()
+    try:
+        yield loop.started()
+        yield from loop.retire()  # rows that ask for nothing
+        while len(loop.text):
+            before = loop.text.length.copy()
+            loop.round()
+            if steps:
+                yield loop.told(before)
+            yield from loop.retire()
+        yield loop.finished()
+    finally:
+        loop.memory.clear()  # states may hold the scene, which reaches them: caches would wait for the collector
 
 
 class VerifyLoop:
@@ -58,8 +62,9 @@ class VerifyLoop:
         )
         self.passes = Passes(model, self.text, sampler.width(model))
         self.process = Processing(request, self.text)
-        self.scene = Scene(model, request, self.text, self.process, self.passes.cache, sampler, self.state)
         self.memory: dict[int, Any] = {}
+        self.state = partial(_remembered, self.memory)  # what a stage remembers of this request
+        self.scene = Scene(model, request, self.text, self.process, self.passes.cache, sampler, self.state)
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row's newest token is an end token
         self.log = Log(self.text)
@@ -85,10 +90,6 @@ class VerifyLoop:
         sampler.draft.observe(outcome, self.scene, self.state(sampler.draft))
         if sampler.length is not None:
             sampler.length.observe(outcome, self.scene, self.state(sampler.length))
-
-    def state(self, stage: Any) -> Any:
-        """What `stage` remembers of this request."""
-        return self.memory.get(id(stage))
 
     def _begin(self) -> tuple[Draft, Tensor, Hidden | None]:
         """The forward over the prompts; stages that remember start with it."""
@@ -170,11 +171,15 @@ class VerifyLoop:
         self.text.keep(keep)
         self.passes.keep(keep)
         self.ended = self.ended[keep]
-        self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
+        self.memory.update({stage: take_rows(state, keep) for stage, state in self.memory.items()})
 
     def finished(self) -> Finished:
         """All rows are done."""
         return self.log.finished(self.passes)
+
+
+def _remembered(memory: dict[int, Any], stage: Any) -> Any:
+    return memory.get(id(stage))
 
 
 class Log:
