@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -57,25 +57,29 @@ class Processing:
         scores = raw[row, place]
         for length in lengths.unique().tolist():
             same = (lengths == length).nonzero()[:, 0]
-            scores[same] = self._run(texts[same, :length], scores[same])
+            scores[same] = self._run(row[same], texts[same, :length], scores[same])
         return raw.index_put((row, place), scores)
 
     def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
         """[N, C] int64: the committed tokens of the live rows `row` [N], then those of the path to `node` [N]."""
-        texts = torch.nn.functional.pad(self.text.tokens[row], (0, draft.deepest))
         past, depth = torch.from_numpy(self.text.length).to(row.device)[row], draft.depth[row, node]
+        deepest = int(depth.max())  # nodes that are never tested may stand behind the row's limit
+        texts = torch.nn.functional.pad(self.text.tokens[row], (0, deepest))
         index = torch.arange(len(row), device=row.device)
-        for step in range(int(depth.max())):  # from the node up, one level a turn
+        for step in range(deepest):  # from the node up, one level a turn
             inside = depth > step
             place = torch.where(inside, past + depth - 1 - step, 0)
             texts[index, place] = torch.where(inside, draft.tokens[row, node], texts[:, 0])
             node = torch.where(inside, draft.parent[row, node], node)
         return texts
 
-    def _run(self, ids: Tensor, scores: Tensor) -> Tensor:
-        processors: Any
-        for processors in self.request.processors:
-            scores = processors(ids, scores)
+    def _run(self, row: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
+        """Every processor in turn; `row` [N] are indices of live rows."""
+        rows = torch.from_numpy(self.text.rows).to(row.device)[row]
+        for processor in self.request.processors:
+            by_row = getattr(processor, "by_row", None)
+            run: Any = processor if by_row is None else partial(by_row, rows)
+            scores = run(ids, scores)
         return scores
 
     def _allowed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
