@@ -40,10 +40,18 @@ class Request:
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
     stop_ids: tuple[int, ...] = ()
     allowed: Allowed | None = None
-    processors: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()  # transformers' logits processors; AR models only
+    processors: tuple[Callable[[Tensor, Tensor], Tensor] | ByRow, ...] = ()  # transformers' logits processors; AR only
     finished: Tensor | None = (
         None  # [B, L + 1] int64 text of a reference decode, -1 where there is none; see `Referring`
     )
+
+
+class ByRow(Protocol):
+    """In place of a logits processor: one that is told which rows it sees."""
+
+    def by_row(self, rows: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [N, V] behind the histories `ids` [N, L]; `rows` [N] are the rows of the request they are of."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -285,6 +293,7 @@ __all__ = [
     "Ahead",
     "Allowed",
     "Ask",
+    "ByRow",
     "Cache",
     "Canvas",
     "Checked",

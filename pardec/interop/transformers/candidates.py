@@ -1,0 +1,144 @@
+"""transformers' candidate generators as drafters, in batches and with any acceptance.
+
+Assisted Generation, https://huggingface.co/blog/assisted-generation
+
+    draft = get_candidates(text so far);  q = softmax(candidate logits), or a point mass where there are none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.models.language_model import LanguageModel
+from pardec.samplers import registry
+from pardec.samplers.spec import Part, Spec, parse
+from pardec.samplers.verifying import Chances, Compatible, Draft, Outcome, Scene, Speculation
+
+Factory = Callable[[Tensor], Any]  # a row's prompt [1, P] -> its candidate generator
+
+
+def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> Speculation:
+    """A sampler that drafts with transformers' candidate generators.
+
+    Args:
+        source: a `CandidateGenerator`, for a batch of one; or a function that makes one for each row from the ids of
+            its prompt [1, P]. Sampled candidates must come with the logits they were drawn from.
+        accept: which drafted tokens stand; the default is exact, greedily and sampling.
+        k: most candidates taken of what a generator gives.
+
+    Raises:
+        SpecError: no generator, or one that needs more than the text.
+    """
+    made = registry.build(parse(accept).parts[0], "ar")
+    card = registry.find(parse(accept).parts[0].name, "ar")
+    if card.stage != "accept":
+        raise SpecError(f"{card.name!r} is no acceptance", hint='"pardec list samplers --stage accept" shows them')
+    spec = Spec((Part("candidates", (("k", str(k)),)), *parse(accept).parts))
+    sampler = Speculation(spec, getattr(made, "exact", card.exact), Candidates(source, k), made)
+    if isinstance(made, Compatible):
+        made.check(sampler)
+    return sampler
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The drafter; `candidates` makes a sampler of it."""
+
+    source: Any
+    k: int
+    exact: ClassVar[str] = "greedy"
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise SpecError(f"candidates: k must be at least 1, got {self.k}")
+        if not (_generates(self.source) or callable(self.source)):
+            raise SpecError(
+                f"candidates: {type(self.source).__name__} has no get_candidates and makes nothing that has",
+                hint="pass a CandidateGenerator, or a function from a row's prompt [1, P] to one",
+            )
+
+    def width(self, model: LanguageModel) -> int:
+        return self.k + 1
+
+    def start(self, scene: Scene) -> _Generators:
+        rows = len(scene.text)
+        if _generates(self.source):
+            if rows > 1:
+                raise SpecError(
+                    f"one candidate generator cannot follow {rows} rows", hint="pass a function that makes one a row"
+                )
+            return _Generators([_checked(self.source)])
+        prompts = (torch.from_numpy(scene.text.row(at).copy())[None].to(scene.text.device) for at in range(rows))
+        return _Generators([_checked(self.source(prompt)) for prompt in prompts])
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: _Generators) -> Draft:
+        text, vocab = scene.text, scene.model.vocab_size
+        batch, device = len(text), text.device
+        drafted, counts = torch.zeros(batch, self.k, dtype=torch.int64, device=device), np.zeros_like(text.length)
+        given: list[Tensor | None] = []
+        for at, generator in enumerate(state.generators):
+            ids = torch.from_numpy(text.row(at).copy())[None].to(device)
+            made, logits = generator.get_candidates(ids) if room[at] > 0 else (ids, None)
+            found = made[0, ids.shape[1] :][: min(self.k, max(int(room[at]), 0))].to(device)
+            drafted[at, : len(found)], counts[at] = found, len(found)
+            given.append(None if logits is None else _fitted(logits[0, : len(found)].to(device), vocab))
+        most = int(counts.max(initial=0))
+        if not scene.request.temperature or all(logits is None for logits in given) or not most:
+            return Draft.chain(text, drafted, counts)
+        q = torch.full((batch, most + 1, vocab), 1 / vocab, device=device)
+        point = torch.ones(batch, most + 1, dtype=torch.bool, device=device)
+        for at, logits in enumerate(given):
+            if logits is not None:
+                q[at, 1 : len(logits) + 1], point[at, 1 : len(logits) + 1] = logits.softmax(-1), False
+        return Draft.chain(text, drafted, counts, q=q, point=point)
+
+    def observe(self, outcome: Outcome, scene: Scene, state: _Generators) -> None:
+        """Each generator is told how its candidates fared; the prompt's round had none."""
+        if outcome.draft.width == 1 and not state.asked:
+            state.asked = True
+            return
+        text, sizes = scene.text, outcome.draft.sizes
+        for at, generator in enumerate(state.generators):
+            ids = torch.from_numpy(text.row(at).copy())[None].to(text.device)
+            matches = min(int(outcome.gained[at]) - 1, int(sizes[at]) - 1)
+            generator.update_candidate_strategy(ids, outcome.laws.logits[at : at + 1, : sizes[at]], matches)
+
+
+class _Generators:
+    """One generator a live row."""
+
+    def __init__(self, generators: list[Any]) -> None:
+        self.generators = generators
+        self.asked = False  # the prompt's round is over
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.generators = [self.generators[row] for row in rows]
+
+
+def _generates(source: Any) -> bool:
+    return callable(getattr(source, "get_candidates", None))
+
+
+def _checked(generator: Any) -> Any:
+    if not _generates(generator):
+        raise SpecError(f"candidates: the function gave a {type(generator).__name__}, which has no get_candidates")
+    if getattr(generator, "requires_model_outputs", False):
+        raise SpecError(
+            f"{type(generator).__name__} drafts from the outputs of transformers' own forwards",
+            hint="pardec list samplers --stage draft shows what drafts with the model itself",
+        )
+    return generator
+
+
+def _fitted(logits: Tensor, vocab: int) -> Tensor:
+    """float32 logits over the target's vocabulary: what a drafting model lacks cannot have been drawn."""
+    wide = torch.nn.functional.pad(logits.float(), (0, max(0, vocab - logits.shape[-1])), value=-torch.inf)
+    return wide[..., :vocab]
