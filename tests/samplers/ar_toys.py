@@ -184,3 +184,8 @@ def variation(counts: np.ndarray, law: np.ndarray) -> float:
 def floor(law: np.ndarray, draws: int) -> float:
     """What `variation` is on average for exact draws, by the normal approximation."""
     return float(np.sqrt(law * (1 - law) / (2 * np.pi * draws)).sum())
+
+
+def spread(law: np.ndarray, draws: int) -> float:
+    """The standard deviation of `variation` for exact draws, were cells independent."""
+    return float(np.sqrt((1 - 2 / np.pi) * (law * (1 - law) / draws).sum()) / 2)

@@ -1,0 +1,133 @@
+"""Which drafters go with which exact acceptances, and how far thousands of draws of each are from the true joint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from unittest.mock import patch
+
+import numpy as np
+
+from pardec.models.errors import SpecError
+from pardec.models.language_model import LanguageModel
+from pardec.samplers import registry
+from pardec.samplers.drafts import model as second
+from pardec.samplers.verifying import Speculation
+from tests.samplers.ar_toys import counted, floor, g_test, joint, run, spread, toy_ar, variation
+
+ROWS = 4000  # of one batch
+
+# What a toy of four or six tokens can show anything with; a method that is not named here runs with its defaults.
+SMALL = {
+    "aggressive": "aggressive:k=4,max_ngram=2",
+    "beam": "beam:beams=2,nodes=6",
+    "copyspec": "copyspec:k=4,suffix=1",
+    "dyspec": "dyspec:nodes=6,children=3",
+    "earlyexit": "earlyexit:layers=1",
+    "lookup": "lookup:k=3",
+    "model": "model:name=draft,k=3",
+    "recycling": "recycling:k=3,tree=3-4-2",
+    "template": "template:widths=3-2-1",
+}
+VARIANTS = {"match": ("match", "match:noise=seeded"), "rrs": ("rrs", "rrs:replacement=true")}
+
+
+@dataclass(frozen=True)
+class World:
+    """A model small enough to enumerate, prompts of unequal lengths that share every batch, and how long rows get."""
+
+    model: LanguageModel = field(repr=False)
+    prompts: tuple[tuple[int, ...], ...]
+    n: int
+    temperature: float = 1.0
+    top_k: int | None = None
+
+    @cached_property
+    def laws(self) -> list[np.ndarray]:
+        """The truth behind each prompt."""
+        options = {"temperature": self.temperature, "top_k": self.top_k}
+        return [joint(self.model, prompt, self.n, **options) for prompt in self.prompts]  # type: ignore[arg-type]
+
+
+WORLDS = {
+    "5 tokens, length 4": World(toy_ar(3, 5), ((1, 3), (0, 2, 4, 0, 1)), 4),
+    "3 tokens, length 6": World(toy_ar(8, 3), ((2, 0), (1, 1, 0, 2, 2)), 6),
+    "5 tokens, top 3, temperature 0.9": World(toy_ar(3, 5), ((1, 3), (0, 2, 4, 0, 1)), 4, 0.9, 3),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One prompt's draws against the truth."""
+
+    draws: int
+    z: float  # G statistic, in standard deviations above its mean
+    distance: float  # total variation
+    noise: float  # what it is on average for exact draws
+    spread: float  # and its standard deviation then
+
+
+@contextmanager
+def drafting(vocab: int) -> Iterator[None]:
+    """Lets `model` draft with another toy, whatever its name says."""
+    toy = toy_ar(21, vocab, 0.8)
+    with patch.object(second, "loaded", lambda name, device, dtype: toy):
+        yield
+
+
+def small(name: str) -> str:
+    """The spec part of a method, in a size that fits."""
+    return SMALL.get(name, name)
+
+
+def named(stage: str) -> list[str]:
+    return [small(card.name) for card in registry.cards() if card.stage == stage]
+
+
+def acceptances() -> list[str]:
+    """Every acceptance that promises the target's law, in each of its forms."""
+    cards = (card for card in registry.cards() if card.stage == "accept" and card.exact == "distribution")
+    return [form for card in cards for form in VARIANTS.get(card.name, (card.name,))]
+
+
+def specs() -> list[str]:
+    """Every drafter with every exact acceptance that it can go with; a drafting model in every shape and length too."""
+    shapes = [f"{small('model')}+{shape}" for shape in named("shape")]
+    found = [f"{drafter}+{accept}" for drafter in [*named("draft"), *shapes] for accept in acceptances()]
+    found += [f"{small('model')}+{length}+speculative" for length in named("length")]
+    return [spec for spec in found if exact(spec)]
+
+
+def exact(spec: str) -> bool:
+    """Whether the spec resolves, and promises the law."""
+    try:
+        return registry.resolve(spec, "ar", sampling=True).exact != "relaxed"
+    except SpecError:
+        return False
+
+
+def measure(spec: str | Speculation, world: World, draws: int, *, seed: int = 0) -> list[Reading]:
+    """`draws` rows, the prompts taking turns, in batches; one reading a prompt."""
+    share = len(world.prompts)
+    seen = [np.zeros((world.model.vocab_size,) * world.n, dtype=np.int64) for _ in world.prompts]
+    with drafting(world.model.vocab_size):
+        for start in range(0, draws, ROWS):
+            count = min(ROWS, draws - start) // share
+            options = {"temperature": world.temperature, "top_k": world.top_k}
+            seeds = range(seed * 10**9 + start, seed * 10**9 + start + count * share)
+            done = run(world.model, spec, world.prompts * count, world.n, seeds=seeds, **options)  # type: ignore[arg-type]
+            for at, prompt in enumerate(world.prompts):
+                seen[at] += counted(done, len(prompt), world.n, world.model.vocab_size, slice(at, None, share))
+    return [_read(counts, law) for counts, law in zip(seen, world.laws, strict=True)]
+
+
+def _read(counts: np.ndarray, law: np.ndarray) -> Reading:
+    draws = int(counts.sum())
+    return Reading(draws, g_test(counts, law), variation(counts, law), floor(law, draws), spread(law, draws))
+
+
+def worst(readings: Sequence[Reading]) -> float:
+    """The largest z."""
+    return max(reading.z for reading in readings)

@@ -1,0 +1,177 @@
+"""The joint law of all sequences of small models, for every drafter with every exact acceptance, against the truth."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.language_model import LanguageModel
+from pardec.samplers import registry
+from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
+from tests.samplers.ar_toys import floor, g_test, logits, run, speculation, variation
+from tests.samplers.joints import VARIANTS, WORLDS, Reading, acceptances, drafting, measure, specs
+
+DRAWS = 20_000  # of each drafter, with `speculative` if it can go with that
+FEW = 4_000  # with each other acceptance
+SHORT, LONG, CUT = WORLDS.values()
+SPECS = sorted(specs(), key=lambda spec: spec.endswith("+speculative"))
+DRAFTERS = {spec.rsplit("+", 1)[0]: spec for spec in SPECS}
+
+
+def draws(spec: str) -> int:
+    return DRAWS if spec in DRAFTERS.values() else FEW
+
+
+def fits(readings: list[Reading]) -> None:
+    """Within chance: the G statistic, and a total variation that is the sampling noise."""
+    for reading in readings:
+        assert reading.z < 4, readings
+        assert reading.distance < reading.noise + 4 * reading.spread, readings
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_draws_have_the_joint_law_of_the_target(spec: str) -> None:
+    fits(measure(spec, SHORT, draws(spec)))
+
+
+@pytest.mark.parametrize("spec", DRAFTERS.values())
+def test_longer_rows_of_fewer_tokens_too(spec: str) -> None:
+    """Windows are then fed again and again, which rows of four tokens do not show."""
+    fits(measure(spec, LONG, FEW))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "model" in spec and "template" in spec])
+def test_laws_with_zeros_too(spec: str) -> None:
+    """A temperature and a top-k; the drafter's law then runs out of tokens."""
+    fits(measure(spec, CUT, FEW))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SPECS)
+def test_two_hundred_thousand_draws(spec: str) -> None:
+    fits(measure(spec, SHORT, 200_000, seed=1))
+
+
+def test_nothing_that_promises_the_law_is_left_out() -> None:
+    names = {part.split(":")[0] for spec in SPECS for part in spec.split("+")}
+    cards = [card for card in registry.cards() if card.family == "ar" and card.exact != "relaxed"]
+    assert {card.name for card in cards} - names <= {"greedy"}  # which has no law to keep
+    assert {"speculative", "match", "rrs", "kseq"} <= {card.name for card in cards}
+    assert set(VARIANTS) <= names
+    assert len(acceptances()) == len(set(acceptances())) >= 6
+
+
+def test_tokens_of_the_toys_depend_on_each_other() -> None:
+    """A sampler that drew each position from its marginal would be far off."""
+    for world in (SHORT, LONG):
+        for law in world.laws:
+            axes = range(law.ndim)
+            product = np.ones_like(law)
+            for axis in axes:
+                alone = law.sum(axis=tuple(a for a in axes if a != axis))
+                product = product * alone.reshape([-1 if a == axis else 1 for a in axes])
+            assert np.abs(product - law).sum() / 2 > 0.15
+
+
+# --- drafters that no registry should have ---
+
+Kind = Literal["disjoint", "wrong", "right"]
+
+
+class Adversary:
+    """Drafts chains: from a law on the two unlikeliest tokens, of the unlikeliest for certain, or from the target."""
+
+    def __init__(self, kind: Kind, k: int = 3) -> None:
+        self.kind, self.k = kind, k
+
+    def width(self, model: LanguageModel) -> int:
+        return self.k + 1
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Any) -> Draft:
+        text, counts = scene.text, np.minimum(room, self.k)
+        tokens, laws = [text.last], []
+        for step in range(int(counts.max(initial=0))):
+            law = torch.empty(len(text), scene.model.vocab_size)
+            for length in np.unique(text.length):
+                at = np.flatnonzero(text.length == length)
+                drafted = torch.stack(tokens[1:], 1)[at].tolist() if step else [[]] * len(at)
+                rows = [[*text.row(row).tolist(), *more] for row, more in zip(at, drafted, strict=True)]
+                known = {tuple(row) for row in rows}
+                of = dict(zip(known, logits(scene.model, list(known))[:, -1].softmax(-1), strict=True))
+                law[at] = torch.stack([of[tuple(row)] for row in rows])
+            if self.kind != "right":
+                law = (law <= law.kthvalue(2, -1, keepdim=True).values).float() * law
+                law = law / law.sum(-1, keepdim=True)
+            if self.kind == "wrong":
+                tokens.append(law.masked_fill(law == 0, 2).argmin(-1))
+            else:
+                tokens.append(chances.draw(law, "draft", step))
+            laws.append(law)
+        q = torch.stack([torch.zeros_like(laws[0]), *laws], 1) if laws and self.kind != "wrong" else None
+        return Draft(torch.stack(tokens, 1), counts + 1, text.length - 1, q=q)
+
+    def observe(self, outcome: Outcome, scene: Scene, state: Any) -> None:
+        return
+
+
+@pytest.mark.parametrize("accept", ["speculative", "match", "kseq"])
+@pytest.mark.parametrize("kind", ["disjoint", "wrong", "right"])
+def test_adversaries_change_the_speed_only(kind: Kind, accept: str) -> None:
+    fits(measure(speculation(Adversary(kind), accept), SHORT, FEW))
+
+
+def test_a_draft_outside_the_target_s_support_is_never_committed() -> None:
+    """top_k=1 makes the target a point mass; drafts of anything else must all fall."""
+    done = run(SHORT.model, speculation(Adversary("wrong")), SHORT.prompts * 50, 4, temperature=1.0, top_k=1)
+    plain = run(SHORT.model, "sequential", SHORT.prompts * 50, 4)
+    assert (done.tokens == plain.tokens).all()
+    assert max(max(row) for row in done.trace.accepted) == 0
+
+
+def test_a_right_drafter_is_always_accepted() -> None:
+    done = run(SHORT.model, speculation(Adversary("right")), SHORT.prompts * 200, 4, temperature=1.0)
+    assert set(done.nfe) == {2}  # the prompt's forward, and one over three drafts
+
+
+# --- the same numbers for a row wherever it stands ---
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "goodput" not in spec])
+def test_a_row_draws_the_same_alone_and_in_any_batch(spec: str) -> None:
+    given = [[1, 3], [0, 2, 4, 0, 1], [2], [4, 4, 4]]
+    with drafting(5):
+        together = run(SHORT.model, spec, given, [7, 4, 9, 5], temperature=1.0, seeds=[1, 2, 3, 4])
+        for row, (prompt, count) in enumerate(zip(given, [7, 4, 9, 5], strict=True)):
+            alone = run(SHORT.model, spec, [prompt], count, temperature=1.0, seeds=[row + 1])
+            length = len(prompt) + count
+            assert alone.tokens[0, :length].tolist() == together.tokens[row, :length].tolist()
+
+
+# --- the tests of draws themselves ---
+
+
+def test_the_statistics_know_a_right_law_from_a_wrong_one() -> None:
+    drawn = np.random.RandomState(0)
+    law = drawn.dirichlet([0.5] * 625)
+    right = [drawn.multinomial(20_000, law) for _ in range(40)]
+    z = np.array([g_test(counts, law) for counts in right])
+    assert abs(z.mean()) < 0.6
+    assert 0.6 < z.std() < 1.5
+    assert np.mean([variation(counts, law) for counts in right]) == pytest.approx(floor(law, 20_000), rel=0.05)
+    moved = law.copy()
+    moved[:50] *= 1.5
+    assert g_test(drawn.multinomial(20_000, moved / moved.sum()), law) > 4
+    assert g_test(np.array([1, 9]), np.array([0.0, 1.0])) == float("inf")
+
+
+@pytest.mark.slow
+def test_the_committed_table_is_of_every_pair() -> None:
+    """If not: python benchmarks/exact_joint.py --keep."""
+    text = (Path(__file__).resolve().parents[2] / "benchmarks" / "exact_joint.md").read_text()
+    assert [spec for spec in SPECS if f"`{spec}`" not in text] == []
+    assert max(map(float, re.findall(r"z ([-+][\d.]+|[-+]?inf)", text))) < 4
