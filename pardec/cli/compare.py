@@ -29,6 +29,7 @@ def compare(
     retry_failed: o.RetryFailed = False,
     no_references: o.NoReferences = False,
     replays: o.Replays = 4,
+    cost_ratio: o.CostRatio = None,
     json_: Json = False,
     quiet: o.Quiet = False,
     sampler: o.Samplers = None,
@@ -53,6 +54,8 @@ def compare(
     """Compare samplers on the same prompts: quality, forwards, speed, and what the best order would need.
 
     pardec compare tiny-dream --task arithmetic -s sequential -s threshold -s credit+localleap@dual --out run/
+
+    pardec compare tiny-llama --task records -s sequential -s recycling -s model:name=tiny-llama-draft --cost-ratio 0.2
 
     pardec compare GSAI-ML/LLaDA-8B-Instruct --prompts mine.jsonl --scorer number -s threshold@dual --json
 
@@ -87,6 +90,7 @@ def compare(
             batch_size=batch_size,
             references=not no_references,
             replays=replays,
+            cost_ratio=cost_ratio,
             out=out,
             resume=resume,
             retry_failed=retry_failed,

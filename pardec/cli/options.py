@@ -62,6 +62,13 @@ Seeds = Annotated[str, _option(SHAPE, "Each problem is decoded once with each: 0
 Split = Annotated[str, _option(IO, "heldout or train: which problems of a task.")]
 ProblemSeed = Annotated[int, _option(IO, "Which of them.")]
 Replays = Annotated[int, _option(IO, "Problems a task whose decoding the report replays.", min=0)]
+CostRatio = Annotated[
+    float | None,
+    _option(
+        IO,
+        "A drafter's forward in forwards of the model, for the simulated speed-up; its size if not given.",
+    ),
+]
 NoReferences = Annotated[
     bool, _option(IO, "Decode no sequential and no oracle: no agreement, no floor.", "--no-references")
 ]

@@ -13,7 +13,10 @@ GAINS = (
     "lenient",
     "tokens_per_forward",
     "tokens_per_second",
+    "acceptance_length",
+    "draft_depth",
     "speed_up",
+    "simulated_speed_up",
     "floor_share",
     "agreement",
     "identical",
@@ -30,7 +33,7 @@ def frontier(rows: Sequence[Mapping[str, Any]], cost: str, quality: str) -> list
         SpecError: a column that is no figure.
     """
     for name in (cost, quality):
-        known = [key for key, value in rows[0].items() if not isinstance(value, str | dict)] if rows else []
+        known = [key for key, value in rows[0].items() if not isinstance(value, str | dict | list)] if rows else []
         if rows and name not in known:
             raise SpecError(f"{name!r} is no figure{did_you_mean(name, known)}", hint=f"figures: {', '.join(known)}")
     ahead = {name: 1 if name in GAINS else -1 for name in (cost, quality)}

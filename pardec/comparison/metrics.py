@@ -21,6 +21,8 @@ Place = tuple[str, int]  # a problem: task and index
 
 Z = 1.959963984540054  # of the standard normal: 95% lie within
 DRAWS = 10_000  # bootstrap samples
+TIE = 1e-4  # logits that differ by less are tied: so do their probabilities, relative to each other
+_DIGIT = 1e-5  # of the scores that rows carry
 
 
 def place(row: Row) -> Place:
@@ -105,7 +107,78 @@ def most(field: str) -> Callable[[Rows], float | None]:
     return lambda rows: max((row[field] for row in done(rows) if row[field] is not None), default=None)
 
 
-# What is read off the rows of a sampler alone. A method whose rows carry more adds its columns here.
+# --- drafting: of rows of the verify loop, whose first round is the prompt's ---
+
+
+def drafting(rows: Rows) -> list[Row]:
+    """Those of the verify loop."""
+    return [row for row in done(rows) if row.get("accepted") is not None]
+
+
+def rounds(rows: Rows) -> list[tuple[int, int, int]]:
+    """Of every round behind the prompt's: tokens drafted (the deepest path), accepted, and gained, which is one more.
+
+    An end token among the accepted ones is the last of each: what was drafted behind it counts for nothing.
+    """
+    found = []
+    for row in drafting(rows):
+        made = Counter(row["steps"])
+        for number, (drafted, accepted) in enumerate(zip(row["drafted"], row["accepted"], strict=True)):
+            if number:
+                gained = made[number]
+                found.append((drafted, accepted, gained) if accepted < gained else (gained,) * 3)
+    return found
+
+
+def by_position(rows: Rows) -> list[tuple[int, int]]:
+    """For each draft position the rounds that accepted it, of the rounds that drafted that far."""
+    held = rounds(rows)
+    return [
+        (sum(accepted >= place for _, accepted, _ in held), sum(drafted >= place for drafted, _, _ in held))
+        for place in range(1, max((drafted for drafted, _, _ in held), default=0) + 1)
+    ]
+
+
+def padding(rows: Rows) -> float | None:
+    """Share of the positions fed that belong to no row, over whole batches."""
+    held: dict[str, list[Row]] = {}
+    for row in drafting(rows):
+        held.setdefault(row["batch"]["id"], []).append(row)
+    whole = [some for some in held.values() if len(some) == some[0]["batch"]["rows"]]
+    spare = sum(some[0]["batch"]["padding"] for some in whole)
+    fed = spare + sum(row["tokens_fed"] for some in whole for row in some)
+    return spare / fed if fed else None
+
+
+def simulated(rows: Rows, cost_ratio: float | None) -> dict[str, float | None]:
+    """The speed-up over one forward a token if a forward cost the same however many tokens it is fed.
+
+        tokens gained a round / (drafter's forwards a round * c + 1)
+
+    c is `cost_ratio`, or what the rows say of it; 0 where no drafting model ran, and with nothing known no speed-up.
+    """
+    held, own = rounds(rows), drafting(rows)
+    if not held:
+        return dict.fromkeys(("cost_ratio", "simulated_speed_up"))
+    asked = sum(row["draft_forwards"] for row in own)
+    known = cost_ratio if cost_ratio is not None else mean("cost_ratio")(own)
+    cost = known if asked else 0.0
+    gained = sum(gained for _, _, gained in held)
+    return {"cost_ratio": cost, "simulated_speed_up": None if cost is None else gained / (asked * cost + len(held))}
+
+
+# What rows of the verify loop say besides.
+DRAFTING: dict[str, Callable[[Rows], float | None]] = {
+    "forwards_per_token": lambda rows: ratio("nfe", "generated")(drafting(rows)),
+    "acceptance_length": lambda rows: _mean([gained for _, _, gained in rounds(rows)]),
+    "draft_depth": lambda rows: _mean([drafted for drafted, _, _ in rounds(rows)]),
+    "draft_forwards": mean("draft_forwards"),
+    "deviation": mean("deviation"),
+    "deviation_per_token": lambda rows: ratio("deviation", "generated")(drafting(rows)),
+    "padding": padding,
+}
+
+# What is read off the rows of a sampler alone.
 FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "nfe": mean("nfe"),
     "nfe_to_end": mean("nfe_to_end"),
@@ -113,6 +186,7 @@ FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "tokens_fed": mean("tokens_fed"),
     "fed_per_token": ratio("tokens_fed", "generated"),
     "peak_memory": most("peak_memory"),
+    **DRAFTING,
 }
 
 
@@ -170,6 +244,28 @@ def agreement(rows: Rows, sequential: Rows | None) -> dict[str, float | None]:
     pairs = [(row["tokens"], known[place(row)]["tokens"]) for row in done(rows) if place(row) in known]
     alike = [sum(a == b for a, b in zip(mine, its, strict=False)) / max(len(mine), len(its), 1) for mine, its in pairs]
     return {"agreement": _mean(alike), "identical": _mean([float(mine == its) for mine, its in pairs])}
+
+
+def mismatches(rows: Rows, sequential: Rows | None) -> dict[str, int | None]:
+    """How many rows have other tokens than the sequential decode, and how many of them part from it at a tie.
+
+    A tie: where the first other token stands, the model finds both equally likely but for a share of `TIE`, as far as
+    the five digits of a row's scores tell. Only scores of the verify loop can say.
+    """
+    known = _by_place(sequential)
+    pairs = [(row, known[place(row)]) for row in done(rows) if place(row) in known]
+    other = [(mine, its) for mine, its in pairs if mine["tokens"] != its["tokens"]]
+    looped = bool(drafting(rows))
+    return {"mismatches": len(other) if pairs else None, "ties": sum(_tie(*pair) for pair in other) if looped else None}
+
+
+def _tie(mine: Row, its: Row) -> bool:
+    """Whether two rows part where both tokens are equally likely."""
+    for at, (one, two) in enumerate(zip(mine["tokens"], its["tokens"], strict=False)):
+        if one != two:
+            a, b = mine["scores"][at], its["scores"][at]
+            return a is not None and b is not None and abs(a - b) <= TIE * max(a, b) + _DIGIT
+    return False
 
 
 def _by_place(rows: Rows | None) -> Mapping[Place, Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,6 +82,7 @@ def plan(
     arguments: Mapping[str, Any],
     grid: Grid,
     loading: Loading,
+    cost_ratio: float | None = None,
 ) -> Plan:
     """Resolves what is asked.
 
@@ -88,6 +90,8 @@ def plan(
         SpecError: a sampler, an argument or a problem that cannot be.
         ModelError: there is no such model.
     """
+    if cost_ratio is not None and not 0 <= cost_ratio < math.inf:
+        raise SpecError(f"cost_ratio is at least 0, got {cost_ratio}", hint="0.2: a drafter's forward costs a fifth")
     family = _family(model, loading)
     listed = entries.entries(samplers, arguments, family)
     notes: list[str] = []
@@ -101,6 +105,7 @@ def plan(
         "samplers": [asdict(entry) for entry in listed],
         "tasks": [sources.config(tasks[name], problems[name]) for name in tasks],
         **asdict(grid),
+        "cost_ratio": cost_ratio,
         "generate": dict(arguments),
         "notes": notes,
     }

@@ -73,6 +73,8 @@ class Folder:
         before = read_config(self.home)
         if before is not None and resume:
             self._check(before)
+            if before.get("cost_ratio") != (asked := self.config.get("cost_ratio")):
+                self._write("config.json", {**before, "cost_ratio": asked})
             for torn in self.traces.glob(".*"):  # a result that was being saved when the run was killed
                 shutil.rmtree(torn, ignore_errors=True)
             return
@@ -84,8 +86,8 @@ class Folder:
             raise SpecError(f"{self.home} {what}", hint=hint)
         try:
             self.traces.mkdir(parents=True, exist_ok=True)
-            write_file(self.home / "environment.json", json.dumps(environment, indent=1) + "\n")
-            write_file(self.home / "config.json", json.dumps(self.config, indent=1, ensure_ascii=False) + "\n")
+            self._write("environment.json", environment)
+            self._write("config.json", self.config)
         except OSError as error:
             raise PardecError(f"cannot write to {self.home}: {error.strerror}", hint="choose another folder") from error
 
@@ -99,6 +101,9 @@ class Folder:
         failed = {key for key, row in file.rows.items() if row["error"] is not None}
         if failed:
             file.discard(failed)
+
+    def _write(self, name: str, held: Mapping[str, Any]) -> None:
+        write_file(self.home / name, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
 
     def _check(self, before: Mapping[str, Any]) -> None:
         there, now = _comparable(before), _comparable(json.loads(json.dumps(self.config)))
@@ -122,8 +127,10 @@ def read_config(home: Path) -> dict[str, Any] | None:
 
 
 def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same for a run to go on: prompts may lie elsewhere, as long as they are the same."""
-    return {**config, "where": None, "notes": None, "tasks": [{**task, "file": None} for task in config["tasks"]]}
+    """What must be the same for a run to go on: prompts may lie elsewhere, as long as they are the same, and what
+    only the table is made with may change."""
+    free = dict.fromkeys(("where", "notes", "cost_ratio"))
+    return {**config, **free, "tasks": [{**task, "file": None} for task in config["tasks"]]}
 
 
 def _told(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def compare(
     batch_size: int = 8,
     references: bool = True,
     replays: int = 4,
+    cost_ratio: float | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     retry_failed: bool = False,
@@ -70,6 +71,8 @@ def compare(
         batch_size: problems decoded at once.
         references: decode `sequential` and `oracle` too, for agreement and the share of the floor.
         replays: problems of each task whose whole decode is kept for the report.
+        cost_ratio: what a forward of a drafting model costs in forwards of the model, for the simulated speed-up; None
+            takes their sizes: the drafter's weights, or the layers that it runs, over the model's.
         out: the run's folder; None keeps nothing.
         resume: go on with the run in `out`, if there is one.
         retry_failed: try the rows again that failed.
@@ -99,6 +102,7 @@ def compare(
         generate_arguments,
         Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays),
         Loading(device, dtype, device_map, revision, offline, mask_id),
+        cost_ratio,
     )
     runs_on = make_executor(executor, workers=workers)
     with _home(out) as home:

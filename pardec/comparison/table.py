@@ -13,12 +13,13 @@ from typing import Any
 
 from pardec.comparison import metrics
 from pardec.comparison.frontier import frontier
+from pardec.comparison.notes import broken, notes
 from pardec.comparison.run import Run
 from pardec.rows import Row
 
 PathLike = str | Path | None
 
-# The fields of a row of the table, in the order of CSV; `by_task` comes last and is spread over columns there.
+# The fields of a row of the table, in the order of CSV; the last two are spread over columns there.
 FIELDS = (
     "sampler",
     "spec",
@@ -37,9 +38,14 @@ FIELDS = (
     "tokens_per_second_high",
     "seconds_per_forward",
     "speed_up",
+    "cost_ratio",
+    "simulated_speed_up",
     "floor_share",
     "agreement",
     "identical",
+    "mismatches",
+    "ties",
+    "acceptance_by_position",
     "by_task",
 )
 
@@ -65,7 +71,7 @@ class Table:
         first = self.rows[0]["tokens_per_second"] if self.rows else None
         for row in self.rows:
             row["speed_up"] = row["tokens_per_second"] / first if first and row["tokens_per_second"] else None
-        self.notes = [*run.config["notes"], *self._notes()]
+        self.notes = [*run.config["notes"], *notes(self.rows, run, self._device)]
 
     def _row(self, entry: Mapping[str, Any], by_sampler: Mapping[str, list[Row]]) -> dict[str, Any]:
         rows = by_sampler.get(entry["sampler"], [])
@@ -85,7 +91,10 @@ class Table:
             **metrics.speed(rows, self._device),
             "speed_up": None,
             "floor_share": metrics.floor_share(rows, held_to["floor"]),
+            **metrics.simulated(rows, self.run.config.get("cost_ratio")),
             **metrics.agreement(rows, held_to["baseline"]),
+            **metrics.mismatches(rows, held_to["baseline"]),
+            "acceptance_by_position": [accepted / drafted for accepted, drafted in metrics.by_position(rows)] or None,
             "by_task": {task["name"]: self._of_task(rows, task["name"]) for task in self.run.config["tasks"]},
         }
         return {name: row[name] for name in FIELDS}
@@ -94,20 +103,8 @@ class Table:
         own = [row for row in rows if row["task"] == task]
         found = metrics.quality(own, self._scored)
         kept = {name: found[name] for name in ("accuracy", "accuracy_low", "accuracy_high", "lenient")}
-        return {**kept, "nfe": metrics.FIGURES["nfe"](own), "problems": len({metrics.place(row) for row in own})}
-
-    def _notes(self) -> list[str]:
-        notes = [
-            f"{row['sampler']}: {row['failed']} rows failed, most often with {row['error']}"
-            for row in self.rows
-            if row["failed"]
-        ]
-        for field, what in (("device", "speeds are those of"), ("dtype", "there are rows of")):
-            found = Counter(row[field] for row in self.run.rows if row["error"] is None)
-            if len(found) > 1:
-                shown = self._device if field == "device" else " and ".join(found)
-                notes.append(f"rows were made with several {field}s; {what} {shown}")
-        return notes
+        more = {name: metrics.FIGURES[name](own) for name in ("nfe", "acceptance_length")}
+        return {**kept, **more, "problems": len({metrics.place(row) for row in own})}
 
     def frontier(self, cost: str = "nfe", quality: str = "accuracy") -> list[dict[str, Any]]:
         """The rows that no other beats in both, cheapest first.
@@ -124,10 +121,11 @@ class Table:
         return _written(json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n", path)
 
     def to_csv(self, path: PathLike = None) -> str:
-        """One line a sampler; what holds for one task only stands in columns named FIGURE[TASK]."""
+        """One line a sampler; what holds for one task or draft position only stands in columns named FIGURE[WHICH]."""
         out = io.StringIO()
-        flat = [_flat(row) for row in self.rows]
-        writer = csv.DictWriter(out, list(flat[0]) if flat else FIELDS[:-1], lineterminator="\n")
+        deepest = max((len(row["acceptance_by_position"] or ()) for row in self.rows), default=0)
+        flat = [_flat(row, deepest) for row in self.rows]
+        writer = csv.DictWriter(out, list(flat[0]) if flat else FIELDS[:-2], lineterminator="\n")
         writer.writeheader()
         writer.writerows(flat)
         return _written(out.getvalue(), path)
@@ -206,6 +204,18 @@ def _rate(row: Mapping[str, Any]) -> str:
     return "" if low is None else f"{row['tokens_per_second']:.0f} ({low:.0f}..{high:.0f})"
 
 
+def _identical(row: Mapping[str, Any]) -> str:
+    """Of samplers that promise the baseline's tokens, and of all that the verify loop runs."""
+    if row["identical"] is None or not (row["exact"] == "greedy" or row["acceptance_length"] is not None):
+        return ""
+    return _share(row, "identical") + (" (!)" if broken(row) else "")
+
+
+def _deviation(row: Mapping[str, Any]) -> str:
+    unknown = row["exact"] == "relaxed" and row["acceptance_length"] is not None
+    return "none known" if unknown and row["deviation"] is None else _number(row, "deviation", ".3f")
+
+
 _SHORT = (
     ("sampler", lambda row: row["sampler"]),
     ("exact", lambda row: row["exact"]),
@@ -214,19 +224,29 @@ _SHORT = (
     ("forwards", lambda row: _number(row, "nfe", ".1f")),
     ("to the end", lambda row: _number(row, "nfe_to_end", ".1f")),
     ("tokens a forward", lambda row: _number(row, "tokens_per_forward", ".2f")),
+    ("forwards a token", lambda row: _number(row, "forwards_per_token", ".3f")),
+    ("acceptance length", lambda row: _number(row, "acceptance_length", ".2f")),
+    ("draft depth", lambda row: _number(row, "draft_depth", ".2f")),
+    ("drafter's forwards", lambda row: _number(row, "draft_forwards", ".1f") if row["draft_forwards"] else ""),
     ("fed a token", lambda row: _number(row, "fed_per_token", ".1f")),
+    ("padding", lambda row: _share(row, "padding")),
     ("tokens/s", _rate),
     ("speed-up", lambda row: _number(row, "speed_up", ".2f")),
+    ("simulated", lambda row: _number(row, "simulated_speed_up", ".2f")),
+    ("deviation", _deviation),
     ("floor", lambda row: _share(row, "floor_share")),
     ("agreement", lambda row: _share(row, "agreement")),
+    ("identical", _identical),
     ("failed", lambda row: str(row["failed"] or "")),
 )
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    tasks = row["by_task"]
+def _flat(row: Mapping[str, Any], deepest: int) -> dict[str, Any]:
+    tasks, shares = row["by_task"], row["acceptance_by_position"] or ()
     spread = {f"{name}[{task}]": value for task, held in tasks.items() for name, value in held.items()}
-    return {**{name: value for name, value in row.items() if name != "by_task"}, **(spread if len(tasks) > 1 else {})}
+    held = {name: row[name] for name in FIELDS[:-2]}
+    places = {f"acceptance[{at + 1}]": shares[at] if at < len(shares) else None for at in range(deepest)}
+    return {**held, **places, **(spread if len(tasks) > 1 else {})}
 
 
 def _written(text: str, path: PathLike) -> str:

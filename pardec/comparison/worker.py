@@ -20,6 +20,7 @@ from pardec.comparison.units import Problems, Unit
 from pardec.executors import described
 from pardec.result import Result, Timing
 from pardec.rows import Row
+from pardec.samplers.registry import resolve
 from pardec.samplers.rng import row_seeds
 from pardec.tasks import Task
 
@@ -39,6 +40,11 @@ FIGURES = (
     "lenient",
     "steps",
     "scores",
+    "drafted",
+    "accepted",
+    "draft_forwards",
+    "cost_ratio",
+    "deviation",
     "seconds",
     "batch",
     "peak_memory",
@@ -75,6 +81,7 @@ class Worker:
         self.peak = Peak(self.model.language_model.device)
         self.device = device_name(self.model.language_model.device)
         self.warm: set[str] = set()
+        self.costs: dict[str, float | None] = {}
 
     def run(self, batch: Sequence[Unit]) -> list[Row]:
         """One row a unit. Where a batch fails its units are run alone, so that only those at fault are failed rows."""
@@ -96,6 +103,8 @@ class Worker:
         result = self._generate(entry, batch)
         memory = self.peak.read()
         timed = {"id": batch[0].key, "seconds": result.timing.total_s, "rows": len(batch)}
+        if result.trace.accepted:
+            timed["padding"] = result.padding
         return [self._row(unit, entry, one_row(result, at), timed, memory) for at, unit in enumerate(batch)]
 
     def _generate(self, entry: Entry, batch: Sequence[Unit]) -> Result:
@@ -126,11 +135,32 @@ class Worker:
             "lenient": lenient,
             "steps": steps,
             "scores": scores,
+            **self._drafting(entry, result),
             "seconds": timed["seconds"] / timed["rows"],
             "batch": dict(timed),
             "peak_memory": memory,
         }
         return {**self._named(unit, entry), "spec": result.spec, "exact": result.exact, **figures, **self._end(None)}
+
+    def _drafting(self, entry: Entry, result: Result) -> Row:
+        """What the verify loop tells of a one-row result beside the others; null for masked models."""
+        trace = result.trace
+        if not trace.accepted:
+            return dict.fromkeys(("drafted", "accepted", "draft_forwards", "cost_ratio", "deviation"))
+        return {
+            "drafted": list(trace.drafted[0]),
+            "accepted": list(trace.accepted[0]),
+            "draft_forwards": result.draft_forwards[0],
+            "cost_ratio": self._cost_ratio(entry),
+            "deviation": result.deviation[0] if result.exact == "relaxed" else None,
+        }
+
+    def _cost_ratio(self, entry: Entry) -> float | None:
+        """What a forward of the sampler's drafter costs, as the drafter has it; None where it has no word on it."""
+        if entry.sampler not in self.costs:
+            ratio = getattr(resolve(entry.asked, "ar").draft, "cost_ratio", None)
+            self.costs[entry.sampler] = ratio(self.model.language_model) if ratio else None
+        return self.costs[entry.sampler]
 
     def _failed(self, unit: Unit, error: Exception) -> Row:
         named = self._named(unit, self.entries[unit.sampler])

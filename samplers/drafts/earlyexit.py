@@ -54,6 +54,10 @@ class EarlyExit:
             )
         return self.k + 1
 
+    def cost_ratio(self, target: LanguageModel) -> float:
+        """The layers that a forward runs, of all; that the verify pass need not run them again is not counted."""
+        return self.layers / target.layers
+
     def start(self, scene: Scene) -> Shallow:
         return Shallow(scene, scene.model, scene.cache, layers=slice(0, self.layers))
 

@@ -55,6 +55,10 @@ class LayerSkip:
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
+    def cost_ratio(self, target: LanguageModel) -> float:
+        """The sub-blocks that a forward runs, of all."""
+        return 1 - len(uniform(target.layers, self.ratio)) / (2 * target.layers)
+
     def start(self, scene: Scene) -> Skipping:
         layers = scene.model.layers
         made = Skipping(scene, scene.model, scene.cache, skip=uniform(layers, self.ratio))

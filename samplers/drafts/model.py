@@ -53,7 +53,7 @@ class Model:
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel) -> float:
-        """Parameters of the drafter over those of the target: what a forward costs where reading weights is the cost."""
+        """Parameters of the drafter over those of the target: reading them is most of what a forward costs."""
         assert self.name is not None, "checked when the spec was resolved"
         return loaded(self.name, target.device, target.dtype).parameters / target.parameters
 

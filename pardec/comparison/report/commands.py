@@ -14,6 +14,7 @@ _DEFAULTS = {
     "batch_size": 8,
     "references": True,
     "replays": 4,
+    "cost_ratio": None,
     "dtype": "auto",
     "revision": None,
     "device": "auto",

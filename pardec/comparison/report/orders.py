@@ -7,12 +7,13 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
+from pardec.comparison import metrics
 from pardec.comparison.report import tables
 from pardec.comparison.report.columns import Row
 
 CELLS = 48  # most columns of a heat map; longer texts share columns
 
-Mean = tuple[float, int]  # and how many problems it is over
+Mean = tuple[float, int]  # and how many problems or rounds it is over
 Cell = tuple[float, str] | None  # and what stands behind it
 Rows = Iterable[Mapping[str, Any]]
 
@@ -29,26 +30,12 @@ def commit_order(rows: Rows) -> dict[str, list[Mean]]:
         Of every position, counted from the first generated one: the mean over problems of its forward's place among
         the forwards up to the text's last commit, 0 the first and 1 the last; and how many problems reach it.
     """
-    return _means(rows, "steps", _places)
-
-
-def acceptance(rows: Rows) -> dict[str, list[Mean]]:
-    """Mean share of drafts accepted at each draft position, by sampler, where rows carry `acceptance_by_position`."""
-    return _means(rows, "acceptance_by_position", lambda shares: shares)
-
-
-def _places(steps: Sequence[int]) -> list[float | None]:
-    last = max(max(steps), 1)
-    return [step / last if step >= 0 else None for step in steps]
-
-
-def _means(rows: Rows, field: str, read: Any) -> dict[str, list[Mean]]:
     found: dict[str, list[list[float]]] = {}
     for row in rows:
-        if row["error"] is not None or not row.get(field):
+        if row["error"] is not None or not row.get("steps"):
             continue
         held = found.setdefault(row["sampler"], [])
-        values = read(row[field])
+        values = _places(row["steps"])
         held.extend([] for _ in range(len(values) - len(held)))
         for position, value in enumerate(values):
             if value is not None:
@@ -56,13 +43,18 @@ def _means(rows: Rows, field: str, read: Any) -> dict[str, list[Mean]]:
     return {name: [(fmean(some) if some else 0.0, len(some)) for some in held] for name, held in found.items()}
 
 
-def mean_by(rows: Rows, field: str) -> dict[str, float]:
-    """Mean of a field over the finished rows of each sampler that have it."""
-    found: dict[str, list[float]] = {}
+def acceptance(rows: Rows) -> dict[str, list[Mean]]:
+    """Of the rounds that drafted so far, the share that accepted each draft position, by sampler."""
+    held: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if row["error"] is None and row.get(field) is not None:
-            found.setdefault(row["sampler"], []).append(row[field])
-    return {sampler: fmean(values) for sampler, values in found.items()}
+        held.setdefault(row["sampler"], []).append(row)
+    counts = {name: metrics.by_position(some) for name, some in held.items()}
+    return {name: [(taken / made, made) for taken, made in some] for name, some in counts.items() if some}
+
+
+def _places(steps: Sequence[int]) -> list[float | None]:
+    last = max(max(steps), 1)
+    return [step / last if step >= 0 else None for step in steps]
 
 
 def order_section(rows: Sequence[Row], run_rows: Sequence[Mapping[str, Any]]) -> str:
@@ -87,11 +79,13 @@ def order_section(rows: Sequence[Row], run_rows: Sequence[Mapping[str, Any]]) ->
 
 def acceptance_section(rows: Sequence[Row], run_rows: Rows) -> str:
     """A heat map of acceptance by draft position; nothing where no row has it."""
-    table = _map("Acceptance by draft position", rows, acceptance(row for row in run_rows if not row["reference"]))
-    return f"<p>Of the drafts at each position, the share that was accepted, in percent.</p>{table}" if table else ""
+    found = acceptance(row for row in run_rows if not row["reference"])
+    table = _map("Acceptance by draft position", rows, found, "rounds")
+    told = "Of the rounds that drafted so many tokens, the share that accepted all of them, in percent."
+    return f"<p>{told}</p>{table}" if table else ""
 
 
-def _map(title: str, rows: Sequence[Row], means: Mapping[str, list[Mean]]) -> str:
+def _map(title: str, rows: Sequence[Row], means: Mapping[str, list[Mean]], over: str = "problems") -> str:
     if not means:
         return ""
     longest = max(map(len, means.values()))
@@ -100,12 +94,12 @@ def _map(title: str, rows: Sequence[Row], means: Mapping[str, list[Mean]]) -> st
     lines = []
     for number, row in enumerate(rows, 1):
         if row["sampler"] in means:
-            cells = binned(means[row["sampler"]], width)
+            cells = binned(means[row["sampler"]], width, over)
             lines.append((tables.name(number, row), [*cells, *[None] * (len(heads) - len(cells))]))
     return tables.heat(title, heads, lines)
 
 
-def binned(means: Sequence[Mean], width: int) -> list[Cell]:
+def binned(means: Sequence[Mean], width: int, over: str = "problems") -> list[Cell]:
     """Positions as cells of a heat map, `width` positions a cell, each weighing as many problems as it has."""
     cells: list[Cell] = []
     for start in range(0, len(means), width):
@@ -114,7 +108,7 @@ def binned(means: Sequence[Mean], width: int) -> list[Cell]:
         if count:
             mean = sum(value * seen for value, seen in part) / count
             most = max(seen for _, seen in part)
-            cells.append((mean, f"position {span(start, width)}: {100 * mean:.1f}%, {most} problems"))
+            cells.append((mean, f"position {span(start, width)}: {100 * mean:.1f}%, {most} {over}"))
         else:
             cells.append(None)
     return cells

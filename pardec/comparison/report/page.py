@@ -10,7 +10,7 @@ from pardec.comparison.report import played, tables
 from pardec.comparison.report.columns import Row, columns, plain
 from pardec.comparison.report.commands import python, shell
 from pardec.comparison.report.finding import finding
-from pardec.comparison.report.orders import acceptance_section, mean_by, order_section
+from pardec.comparison.report.orders import acceptance_section, order_section
 from pardec.views import replays
 from pardec.views.colour import ramp
 from pardec.views.document import asset, document, fill, spec, web
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _HERE = "pardec.comparison.report"
 _MORE = {
-    "Output": "exact: what sequential decoding gives, or is drawn from the same law; relaxed: neither is promised",
+    "Output": "exact: what sequential decoding gives, or is drawn from the same law; relaxed: neither is promised; "
+    "not kept: promised, and not what was measured",
     "Failed": "problems that ended in an error, of those that were asked",
 }
 
@@ -29,9 +30,8 @@ def page(run: Run) -> str:
     """The report of a run, finished or not, as one HTML file that needs no network."""
     from pardec.comparison.table import Table
 
-    lengths = mean_by(run.rows, "acceptance_length")
     table = Table(run)
-    rows: list[Row] = [{"acceptance_length": lengths.get(row["sampler"]), **row} for row in table.rows]
+    rows: list[Row] = [*table.rows]
     prompts, plot = played.prompts(run), played.plot(rows)
     tasks = list(dict.fromkeys(row["task"] for row in run.rows))
     found = {

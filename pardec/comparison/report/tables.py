@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from pardec.comparison.notes import broken
 from pardec.comparison.report.columns import NOTHING, Column, Row, columns, percent, plain
 from pardec.views.document import spec
 
@@ -38,6 +39,8 @@ def _sampler(number: int, row: Row, shown: Sequence[Column]) -> str:
     exact = row["exact"] is not None and row["exact"] != "relaxed"
     output = "exact" if exact else "relaxed" if row["exact"] else NOTHING
     badge = f'<span class="badge {output}">{output}</span>' if row["exact"] else NOTHING
+    if broken(row):
+        badge = '<span class="badge broken" title="it promises the tokens of sequential decoding">✗ not kept</span>'
     failed, asked = row["failed"], row["problems"] * row["seeds"]
     error = f'<span class="error">✗ {escape(str(row["error"]))}</span>' if row["error"] else ""
     count = f"✗ {failed}" if failed else "0"
@@ -83,6 +86,8 @@ def _task(figures: Row | None) -> str:
         lines.append(f"lenient {NOTHING if lenient is None else percent(lenient)}")
     if nfe is not None:
         lines.append(f"{plain(nfe)} forwards")
+    if figures.get("acceptance_length") is not None:
+        lines.append(f"{plain(figures['acceptance_length'])} tokens a round")
     lines.append(f"{figures['problems']} problems")
     small = "".join(f"<small>{line}</small>" for line in lines)
     return f"<td>{NOTHING if accuracy is None else percent(accuracy)}{small}</td>"

@@ -416,12 +416,16 @@ def test_acceptance_appears_where_rows_have_it(run: Run) -> None:
     assert "Acceptance" not in page(run)
     rows = copy.deepcopy(run.rows)
     for at, held in enumerate(row for row in rows if row["sampler"] == "sequential"):
-        held |= {"acceptance_length": 2.0 + at % 2, "acceptance_by_position": [1.0, 0.5] if at % 2 else [0.5]}
-    means = acceptance(rows)["sequential"]
-    assert means == [(0.75, 8), (0.5, 4)]
+        # A round that drafts two and accepts both, or one of them, or one that drafts one and rejects it.
+        drafted, accepted = ((2, 2), (2, 1), (1, 0))[at % 3]
+        held |= {"drafted": [0, drafted], "accepted": [0, accepted], "steps": [0] + [1] * (accepted + 1)}
+        held |= {"draft_forwards": 0, "deviation": None, "batch": {**held["batch"], "padding": 0}}
+    means = acceptance(rows)
+    assert means == {"sequential": [(6 / 8, 8), (pytest.approx(3 / 6), 6)]}  # eight rows: 3, 3 and 2 of each kind
     text = page(Run(run.config, run.environment, rows, run.traces))
     assert "Acceptance by draft position" in text
-    assert '<td data-value="2.5">2.5</td>' in text
+    assert 'title="position 1: 75.0%, 8 rounds">75</td>' in text
+    assert '<td data-value="2.125">2.12</td>' in text  # (3 * 3 + 3 * 2 + 2) / 8
 
 
 def test_a_run_without_scores_or_traces_is_still_a_report(run: Run) -> None:
@@ -436,8 +440,7 @@ def test_a_run_without_scores_or_traces_is_still_a_report(run: Run) -> None:
 
 
 def test_directions_are_those_of_the_frontier() -> None:
-    known = [column for column in COLUMNS if column.key != "acceptance_length"]
-    assert {column.key for column in known if column.better == "high"} == set(GAINS) & {column.key for column in known}
+    assert {column.key for column in COLUMNS if column.better == "high"} == set(GAINS)
 
 
 def test_the_call_that_makes_it_again_is_the_one_that_made_it(run: Run) -> None:
@@ -467,7 +470,7 @@ def test_the_command_has_every_flag_that_is_shown(run: Run) -> None:
     where = {"device": "cpu", "device_map": None, "executor": "torchrun", "workers": 2}
     generate = {"max_new_tokens": 12, "block_length": 4, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "cfg": 1.5}
     file = {"name": "mine", "file": "my prompts.jsonl", "scorer": "number", "problems": 3, "digest": ""}
-    more = {"seeds": [0, 3], "references": False, "split": "train", "problem_seed": 8}
+    more = {"seeds": [0, 3], "references": False, "split": "train", "problem_seed": 8, "cost_ratio": 0.2}
     config = {**run.config, **more, "where": where, "generate": generate, "tasks": [*run.config["tasks"], file]}
     words = shlex.split(" ".join(line.removesuffix("\\") for line in shell(config)))
     assert words[:7] == ["torchrun", "--nproc-per-node", "2", "-m", "pardec", "compare", "random-dream"]
@@ -478,6 +481,7 @@ def test_the_command_has_every_flag_that_is_shown(run: Run) -> None:
     assert str(read["prompts"]) == "my prompts.jsonl"
     assert {name: read[name] for name in generate} == generate
     assert (read["seeds"], read["no_references"], read["split"], read["problem_seed"]) == ("0,3", True, "train", 8)
+    assert read["cost_ratio"] == 0.2
     assert (read["executor"], read["workers"], read["limit"], read["batch_size"]) == ("torchrun", 2, 4, 2)
     handed_in = {**config, "tasks": [{**file, "file": None}]}
     assert shell(handed_in) == []
