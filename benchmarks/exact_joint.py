@@ -4,7 +4,8 @@
 
 Writes one row a pair: the G statistic in standard deviations above its mean and the total variation beside the sampling
 noise, the worse of two prompts of unequal length that share every batch. Exact pairs stay below 4; a broken rule gives
-tens to hundreds. The seeds are fixed. With `--keep` the pairs that the file has already, drawn as often, stay as they are.
+tens to hundreds. The seeds are fixed. With `--keep` the pairs that the file has already, drawn as often, stay as they
+are.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ def main() -> int:
         worlds=" | ".join(names),
         rule="---|" * (len(names) - 1) + "---",
     )
-    lines: list[str] = []
-    for spec in specs():
+    lines, pairs = list[str](), specs()
+    for spec in pairs:
         if spec not in kept:
             found = [measure(spec, WORLDS[name], options.draws, seed=1) for name in names]
             kept[spec] = f"| `{spec}` | " + " | ".join(map(cell, found)) + " |"
             print(kept[spec], file=sys.stderr, flush=True)
-        lines.append(kept[spec])
+        lines = [kept[pair] for pair in pairs if pair in kept]
         options.out.write_text(head + "\n".join(lines) + "\n")  # after each, so that a run can be taken up again
     wrong = [line for line in lines if max(map(float, re.findall(r"z ([-+][\d.]+|[-+]?inf)", line))) > LIMIT]
     print(f"{len(lines)} pairs, {len(wrong)} wrong; written to {options.out}", file=sys.stderr)
