@@ -1,0 +1,111 @@
+"""Drafters made for tests of the verify loop: right, wrong, or a random tree of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LogitsProcessorList
+
+from pardec.models.language_model import LanguageModel
+from pardec.samplers.acceptance.greedy import Greedy
+from pardec.samplers.events import Finished
+from pardec.samplers.verifying import Chances, Draft, Outcome, Scene, Speculation
+from tests.samplers.ar_toys import logits, plain_greedy, rows, speculation
+
+VOCAB = 8
+LENGTHS = (3, 9, 1, 6)
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Random trees, different in every row and round, that hold each right continuation with probability `right`.
+
+    What it drafts depends on the row's own text only, as a drafter's guesses must.
+    """
+
+    right: float = 0.6
+    nodes: int = 7
+    over: int = 0  # levels drafted beyond what there is room for
+    truth: Callable[[Sequence[int]], int] | None = None  # the right token behind a text
+
+    def width(self, model: LanguageModel) -> int:
+        return self.nodes + 1
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: None) -> Draft:
+        text, vocab = scene.text, scene.model.vocab_size
+        made = []
+        for at in range(len(text)):
+            own, deep = text.row(at).tolist(), int(room[at]) + self.over
+            dice = np.random.RandomState([len(own), *own[-3:]])
+            nodes = [(own[-1], -1, 0)]
+            paths = [own]
+            for _ in range(dice.randint(0, self.nodes + 1)):
+                parent = dice.randint(len(nodes))
+                taken = {token for token, above, _ in nodes if above == parent}
+                right = self.truth(paths[parent]) if self.truth else plain_greedy(scene.model, paths[parent], 1)[-1]
+                token = right if dice.random() < self.right else int(dice.randint(vocab))
+                if token not in taken and nodes[parent][2] < deep:
+                    nodes.append((token, parent, nodes[parent][2] + 1))
+                    paths.append([*paths[parent], token])
+            made.append(nodes)
+        sizes = np.array(list(map(len, made)))
+        padded = [[*nodes, *[(0, 0, 1)] * (sizes.max() - len(nodes))] for nodes in made]
+        tokens, parents, depths = torch.tensor(padded).to(text.device).unbind(-1)
+        return Draft(tokens, sizes, text.length - 1, parents, depths)
+
+    def observe(self, outcome: Outcome, scene: Scene, state: None) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class Chain:
+    """`k` tokens that `guess` names, given the text so far; the row's room is kept unless `over`."""
+
+    guess: Callable[[list[int]], int]
+    k: int = 4
+    over: int = 0
+
+    def width(self, model: LanguageModel) -> int:
+        return self.k + 1
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: None) -> Draft:
+        counts = np.minimum(room + self.over, self.k)
+        drafted = np.zeros((len(room), self.k), dtype=np.int64)
+        for at in range(len(room)):
+            text = scene.text.row(at).tolist()
+            for step in range(int(counts[at])):
+                drafted[at, step] = self.guess(text)
+                text.append(int(drafted[at, step]))
+        return Draft.chain(scene.text, torch.from_numpy(drafted), counts)
+
+    def observe(self, outcome: Outcome, scene: Scene, state: None) -> None:
+        return
+
+
+def right(model: LanguageModel) -> Callable[[list[int]], int]:
+    return lambda text: plain_greedy(model, text, 1)[-1]
+
+
+def wrong(model: LanguageModel) -> Callable[[list[int]], int]:
+    return lambda text: (plain_greedy(model, text, 1)[-1] + 1) % model.vocab_size
+
+
+def greedy(drafter: Any) -> Speculation:
+    return speculation(drafter, Greedy())
+
+
+def check_plain(model: LanguageModel, done: Finished, given: Sequence[Sequence[int]], new: int) -> None:
+    assert rows(done) == [plain_greedy(model, prompt, new) for prompt in given]
+
+
+def processed_greedy(model: LanguageModel, prompt: Sequence[int], new: int, processors: Sequence[Any]) -> list[int]:
+    """Greedy decoding with transformers' processors, one whole forward a token."""
+    text = list(prompt)
+    for _ in range(new):
+        scores = LogitsProcessorList(processors)(torch.tensor([text]), logits(model, [text])[:, -1])
+        text.append(int(scores.argmax()))
+    return text

@@ -1,0 +1,379 @@
+"""The verify loop itself, with drafters made for the test: what it feeds, what it commits, and what can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    MinLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from pardec.models.kv_cache import KVCache
+from pardec.samplers.acceptance.greedy import Greedy
+from pardec.samplers.contracts import Allowed
+from pardec.samplers.drafts import model as second
+from pardec.samplers.events import Accepted, Finished, RowFinished
+from pardec.samplers.loops.passes import Passes
+from pardec.samplers.loops.verify import VerifyLoop, decode
+from pardec.samplers.verifying import Chances, Draft, Laws, Scene, Verdict
+from tests.samplers.ar_toys import (
+    counted,
+    g_test,
+    joint,
+    logits,
+    plain_greedy,
+    prompts,
+    request,
+    rows,
+    run,
+    speculation,
+    toy_ar,
+)
+from tests.samplers.loop_drafters import (
+    LENGTHS,
+    VOCAB,
+    Chain,
+    Forest,
+    check_plain,
+    greedy,
+    processed_greedy,
+    right,
+    wrong,
+)
+
+PENALTIES = (RepetitionPenaltyLogitsProcessor(1.6), NoRepeatNGramLogitsProcessor(3), MinLengthLogitsProcessor(12, 2))
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[VerifyLoop, Draft, torch.Tensor], None]) -> None:
+    """Shows `look` every draft with the raw logits behind it, before anything is accepted."""
+    real = Passes.verify
+    loops: list[VerifyLoop] = []
+    begin = VerifyLoop._begin
+
+    def noted(self: VerifyLoop) -> Any:
+        loops.append(self)
+        return begin(self)
+
+    def verify(self: Passes, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
+        raw, made = real(self, draft, hidden)
+        look(loops[-1], draft, raw)
+        return raw, made
+
+    monkeypatch.setattr(VerifyLoop, "_begin", noted)
+    monkeypatch.setattr(Passes, "verify", verify)
+
+
+# --- the list of what goes wrong (in the order of the project's notes on text models) ---
+
+
+@pytest.mark.parametrize("right_share", [0.0, 0.5, 1.0])
+def test_01_every_node_stands_where_its_own_path_puts_it(right_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits behind each node of ragged trees are those of the path alone, without cache, batch or tree."""
+    model, seen = toy_ar(1, VOCAB), 0
+
+    def look(loop: VerifyLoop, draft: Draft, raw: torch.Tensor) -> None:
+        nonlocal seen
+        tokens, parents = draft.tokens.tolist(), draft.parent.tolist()
+        for row, node in ((row, node) for row, size in enumerate(draft.sizes) for node in range(size)):
+            path, at = [], node
+            while at > 0:
+                path.append(tokens[row][at])
+                at = parents[row][at]
+            text = [*loop.text.row(row).tolist(), *reversed(path)]
+            torch.testing.assert_close(raw[row, node], logits(model, [text])[0, -1], atol=2e-5, rtol=1e-5)
+            seen += 1
+
+    watch(monkeypatch, look)
+    given = prompts(LENGTHS, vocab=VOCAB)
+    check_plain(model, run(model, greedy(Forest(right_share)), given, 14), given, 14)
+    assert seen > 40
+
+
+@pytest.mark.parametrize("kind", ["wrong", "right", "mixed"])
+@pytest.mark.parametrize("poison", [1e4, float("nan")])
+def test_02_slots_that_a_row_must_not_see_change_nothing(
+    kind: str, poison: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each round everything behind the committed K/V is poisoned, the bin of padded queries too."""
+    model = toy_ar(1, VOCAB)
+    drafters = {"wrong": Chain(wrong(model)), "right": Chain(right(model)), "mixed": Forest()}
+    sampler, given = greedy(drafters[kind]), prompts(LENGTHS, vocab=VOCAB)
+    clean = run(model, sampler, given, 9)
+    poisoned(monkeypatch, poison)
+    done = run(model, sampler, given, 9)
+    assert (done.tokens == clean.tokens).all()
+    assert done.nfe == clean.nfe
+    assert (done.trace.commit_score == clean.trace.commit_score).all()  # to the last bit
+    sampled = run(model, speculation(drafters[kind]), given, 9, temperature=0.8)
+    monkeypatch.undo()
+    again = run(model, speculation(drafters[kind]), given, 9, temperature=0.8)
+    assert (sampled.tokens == again.tokens).all()
+    assert (sampled.trace.commit_score == again.trace.commit_score).all()
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    """Fills what no row may read, in the target's cache and in those of drafters, after every round."""
+    real = VerifyLoop.round
+
+    def caches(found: Any) -> list[KVCache]:
+        if isinstance(found, KVCache):
+            return [found]
+        held = [getattr(found, field.name) for field in fields(found)] if is_dataclass(found) else []
+        held += list(vars(found).values()) if hasattr(found, "__dict__") and not isinstance(found, Scene) else []
+        return [cache for each in held if isinstance(each, KVCache) for cache in [each]]
+
+    def after(self: VerifyLoop) -> None:
+        real(self)
+        every = [self.passes.cache, *(cache for state in self.memory.values() for cache in caches(state))]
+        for cache in every:
+            slot = torch.arange(cache.capacity + 1)
+            hidden = slot >= torch.from_numpy(self.text.length - 1)[:, None]
+            for tensor in (*cache.k, *cache.v):
+                tensor[hidden] = value
+
+    monkeypatch.setattr(VerifyLoop, "round", after)
+
+
+@pytest.mark.parametrize("poison", [1e4, float("nan")])
+@pytest.mark.parametrize("spec", ["lookup", "model:name=toy", "model:name=toy+template:widths=2-2-1"])
+def test_02_nor_do_they_in_a_drafters_own_cache(spec: str, poison: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = toy_ar(1, VOCAB), toy_ar(2, VOCAB)
+    monkeypatch.setattr(second, "loaded", lambda *_: other)
+    given = prompts(LENGTHS, vocab=VOCAB)
+    clean = run(model, spec, given, 9)
+    poisoned(monkeypatch, poison)
+    done = run(model, spec, given, 9)
+    assert (done.tokens == clean.tokens).all()
+    assert done.trace.accepted == clean.trace.accepted
+    assert (done.trace.commit_score == clean.trace.commit_score).all()
+
+
+def test_03_a_drafter_that_is_the_target_is_accepted_wholly_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gap in its K/V behind a full acceptance would show as a lower acceptance, never as a wrong token."""
+    model = toy_ar(1, VOCAB)
+    monkeypatch.setattr(second, "loaded", lambda *_: model)
+    given = prompts(LENGTHS, vocab=VOCAB)
+    for shape in ("", "+template:widths=2-1-1", "+template:widths=3-2-1"):
+        done = run(model, f"model:name=toy,k=3{shape}", given, 13)
+        check_plain(model, done, given, 13)
+        assert done.trace.accepted == ((0, 3, 3, 3),) * 4
+        assert done.nfe == (4,) * 4  # one for the prompt, then four tokens a forward
+
+
+def test_04_the_token_behind_a_full_acceptance_comes_once() -> None:
+    model, given = toy_ar(1, VOCAB), prompts(LENGTHS, vocab=VOCAB)
+    done = run(model, greedy(Chain(right(model), k=4)), given, 11)
+    check_plain(model, done, given, 11)
+    assert done.trace.accepted == ((0, 4, 4),) * 4
+    for row, length in enumerate(LENGTHS):
+        assert done.trace.commit_step[row, length : length + 11].tolist() == [0, *[1] * 5, *[2] * 5]
+
+
+def test_05_an_end_token_inside_a_draft_or_as_the_bonus_ends_the_row() -> None:
+    model = toy_ar(1, VOCAB)
+    (prompt,) = prompts((5,), vocab=VOCAB, seed=3)
+    whole = plain_greedy(model, prompt, 12)[5:]
+    firsts = {token: whole.index(token) for token in whole}
+    hit = set()
+    for stop, at in firsts.items():
+        done = run(model, greedy(Chain(right(model), k=2)), [prompt, prompt], (12, 2), stop_ids=(stop, 99))
+        assert rows(done)[0] == [*prompt, *whole[: at + 1]]
+        assert rows(done)[1] == [*prompt, *whole[: min(at + 1, 2)]]
+        assert done.reasons[0] == "stop"
+        assert done.reasons[1] == ("stop" if at < 2 else "length")
+        hit.add((at - 1) % 3 if at else "prompt")  # 0, 1: drafted; 2: the bonus
+    assert hit >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("law", [{"top_p": 0.5}, {"top_k": 2}, {"temperature": 0.4}, {"top_k": 5, "top_p": 0.6}])
+def test_06_the_draft_law_is_processed_like_the_targets(law: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that is the target then has q = p: no test fails, whatever the filters, temperature and processors."""
+    model = toy_ar(1, VOCAB)
+    monkeypatch.setattr(second, "loaded", lambda *_: model)
+    given, law = prompts(LENGTHS, vocab=VOCAB), {"temperature": 0.9, **law}
+    for more in ({}, {"processors": PENALTIES[:1], "stop_ids": ()}):
+        done = run(model, "model:name=toy,k=3+speculative", given, 13, **law, **more)
+        assert done.trace.accepted == ((0, 3, 3, 3),) * 4
+
+
+@pytest.mark.parametrize("token", range(3))
+def test_07_a_point_mass_leaves_the_law_without_itself(token: int) -> None:
+    """Joint law of three tokens with a drafter that always says the same, however unlikely."""
+    model, prompt, draws = toy_ar(4, 3, 1.5), [0, 2], 4000
+    done = run(model, speculation(Chain(lambda text: token, k=2)), [prompt] * draws, 3, temperature=1.0)
+    law = joint(model, prompt, 3)
+    assert abs(g_test(counted(done, 2, 3, 3), law)) < 4
+    assert 0.02 < np.mean([sum(row) > 0 for row in done.trace.accepted]) < 0.99
+
+
+def test_08_siblings_drawn_without_replacement_are_tested_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The joint law is the target's; with the siblings of each node turned round it is not."""
+    model, other, prompt, draws = toy_ar(4, 4, 1.5), toy_ar(9, 4, 1.5), [0, 2, 1], 4000
+    monkeypatch.setattr(second, "loaded", lambda *_: other)
+    spec, law = "model:name=toy,k=2+template:widths=3-1+speculative", joint(model, prompt, 3)
+    assert abs(g_test(counted(run(model, spec, [prompt] * draws, 3, temperature=1.0), 3, 3, 4), law)) < 4
+
+    real = Passes.verify
+
+    def turned(self: Passes, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
+        if draft.parents is not None and draft.width > 3:
+            assert draft.q is not None
+            order = torch.arange(draft.width)
+            order[1:4] = torch.tensor([3, 2, 1])
+            draft.tokens.copy_(draft.tokens[:, order].clone())
+            draft.q.copy_(draft.q[:, order].clone())
+        return real(self, draft, hidden)
+
+    monkeypatch.setattr(Passes, "verify", turned)
+    assert abs(g_test(counted(run(model, spec, [prompt] * draws, 3, temperature=1.0), 3, 3, 4), law)) > 6
+
+
+def test_09_the_pad_id_is_a_token_like_any_other() -> None:
+    model = toy_ar(1, VOCAB)
+    assert model.facts.pad_id == 0
+    given = [[0], [0, 0, 3, 0], [5, 0, 0, 0, 0, 0], [4, 1, 7, 2, 6, 5, 3, 1]]
+    for drafter in (Forest(), Chain(right(model)), Chain(lambda text: 0)):
+        check_plain(model, run(model, greedy(drafter), given, 7), given, 7)
+
+
+def test_10_a_finished_row_changes_no_more() -> None:
+    model, given = toy_ar(1, VOCAB), prompts(LENGTHS, vocab=VOCAB)
+    ended: dict[int, list[int]] = {}
+    for event in decode(model, greedy(Forest()), request(given, (9, 2, 14, 5))):
+        if isinstance(event, RowFinished):
+            ended[event.row] = event.tokens.tolist()
+        elif isinstance(event, Accepted):
+            assert not set(event.rows.tolist()) & set(ended)
+        elif isinstance(event, Finished):
+            assert rows(event) == [ended[row] for row in range(4)]
+            assert (event.nfe[1], event.nfe[3]) <= (2, 5)
+    assert list(ended)[-1] == 2
+
+
+@pytest.mark.parametrize("over", [0, 1, 5])
+def test_11_no_drafter_makes_a_row_longer_than_its_limit(over: int) -> None:
+    """Not even one that drafts deeper than it may."""
+    model, given = toy_ar(1, VOCAB), prompts(LENGTHS, vocab=VOCAB)
+    for drafter in (Chain(right(model), k=4, over=over), Forest(0.9, over=over)):
+        for new in (1, 2, 3, 4, 5, 6):
+            check_plain(model, run(model, greedy(drafter), given, new), given, new)
+
+
+def test_12_laws_are_float32_whatever_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision a small q is 0, and p/q infinite."""
+    target, other = toy_ar(1, VOCAB, 6.0, dtype=torch.bfloat16), toy_ar(2, VOCAB, 6.0, dtype=torch.bfloat16)
+    monkeypatch.setattr(second, "loaded", lambda *_: other)
+    laws: list[torch.Tensor] = []
+    ratios: list[torch.Tensor] = []
+    real = VerifyLoop._commit
+
+    def commit(self: VerifyLoop, draft: Draft, raw: torch.Tensor, verdict: Verdict) -> np.ndarray:
+        assert raw.dtype == torch.float32
+        if draft.q is not None:
+            laws.append(draft.q)
+            assert verdict.ratio is not None
+            ratios.append(verdict.ratio)
+        return real(self, draft, raw, verdict)
+
+    monkeypatch.setattr(VerifyLoop, "_commit", commit)
+    run(target, "model:name=toy,k=3+speculative", prompts(LENGTHS, vocab=VOCAB), 9, temperature=1.0)
+    assert laws
+    assert all(law.dtype == torch.float32 for law in laws)
+    assert min(float(law[law > 0].min()) for law in laws) < torch.finfo(torch.float16).tiny
+    assert all(bool(((ratio >= 0) & (ratio <= 1)).all()) for ratio in ratios)
+
+
+@pytest.mark.parametrize("spec", ["sequential", "lookup", "model:name=toy", "model:name=toy+template:widths=2-2"])
+def test_13_acceptance_does_not_depend_on_who_is_in_the_batch(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = toy_ar(1, VOCAB)
+    monkeypatch.setattr(second, "loaded", lambda *_: toy_ar(2, VOCAB))
+    given = prompts((4,) * 6, vocab=VOCAB)
+    whole = run(model, spec, given, 10, temperature=1.0, seeds=range(6))
+    for some in ([3], [5, 3], [3, 0, 1, 2]):
+        part = run(model, spec, [given[row] for row in some], 10, temperature=1.0, seeds=some)
+        at = some.index(3)
+        assert rows(part)[at] == rows(whole)[3]
+        assert part.trace.accepted[at] == whole.trace.accepted[3]
+    twins = run(model, spec, [given[3]] * 3, 10, temperature=1.0, seeds=[3, 3, 4])
+    assert rows(twins)[0] == rows(twins)[1] == rows(whole)[3] != rows(twins)[2]
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 1, 2)])
+def test_14_processors_see_the_history_of_each_node(which: tuple[int, ...]) -> None:
+    """Drafts of the processed and of the unprocessed continuation, chains and trees, in ragged batches."""
+    model, given = toy_ar(1, VOCAB, 2.0), prompts(LENGTHS, vocab=VOCAB)
+    chosen = [PENALTIES[index] for index in which]
+    expected = [processed_greedy(model, prompt, 12, chosen) for prompt in given]
+    assert which == (2,) or expected != [plain_greedy(model, prompt, 12) for prompt in given]
+
+    def truth(text: Sequence[int]) -> int:
+        return processed_greedy(model, text, 1, chosen)[-1]
+
+    accepted = 0
+    for drafter in (Chain(truth), Chain(right(model)), Forest(0.9, truth=truth), Forest(0.9), Forest(0.3, truth=truth)):
+        done = run(model, greedy(drafter), given, 12, processors=tuple(chosen))
+        assert rows(done) == expected
+        accepted += sum(map(sum, done.trace.accepted))
+    assert accepted > 60
+    assert rows(run(model, "lookup", given, 12, processors=tuple(chosen))) == expected
+
+
+# --- what else the loop promises ---
+
+
+def test_allowed_tokens_hold_behind_every_node() -> None:
+    """Each row has its own sets; a drafted token that is not allowed is not accepted."""
+    model, given = toy_ar(1, VOCAB), prompts((3, 6), vocab=VOCAB)
+    sets = torch.ones(4, VOCAB, dtype=torch.bool)
+    sets[1, :4], sets[2, 4:], sets[3, 1:] = False, False, False
+    patterns = ([1, 2] * 4, [0, 3, 1, 0] * 2)
+    at = tuple(torch.tensor([*[0] * len(p), *pattern]) for p, pattern in zip(given, patterns, strict=True))
+
+    def truth(prompt: list[int], row: int) -> list[int]:
+        text = list(prompt)
+        for index in range(8):
+            law = logits(model, [text])[0, -1].masked_fill(~sets[at[row][len(prompt) + index]], -torch.inf)
+            text.append(int(law.argmax()))
+        return text
+
+    expected = [truth(prompt, row) for row, prompt in enumerate(given)]
+    for drafter in (Chain(right(model)), Forest(0.9), Chain(lambda text: 0)):
+        assert rows(run(model, greedy(drafter), given, 8, allowed=Allowed(sets, at))) == expected
+
+
+def test_a_trace_names_what_each_forward_fed_and_committed() -> None:
+    model = toy_ar(1, VOCAB)
+    (prompt,) = prompts((4,), vocab=VOCAB)
+    done = run(model, greedy(Chain(right(model), k=2)), [prompt], 6)
+    steps = done.trace.steps[0]
+    assert [step.fed for step in steps] == [(0, 1, 2, 3), (4, 5, 6), (7, 8)]
+    assert [step.positions for step in steps] == [(4,), (5, 6, 7), (8, 9)]
+    assert done.trace.drafted == ((0, 2, 1),)
+    text = rows(done)[0]
+    assert [token for step in steps for token in step.tokens] == text[4:]
+    chance = logits(model, [text])[0].softmax(-1)
+    expected = [float(chance[at - 1, text[at]]) for at in range(4, 10)]
+    assert [score for step in steps for score in step.scores] == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_acceptance_is_handed_raw_and_processed_laws() -> None:
+    seen: list[tuple[torch.Tensor, torch.Tensor, bool]] = []
+
+    @dataclass(frozen=True)
+    class Spy:
+        def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+            seen.append((laws.raw, laws.logits, laws.greedy))
+            return Greedy().accept(draft, laws, chances, state)
+
+    model = toy_ar(1, VOCAB)
+    run(model, speculation(Forest(), Spy()), prompts((4,), vocab=VOCAB), 5, temperature=0.5)
+    for raw, processed, flat in seen:
+        torch.testing.assert_close(processed, raw / 0.5)
+        assert not flat
