@@ -62,7 +62,7 @@ class KSeq:
             first = walk.step(child & (u * bar < mine))
             child &= walk.index <= first[:, None]
             tested |= child
-            ratio = torch.where(child, (mine / bar).clamp(max=1), ratio)
+            ratio = torch.where(child, (mine / bar.clamp(min=1e-12)).clamp(max=1), ratio)
             r = torch.where(walk.alive[:, None], p[rows, walk.here], left(r, q, k, rho))
         return Verdict(walk.path, walk.count, chances.draw(r, "next"), tested, ratio.to(laws.p.dtype))
 

@@ -202,7 +202,7 @@ def _siblings(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
             won = held & (u * bar < mine)
             mark &= held[:, None]
             tested |= mark
-            ratio = torch.where(mark, (mine / bar).clamp(max=1)[:, None], ratio)
+            ratio = torch.where(mark, (mine / bar.clamp(min=_NOTHING)).clamp(max=1)[:, None], ratio)
             left = residual(r, draft.q[rows, node])
             if draft.point is not None:
                 gone = torch.zeros_like(r, dtype=torch.bool).scatter_(1, token[:, None], True)

@@ -1,0 +1,142 @@
+"""`speculative`: worked chains and trees, numerics at the edges, rows alone and in batches, and the naive recursion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.samplers.acceptance.speculative import Speculative
+from pardec.samplers.chances import Keyed as Chances
+from pardec.samplers.kernels import verdict
+from pardec.samplers.rng import Keyed
+from tests.reference import naive_acceptance as naive
+from tests.samplers.test_rrs import random_tree
+from tests.samplers.verdicts import Given, InOrder, emitted, laws, pairs, tree
+
+P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)
+
+
+def test_a_chain_by_hand() -> None:
+    """Drafts 1, 2 from q = (.2, .6, .2): .3/.6 = 1/2 and .2/.2 = 1; rejecting 1 leaves (.3, 0, 0), so token 0."""
+    q = torch.tensor([0.2, 0.6, 0.2], dtype=torch.float64).expand(1, 3, 3)
+    draft = tree(torch.tensor([[0, 1, 2]]), None, q)
+    kept = Speculative().accept(draft, laws(P[:, :3]), Given(torch.tensor([[0.0, 0.49, 0.99]])), None)
+    assert (int(kept.count), kept.path[0].tolist()) == (2, [0, 1, 2])
+    lost = Speculative().accept(draft, laws(P[:, :3]), chances := Given(torch.tensor([[0.0, 0.51, 0.0]])), None)
+    assert int(lost.count) == 0
+    assert chances.left[0].tolist() == pytest.approx([1, 0, 0])
+    assert lost.tested is not None
+    assert lost.tested[0].tolist() == [False, True, False]
+    assert lost.ratio is not None
+    assert lost.ratio[0].tolist() == pytest.approx([0, 0.5, 0])
+
+
+def test_copied_tokens_by_hand() -> None:
+    """A point mass is accepted with p of its token and, rejected, taken out of p: siblings 0 (.5) and 1 (.3/.5)."""
+    draft = tree(torch.tensor([[2, 0, 1]]), [-1, 0, 0])
+    for u, path, left in (
+        ([0.49, 0.0], [0, 1], [0.5, 0.3, 0.2]),
+        ([0.51, 0.59], [0, 2], [0.5, 0.3, 0.2]),
+        ([0.51, 0.61], [0], [0, 0, 1]),
+    ):
+        chances = Given(torch.tensor([[0.0, *u]], dtype=torch.float64))
+        made = Speculative().accept(draft, laws(P[:, :3]), chances, None)
+        assert made.path[0, : int(made.count) + 1].tolist() == path
+        assert chances.left[0].tolist() == pytest.approx(left)
+
+
+def test_equal_laws_are_always_accepted_and_disjoint_ones_never() -> None:
+    p, q = torch.tensor([0.7, 0.3, 0.0, 0.0]).double(), torch.tensor([0.0, 0.0, 0.4, 0.6]).double()
+    same, never = emitted(Speculative(), p, p, 1, replacement=True), emitted(Speculative(), p, q, 1, replacement=True)
+    assert same[1] == pytest.approx(1)
+    assert never[1] == 0
+    torch.testing.assert_close(never[0], p)
+
+
+def test_one_draft_is_accepted_as_often_as_the_laws_overlap() -> None:
+    for p, q in pairs(20):
+        law, accepted = emitted(Speculative(), p, q, 1, replacement=True)
+        assert accepted == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-12)
+        assert float((law - p).abs().max()) < 1e-12
+
+
+def test_a_rejection_by_rounding_draws_from_p() -> None:
+    """p and q equal up to the last bits: nothing is left, and p itself is drawn from, never a token without weight."""
+    p = torch.tensor([0.25, 0.75, 0.0])
+    assert torch.equal(verdict.residual(p, p), p)
+    assert torch.equal(verdict.residual(p, p + 1e-14), p)
+    gone = torch.tensor([[True, True, False]])
+    assert torch.equal(verdict.without(p[None], gone), p[None])
+
+
+def test_a_token_without_probability_is_not_accepted() -> None:
+    """Not even when its siblings have taken all there was, a little more by rounding."""
+    p = torch.tensor([[0.6000001, 0.4, 0.0]]).expand(1, 4, 3)
+    draft = tree(torch.tensor([[0, 0, 1, 2]]), [-1, 0, 0, 0])
+    made = Speculative().accept(draft, laws(p), Given(torch.tensor([[0.0, 0.99, 2.0, 0.0]])), None)
+    assert int(made.count) == 0
+
+
+@pytest.mark.parametrize("points", [1, 2])
+def test_trees_follow_the_naive_recursion(points: int) -> None:
+    drawn = np.random.RandomState(points)
+    for _ in range(60):
+        nodes, p, draft = random_tree(drawn, points=points)
+        uniforms = torch.from_numpy(drawn.uniform(size=(1, len(nodes))))
+        true = naive.recursive(nodes, p.numpy()[0], lambda node: float(uniforms[0, node]))  # noqa: B023
+        for chances in (Given(uniforms), InOrder([float(uniforms[0, node]) for node in true.tested])):
+            made = Speculative().accept(draft, laws(p), chances, None)
+            assert made.path[0, 1 : int(made.count) + 1].tolist() == true.path
+            np.testing.assert_allclose(chances.left[0].numpy(), true.law, atol=1e-9)
+
+
+def test_a_chain_is_a_tree_with_one_path() -> None:
+    drawn = np.random.RandomState(3)
+    p, q = (torch.from_numpy(drawn.dirichlet([0.6] * 6, (200, 5))) for _ in range(2))
+    tokens, uniforms = torch.from_numpy(drawn.randint(0, 6, (200, 5))), torch.from_numpy(drawn.uniform(size=(200, 5)))
+    for law in (None, q):
+        found = []
+        for parents in (None, [-1, 0, 1, 2, 3]):
+            chances = Given(uniforms)
+            made = Speculative().accept(tree(tokens, parents, law), laws(p), chances, None)
+            found.append((made.count, made.tested, made.ratio, chances.left))
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["chain", "points", "laws"])
+@pytest.mark.parametrize("vocab", [7, 40_000])
+def test_a_row_alone_decides_as_in_a_batch_to_the_last_bit(kind: str, vocab: int) -> None:
+    """On several threads too: a row alone would be summed by all of them, in another order."""
+    made = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, vocab, (3, 6), generator=made)
+    parents = None if kind == "chain" else [-1, 0, 0, 0, 1, 1]
+    p, q = ((torch.randn(3, 6, vocab, generator=made) * 3).softmax(-1) for _ in range(2))
+    law = None if kind == "points" else q
+
+    def decide(rows: slice) -> list[torch.Tensor]:
+        source = Keyed((4, 5, 6)[rows])
+        count = len(tokens[rows])
+        seen: list[torch.Tensor] = []
+
+        class Kept(Chances):
+            def draw(self, weights: torch.Tensor, purpose: str, node: int = 0) -> torch.Tensor:
+                seen.append(weights)
+                return super().draw(weights, purpose, node)
+
+        chances = Kept(source, np.arange(count), np.zeros(count, np.int64), torch.device("cpu"))
+        draft = tree(tokens[rows], parents, None if law is None else law[rows])
+        found = Speculative().accept(draft, laws(p[rows]), chances, None)
+        assert found.ratio is not None
+        return [found.count, found.next, found.ratio, *seen]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        together = decide(slice(0, 3))
+        for row in range(3):
+            for one, other in zip(decide(slice(row, row + 1)), together, strict=True):
+                assert torch.equal(one[0], other[row])
+    finally:
+        torch.set_num_threads(threads)

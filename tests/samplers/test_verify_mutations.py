@@ -1,0 +1,203 @@
+"""The tests of the tests: rules broken on purpose, each of which the joint law must show within thousands of draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.models.language_model import LanguageModel
+from pardec.samplers.chances import Keyed
+from pardec.samplers.kernels import verdict
+from pardec.samplers.shapes import template
+from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
+from tests.samplers.ar_toys import speculation
+from tests.samplers.joints import WORLDS, drafting, measure, worst
+
+DRAWS = 4_000
+WORLD = WORLDS["5 tokens, length 4"]
+Patch = pytest.MonkeyPatch
+CHAIN, TREE, COPY = "model:name=draft,k=3", "model:name=draft,k=3+template:widths=3-2", "lookup:k=3"
+
+
+def dropped_residual(patch: Patch) -> None:
+    """After a rejection the next token comes from p itself."""
+    patch.setattr(verdict, "residual", lambda r, q: r)
+    patch.setattr(verdict, "without", lambda r, gone: r)
+
+
+def reused_uniform(patch: Patch) -> None:
+    """One number decides every test of a round."""
+    found = Keyed.accepts
+    patch.setattr(Keyed, "accepts", lambda self, width: found(self, width)[:, :1].expand(-1, width))
+
+
+def reused_for_the_next_token(patch: Patch) -> None:
+    """The number of the first test draws the next token as well."""
+    patch.setattr(Keyed, "accepts", lambda self, width: self._one("next", 0)[:, None].expand(-1, width))
+
+
+def reused_in_every_round(patch: Patch) -> None:
+    """A round's numbers are those of the round before."""
+    made = Keyed.__init__
+
+    def init(self: Keyed, source: Any, rows: Any, rounds: Any, device: Any) -> None:
+        made(self, source, rows, np.zeros_like(rounds), device)
+
+    patch.setattr(Keyed, "__init__", init)
+
+
+def wrong_q(patch: Patch) -> None:
+    """Drafts are tested against a flatter law than they were drawn from."""
+    _judging(patch, lambda draft: replace(draft, q=None if draft.q is None else draft.q.sqrt().softmax(-1)))
+
+
+def late_q(patch: Patch) -> None:
+    """Each draft is tested against the law of the one before."""
+    _judging(patch, lambda draft: replace(draft, q=None if draft.q is None else draft.q.roll(1, 1)))
+
+
+def unrestricted_q(patch: Patch) -> None:
+    """Siblings drawn without replacement are tested against q with the earlier ones in it."""
+    patch.setattr(template, "laws_given", lambda tokens, parent, law, *, replaced: law)
+
+
+def dropped_bonus(patch: Patch) -> None:
+    """Behind a draft that was accepted whole, the last token is said again in place of a new one."""
+    made = verdict.judge
+
+    def judge(draft: Draft, p: Tensor, chances: Chances) -> Any:
+        found = made(draft, p, chances)
+        last = draft.tokens.gather(1, found.path.gather(1, found.count[:, None]))[:, 0]
+        whole = torch.from_numpy(draft.sizes > 1) & (found.count == torch.from_numpy(draft.sizes - 1))
+        return replace(found, next=torch.where(whole, last, found.next))
+
+    _everywhere(patch, judge)
+
+
+def copies_labelled_uniform(patch: Patch) -> None:
+    """Copied tokens are said to have been drawn uniformly."""
+
+    def labelled(draft: Draft) -> Draft:
+        return replace(draft, q=torch.full((*draft.tokens.shape, WORLD.model.vocab_size), 1 / WORLD.model.vocab_size))
+
+    _judging(patch, labelled)
+
+
+def greedy_test(patch: Patch) -> None:
+    """A draft is accepted whenever the target likes it better than the drafter, and never else."""
+    patch.setattr(Keyed, "accepts", lambda self, width: torch.ones(len(self.rows), width, dtype=torch.float64))
+
+
+def _judging(patch: Patch, change: Callable[[Draft], Draft]) -> None:
+    made = verdict.judge
+    _everywhere(patch, lambda draft, p, chances: made(change(draft), p, chances))
+
+
+def _everywhere(patch: Patch, judge: Callable[[Draft, Tensor, Chances], Any]) -> None:
+    for name in ("speculative", "rrs", "kseq"):
+        patch.setattr(f"pardec.samplers.acceptance.{name}.judge", judge)
+
+
+MUTATIONS: list[tuple[Callable[[Patch], None], str]] = [
+    (dropped_residual, CHAIN + "+speculative"),
+    (dropped_residual, TREE + "+rrs"),
+    (dropped_residual, COPY + "+speculative"),
+    (reused_uniform, CHAIN + "+speculative"),
+    (reused_for_the_next_token, CHAIN + "+speculative"),
+    (reused_in_every_round, CHAIN + "+speculative"),
+    (wrong_q, CHAIN + "+speculative"),
+    (wrong_q, TREE + "+rrs"),
+    (late_q, CHAIN + "+speculative"),
+    (unrestricted_q, TREE + "+rrs"),
+    (dropped_bonus, CHAIN + "+speculative"),
+    (dropped_bonus, COPY + "+speculative"),
+    (copies_labelled_uniform, COPY + "+speculative"),
+    (greedy_test, CHAIN + "+speculative"),
+]
+
+
+@pytest.mark.parametrize(("mutation", "spec"), MUTATIONS, ids=[f"{m.__name__}-{s}" for m, s in MUTATIONS])
+def test_a_broken_rule_shows(mutation: Callable[[Patch], None], spec: str, monkeypatch: Patch) -> None:
+    mutation(monkeypatch)
+    draws = 5 * DRAWS if mutation is reused_uniform else DRAWS  # the hardest to see
+    assert worst(measure(spec, WORLD, draws)) > 6
+
+
+@pytest.mark.parametrize("spec", sorted({spec for _, spec in MUTATIONS}))
+def test_the_same_draws_of_the_right_rules_pass(spec: str) -> None:
+    assert worst(measure(spec, WORLD, DRAWS)) < 4
+
+
+# --- two refreshes of a window in a row ---
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """Replays what a Jacobi window does to one position: kept if it passes, redrawn from the residual otherwise."""
+
+    fresh: bool  # False: the keys of the numbers are positions alone, the same in every round
+
+    def law(self, draws: int) -> np.ndarray:
+        """The frequencies of the token after two refreshes, q -> p1 -> p2; they should be p2's."""
+        laws = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.6, 0.1, 0.3]], dtype=torch.float64)
+        source = _source(draws)
+        rows = np.arange(draws)
+        token = Keyed(source, rows, np.zeros(draws, np.int64), torch.device("cpu")).draw(
+            laws[:1].expand(draws, -1), "token"
+        )
+        for turn in (1, 2):
+            rounds = np.full(draws, turn if self.fresh else 1)
+            chances = Keyed(source, rows, rounds, torch.device("cpu"))
+            draft = Draft(
+                torch.stack((torch.zeros_like(token), token), 1),
+                np.full(draws, 2),
+                np.zeros(draws, np.int64),
+                q=laws[turn - 1].expand(draws, 2, -1),
+            )
+            made = verdict.judge(draft, laws[turn].expand(draws, 2, -1), chances)
+            token = torch.where(made.count == 1, token, made.next)
+        return np.bincount(token.numpy(), minlength=3) / draws
+
+
+def _source(draws: int) -> Any:
+    from pardec.samplers.rng import Keyed as Source
+
+    return Source(tuple(range(draws)))
+
+
+def test_two_coupled_refreshes_need_fresh_numbers() -> None:
+    """Keyed by position alone the second refresh sees the numbers of the first, and its law drifts."""
+    true = np.array([0.6, 0.1, 0.3])
+    assert np.abs(Refreshed(fresh=True).law(40_000) - true).sum() / 2 < 0.008
+    assert np.abs(Refreshed(fresh=False).law(40_000) - true).sum() / 2 > 0.05
+
+
+# --- a drafter that looks at what the test will be ---
+
+
+class Peeking:
+    """Draws its tokens with the numbers that the acceptance tests them by."""
+
+    def width(self, model: LanguageModel) -> int:
+        return 2
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Any) -> Draft:
+        text, vocab = scene.text, scene.model.vocab_size
+        q = torch.full((len(text), 2, vocab), 1 / vocab)
+        assert isinstance(chances, Keyed)
+        drafted = (chances.accepts(2)[:, 1] * vocab).long()
+        return Draft.chain(text, drafted[:, None], np.minimum(room, 1), q=q)
+
+    def observe(self, outcome: Outcome, scene: Scene, state: Any) -> None:
+        return
+
+
+def test_numbers_shared_by_drafter_and_test_show() -> None:
+    with drafting(WORLD.model.vocab_size):
+        assert worst(measure(speculation(Peeking()), WORLD, DRAWS)) > 6
