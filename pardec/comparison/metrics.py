@@ -122,7 +122,7 @@ def rounds(rows: Rows) -> list[tuple[int, int, int]]:
     """
     found = []
     for row in drafting(rows):
-        made = Counter(row["steps"])
+        made: Counter[int] = Counter(row["steps"])
         for number, (drafted, accepted) in enumerate(zip(row["drafted"], row["accepted"], strict=True)):
             if number:
                 gained = made[number]

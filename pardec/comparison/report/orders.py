@@ -45,9 +45,9 @@ def commit_order(rows: Rows) -> dict[str, list[Mean]]:
 
 def acceptance(rows: Rows) -> dict[str, list[Mean]]:
     """Of the rounds that drafted so far, the share that accepted each draft position, by sampler."""
-    held: dict[str, list[Mapping[str, Any]]] = {}
+    held: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        held.setdefault(row["sampler"], []).append(row)
+        held.setdefault(row["sampler"], []).append(dict(row))
     counts = {name: metrics.by_position(some) for name, some in held.items()}
     return {name: [(taken / made, made) for taken, made in some] for name, some in counts.items() if some}
 

@@ -53,6 +53,9 @@ class Handed:
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         raise SpecError("a scheduler has no cache", hint="PardecPipeline has one")
 
+    def parameters(self) -> tuple[Tensor, ...]:
+        return ()
+
 
 class Block:
     """The masked loop over one block."""
