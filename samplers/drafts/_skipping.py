@@ -73,8 +73,7 @@ class Search:
             self.best, self.score, self.idle = skip, score, 0
 
     def _random(self) -> Skip:
-        chosen = self.drawn.choice(len(self.blocks), len(self.best), replace=False) if self.blocks else []
-        return frozenset(self.blocks[i] for i in chosen)
+        return frozenset(self.blocks[i] for i in self.drawn.permutation(len(self.blocks))[: len(self.best)])
 
     def _neighbour(self) -> Skip:
         out = [block for block in self.blocks if block not in self.best]

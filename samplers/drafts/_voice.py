@@ -26,6 +26,12 @@ class Nodes:
     are heard; where each went is `place`. Between rounds the slots below `held` hold committed tokens.
     """
 
+    base: np.ndarray  # [B] the slot and the position of node 0, on the host
+    start: Tensor  # [B] the same
+    used: Tensor  # [B] slots taken in this round
+    place: Tensor  # [B, T] the slot of each node behind `start`, -1 where it was not heard
+    sees: Tensor  # [B, R, R] bool: which slots behind `start` each of them sees; meaningless on a chain
+
     def __init__(
         self,
         scene: Scene,
@@ -94,11 +100,11 @@ class Nodes:
 
     def _begin(self) -> None:
         text = self.scene.text
-        self.base: np.ndarray = text.length - 1  # the slot and the position of node 0
+        self.base = text.length - 1
         self.start = torch.from_numpy(self.base).to(text.device)
-        self.used = torch.zeros_like(self.start)  # slots that each row has taken
-        self.place = self.start.new_zeros(len(text), 0)  # [B, T] the slot of each node behind `start`, -1: not heard
-        self.sees = torch.ones(len(text), 1, 1, dtype=torch.bool, device=text.device)  # [B, R, R] by slot
+        self.used = torch.zeros_like(self.start)
+        self.place = self.start.new_zeros(len(text), 0)
+        self.sees = torch.ones(len(text), 1, 1, dtype=torch.bool, device=text.device)
 
     def _feed(self, draft: Draft, nodes: Tensor) -> Hidden:
         """One forward of `nodes` [B, K]."""

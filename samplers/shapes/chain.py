@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pardec.samplers.kernels.rank import argmax
 from pardec.samplers.registry import register
@@ -30,7 +31,7 @@ class Chain:
     def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: None) -> Draft:
         text, drawn = scene.text, scene.request.temperature > 0
         tokens, counts, live = [text.last], np.zeros_like(budget), budget > 0
-        laws = []
+        laws: list[Tensor] = []
         for step in range(int(budget.max())):
             draft = Draft(torch.stack(tokens, 1), counts + 1, text.length - 1)
             nodes = torch.from_numpy(np.where(live, step, -1)).to(text.device)[:, None]

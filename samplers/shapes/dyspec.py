@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import register
@@ -46,7 +47,7 @@ class DySpec:
         tree, live = Tree(text), budget > 0
         reach = torch.ones(len(text), 1, dtype=torch.float64, device=device)  # [B, M] value of each node's token
         column = torch.zeros_like(tree.tokens)  # [B, M] where the law behind each node's parent stands
-        laws = []
+        laws: list[Tensor] = []
         frontier = torch.from_numpy(np.where(live, 0, -1)).to(device)[:, None]
         for depth in range(int(budget.max())):
             order = torch.arange(frontier.shape[1], device=device)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import register
@@ -51,7 +52,7 @@ class Template:
         base, sizes, live = text.length - 1, np.ones_like(budget), budget > 0
         tokens, verify = text.last[:, None], torch.ones(batch, 1, dtype=torch.bool, device=device)
         parents, depths = torch.tensor([-1], device=device), torch.zeros(1, dtype=torch.int64, device=device)
-        laws = []
+        laws: list[Tensor] = []
         level = torch.zeros(1, dtype=torch.int64, device=device)  # the nodes of the level above
         for depth, count in enumerate(self.levels[: int(budget.max())]):
             draft = Draft(tokens, np.full_like(sizes, len(parents)), base, parents, depths) if depth else None

@@ -1,0 +1,69 @@
+"""Beam trees: the search written out, what is kept in the end, and point masses that stay exact under sampling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.shapes.beam import Beam
+from tests.samplers.ar_toys import counted, g_test, joint, run
+from tests.samplers.voices import Told, grown, named, near, nodes, target, written
+
+
+def naive(voice: Told, row: int, beams: int, count: int, deep: int) -> set[tuple[int, ...]]:
+    scores: dict[tuple[int, ...], float] = {}
+    frontier = [()] if deep else []
+    at: dict[tuple[int, ...], float] = {(): 0.0}
+    for _ in range(deep):
+        level: dict[tuple[int, ...], float] = {}
+        for path in frontier:
+            law = torch.from_numpy(voice.logits(row, path)).float().double().log_softmax(-1).numpy()
+            for token in np.argsort(-law)[:beams]:
+                if np.isfinite(law[token]):
+                    level[*path, int(token)] = at[path] + law[token]
+        scores |= level
+        at |= level
+        frontier = sorted(level, key=lambda path: -level[path])[:beams]  # type: ignore[arg-type]
+    return set(sorted(scores, key=lambda path: -scores[path])[:count])
+
+
+@pytest.mark.parametrize(("beams", "count"), [(1, 4), (2, 6), (3, 5), (4, 40)])
+@pytest.mark.parametrize("least", [-np.inf, 0.0])  # with 0.0 some laws have fewer tokens than beams
+def test_it_is_the_search_written_out(beams: int, count: int, least: float) -> None:
+    voice = Told(written([[1], [2], [3], [0, 4]]), least=least)
+    budget = [4, 1, 3, 0]
+    draft = grown(Beam(beams, count), voice, budget)
+    for row, deep in enumerate(budget):
+        assert set(nodes(draft, row)) == naive(voice, row, beams, count, deep)
+    assert draft.q is None
+    assert len(voice.calls) <= 4
+    assert all(len(call[0]) <= beams for call in voice.calls)
+
+
+def test_a_temperature_draws_nothing() -> None:
+    cold = grown(Beam(3, 8), Told(written([[1], [2]])), [3, 3])
+    warm = grown(Beam(3, 8), Told(written([[1], [2]])), [3, 3], temperature=1.0)
+    assert warm.q is None
+    assert [nodes(warm, row) for row in (0, 1)] == [nodes(cold, row) for row in (0, 1)]
+
+
+def test_independent_siblings_are_refused() -> None:
+    with pytest.raises(SpecError, match="this acceptance needs independent draws"):
+        registry.resolve("model:name=x+beam+kseq", "ar", sampling=True)
+
+
+def test_sizes_below_1_are_refused() -> None:
+    with pytest.raises(SpecError, match="beam: beams must be at least 1, got 0"):
+        Beam(beams=0)
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_what_comes_out_has_the_targets_law(top_k: int | None) -> None:
+    draws, options = 4000, {"temperature": 0.9, "top_k": top_k}
+    with named(near=near()):
+        spec = "model:name=near,k=3+beam:beams=2,nodes=5"
+        done = run(target(), spec, [[1, 3]] * draws, 4, seeds=range(draws), **options)
+    assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, **options)) < 4

@@ -1,0 +1,122 @@
+"""Dynamic trees: the greedy search one node at a time, the most probable trees of all, places chosen before draws."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers.shapes.dyspec import DySpec
+from pardec.samplers.verifying import Draft
+from tests.samplers.ar_toys import counted, g_test, joint, run
+from tests.samplers.voices import Told, grown, named, near, nodes, target, written
+
+
+def law(voice: Told, row: int, tokens: tuple[int, ...]) -> np.ndarray:
+    found: np.ndarray = torch.from_numpy(voice.logits(row, tokens)).float().softmax(-1).double().numpy()
+    return found
+
+
+def search(voice: Told, row: int, count: int, deep: int) -> set[tuple[int, ...]]:
+    """The `count` likeliest paths, by best-first search one node at a time."""
+    heap = [(-chance, (token,)) for token, chance in enumerate(law(voice, row, ()))]
+    heapq.heapify(heap)
+    found: set[tuple[int, ...]] = set()
+    while heap and len(found) < count:
+        value, path = heapq.heappop(heap)
+        found.add(path)
+        if len(path) < deep:
+            for token, chance in enumerate(law(voice, row, path)):
+                heapq.heappush(heap, (value * chance, (*path, token)))
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 5, 12, 30])
+def test_at_temperature_0_it_is_the_search_that_asks_node_by_node(count: int) -> None:
+    text = written([[1], [2], [3], [0, 4]])
+    voice = Told(text)
+    budget = [5, 2, 3, 0]
+    draft = grown(DySpec(count, children=6), voice, budget)
+    for row, deep in enumerate(budget):
+        assert set(nodes(draft, row)) == (search(voice, row, count, deep) if deep else set())
+    assert len(voice.calls) <= 5
+
+
+def test_no_tree_of_its_size_is_likelier() -> None:
+    text = written([[row, 1] for row in range(5)])
+    voice = Told(text, vocab=3)
+    draft = grown(DySpec(3, children=3), voice, [2] * 5)
+    for row in range(5):
+        value = {(t,): law(voice, row, ())[t] for t in range(3)}
+        value |= {(*p, t): v * law(voice, row, p)[t] for p, v in list(value.items()) for t in range(3)}
+        trees = [tree for tree in combinations(value, 3) if all(not p[:-1] or p[:-1] in tree for p in tree)]
+        assert sum(value[p] for p in nodes(draft, row)) == pytest.approx(max(sum(map(value.get, t)) for t in trees))  # type: ignore[arg-type]
+
+
+def places(voice: Told, draft: Draft, row: int, children: int, deep: int) -> tuple[list[float], list[float]]:
+    """The values of the places that the tree has, and of those that it could have had next."""
+    taken, free = [], []
+    below: dict[tuple[int, ...], list[int]] = {(): []}
+    for path in nodes(draft, row):
+        below.setdefault(path, [])
+        below[path[:-1]].append(path[-1])
+    reach = {(): 1.0}
+    for path, tokens in sorted(below.items(), key=lambda item: len(item[0])):
+        place, left = reach[path], law(voice, row, path)
+        for token in tokens:
+            taken.append(place)
+            share = left[token] / left.sum()
+            reach[*path, token] = place * share
+            place *= 1 - share
+            left[token] = 0
+        if len(tokens) < children and len(path) < deep and left.sum() > 0:
+            free.append(place)
+    return taken, free
+
+
+def test_draws_fill_the_places_of_the_highest_value() -> None:
+    text = written([[row, 1] for row in range(20)])
+    voice = Told(text)
+    draft = grown(DySpec(9, children=3), voice, [3] * 20, temperature=1.0)
+    for row in range(20):
+        taken, free = places(voice, draft, row, 3, 3)
+        assert len(taken) == 9
+        assert min(taken) >= max(free) - 1e-6
+    assert len({draft.depth[row].tolist().count(1) for row in range(20)}) > 1  # trees differ in form
+
+
+def test_q_is_the_law_given_earlier_siblings() -> None:
+    voice = Told(written([[row, 1] for row in range(8)]))
+    draft = grown(DySpec(12), voice, [4] * 8, temperature=1.0)
+    assert draft.q is not None
+    for row in range(8):
+        left = {}
+        for node, path in enumerate(nodes(draft, row), 1):
+            given = left.setdefault(path[:-1], law(voice, row, path[:-1]))
+            np.testing.assert_allclose(draft.q[row, node], given / given.sum(), atol=1e-5)
+            given[path[-1]] = 0
+
+
+def test_a_row_alone_has_the_tree_that_it_has_in_a_batch() -> None:
+    together = grown(DySpec(10), Told(written([[1], [2, 3], [4]])), [2, 4, 3], seed=5, temperature=1.0)
+    alone = grown(DySpec(10), Told(written([[2, 3]])), [4], seed=6, temperature=1.0)
+    assert nodes(together, 1) == nodes(alone, 0)
+
+
+def test_sizes_below_1_are_refused() -> None:
+    with pytest.raises(SpecError, match="dyspec: nodes must be at least 1, got 0"):
+        DySpec(nodes=0)
+
+
+@pytest.mark.parametrize("accept", ["speculative", "kseq"])
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_what_comes_out_has_the_targets_law(accept: str, top_k: int | None) -> None:
+    draws, options = 4000, {"temperature": 0.9, "top_k": top_k}
+    with named(near=near()):
+        spec = f"model:name=near,k=3+dyspec:nodes=5,children=3+{accept}"
+        done = run(target(), spec, [[1, 3]] * draws, 4, seeds=range(draws), **options)
+    assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, **options)) < 4

@@ -1,0 +1,201 @@
+"""The target with sub-blocks left out: which ones, what the search finds, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations, product
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.models.decoder import DecoderLayer
+from pardec.models.errors import SpecError
+from pardec.models.plan import Plan, Visible
+from pardec.samplers import registry
+from pardec.samplers.drafts._skipping import Search, Skip, inner, uniform
+from pardec.samplers.drafts.layerskip import Skipping
+from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
+from tests.samplers.voices import LENGTHS, NEW, RAGGED, greedy, heard, law, target
+
+SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
+
+
+@pytest.mark.parametrize(("shape", "length"), [*product(SHAPES, [""]), *product(["chain"], LENGTHS[1:])])
+@pytest.mark.parametrize("skip", ["uniform", "search,context=3"])
+def test_greedy_decoding_is_kept(shape: str, length: str, skip: str) -> None:
+    spec = f"layerskip:ratio=0.8,k=4,skip={skip}+{shape}{length}"
+    assert rows(run(target(), spec, RAGGED, NEW)) == greedy()
+    for row, prompt in enumerate(RAGGED):
+        assert rows(run(target(), spec, [prompt], NEW[row])) == [greedy()[row]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_with_nothing_skipped_everything_is_accepted(temperature: float) -> None:
+    done = run(target(), "layerskip:ratio=0,k=4", RAGGED, 16, temperature=temperature)
+    assert done.trace.accepted == ((0, 4, 4, 4),) * len(RAGGED)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_law_of_the_target_is_that_of_a_whole_forward(shape: str) -> None:
+    """So nothing that was drafted is ever read; with nothing skipped the drafter's laws are the target's."""
+    with heard() as errors:
+        done = run(target(), f"layerskip:ratio=0.8,k=4,skip=search,context=3+{shape}", RAGGED, NEW, temperature=1.0)
+    assert max(errors) < 1e-4
+    assert max(map(max, done.trace.accepted)) >= 2
+    with heard(lambda text: law(target(), text)) as errors:
+        run(target(), f"layerskip:ratio=0,k=4+{shape}", RAGGED, NEW, temperature=1.0)
+    assert max(errors) < 1e-4
+
+
+# --- which sub-blocks ---
+
+
+@pytest.mark.parametrize(
+    ("layers", "ratio", "count"), [(4, 0.45, 1), (32, 0.45, 27), (6, 1.0, 8), (6, 0.0, 0), (2, 1.0, 0)]
+)
+def test_a_share_of_the_inner_sub_blocks_is_skipped(layers: int, ratio: float, count: int) -> None:
+    skip = uniform(layers, ratio)
+    assert len(skip) == count == int(2 * (layers - 2) * ratio)
+    assert skip <= set(inner(layers))
+    whole = sorted(layer for layer, times in Counter(layer for layer, _ in skip).items() if times == 2)
+    assert len(whole) == count // 2
+    assert not whole or max(np.diff([0, *whole, layers - 1])) <= 2 * np.ceil((layers - 1) / (len(whole) + 1))
+
+
+@contextmanager
+def counted_blocks() -> Iterator[Counter[tuple[str, int]]]:
+    """How often each sub-block ran, and over how many queries in all."""
+    seen: Counter[tuple[str, int]] = Counter()
+    attention = DecoderLayer._attention
+
+    def watched(self: DecoderLayer, h: Tensor, step, index: int, picked):  # type: ignore[no-untyped-def]
+        seen["attn", index] += 1
+        return attention(self, h, step, index, picked)
+
+    with patch.object(DecoderLayer, "_attention", watched):
+        yield seen
+
+
+def test_what_is_skipped_does_not_run() -> None:
+    with counted_blocks() as seen:
+        done = run(target(), "layerskip:ratio=1,k=3", [[1, 2, 3]], 10)
+    forwards, drafts = done.nfe[0], done.draft_forwards[0]
+    assert drafts > forwards
+    assert [seen["attn", layer] for layer in range(4)] == [forwards + drafts, forwards, forwards, forwards + drafts]
+
+
+# --- the search ---
+
+
+def test_the_search_finds_the_best_choice_and_scores_only_rise() -> None:
+    value = {block: i * i % 7 for i, block in enumerate(inner(6))}
+
+    def worth(skip: Skip) -> float:
+        return sum(value[block] for block in skip) / 100
+
+    search = Search(6, 0.4)
+    scores = []
+    while (skip := search.next((0,))) is not None:
+        assert len(skip) == 3
+        search.told(skip, worth(skip))
+        assert search.score is not None
+        scores.append(search.score)
+    assert scores == sorted(scores)
+    assert search.score == max(worth(frozenset(skip)) for skip in combinations(inner(6), 3))
+    assert len(scores) <= len(list(combinations(inner(6), 3)))  # nothing is tried twice
+
+
+def test_a_new_text_has_the_best_choice_scored_again() -> None:
+    search = Search(8, 0.5)
+    first = search.next((0, 1))
+    assert first == search.best
+    search.told(first, 0.8)
+    other = search.next((0, 1))
+    assert other is not None
+    assert other != first
+    search.told(other, 0.3)
+    assert search.next((1,)) == first
+    search.told(first, 0.1)
+    better = search.next((1,))
+    assert better is not None
+    search.told(better, 0.2)
+    assert (search.best, search.score) == (better, 0.2)
+
+
+def test_a_good_match_or_many_vain_tries_end_it() -> None:
+    search = Search(40, 0.5)
+    search.told(search.next((0,)) or search.best, 0.96)
+    assert search.next((0,)) is None
+    search = Search(40, 0.5)
+    tries = 0
+    while (skip := search.next((0,))) is not None:
+        search.told(skip, 0.5)
+        tries += 1
+    assert tries == 301
+
+
+def test_the_match_is_the_share_that_the_skipping_stack_would_have_said() -> None:
+    """Against a cache of its own: the prompt by the whole stack, the rest token by token without the sub-blocks."""
+    model, seen = target(), []
+    match = Skipping._match
+
+    def watched(self: Skipping, skip: Skip, rows_: np.ndarray, context: int) -> float:
+        found = match(self, skip, rows_, context)
+        text, hits = self.scene.text, []
+        for row in rows_:
+            prompt, tokens = int(text.prompt[row]), text.row(row).tolist()
+            cache = model.new_cache(1, len(tokens))
+            if prompt > 1:
+                model.forward(Plan.full(torch.tensor([tokens[: prompt - 1]]), Visible.causal()), cache)
+            for at in range(prompt - 1, prompt - 1 + context):
+                one = torch.tensor([[at]])
+                plan = Plan(torch.tensor([[tokens[at]]]), one, one, Visible.causal(), one[0] + 1, one * 0, skip=skip)
+                hits.append(int(model.forward(plan, cache).logits().argmax()) == tokens[at + 1])
+        seen.append((found, float(np.mean(hits))))
+        return found
+
+    with patch.object(Skipping, "_match", watched):
+        done = run(model, "layerskip:ratio=0.6,k=2,skip=search,context=5", RAGGED, NEW)
+    assert rows(done) == greedy()
+    assert len(seen) > 4
+    assert [found for found, _ in seen] == pytest.approx([truth for _, truth in seen])
+    assert len({found for found, _ in seen}) > 2
+
+
+def test_a_search_helps_where_the_even_choice_is_a_bad_one() -> None:
+    model = toy_ar(12, 5, 3.0, layers=6)
+    with torch.no_grad():
+        for layer in (2, 3):  # what the even choice leaves in does nothing
+            stack = model.decoder.layers[layer]  # type: ignore[attr-defined]
+            stack.out_weight.zero_()
+            stack.down_weight.zero_()
+    even = run(model, "layerskip:ratio=0.5,k=3", RAGGED, 60)
+    found = run(model, "layerskip:ratio=0.5,k=3,skip=search,context=8", RAGGED, 60)
+    assert rows(found) == rows(even)
+    assert sum(found.nfe) < sum(even.nfe)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("layerskip:ratio=1.5", "layerskip: ratio must lie in [0, 1], got 1.5"),
+        ("layerskip:k=0", "layerskip: k must be at least 1, got 0"),
+        ("layerskip:context=0", "layerskip: context must be at least 1, got 0"),
+    ],
+)
+def test_values_out_of_range_are_refused(spec: str, said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        registry.resolve(spec, "ar")
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("spec", ["layerskip:ratio=0.8,k=3", "layerskip:ratio=0.8,k=3,skip=search,context=1"])
+def test_what_comes_out_has_the_targets_law(spec: str) -> None:
+    draws = 4000
+    done = run(target(), spec, [[1, 3]] * draws, 4, temperature=0.9, seeds=range(draws))
+    assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, temperature=0.9)) < 4

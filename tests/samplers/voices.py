@@ -1,0 +1,253 @@
+"""What the tests of drafting models share: toys under a name, a voice of made-up laws, and an ear that checks laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.language_model import LanguageModel
+from pardec.models.plan import Plan
+from pardec.samplers import registry
+from pardec.samplers.chances import Keyed
+from pardec.samplers.drafts import model as second
+from pardec.samplers.drafts._voice import Nodes
+from pardec.samplers.loops.passes import Passes
+from pardec.samplers.rng import Keyed as Seeds
+from pardec.samplers.sequences import Sequences
+from pardec.samplers.spec import parse
+from pardec.samplers.verifying import Draft, Outcome, Verdict
+from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+
+LENGTHS = ("", "+heuristic", "+unsure:tau=0.6", "+fallback:below=0.5", "+calibrated:h=0.5", "+goodput:c=0.2")
+RAGGED = [[3], [1, 0, 4, 2, 2, 1, 3], [0, 4], [2, 1, 1, 0, 3, 4, 4, 2, 0, 1, 2]]
+NEW = [14, 17, 9, 20]
+
+
+@contextmanager
+def named(**models: LanguageModel) -> Iterator[None]:
+    """`model:name=...` drafts with these."""
+    with patch.object(second, "loaded", lambda name, device, dtype: models[name]):
+        yield
+
+
+@cache
+def target() -> LanguageModel:
+    return toy_ar(0, 5, 3.0, layers=4)
+
+
+@cache
+def near() -> LanguageModel:
+    """A drafter that is right about half of the time: the target without its last layer's MLP."""
+    model = toy_ar(0, 5, 3.0, layers=4)
+    stack: Any = model.decoder
+    stack.layers[3].down_weight.zero_()
+    return model
+
+
+@cache
+def greedy(new: tuple[int, ...] = tuple(NEW)) -> list[list[int]]:
+    """What the rows of `RAGGED` are by plain greedy decoding."""
+    return [plain_greedy(target(), prompt, count) for prompt, count in zip(RAGGED, new, strict=True)]
+
+
+def keeps_greedy(spec: str) -> None:
+    """All rows in one batch, and each alone, are what plain greedy decoding gives."""
+    with named(near=near()):
+        done = run(target(), spec, RAGGED, NEW)
+        assert rows(done) == greedy(), spec
+        for row, prompt in enumerate(RAGGED):
+            assert rows(run(target(), spec, [prompt], NEW[row])) == [greedy()[row]], (spec, row)
+
+
+# --- laws against whole forwards ---
+
+
+def path(draft: Draft, row: int, node: int) -> list[int]:
+    """The tokens from behind node 0 to `node`."""
+    found: list[int] = []
+    while node > 0:
+        found.append(int(draft.tokens[row, node]))
+        node = int(draft.parent[row, node])
+    return found[::-1]
+
+
+def law(model: LanguageModel, text: Sequence[int], **part: Any) -> Tensor:
+    """Raw logits [V] behind `text`, by a forward without a cache; `part` of the stack."""
+    plan = Plan.full(torch.tensor([list(text)]), model.visible())
+    return model.forward(Plan(**{**{name: getattr(plan, name) for name in Plan.__slots__}, **part})).logits()[0, -1]
+
+
+@contextmanager
+def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[float]]:
+    """Compares the drafter's law behind every node with `truth` of its whole text, and the target's with `law`.
+
+    Gives the greatest difference of each forward.
+    """
+    errors: list[float] = []
+    hear, verify = Nodes.hear, Passes.verify
+
+    def listened(self: Nodes, draft: Draft, nodes: Tensor) -> Tensor:
+        said = hear(self, draft, nodes)
+        for row in range(len(nodes)):
+            for at, node in enumerate(nodes[row].tolist()):
+                if node >= 0 and truth is not None:
+                    text = [*self.scene.text.row(row).tolist(), *path(draft, row, node)]
+                    errors.append(float((said[row, at] - truth(text)).abs().max()))
+        return said
+
+    def verified(self: Passes, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
+        raw, made = verify(self, draft, hidden)
+        for row, size in enumerate(draft.sizes):
+            for node in range(size):
+                text = [*self.text.row(row).tolist(), *path(draft, row, node)]
+                errors.append(float((raw[row, node] - law(self.model, text)).abs().max()))
+        return raw, made
+
+    with patch.object(Nodes, "hear", listened), patch.object(Passes, "verify", verified):
+        yield errors
+
+
+# --- shapes without a model ---
+
+
+class Told:
+    """A voice whose law behind a path is drawn once for that path, [V] logits."""
+
+    def __init__(self, text: Sequences, vocab: int = 6, sharp: float = 2.0, least: float = -np.inf) -> None:
+        self.text, self.vocab, self.sharp, self.least = text, vocab, sharp, least
+        self.calls: list[list[list[int]]] = []
+        self.pruned: list[list[int]] | None = None
+
+    def logits(self, row: int, tokens: Sequence[int]) -> np.ndarray:
+        seed = [*self.text.row(row).tolist(), 99, *tokens]
+        drawn = np.random.default_rng(seed).standard_normal(self.vocab) * self.sharp
+        drawn[drawn < self.least] = -np.inf
+        return drawn
+
+    def hear(self, draft: Draft, nodes: Tensor) -> Tensor:
+        self.calls.append(nodes.tolist())
+        said = np.zeros((*nodes.shape, self.vocab))
+        for row, col in zip(*np.nonzero(nodes.numpy() >= 0), strict=True):
+            said[row, col] = self.logits(row, path(draft, row, int(nodes[row, col])))
+        return torch.from_numpy(said).float()
+
+    def prune(self, nodes: Tensor) -> None:
+        self.pruned = nodes.tolist()
+
+
+def scene(text: Sequences, *, temperature: float = 0.0, accept: str = "speculative", length: Any = None) -> Any:
+    """As much of a scene as shapes and controllers look at."""
+    rule = registry.build(parse(accept).parts[0], "ar")
+    return SimpleNamespace(
+        text=text,
+        request=SimpleNamespace(temperature=temperature),
+        sampler=SimpleNamespace(length=length, accept=rule),
+        siblings=getattr(rule, "siblings", "without"),
+        state=lambda stage: None,
+    )
+
+
+def written(prompts: Sequence[Sequence[int]], new: int = 20) -> Sequences:
+    return Sequences([torch.tensor(prompt) for prompt in prompts], [len(p) + new for p in prompts], pad_id=0)
+
+
+def chances(text: Sequences, seed: int = 0) -> Keyed:
+    count = len(text)
+    return Keyed(Seeds(tuple(range(seed, seed + count))), text.rows, np.zeros(count, dtype=np.int64), text.device)
+
+
+def grown(shape: Any, voice: Told, budget: Sequence[int], seed: int = 0, **more: Any) -> Draft:
+    """A draft of `voice`, checked for what every draft holds."""
+    draft: Draft = shape.grow(voice, scene(voice.text, **more), np.array(budget), chances(voice.text, seed), None)
+    assert draft.tokens[:, 0].tolist() == voice.text.last.tolist()
+    assert draft.width <= shape.width(max(budget))
+    for row, size in enumerate(draft.sizes):
+        assert int(draft.depth[row, :size].max()) <= budget[row]
+        for node in range(1, size):
+            parent = int(draft.parent[row, node])
+            assert 0 <= parent < node
+            assert int(draft.depth[row, node]) == int(draft.depth[row, parent]) + 1
+    return draft
+
+
+def nodes(draft: Draft, row: int) -> list[tuple[int, ...]]:
+    """The paths of a row's nodes, node 0 left out."""
+    return [tuple(path(draft, row, node)) for node in range(1, int(draft.sizes[row]))]
+
+
+# --- controllers without a model ---
+
+
+class Pausing:
+    """Lets each row draft in some rounds only, and none in every fourth."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def budget(self, most: int, scene: Any, state: None) -> np.ndarray:
+        self.rounds += 1
+        wanted: np.ndarray = (scene.text.rows + self.rounds) % 3 * 2 * (self.rounds % 4 > 0)
+        return wanted
+
+    def stop(self, *_: Any) -> None:
+        return None
+
+    def observe(self, *_: Any) -> None:
+        return
+
+
+def outcome(drafted: Sequence[int], accepted: Sequence[int], forwards: int = 0) -> Outcome:
+    """A round of chains."""
+    counts = np.array(drafted)
+    tokens = torch.zeros(len(counts), int(counts.max(initial=0)) + 1, dtype=torch.int64)
+    draft = Draft(tokens, counts + 1, np.zeros_like(counts), forwards=forwards)
+    order = torch.arange(tokens.shape[1]).expand_as(tokens)
+    verdict = Verdict(order, torch.tensor(accepted), tokens[:, 0])
+    laws: Any = None
+    return Outcome(draft, verdict, laws, np.full_like(counts, 10), np.array(accepted) + 1)
+
+
+def speed(controller: Any, chance: np.ndarray, c: float, most: int, sure: np.ndarray | None = None) -> float:
+    """Tokens per time of one row over rounds in which token i is accepted with probability chance[round, i].
+
+    `sure` [rounds, most] is what the drafter says of it. A forward of the target takes 1, one of the drafter c. Every
+    controller meets the same luck.
+    """
+    stage = scene(written([[1]]))
+    state = controller.start(stage) if hasattr(controller, "start") else None
+    luck = np.random.RandomState(5).rand(*chance.shape)
+    tokens = time = 0.0
+    for round_, row in enumerate(chance):
+        budget = int(controller.budget(most, stage, state)[0])
+        drafted = 0
+        while drafted < min(budget, most):
+            said = torch.tensor([row[drafted] if sure is None else sure[round_, drafted]])
+            stop = controller.stop(said, drafted, stage, state)
+            drafted += 1
+            if stop is not None and bool(stop[0]):
+                drafted -= bool(getattr(controller, "drops", False))
+                time += c * bool(getattr(controller, "drops", False))
+                break
+        taken = int((luck[round_, :drafted] < row[:drafted]).cumprod().sum())
+        tokens, time = tokens + taken + 1, time + 1 + c * drafted
+        controller.observe(outcome([drafted], [taken], drafted), stage, state)
+    return tokens / time
+
+
+def best_fixed(chance: np.ndarray, c: float, most: int) -> float:
+    """The speed of the best k in hindsight, with the luck of `speed`."""
+    rounds, taken = len(chance), (np.random.RandomState(5).rand(*chance.shape) < chance).cumprod(1)
+    return max((rounds + float(taken[:, :k].sum())) / (rounds * (1 + c * k)) for k in range(most + 1))
+
+
+def switching(alphas: Sequence[float], each: int, most: int) -> np.ndarray:
+    """[rounds, most] acceptance that changes every `each` rounds."""
+    return np.repeat(np.array(alphas), each)[:, None].repeat(most, 1)
