@@ -63,7 +63,8 @@ class Typical:
         """[B, T]: what the token behind each node must exceed."""
         inside = 1e-5 if self.reference else 0.0
         entropy = -torch.special.xlogy(p, p + inside).sum(-1)
-        return (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
+        bar: Tensor = self.delta * (-entropy).exp()
+        return bar.clamp(max=self.epsilon)
 
 
 def longest(draft: Draft, fits: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:

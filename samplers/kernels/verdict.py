@@ -218,7 +218,7 @@ def _siblings(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
 def _one(chances: Chances, node: Tensor, held: Tensor, token: Tensor) -> Tensor:
     """[B] uniforms, of another `node` [B] in each row, for sources that know one at a time."""
     u = torch.ones(len(node), dtype=torch.float64, device=node.device)
-    for at in node[held].unique().tolist():
+    for at in set(node[held].tolist()):
         here = held & (node == at)
         u = torch.where(here, chances.accept(at, here, token), u)
     return u
