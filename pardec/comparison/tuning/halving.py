@@ -158,8 +158,8 @@ def search(
             break
     alive = _kept(alive, FINALISTS, max_drop)
     gone = [standing for standing in standings if standing.why]
-    measured = sorted((s for s in gone if s.outcomes), key=lambda s: (-s.rung, *_best(s, max_drop)))
-    return Search([*alive, *measured, *(s for s in gone if not s.outcomes)], len(alive), used, spent, planned)
+    ranked = sorted((s for s in gone if s.outcomes), key=lambda s: (-s.rung, *_best(s, max_drop)))
+    return Search([*alive, *ranked, *(s for s in gone if not s.outcomes)], len(alive), used, spent, planned)
 
 
 def _kept(alive: Sequence[Standing], keep: int, max_drop: float) -> list[Standing]:
