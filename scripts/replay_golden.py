@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from golden_specs import CALLS, PURE, Call, Case
+from golden_specs import CALLS, PURE, REPLAYS, TOLERANCE, Call, Case, relative
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -33,8 +33,6 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan
 from pardec.samplers.kernels.law import Law, filtered
 from pardec.samplers.kernels.schedule import even_share
-
-TOLERANCE = 1e-4  # of logits, relative to the largest of the tensor
 
 # Cases in which a reference does what pardec does not build; they are declared where they do not match.
 DECLARED = {
@@ -103,7 +101,7 @@ def replay(case: Case, model: pardec.Model, tensors: dict[str, Tensor], call: Ca
         found = recorder.logits[busy.index(number)]
         if number == busy[0] > 0:  # full, and theirs perhaps not
             found = found[-len(tensors[name]) :]
-        if (error := _relative(found, tensors[name])) > TOLERANCE:
+        if (error := relative(found, tensors[name])) > TOLERANCE:
             return f"forward {number}: logits differ by {error:.1e}"
     return None
 
@@ -131,17 +129,11 @@ class _Recorder:
         del self.engine.decoder.forward
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
-    if found.shape != expected.shape:
-        return float("inf")
-    return float((found - expected).abs().max() / expected.abs().max())
-
-
 def forward_logits(case: Case, model: pardec.Model, tensors: dict[str, Tensor]) -> str | None:
     """Plain logits; a left-padded row is replayed without its padding, since pardec aligns rows on the left."""
     pad = case["params"].get("left_pad", 0)
     found = model.logits(torch.tensor([case["input_ids"][pad:]]))[0]
-    error = _relative(found, tensors[case["logits_tensor"]][pad:])
+    error = relative(found, tensors[case["logits_tensor"]][pad:])
     return f"logits differ by {error:.1e}" if error > TOLERANCE else None
 
 
@@ -173,15 +165,19 @@ def replay_set(folder: Path, tallies: dict[str, Tally]) -> None:
         tally.total += 1
         pure = PURE.get(method) or (forward_logits if method == "forward_logits" else None)
         call = CALLS[method](case) if method in CALLS else None
+        own = REPLAYS.get(method)
         if case.get("pathological_nan"):
             tally.declared += 1
-        elif (pure is None and call is None) or not _supported(folder):
+        elif own is None and ((pure is None and call is None) or not _supported(folder)):
             tally.skipped += 1
         else:
-            if model is None and method not in PURE:
+            if model is None and own is None and method not in PURE:
                 model = pardec.load(folder / "checkpoint", device="cpu", dtype="float32")
             try:
-                difference = pure(case, model, tensors) if pure else replay(case, model, tensors, call)
+                if own:
+                    difference = own(case, folder, tensors)
+                else:
+                    difference = pure(case, model, tensors) if pure else replay(case, model, tensors, call)
             except PardecError as error:
                 difference = f"refused: {error}"
             if difference is None:

@@ -1,21 +1,40 @@
-"""Which spec and arguments of `generate` stand for a recorded case: one module for each recorded code base."""
+"""Which spec and arguments of `generate` stand for a recorded case: one module for each recorded code base.
+
+A module names them by method in `CALLS`; what is no text model's, it replays itself, by method in `REPLAYS`.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 Case = dict[str, Any]
 Call = tuple[str, dict[str, Any]]  # a spec and the arguments of generate
 Reader = Callable[[Case], Call | None]  # None: pardec does not build what the case records
 
 Pure = Callable[..., str | None]  # (case, ...) -> what differs first
+Replay = Callable[[Case, Path, dict[str, Tensor]], str | None]  # (case, set, its tensors) -> what differs first
+
+TOLERANCE = 1e-4  # of logits and pixels, relative to the largest of the tensor
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """The largest error in units of the largest expected value."""
+    if found.shape != expected.shape:
+        return float("inf")
+    return float((found - expected).abs().max() / expected.abs().max())
+
 
 CALLS: dict[str, Reader] = {}  # by the case's method
 PURE: dict[str, Pure] = {}  # cases without a decode, by method; a module has them where it needs them
+REPLAYS: dict[str, Replay] = {}
 for _module in pkgutil.iter_modules(__path__):
     _found = importlib.import_module(f"{__name__}.{_module.name}")
     CALLS |= _found.CALLS
     PURE |= getattr(_found, "PURE", {})
+    REPLAYS |= getattr(_found, "REPLAYS", {})

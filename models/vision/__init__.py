@@ -1,0 +1,1 @@
+"""Picture models: image tokenizers, and what reads and writes their published files."""

@@ -1,0 +1,74 @@
+"""Weight files as image models publish them: a pickle that holds the tensors under one name, or safetensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pardec.models.errors import ModelError, listed, one_line
+
+CONTAINERS = ("model", "module", "state_dict")  # where the tensors may lie in a pickle; else it is they themselves
+SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name, on the CPU. No code in the file is run.
+
+    Raises:
+        ModelError: the file is missing, damaged, of another kind, or holds no plain dictionary of tensors.
+    """
+    if not file.is_file():
+        raise ModelError(f"there is no file {file}")
+    if file.suffix not in SUFFIXES:
+        raise ModelError(f"{file} is no weight file", f"weight files end in {', '.join(SUFFIXES)}")
+    again = "download or copy the file again"
+    if file.suffix == ".safetensors":
+        try:
+            return load_file(file)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(f"{file} is damaged or cut short: {one_line(error)}", again) from error
+    try:
+        held = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch each raise their own
+        raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", again) from error
+    if isinstance(held, dict):
+        held = next((held[name] for name in CONTAINERS if isinstance(held.get(name), dict)), held)
+    if not isinstance(held, dict) or not held or not all(isinstance(value, Tensor) for value in held.values()):
+        raise ModelError(f"{file} does not hold a plain dictionary of tensors")
+    return held
+
+
+def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write `{"model": tensors}` (.pt) or plain safetensors, by the file's suffix; the file is replaced whole.
+
+    Raises:
+        ModelError: another suffix.
+    """
+    if file.suffix not in (".pt", ".safetensors"):
+        raise ModelError(f"cannot write weights to {file}", "name a file that ends in .pt or .safetensors")
+    kept = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
+    part = file.with_name(file.name + ".part")
+    if file.suffix == ".pt":
+        torch.save({"model": kept}, part)
+    else:
+        save_file(kept, part, metadata={"format": "pt"})
+        part.chmod(0o644)  # as any other file
+    os.replace(part, file)
+
+
+def check_names(file: Path | str, found: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
+    """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape."""
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ModelError(f"{file}: {len(missing)} of {len(wanted)} tensors are missing: {listed(missing, 3)}")
+    unknown = [name for name in found if name not in wanted]
+    if unknown:
+        raise ModelError(f"{file}: {len(unknown)} tensors belong to no part of the model: {listed(unknown, 3)}")
+    for name, shape in wanted.items():
+        if tuple(found[name].shape) != shape:
+            raise ModelError(f"{file}: {name} has shape {list(found[name].shape)}, expected {list(shape)}")

@@ -1,0 +1,172 @@
+"""What a picture shows, and the captions that say it.
+
+A caption is "a large red circle at the top left on grey" or "a small red circle left of a large blue square on grey".
+Two captions that say the same with the things in either order are one scene, and lie in the same split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+
+from pardec.models.errors import SpecError, did_you_mean
+
+SIZES = ("small", "large")
+COLOURS = {
+    "red": (216, 48, 44),
+    "yellow": (234, 206, 50),
+    "green": (52, 164, 72),
+    "cyan": (60, 190, 208),
+    "blue": (48, 82, 208),
+    "purple": (152, 62, 180),
+}
+SHAPES = ("circle", "square", "triangle")
+BACKGROUNDS = {"black": (30, 30, 30), "grey": (128, 128, 128), "white": (230, 230, 230)}
+PLACES = {  # column and row of nine fields
+    "at the top left": (-1, -1),
+    "at the top": (0, -1),
+    "at the top right": (1, -1),
+    "at the left": (-1, 0),
+    "in the middle": (0, 0),
+    "at the right": (1, 0),
+    "at the bottom left": (-1, 1),
+    "at the bottom": (0, 1),
+    "at the bottom right": (1, 1),
+}
+RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
+_OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+SPLITS = ("heldout", "train")
+ONE = 0.35  # share of the pictures that show one thing
+_PATIENCE = 20_000  # draws in a row without a new caption before the split counts as exhausted
+_HINT = 'for example "a small red circle left of a large blue square on grey"'
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One shape."""
+
+    size: str
+    colour: str
+    shape: str
+
+    def __str__(self) -> str:
+        return f"a {self.size} {self.colour} {self.shape}"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One thing with its place, or two of different colours with the relation of the first to the second."""
+
+    things: tuple[Thing, ...]
+    place: str  # of PLACES for one thing, of RELATIONS for two
+    background: str
+
+    @property
+    def caption(self) -> str:
+        """The scene in words."""
+        first, *others = map(str, self.things)
+        return " ".join([first, self.place, *others, "on", self.background])
+
+    def canonical(self) -> Scene:
+        """The one form of all scenes that look the same: the left or upper thing comes first."""
+        if self.place in ("right of", "below"):
+            return Scene(self.things[::-1], _OPPOSITE[self.place], self.background)
+        return self
+
+    @property
+    def split(self) -> str:
+        """The one split the scene belongs to; about a tenth is held out."""
+        digest = hashlib.sha256(f"pictures|{self.canonical().caption}".encode()).digest()
+        return "heldout" if int.from_bytes(digest[:8], "big") % 10 == 0 else "train"
+
+
+def parse(caption: str) -> Scene:
+    """The scene that a caption says.
+
+    Raises:
+        SpecError: a caption of another form, with the word that does not fit.
+
+    >>> parse("a small red circle left of a large blue square on grey").things[1].colour
+    'blue'
+    """
+    words = caption.lower().split()
+    first, rest = _thing(words, caption)
+    place, rest = _phrase(rest, (*PLACES, *RELATIONS), "place", caption)
+    things = [first]
+    if place in RELATIONS:
+        second, rest = _thing(rest, caption)
+        things.append(second)
+        if first.colour == second.colour:
+            raise SpecError(f"both things in {caption!r} are {first.colour}", hint="two things have two colours")
+    if rest[:1] != ["on"]:
+        raise SpecError(f"the caption {caption!r} does not end in a background", hint=_HINT)
+    background, rest = _word(rest[1:], tuple(BACKGROUNDS), "background", caption)
+    if rest:
+        raise SpecError(f"the caption {caption!r} goes on after its background: {' '.join(rest)!r}", hint=_HINT)
+    return Scene(tuple(things), place, background)
+
+
+def _word(words: list[str], known: tuple[str, ...], what: str, caption: str) -> tuple[str, list[str]]:
+    if not words or words[0] not in known:
+        found = repr(words[0]) if words else "nothing"
+        near = did_you_mean(words[0], known) if words else ""
+        raise SpecError(f"{found} is no {what} in {caption!r}{near}", hint=f"{what}s: {', '.join(known)}")
+    return words[0], words[1:]
+
+
+def _phrase(words: list[str], known: tuple[str, ...], what: str, caption: str) -> tuple[str, list[str]]:
+    """The longest known phrase that the words begin with."""
+    fitting = [phrase for phrase in known if words[: phrase.count(" ") + 1] == phrase.split()]
+    if not fitting:
+        raise SpecError(f"no {what} after the first thing in {caption!r}", hint=f"{what}s: {', '.join(known)}")
+    best = max(fitting, key=len)
+    return best, words[best.count(" ") + 1 :]
+
+
+def _thing(words: list[str], caption: str) -> tuple[Thing, list[str]]:
+    if words[:1] != ["a"]:
+        raise SpecError(f"the caption {caption!r} names no thing where one belongs", hint=_HINT)
+    size, words = _word(words[1:], SIZES, "size", caption)
+    colour, words = _word(words, tuple(COLOURS), "colour", caption)
+    shape, words = _word(words, SHAPES, "shape", caption)
+    return Thing(size, colour, shape), words
+
+
+def sample(rng: random.Random, split: str | None = "train") -> Scene:
+    """One scene of the split (None: of either); advances rng."""
+    while True:
+        two = rng.random() >= ONE
+        colours = rng.sample(tuple(COLOURS), 2 if two else 1)
+        things = tuple(Thing(rng.choice(SIZES), colour, rng.choice(SHAPES)) for colour in colours)
+        place = rng.choice(tuple(RELATIONS if two else PLACES))
+        scene = Scene(things, place, rng.choice(tuple(BACKGROUNDS)))
+        if split is None or scene.split == split:
+            return scene
+
+
+def captions(split: str = "heldout", n: int = 200, seed: int = 7) -> list[str]:
+    """`n` distinct captions; the first ones stay the same when n grows.
+
+    Raises:
+        SpecError: an unknown split, n below 1, or more captions than there are.
+
+    >>> captions(n=1) == captions(n=3)[:1]
+    True
+    """
+    if split not in SPLITS:
+        raise SpecError(
+            f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
+        )
+    if n < 1:
+        raise SpecError(f"n must be at least 1, got {n}", hint="n is how many captions to hand out")
+    rng = random.Random(f"pictures/{split}/{seed}")
+    found: dict[str, None] = {}
+    idle = 0
+    while len(found) < n:
+        caption = sample(rng, split).caption
+        idle = idle + 1 if caption in found else 0
+        if idle > _PATIENCE:
+            raise SpecError(f"{split} has only {len(found)} captions, got n={n}", hint="ask for fewer")
+        found[caption] = None
+    return list(found)
