@@ -1,0 +1,145 @@
+"""Lookahead: a naive version's pool and forwards, trees as laid down, and the text and law of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.models.language_model import LanguageModel
+from pardec.samplers import registry
+from pardec.samplers.chances import Keyed as Round
+from pardec.samplers.drafts import lookahead
+from pardec.samplers.drafts._ngrams import Pool, trie
+from pardec.samplers.drafts.lookahead import Lookahead
+from pardec.samplers.loops.verify import VerifyLoop
+from tests.reference import naive_jacobi
+from tests.samplers.ar_toys import logits, plain_greedy, prompts, request, rows, run, speculation, toy_ar
+from tests.samplers.joints import WORLDS, measure, worst
+
+GIVEN = prompts((3, 6, 1, 9, 4, 12, 2, 7), vocab=6, seed=1)
+NEW = (24, 9, 18, 1, 24, 2, 17, 11)
+SHAPES = [(7, 5, 7), (3, 3, 2), (4, 2, 3), (1, 4, 3), (2, 6, 1)]  # window, ngram, guesses
+
+
+class Middle:
+    """Every number is a half, so that fresh guesses are the middle of the prompt."""
+
+    def uniform(
+        self, rows: np.ndarray, step: np.ndarray, positions: torch.Tensor, purpose: str, width: int = 0
+    ) -> torch.Tensor:
+        return torch.full((*positions.shape, width) if width else positions.shape, 0.5, dtype=torch.float64)
+
+
+def picks(model: LanguageModel) -> naive_jacobi.Picks:
+    known: dict[tuple[int, ...], list[int]] = {}
+
+    def picked(text: Sequence[int]) -> list[int]:
+        if tuple(text) not in known:
+            known[tuple(text)] = logits(model, [text])[0].argmax(-1).tolist()
+        return known[tuple(text)]
+
+    return picked
+
+
+@pytest.mark.parametrize(("window", "ngram", "guesses"), SHAPES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rows_take_the_forwards_of_a_naive_one(seed: int, window: int, ngram: int, guesses: int) -> None:
+    model = toy_ar(seed, 6, 2.0)
+    spec = f"lookahead:window={window},ngram={ngram},guesses={guesses}"
+    done = run(model, spec, GIVEN[:5], NEW[:5], source=Middle())
+    for prompt, new, text, nfe in zip(GIVEN, NEW, rows(done), done.nfe, strict=False):
+        filler = prompt[len(prompt) // 2]
+        assert (text, nfe) == naive_jacobi.lookahead(picks(model), prompt, new, window, ngram, guesses, filler)
+
+
+@pytest.mark.parametrize("more", ["", "pool_from_prompt=true", "init=random", "reference=true"])
+@pytest.mark.parametrize(("window", "ngram", "guesses"), SHAPES)
+def test_every_window_is_plain_greedy_in_every_batch(window: int, ngram: int, guesses: int, more: str) -> None:
+    model = toy_ar(4, 6, 1.5)
+    spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},{more}".rstrip(",")
+    for count in (1, 3, 8):
+        done = run(model, spec, GIVEN[:count], NEW[:count])
+        assert rows(done) == [plain_greedy(model, *each) for each in zip(GIVEN[:count], NEW[:count], strict=True)]
+
+
+def test_the_window_is_laid_down_beside_the_guesses() -> None:
+    """Two lines of three columns; the pool knows 4 -> 5 6, 4 -> 5 1 behind the text's last token 4."""
+    drafter = Lookahead(window=3, ngram=3, guesses=2)
+    loop = VerifyLoop(toy_ar(0, 8), speculation(drafter, "greedy"), request([[3, 2, 7, 4]], 9, source=Middle()))
+    loop.memory[id(drafter)] = state = drafter.start(loop.scene)
+    state.grid, state.known = np.array([[[0, 1, 2], [5, 6, 7]]]), np.array([3])
+    state.pools.rows[0].learn(np.array([4, 5, 6]), 3)
+    state.pools.rows[0].learn(np.array([4, 5, 1]), 3)
+    chances = Round(Middle(), loop.text.rows, loop.text.nfe, loop.text.device)
+    draft = drafter.propose(loop.scene, np.array([8]), chances, state)
+    assert draft.tokens.tolist() == [[4, 1, 2, 5, 6, 7, 5, 6, 1]]
+    assert draft.parent.tolist() == [[-1, 0, 1, 0, 1, 2, 0, 6, 6]]
+    assert draft.depth.tolist() == [[0, 1, 2, 1, 2, 3, 1, 2, 2]]
+    assert draft.tested.tolist() == [[False] * 6 + [True] * 3]
+    assert draft.deepest == 2
+    # Room for one more token before the bonus: places further than two are of no use, nor is a second guessed token.
+    draft = drafter.propose(loop.scene, np.array([1]), chances, state)
+    assert draft.tokens.tolist() == [[4, 1, 2, 5, 6, 5]]
+    assert state.nodes.tolist() == [[3, 4, -1]]
+    assert drafter.propose(loop.scene, np.array([0]), chances, state).tokens.tolist() == [[4]]
+
+
+def test_the_published_code_drafts_a_token_less() -> None:
+    model = toy_ar(2, 6, 2.0)
+    for spec, most in (("lookahead:ngram=4", 3), ("lookahead:ngram=4,reference=true", 2)):
+        done = run(model, spec, GIVEN, NEW)
+        assert max(max(row) for row in done.trace.accepted) == most
+
+
+def test_a_prompt_that_repeats_itself_is_drafted_from_at_once() -> None:
+    model, given = toy_ar(0, 6, 2.0), [[1, 2]]
+    text = plain_greedy(model, given[0], 20)
+    again = [[*text, *text[:5]]]  # not what greedy decoding says, but what the pool may have of it is right or wrong
+    with_prompt = run(model, "lookahead:pool_from_prompt=true", again, 12)
+    without = run(model, "lookahead", again, 12)
+    assert rows(with_prompt) == rows(without)
+    assert with_prompt.trace.drafted[0][1] > without.trace.drafted[0][1] == 0
+
+
+def test_a_pool_forgets_what_was_added_longest_ago() -> None:
+    pool = Pool(2)
+    for following in ((1, 2), (3, 4), (1, 2), (5, 6)):
+        pool.add(7, following)
+    assert pool.behind(7) == ((1, 2), (5, 6))
+    assert pool.behind(8) == ()
+    pool.learn(np.array([7, 3, 4, 7, 3, 4]), 3)
+    assert pool.behind(7) == ((5, 6), (3, 4))
+    assert pool.behind(3) == ((4, 7),)
+    assert trie([(5, 6), (5,), (5, 6), (4, 6)], 3) == [(5, 0, 1), (6, 3, 2), (4, 0, 1), (6, 5, 2)]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for bad in ("window=0", "ngram=1", "guesses=0", "init=repeat"):
+        with pytest.raises(SpecError):
+            registry.resolve(f"lookahead:{bad}", "ar")
+
+
+def test_the_joint_law_is_the_target_s() -> None:
+    world = WORLDS["3 tokens, length 6"]
+    assert worst(measure("lookahead:window=3,ngram=3,guesses=3,pool_from_prompt=true", world, 4000)) < 3.5
+
+
+def test_mutation_branches_that_see_each_other_are_told_by_the_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that hang below the wrong column stay exact; the comparison with the naive version is what tells."""
+    model, spec = toy_ar(0, 6, 2.0), "lookahead:window=3,ngram=3,guesses=2"
+    right = run(model, spec, GIVEN, NEW, source=Middle())
+    compact = lookahead.compact
+
+    def crossed(tokens: torch.Tensor, parents: torch.Tensor, *rest: torch.Tensor) -> object:
+        parents = parents.clone()
+        parents[:, 3:6] = parents[:, 3:6].clamp(max=0)  # the second line, all below the text
+        return compact(tokens, parents, *rest)
+
+    monkeypatch.setattr(lookahead, "compact", crossed)
+    wrong = run(model, spec, GIVEN, NEW, source=Middle())
+    assert rows(wrong) == rows(right)
+    assert wrong.nfe != right.nfe

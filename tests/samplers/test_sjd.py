@@ -1,0 +1,223 @@
+"""Speculative Jacobi: every token is from the law it is labelled with, through any number of refreshes, and the joint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.chances import Keyed as Round
+from pardec.samplers.drafts._window import ahead
+from pardec.samplers.drafts.sjd import Places, Sjd
+from pardec.samplers.kernels import refresh
+from pardec.samplers.kernels.refresh import coupled, independent, perturbed
+from pardec.samplers.rng import Keyed
+from pardec.samplers.sequences import Sequences
+from pardec.samplers.verifying import Draft, Outcome, Scene
+from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, speculation, toy_ar
+from tests.samplers.joints import WORLDS, World, measure, worst
+
+MODES = ("coupled", "independent", "gumbel")
+LONG = WORLDS["3 tokens, length 6"]  # where places are refreshed again and again
+V, ROWS, WINDOW, ROUNDS = 3, 12_000, 6, 4
+
+
+@pytest.mark.parametrize("init", ["random", "random,uniform=true", "prompt", "repeat", "ngram"])
+@pytest.mark.parametrize("mode", MODES)
+def test_at_temperature_0_it_is_plain_greedy_in_every_batch(mode: str, init: str) -> None:
+    model, given, new = toy_ar(4, 6, 1.5), prompts((3, 6, 1, 9, 4, 12, 2, 7), vocab=6, seed=1), (20, 9, 14, 1, 8, 2, 7, 5)
+    for window, count in ((2, 3), (5, 1), (16, 8)):
+        done = run(model, f"sjd:window={window},refresh={mode},init={init}", given[:count], new[:count])
+        assert rows(done) == [plain_greedy(model, *each) for each in zip(given[:count], new[:count], strict=True)]
+
+
+# --- the law of every token of the window, with laws that a script gives ---
+
+
+@dataclass
+class Scripted:
+    """Rounds in which nothing is accepted, so that a place is drawn anew once a round until the text has reached it."""
+
+    drafts: list[Draft]
+    laws: torch.Tensor  # [ROUNDS, places, V, V] what round t says of each place, by the token before it
+
+    def worst(self) -> float:
+        """How far, in standard deviations, tokens of the last two rounds are off the laws they are labelled with.
+
+        Of every node, among the rows with one token before it, every token: its count against its chances' sum. A token
+        that is from its law whatever stands before it, as the proof needs, is near 0 everywhere.
+        """
+        found = []
+        for draft in self.drafts[-2:]:
+            assert draft.q is not None
+            for node in range(1, WINDOW):
+                for before in range(V):
+                    rows = draft.tokens[:, node - 1] == before
+                    q = draft.q[rows, node].double()
+                    seen = torch.nn.functional.one_hot(draft.tokens[rows, node], V)
+                    found += ((seen - q).sum(0).abs() / (q * (1 - q)).sum(0).sqrt().clamp(min=1)).tolist()
+        return max(found)
+
+
+def scripted(mode: str, init: str = "random") -> Scripted:
+    drawn = np.random.RandomState(5)
+    laws = torch.from_numpy(drawn.dirichlet([0.7] * V, (ROUNDS, WINDOW + ROUNDS + 2, V))).float()
+    drafter = Sjd(window=WINDOW, refresh=mode, init=init)  # type: ignore[arg-type]
+    text = Sequences([torch.tensor([1])] * ROWS, [100] * ROWS, pad_id=0)
+    scene: Any = SimpleNamespace(text=text, model=SimpleNamespace(vocab_size=V))
+    state, source = drafter.start(scene), Keyed(tuple(range(ROWS)))
+    drafts = []
+    for at in range(ROUNDS):
+        chances = Round(source, text.rows, text.nfe.copy(), text.device)
+        draft = drafter.propose(scene, np.full(ROWS, 90), chances, state)
+        place = int(draft.base[0]) + 1 + torch.arange(WINDOW)
+        one = np.ones(ROWS, dtype=np.int64)
+        before = text.length.copy()
+        text.count()
+        text.commit(np.full((ROWS, 1), 2), one, np.ones((ROWS, 1)))
+        said = SimpleNamespace(p=laws[at, place, draft.tokens])
+        outcome: Any = SimpleNamespace(draft=draft, laws=said, before=before, gained=one)
+        drafter.observe(outcome, scene, state)
+        drafts.append(draft)
+    return Scripted(drafts, laws)
+
+
+@pytest.mark.parametrize("init", ["random", "repeat"])
+@pytest.mark.parametrize("mode", MODES)
+def test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with(mode: str, init: str) -> None:
+    made = scripted(mode, init)
+    for at in range(1, ROUNDS):
+        old, draft, first = made.drafts[at - 1], made.drafts[at], int(made.drafts[at].base[0])
+        assert draft.q is not None
+        assert draft.point is not None
+        assert not draft.point.any()  # one token more is known than the window had guesses
+        for node in range(1, WINDOW):  # the token of the place first + node, behind the one that was there
+            assert torch.equal(draft.q[:, node], made.laws[at - 1, first + node, old.tokens[:, node]])
+    assert made.worst() < 4.5
+
+
+def test_mutation_coupling_with_the_same_numbers_twice_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = Round.noise
+
+    def by_place(self: Round, positions: torch.Tensor, purpose: str, width: int, *, fixed: bool = False) -> Any:
+        return noise(self, positions, purpose, width, fixed=True)
+
+    monkeypatch.setattr(Round, "noise", by_place)
+    assert scripted("coupled").worst() > 8
+
+
+def test_coupled_tokens_stay_as_often_as_any_coupling_can_make_them() -> None:
+    kept = {mode: _kept(scripted(mode)) for mode in MODES}
+    for mode, (share, most) in kept.items():
+        assert share < most + 0.015, mode
+    assert kept["coupled"][0] > kept["coupled"][1] - 0.015
+    assert kept["coupled"][0] > kept["gumbel"][0] > kept["independent"][0] + 0.05
+
+
+def _kept(made: Scripted) -> tuple[float, float]:
+    """Share of places that hold the token of the round before, and the sum of min(p, q) there."""
+    share, most = [], []
+    for old, new in zip(made.drafts[1:], made.drafts[2:], strict=False):
+        assert old.q is not None
+        assert new.q is not None
+        for node in range(1, WINDOW - 1):  # one node further in the older round
+            share.append(float((new.tokens[:, node] == old.tokens[:, node + 1]).float().mean()))
+            most.append(float(torch.minimum(new.q[:, node], old.q[:, node + 1]).sum(-1).mean()))
+    return float(np.mean(share)), float(np.mean(most))
+
+
+# --- the kernels ---
+
+
+def test_a_coupled_draw_by_hand() -> None:
+    p = torch.tensor([[0.5, 0.2, 0.3]] * 6)
+    q = torch.tensor([[0.1, 0.5, 0.4]] * 6)
+    old = torch.tensor([1, 1, 2, 2, 1, 1])
+    keep = torch.tensor([0.39, 0.41, 0.74, 0.76, 0.1, 0.3]).double()
+    u = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.9, 0.6]).double()
+    point = torch.tensor([False, False, False, False, True, True])
+    had = torch.tensor([True] * 6)
+    # 1 stays below p/q = .4, 2 below .75, a point mass of 1 below .2; the residual is token 0 alone, .4 + 0 + 0;
+    # p without 1 is .5, .3: .6 of .8 is token 0.
+    assert coupled(p, old, q, point, had, keep, u).tolist() == [1, 0, 2, 0, 1, 0]
+    assert coupled(p, old, q, point, ~had, keep, u).tolist() == [2, 2, 2, 2, 2, 1]  # p itself: .5, .7, 1
+
+
+def test_a_draw_never_takes_what_has_no_weight() -> None:
+    p = torch.tensor([[0.0, 0.6, 0.0, 0.3, 0.0]])
+    u = torch.tensor([[1e-17, 0.5, 1 - 1e-16]]).double()
+    assert independent(p[:, None].expand(1, 3, 5), u).tolist() == [[1, 1, 3]]
+    noise = Keyed((3,)).uniform(np.zeros(1, int), np.zeros(1, int), torch.arange(4000)[None], "x", 5)
+    drawn = perturbed(p.expand(1, 4000, 5), noise)[0]
+    assert set(drawn.tolist()) == {1, 3}
+    assert abs(float((drawn == 1).float().mean()) - 2 / 3) < 0.03
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for bad in ("sjd:window=1", "sjd:init=repeat,uniform=true", "sjd:refresh=other"):
+        with pytest.raises(SpecError):
+            registry.resolve(bad, "ar")
+
+
+# --- the joint law ---
+
+
+@pytest.mark.parametrize("rest", ["", "init=repeat", "init=random,uniform=true", "init=prompt", "init=ngram"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.slow
+def test_the_joint_law_is_the_target_s_in_every_mode(mode: str, rest: str) -> None:
+    assert worst(measure(f"sjd:window=6,refresh={mode},{rest}".rstrip(","), LONG, 20_000, seed=3)) < 3.5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_joint_law_is_the_target_s(mode: str) -> None:
+    assert worst(measure(f"sjd:window=6,refresh={mode},init=repeat", LONG, 4000, seed=1)) < 3.5
+
+
+class Literal(Sjd):
+    """Couples the draw with what stood one place before."""
+
+    def observe(self, outcome: Outcome, scene: Scene, state: Places) -> None:
+        super().observe(outcome, scene, state)
+        draft, gained, most = outcome.draft, outcome.gained, state.law.shape[1]
+        state.old = ahead(draft.tokens, gained, most)
+        if draft.q is not None and draft.point is not None:
+            state.q, state.point = ahead(draft.q, gained, most), ahead(draft.point, gained, most)
+
+
+def test_mutation_the_index_one_place_off_is_told_by_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.samplers.test_sjd.Sjd", Literal)
+    assert scripted("coupled").worst() > 10
+
+
+def test_mutation_copied_tokens_labelled_uniform_break_the_law() -> None:
+    copying = Sjd(window=6, init="repeat")
+    object.__setattr__(copying, "uniform", True)  # which its parameters refuse
+    assert worst(measure(speculation(copying), LONG, 4000)) > 8
+
+
+def test_mutation_a_dropped_residual_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refresh, "residual", lambda r, q: r)
+    monkeypatch.setattr(refresh, "without", lambda r, gone: r)
+    assert scripted("coupled").worst() > 10
+    assert worst(measure(speculation(Sjd(window=6, init="repeat")), World(toy_ar(0, 3, 1.2), ((2, 0),), 5), 4000)) > 8
+
+
+def test_mutation_a_stale_label_is_told_by_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Sjd):
+        def propose(self, scene: Scene, room: np.ndarray, chances: Any, state: Places) -> Draft:
+            draft = super().propose(scene, room, chances, state)
+            if draft.q is not None and state.q.shape[1]:
+                q = draft.q.clone()
+                q[:, 1:-1] = state.q[:, :-1]
+                object.__setattr__(draft, "q", q)
+            return draft
+
+    monkeypatch.setattr("tests.samplers.test_sjd.Sjd", Late)
+    assert scripted("coupled").worst() > 10
