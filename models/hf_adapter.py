@@ -59,7 +59,12 @@ def _attention(
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """pardec's attention under the signature of the library's."""
-    running = _running.get()
+    running = _running.get(None)
+    if running is None:
+        raise ModelError(
+            f"a {type(module).__name__} attends through pardec, and runs outside of a forward of pardec's",
+            "use another copy of the model, or one with a config of its own, while pardec decodes with this one",
+        )
     for name in ("softcap", "s_aux", "position_bias", "indices"):
         if settings.get(name) is not None:
             raise ModelError(f"its attention uses {name}, which pardec's does not have")

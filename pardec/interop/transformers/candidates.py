@@ -7,7 +7,6 @@ Assisted Generation, https://huggingface.co/blog/assisted-generation
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,15 +20,14 @@ from pardec.samplers import registry
 from pardec.samplers.spec import Part, Spec, parse
 from pardec.samplers.verifying import Chances, Compatible, Draft, Outcome, Scene, Speculation
 
-Factory = Callable[[Tensor], Any]  # a row's prompt [1, P] -> its candidate generator
-
 
 def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> Speculation:
     """A sampler that drafts with transformers' candidate generators.
 
     Args:
-        source: a `CandidateGenerator`, for a batch of one; or a function that makes one for each row from the ids of
-            its prompt [1, P]. Sampled candidates must come with the logits they were drawn from.
+        source: a `CandidateGenerator`, for a batch of one; or a function that makes one for each row from its ids
+            [1, L] when candidates are first asked for, one token behind the prompt. Sampled candidates must come with
+            the logits they were drawn from.
         accept: which drafted tokens stand; the default is exact, greedily and sampling.
         k: most candidates taken of what a generator gives.
 
@@ -61,7 +59,7 @@ class Candidates:
         if not (_generates(self.source) or callable(self.source)):
             raise SpecError(
                 f"candidates: {type(self.source).__name__} has no get_candidates and makes nothing that has",
-                hint="pass a CandidateGenerator, or a function from a row's prompt [1, P] to one",
+                hint="pass a CandidateGenerator, or a function from a row's ids [1, L] to one",
             )
 
     def width(self, model: LanguageModel) -> int:
@@ -75,16 +73,16 @@ class Candidates:
                     f"one candidate generator cannot follow {rows} rows", hint="pass a function that makes one a row"
                 )
             return _Generators([_checked(self.source)])
-        prompts = (torch.from_numpy(scene.text.row(at).copy())[None].to(scene.text.device) for at in range(rows))
-        return _Generators([_checked(self.source(prompt)) for prompt in prompts])
+        return _Generators([None] * rows)
 
     def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: _Generators) -> Draft:
         text, vocab = scene.text, scene.model.vocab_size
         batch, device = len(text), text.device
         drafted, counts = torch.zeros(batch, self.k, dtype=torch.int64, device=device), np.zeros_like(text.length)
         given: list[Tensor | None] = []
-        for at, generator in enumerate(state.generators):
+        for at in range(batch):
             ids = torch.from_numpy(text.row(at).copy())[None].to(device)
+            generator = state.generators[at] = state.generators[at] or _checked(self.source(ids))
             made, logits = generator.get_candidates(ids) if room[at] > 0 else (ids, None)
             found = made[0, ids.shape[1] :][: min(self.k, max(int(room[at]), 0))].to(device)
             drafted[at, : len(found)], counts[at] = found, len(found)
@@ -101,7 +99,7 @@ class Candidates:
 
     def observe(self, outcome: Outcome, scene: Scene, state: _Generators) -> None:
         """Each generator is told how its candidates fared; the prompt's round had none."""
-        if outcome.draft.width == 1 and not state.asked:
+        if not state.asked:
             state.asked = True
             return
         text, sizes = scene.text, outcome.draft.sizes
@@ -115,7 +113,7 @@ class _Generators:
     """One generator a live row."""
 
     def __init__(self, generators: list[Any]) -> None:
-        self.generators = generators
+        self.generators = generators  # None until it is first asked
         self.asked = False  # the prompt's round is over
 
     def keep(self, rows: np.ndarray) -> None:

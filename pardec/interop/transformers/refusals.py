@@ -84,7 +84,7 @@ def real(input_ids: Tensor, given: Mapping[str, Any]) -> Tensor:
     if not (kept[:, -1].all() and (kept[:, 1:] >= kept[:, :-1]).all()):
         raise SpecError(
             "attention_mask has gaps or padding on the right, and the text goes on there",
-            hint='pad on the left: tokenizer.padding_side = "left"',
+            hint='pad on the left (tokenizer.padding_side = "left"); pass attention_mask if the text has the pad token',
         )
     places = given.get("position_ids")
     counted = kept.long().cumsum(-1) - 1
