@@ -28,12 +28,7 @@ class Keyed:
         return self.source.uniform(self.rows, self.rounds, where, "accept")
 
     def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        # Inverse CDF in float64; the last index with any weight, where the sum is complete, catches what rounding
-        # leaves over.
-        mass = wide(weights).cumsum(-1)
-        whole = mass[:, -1:].contiguous()
-        found = torch.searchsorted(mass, self._one(purpose, node)[:, None] * whole, right=True)
-        return torch.minimum(found, torch.searchsorted(mass, whole))[:, 0]
+        return drawn(weights, self._one(purpose, node))
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
         return self.source.uniform(
@@ -43,3 +38,16 @@ class Keyed:
     def _one(self, purpose: str, node: int) -> Tensor:
         where = torch.full((len(self.rows), 1), node, device=self.device)
         return self.source.uniform(self.rows, self.rounds, where, purpose)[:, 0]
+
+
+def drawn(weights: Tensor, u: Tensor) -> Tensor:
+    """[...] int64: an index in proportion to `weights` [..., V], at least 0, by the inverse CDF of uniforms `u` [...].
+
+    >>> drawn(torch.tensor([[0.2, 0.0, 0.6, 0.2]] * 3), torch.tensor([0.1, 0.2, 0.79]).double()).tolist()
+    [0, 2, 2]
+    """
+    mass = wide(weights).cumsum(-1)
+    whole = mass[..., -1:].contiguous()
+    found = torch.searchsorted(mass, u[..., None] * whole, right=True)
+    # The last index with any weight, where the sum is complete, catches what rounding leaves over.
+    return torch.minimum(found, torch.searchsorted(mass, whole))[..., 0]

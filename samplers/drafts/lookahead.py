@@ -81,7 +81,8 @@ class Lookahead:
         device = text.device
 
         def joined(own: np.ndarray, guessed: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(np.concatenate((np.broadcast_to(own, (len(grid), line.size)), guessed), 1)).to(device)
+            wide = np.broadcast_to(own, (len(grid), line.size))
+            return torch.from_numpy(np.concatenate((wide, guessed), 1)).to(device)
 
         tree = compact(
             joined(grid.reshape(len(grid), -1), tokens),

@@ -27,8 +27,9 @@ from torch.nn.functional import pad
 
 from pardec.models.errors import SpecError
 from pardec.models.language_model import LanguageModel
+from pardec.samplers.chances import drawn
 from pardec.samplers.drafts._window import Init, ahead, fresh, refuse_narrow
-from pardec.samplers.kernels.refresh import coupled, independent, perturbed
+from pardec.samplers.kernels.refresh import coupled, perturbed
 from pardec.samplers.registry import register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
@@ -70,9 +71,9 @@ class Sjd:
         counts = np.minimum(room, self.window - 1)
         most = int(counts.max(initial=0))
         known = np.minimum(state.known, most)
-        drawn, law = self._drawn(scene, chances, state)[:, :most], state.law[:, :most]
-        missing = most - drawn.shape[1]
-        tokens = fresh(self.init, pad(drawn, (0, missing)), known, scene, chances)
+        anew, law = self._anew(scene, chances, state)[:, :most], state.law[:, :most]
+        missing = most - anew.shape[1]
+        tokens = fresh(self.init, pad(anew, (0, missing)), known, scene, chances)
         if not known.any() and not self.uniform:
             return Draft.chain(scene.text, tokens, counts)
         new = torch.arange(-1, most, device=tokens.device) >= torch.from_numpy(known).to(tokens.device)[:, None]
@@ -81,7 +82,7 @@ class Sjd:
             q = q.masked_fill(new[..., None], 1 / q.shape[-1])
         return Draft.chain(scene.text, tokens, counts, q=q, point=None if self.uniform else new)
 
-    def _drawn(self, scene: Scene, chances: Chances, state: Places) -> Tensor:
+    def _anew(self, scene: Scene, chances: Chances, state: Places) -> Tensor:
         """[B, K]: a token from each law; meaningless where there is none."""
         p = state.law
         place = torch.arange(p.shape[1], device=p.device)
@@ -91,10 +92,10 @@ class Sjd:
         # Not so these: a second draw coupled by the same numbers would not be from its law, given the first.
         u, keep = chances.noise(positions, "refresh", 2).unbind(-1)
         if self.refresh == "independent":
-            return independent(p, u)
+            return drawn(p, u)
         had = place < torch.from_numpy(state.known - 1).to(p.device)[:, None]
-        drawn = coupled(*(each.flatten(0, 1) for each in (p, state.old, state.q, state.point, had, keep, u)))
-        return drawn.view_as(state.old)
+        each = (p, state.old, state.q, state.point, had, keep, u)
+        return coupled(*(values.flatten(0, 1) for values in each)).view_as(state.old)
 
     def observe(self, outcome: Outcome, scene: Scene, state: Places) -> None:
         draft, gained = outcome.draft, outcome.gained

@@ -1,25 +1,13 @@
-"""Drawing the tokens of a window anew when their laws have changed: independently, or so that most of them stay."""
+"""Drawing the tokens of a window anew when their laws have changed, so that most of them stay."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from pardec.samplers.chances import drawn
 from pardec.samplers.kernels.verdict import residual, without
 from pardec.samplers.rng import gumbel, wide
-
-
-def independent(p: Tensor, u: Tensor) -> Tensor:
-    """A draw from each law p [..., V], at least 0 and of any sum, by the inverse CDF of uniforms `u` [...]; [...] int64.
-
-    >>> independent(torch.tensor([0.2, 0.0, 0.6, 0.2]), torch.tensor([0.1, 0.2, 0.79, 0.81]).double()).tolist()
-    [0, 2, 2, 3]
-    """
-    mass = wide(p).cumsum(-1).expand(*u.shape, p.shape[-1]).contiguous()
-    whole = mass[..., -1:].contiguous()
-    found = torch.searchsorted(mass, u[..., None] * whole, right=True)
-    # The last token with any weight, where the sum is complete, catches what rounding leaves over.
-    return torch.minimum(found, torch.searchsorted(mass, whole))[..., 0]
 
 
 def coupled(p: Tensor, old: Tensor, q: Tensor, point: Tensor, had: Tensor, keep: Tensor, u: Tensor) -> Tensor:
@@ -34,7 +22,7 @@ def coupled(p: Tensor, old: Tensor, q: Tensor, point: Tensor, had: Tensor, keep:
     stays = had & (keep * at < p.gather(-1, old[:, None])[:, 0])
     gone = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, old[:, None], True)
     left = torch.where(point[:, None], without(p, gone), residual(p, q))
-    return torch.where(stays, old, independent(torch.where(had[:, None], left, p), u))
+    return torch.where(stays, old, drawn(torch.where(had[:, None], left, p), u))
 
 
 def perturbed(p: Tensor, u: Tensor) -> Tensor:

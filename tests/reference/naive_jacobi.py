@@ -34,7 +34,7 @@ def block(
     exit_iterations: int = 10**9,
     exit_tokens: int = 0,
 ) -> tuple[list[int], int]:
-    """Text and forwards where a window is finished first; what is left of it early is taken by the next one's forward."""
+    """Text and forwards where a window is finished first; what is left early is taken by the next one's forward."""
     text, guesses = [*prompt, picks(prompt)[-1]], list[int]()
     rounds, end, left, sure, turns = 1, len(prompt) + new, 0, 0, 0
     while len(text) < end:

@@ -1,4 +1,4 @@
-"""Jacobi windows: a naive version's forwards, every init, both policies, early exits, and the text of greedy decoding."""
+"""Jacobi windows: a naive version's forwards, every init, both policies, early exits, the text of greedy decoding."""
 
 from __future__ import annotations
 

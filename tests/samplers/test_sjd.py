@@ -1,4 +1,4 @@
-"""Speculative Jacobi: every token is from the law it is labelled with, through any number of refreshes, and the joint."""
+"""Speculative Jacobi: each token is from the law it is labelled with, through any number of refreshes; the joint."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.chances import Keyed as Round
+from pardec.samplers.chances import drawn
 from pardec.samplers.drafts._window import ahead
 from pardec.samplers.drafts.sjd import Places, Sjd
 from pardec.samplers.kernels import refresh
-from pardec.samplers.kernels.refresh import coupled, independent, perturbed
+from pardec.samplers.kernels.refresh import coupled, perturbed
 from pardec.samplers.rng import Keyed
 from pardec.samplers.sequences import Sequences
 from pardec.samplers.verifying import Draft, Outcome, Scene
@@ -31,7 +32,8 @@ V, ROWS, WINDOW, ROUNDS = 3, 12_000, 6, 4
 @pytest.mark.parametrize("init", ["random", "random,uniform=true", "prompt", "repeat", "ngram"])
 @pytest.mark.parametrize("mode", MODES)
 def test_at_temperature_0_it_is_plain_greedy_in_every_batch(mode: str, init: str) -> None:
-    model, given, new = toy_ar(4, 6, 1.5), prompts((3, 6, 1, 9, 4, 12, 2, 7), vocab=6, seed=1), (20, 9, 14, 1, 8, 2, 7, 5)
+    model, new = toy_ar(4, 6, 1.5), (20, 9, 14, 1, 8, 2, 7, 5)
+    given = prompts((3, 6, 1, 9, 4, 12, 2, 7), vocab=6, seed=1)
     for window, count in ((2, 3), (5, 1), (16, 8)):
         done = run(model, f"sjd:window={window},refresh={mode},init={init}", given[:count], new[:count])
         assert rows(done) == [plain_greedy(model, *each) for each in zip(given[:count], new[:count], strict=True)]
@@ -66,8 +68,8 @@ class Scripted:
 
 
 def scripted(mode: str, init: str = "random") -> Scripted:
-    drawn = np.random.RandomState(5)
-    laws = torch.from_numpy(drawn.dirichlet([0.7] * V, (ROUNDS, WINDOW + ROUNDS + 2, V))).float()
+    dice = np.random.RandomState(5)
+    laws = torch.from_numpy(dice.dirichlet([0.7] * V, (ROUNDS, WINDOW + ROUNDS + 2, V))).float()
     drafter = Sjd(window=WINDOW, refresh=mode, init=init)  # type: ignore[arg-type]
     text = Sequences([torch.tensor([1])] * ROWS, [100] * ROWS, pad_id=0)
     scene: Any = SimpleNamespace(text=text, model=SimpleNamespace(vocab_size=V))
@@ -152,11 +154,11 @@ def test_a_coupled_draw_by_hand() -> None:
 def test_a_draw_never_takes_what_has_no_weight() -> None:
     p = torch.tensor([[0.0, 0.6, 0.0, 0.3, 0.0]])
     u = torch.tensor([[1e-17, 0.5, 1 - 1e-16]]).double()
-    assert independent(p[:, None].expand(1, 3, 5), u).tolist() == [[1, 1, 3]]
+    assert drawn(p[:, None].expand(1, 3, 5), u).tolist() == [[1, 1, 3]]
     noise = Keyed((3,)).uniform(np.zeros(1, int), np.zeros(1, int), torch.arange(4000)[None], "x", 5)
-    drawn = perturbed(p.expand(1, 4000, 5), noise)[0]
-    assert set(drawn.tolist()) == {1, 3}
-    assert abs(float((drawn == 1).float().mean()) - 2 / 3) < 0.03
+    found = perturbed(p.expand(1, 4000, 5), noise)[0]
+    assert set(found.tolist()) == {1, 3}
+    assert abs(float((found == 1).float().mean()) - 2 / 3) < 0.03
 
 
 def test_what_cannot_be_is_refused() -> None:
