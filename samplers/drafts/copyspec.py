@@ -15,6 +15,7 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 @register("copyspec", stage="draft", paper="arXiv:2502.08923", exact="greedy")
 @dataclass(frozen=True)
 class CopySpec:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (3, 1, 5)}  # by `pardec tune`
+
     k: int = 10  # tokens drafted
     suffix: int = 3  # tokens that must stand before for a copy to begin; the paper tries 1 to 10
 

@@ -37,6 +37,7 @@ from pardec.samplers.verifying import Chances, Draft, Entered, Outcome, Scene
 class EarlyExit:
     shaped: ClassVar[bool] = True
     sized: ClassVar[bool] = True
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}  # by `pardec tune`
 
     layers: int = 2  # of the target, that draft
     k: int = 5  # tokens drafted, which is how deep a tree grows

@@ -39,6 +39,7 @@ from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 class LayerSkip:
     shaped: ClassVar[bool] = True
     sized: ClassVar[bool] = True
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}  # by `pardec tune`
 
     ratio: float = 0.45  # share of the inner layers' sub-blocks that is skipped
     skip: Literal["uniform", "search"] = "uniform"  # whole layers evenly spread, or what the search finds

@@ -15,7 +15,7 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 @register("lookup", stage="draft", paper="arXiv:2304.04487", exact="greedy")
 @dataclass(frozen=True)
 class Lookup:
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}  # by `pardec tune`
+
     k: int = 10  # tokens drafted
     max_ngram: int = 3  # longest match looked for; without meaning for prefer=longest
     prefer: Literal["first", "last", "longest"] = "last"  # longest: whose match reaches back furthest

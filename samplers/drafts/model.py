@@ -34,6 +34,7 @@ _KEPT = 2  # drafting models that stay loaded
 class Model:
     shaped: ClassVar[bool] = True
     sized: ClassVar[bool] = True
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}  # by `pardec tune`
 
     name: str | None = None  # of the drafting checkpoint: embedded name, folder or hub id
     k: int = 5  # tokens drafted, which is how deep a tree grows

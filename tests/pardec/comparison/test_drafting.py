@@ -116,8 +116,11 @@ def test_a_mismatch_at_a_tie_is_told_from_one_that_is_none() -> None:
     known = [row(index) for index in range(5)]
     tied = row(1, tokens=[9, 4, 1, 1, 1, 1, 3], scores=[0.9, 0.8, 0.69994, 0.1, 0.1, 0.1, 0.1])
     wrong = row(2, tokens=[9, 4, 5, 1, 1, 1, 3], scores=[0.9, 0.8, 0.7, 0.5999, 0.5, 0.5, 0.5])
+    # So unlikely a token's probability has few digits: what they cannot tell apart may be a tie.
+    rare = row(4, tokens=[1, 4, 5, 6, 7, 8, 3], scores=[0.01234, *[0.5] * 6])
+    known[4]["scores"] = [0.01235, *[0.5] * 6]
     short = row(3, tokens=[9, 4], scores=[0.9, 0.8])
-    assert metrics.mismatches([row(), tied, wrong, short, FAILED], known) == {"mismatches": 3, "ties": 1}
+    assert metrics.mismatches([row(), tied, wrong, short, rare, FAILED], known) == {"mismatches": 4, "ties": 2}
     assert metrics.mismatches([row()], None) == {"mismatches": None, "ties": 0}
     masked = {**MASKED, "index": 1, "tokens": [1]}
     assert metrics.mismatches([masked], known) == {"mismatches": 1, "ties": None}
