@@ -17,6 +17,9 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
 
     Greedy decoding with the argmax as the pick; an exact sample with a draw from each node's law.
     """
+    if draft.width == 1:
+        first = torch.zeros_like(draft.tokens)
+        return Verdict(first, first[:, 0], pick[:, 0], first.bool(), first.float(), pick=pick)
     if draft.parents is None:
         same = draft.tested & pad(draft.tokens[:, 1:] == pick[:, :-1], (1, 0))
     else:

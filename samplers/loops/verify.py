@@ -110,10 +110,11 @@ class VerifyLoop:
     def _commit(self, draft: Draft, raw: Tensor, verdict: Verdict) -> np.ndarray:
         """Appends the accepted path and the next token, cut behind the first end token and at the limit; [B] counts."""
         path, count, text = verdict.path, verdict.count.cpu().numpy(), self.text
-        taken = draft.tokens.gather(1, path).cpu().numpy()
-        width = taken.shape[1]
-        made = np.concatenate((taken[:, 1:], taken[:, :1]), 1)  # the last column is never read as it is
-        made[np.arange(len(made)), count] = verdict.next.cpu().numpy()
+        made, width = verdict.next.cpu().numpy()[:, None], path.shape[1]
+        if width > 1:
+            taken = draft.tokens.gather(1, path).cpu().numpy()
+            drafted = np.concatenate((taken[:, 1:], taken[:, :1]), 1)  # the last column is never read as it is
+            made = np.where(np.arange(width) == count[:, None], made, drafted)
         limited = np.minimum(count + 1, text.room)
         ends = np.isin(made, self.stops) & (np.arange(width) < limited[:, None])
         self.ended = ends.any(1)
@@ -125,7 +126,7 @@ class VerifyLoop:
         """[B, D] float32: the probability that the model gave each committed token; 0 behind counts[b]."""
         row, column = np.nonzero(np.arange(made.shape[1]) < counts[:, None])
         where, place, token = (torch.from_numpy(each).to(raw.device) for each in (row, column, made[row, column]))
-        laws = raw[where, path[where, place]]
+        laws = raw[:, 0] if path.shape[1] == 1 else raw[where, path[where, place]]
         scores = np.zeros(made.shape, dtype=np.float32)
         scores[row, column] = (laws.gather(-1, token[:, None])[:, 0] - laws.logsumexp(-1)).exp().cpu().numpy()
         return scores
