@@ -51,7 +51,7 @@ class Search:
     def next(self, text: tuple[int, ...]) -> Skip | None:
         """What to score next on `text`, which names the rows that it is made of; None ends the search."""
         if text != self.text or self.score is None:
-            self.text, self.score = text, None
+            self.text = text
             return self.best
         if self.score > _ENOUGH or self.idle >= _PATIENCE or len(self.tried) >= _TRIES:
             return None
