@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -92,8 +92,10 @@ class Iterate:
 
 
 @dataclass(frozen=True)
-class Jacobian:
+class JacobiWindow:
     """Guesses for a window, all of them replaced by the target's own picks in every round."""
+
+    name: ClassVar[str]  # in the registry
 
     window: int = 16  # tokens fed in a forward, the last known one included
     policy: Literal["sliding", "block"] = "sliding"  # block: a window is finished before the next one begins
@@ -102,7 +104,7 @@ class Jacobian:
     exit_tokens: int = 0  # of a block: it is taken as it is when no more than this many tokens changed
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
+        name = self.name
         refuse_narrow(name, self.window)
         if self.exit_iterations is not None and self.exit_iterations < 1:
             raise SpecError(f"{name}: exit_iterations must be at least 1 or none, got {self.exit_iterations}")

@@ -15,12 +15,13 @@ Exact: greedy, and distribution with an exact acceptance, unless a block may be 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from pardec.samplers.drafts._window import Jacobian
+from pardec.samplers.drafts._window import JacobiWindow
 from pardec.samplers.registry import register
 
 
 @register("jacobi", stage="draft", paper="arXiv:2305.10427", exact="greedy")
 @dataclass(frozen=True)
-class Jacobi(Jacobian):
-    pass
+class Jacobi(JacobiWindow):
+    name: ClassVar[str] = "jacobi"

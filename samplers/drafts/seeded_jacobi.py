@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pardec.models.errors import SpecError
-from pardec.samplers.drafts._window import Jacobian
+from pardec.samplers.drafts._window import JacobiWindow
 from pardec.samplers.registry import register
 from pardec.samplers.verifying import Speculation
 
 
 @register("seeded_jacobi", stage="draft", paper="arXiv:2002.03629", exact="greedy")
 @dataclass(frozen=True)
-class SeededJacobi(Jacobian):
+class SeededJacobi(JacobiWindow):
+    name: ClassVar[str] = "seeded_jacobi"
     brings: ClassVar[str] = "match:noise=seeded"
 
     def check(self, speculation: Speculation) -> None:
