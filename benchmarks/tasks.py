@@ -1,6 +1,6 @@
 """Measures how many held-out problems an embedded model answers exactly, and in how many forwards.
 
-    python benchmarks/tasks.py [--models tiny-dream,tiny-llada] [-n 200] [--out benchmarks/tasks.json] [--cards]
+    python benchmarks/tasks.py [--models tiny-dream,...] [-n 200] [--out benchmarks/tasks.json] [--cards]
 
 Forwards are counted up to the one that completes a row's first end token. With `--cards` the figures go into the
 models' cards too.
@@ -19,14 +19,19 @@ import torch
 import pardec
 
 ROOT = Path(__file__).resolve().parents[1]
-SPECS = ("sequential", "threshold:tau=0.9", "threshold:tau=0.9@dual")
+SPECS = {
+    True: ("sequential", "threshold:tau=0.9", "threshold:tau=0.9@dual"),  # masked models
+    False: ("sequential", "model:name=tiny-llama-draft"),
+}
 TASKS = ("arithmetic", "lists", "records")
 
 
 def measure(model: pardec.Model, task: str, count: int, seed: int, batch: int) -> list[dict[str, Any]]:
     """A row a sampler: share of problems answered exactly, and mean forwards a problem."""
     given: dict[str, Any] = {"limit": count, "problem_seed": seed, "batch_size": batch, "max_new_tokens": 64}
-    table = pardec.compare(model, task, SPECS, references=False, replays=0, **given)
+    drafts_for_itself = f"model:name={model.name}"
+    samplers = [spec for spec in SPECS[model.language_model.facts.masked] if spec != drafts_for_itself]
+    table = pardec.compare(model, task, samplers, references=False, replays=0, **given)
     return [
         {
             "model": model.name,
@@ -56,7 +61,7 @@ def write_figures(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--models", default="tiny-dream,tiny-llada")
+    parser.add_argument("--models", default="tiny-llama,tiny-llama-draft,tiny-dream,tiny-llada")
     parser.add_argument("-n", type=int, default=200, help="problems a task")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=25)
@@ -68,10 +73,11 @@ def main() -> None:
     for name in options.models.split(","):
         model = pardec.load(name, device="cpu", dtype="float32")
         for task in TASKS:
-            rows += measure(model, task, options.n, options.seed, options.batch_size)
-            for r in rows[-len(SPECS) :]:
+            made = measure(model, task, options.n, options.seed, options.batch_size)
+            rows += made
+            for r in made:
                 figures = f"{100 * r['exact']:5.1f}% exact, {r['forwards']:5.2f} forwards"
-                print(f"{name:10} {task:10} {r['sampler']:22} {figures}")
+                print(f"{name:16} {task:10} {r['sampler']:28} {figures}", flush=True)
         if options.cards:
             write_figures(Path(str(model.path)), [row for row in rows if row["model"] == model.name])
     if options.out:
