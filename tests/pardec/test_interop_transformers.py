@@ -108,6 +108,15 @@ def test_every_logits_processor_counts_and_sees_what_it_does_in_transformers(
     assert batch == 1 or what == "several ends" or expected.shape != plain.shape or not torch.equal(expected, plain)
 
 
+def test_a_repetition_penalty_ignores_each_row_s_own_padding() -> None:
+    plain, _ = both(None)
+    for token in plain[:, 9:].unique().tolist()[:8]:  # what the model likes to say stands as padding
+        given = inputs(4)
+        given["input_ids"] = given["input_ids"].masked_fill(given["attention_mask"] == 0, token)
+        expected, made = both("lookup", repetition_penalty=3.0, **given)
+        assert torch.equal(made, expected)
+
+
 def test_some_rows_end_before_others_and_are_filled_up() -> None:
     expected, made = both("recycling", eos_token_id=[7, 11, 19], pad_token_id=29)
     assert torch.equal(made, expected)

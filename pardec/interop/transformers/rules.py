@@ -30,7 +30,7 @@ class Padded:
     def by_row(self, rows: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
         """Scores [N, V] behind the unpadded histories `ids` [N, L] of `rows` [N]."""
         padding, out = self.padding.to(rows.device)[rows], scores.clone()
-        for count in padding.unique().tolist():
+        for count in sorted(set(padding.tolist())):
             at = (padding == count).nonzero()[:, 0]
             before = self.input_ids[rows[at].to(self.input_ids.device), :count].to(ids.device)
             out[at] = self._run(rows[at], torch.cat((before, ids[at]), 1), scores[at])
