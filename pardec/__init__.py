@@ -84,6 +84,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for on first use, so that `import pardec` stays light."""
+    if name == "interop":
+        return import_module("pardec.interop")
     if name not in _MODULE:
         raise AttributeError(f"module 'pardec' has no attribute {name!r}")
     value = getattr(import_module(_MODULE[name]), name)

@@ -1,1 +1,14 @@
-"""Other libraries' ways of calling pardec, one module each; importing this package imports none of them."""
+"""pardec inside other libraries and theirs inside pardec: one package a library, imported when asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+_PACKAGES = ("diffusers", "lm_eval", "transformers")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in _PACKAGES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
