@@ -29,7 +29,8 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     again = "download or copy the file again"
     if file.suffix == ".safetensors":
         try:
-            return load_file(file)
+            tensors: dict[str, Tensor] = load_file(file)
+            return tensors
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{file} is damaged or cut short: {one_line(error)}", again) from error
     try:

@@ -67,7 +67,7 @@ class VQShape:
         convs = [tensors.get(f"encoder.conv_blocks.{level}.res.0.conv1.weight") for level in range(levels)]
         if not levels or any(conv is None or conv.shape[0] % ch for conv in convs):
             raise ModelError("not the weights of a VQ tokenizer: encoder.conv_blocks do not hold its levels")
-        found = {
+        found: dict[str, Any] = {
             "codebook_size": tensors[needed[1]].shape[0],
             "codebook_embed_dim": tensors[needed[1]].shape[1],
             "z_channels": tensors[needed[2]].shape[0],

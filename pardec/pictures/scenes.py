@@ -38,7 +38,7 @@ RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": 
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 SPLITS = ("heldout", "train")
 ONE = 0.35  # share of the pictures that show one thing
-_PATIENCE = 20_000  # draws in a row without a new caption before the split counts as exhausted
+_PATIENCE = 5_000  # draws in a row without a new caption before the split counts as exhausted
 _HINT = 'for example "a small red circle left of a large blue square on grey"'
 
 

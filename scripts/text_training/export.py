@@ -159,8 +159,13 @@ def export(folder: Path, name: str, model: nn.Module, state: dict[str, Tensor], 
 
 def write_card(folder: Path, card: dict[str, Any]) -> None:
     """Write the card, as data and as a page."""
+    write_pages(folder, card, _readme(card))
+
+
+def write_pages(folder: Path, card: dict[str, Any], readme: str) -> None:
+    """Write a card as data, and the page that says it."""
     _write(folder / "card.json", json.dumps(card, indent=1))
-    _write(folder / "README.md", _readme(card))
+    _write(folder / "README.md", readme)
 
 
 def _write(path: Path, text: str) -> None:
@@ -176,7 +181,7 @@ def _readme(card: dict[str, Any]) -> str:
     for sampler, found in card["accuracy"].items():
         for kind, count in found["problems"].items():
             lines.append(f"| {sampler} | {kind} | {count} | {found[kind]:.1%} | {found[f'{kind}_nfe']:.1f} |")
-    lines += ["", "## Recipe", "", *_items(card["recipe"]), "", "## Curve", ""]
+    lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
     lines += ["| seconds | step | loss | arithmetic | lists | records |", "|---|---|---|---|---|---|"]
     for point in card["curve"]:
         shares = " | ".join(f"{point[k]:.0%}" if k in point else "" for k in ("arithmetic", "lists", "records"))
@@ -184,11 +189,11 @@ def _readme(card: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _items(recipe: dict[str, Any], indent: str = "") -> list[str]:
+def items(recipe: dict[str, Any], indent: str = "") -> list[str]:
     """A recipe as a list, with the runs that it consists of as lists of their own."""
     lines = []
     for key, value in recipe.items():
         nested = isinstance(value, dict)
         lines.append(f"{indent}- {key}:" if nested else f"{indent}- {key}: {value}")
-        lines += _items(value, indent + "  ") if nested else []
+        lines += items(value, indent + "  ") if nested else []
     return lines

@@ -1,0 +1,26 @@
+"""What a training run is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Options:
+    """The command line; see scripts/train_image.py."""
+
+    model: str
+    minutes: float | None
+    steps: int | None
+    batch: int
+    lr: float
+    seed: int
+    every: float
+    pictures: int
+    device: str
+    threads: int
+    out: Path
+    state: Path
+    fresh: bool
+    shape: dict[str, object]

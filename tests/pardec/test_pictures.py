@@ -1,0 +1,302 @@
+"""Pictures of shapes: captions and their split, drawing, reading back, scores and the distance of two sets."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from pardec.models.errors import SpecError
+from pardec.pictures.distance import distance, features, frechet
+from pardec.pictures.drawing import draw
+from pardec.pictures.reading import Reading, Seen, read
+from pardec.pictures.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    PLACES,
+    RELATIONS,
+    SHAPES,
+    Scene,
+    Thing,
+    captions,
+    parse,
+    sample,
+)
+from pardec.pictures.scoring import compare, score
+from pardec.pictures.shapes import AREA, RADII, SIDE, coverage
+
+CAPTION = "a small red circle left of a large blue square on grey"
+
+
+def scenes(count: int, seed: int = 0) -> list[Scene]:
+    rng = random.Random(seed)
+    return [sample(rng, None) for _ in range(count)]
+
+
+# -- captions --------------------------------------------------------------------------------------------------
+
+
+def test_a_caption_says_its_scene() -> None:
+    scene = parse(CAPTION)
+    things = (Thing("small", "red", "circle"), Thing("large", "blue", "square"))
+    assert scene == Scene(things, "left of", "grey")
+    assert parse("A large  green triangle at the top left on black").place == "at the top left"
+    for made in scenes(500):
+        assert parse(made.caption) == made
+
+
+def test_the_same_picture_in_other_words_is_the_same_scene_and_split() -> None:
+    other = parse("a large blue square right of a small red circle on grey")
+    assert other != parse(CAPTION)
+    assert other.canonical() == parse(CAPTION)
+    assert parse("a small red circle below a large blue square on grey").canonical().place == "above"
+    for scene in scenes(300):
+        if len(scene.things) == 2:
+            back = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}[scene.place]
+            assert Scene(scene.things[::-1], back, scene.background).split == scene.split
+
+
+@pytest.mark.parametrize(
+    ("caption", "message"),
+    [
+        ("", "names no thing"),
+        ("a cat", "'cat' is no size"),
+        ("a small rde circle at the top on grey", "'rde' is no colour"),
+        ("a small red", "nothing is no shape"),
+        ("a small red circle near a large blue square on grey", "no place"),
+        ("a small red circle left of a large red square on grey", "both things"),
+        ("a small red circle at the top", "does not end in a background"),
+        ("a small red circle at the top on pink", "'pink' is no background"),
+        ("a small red circle at the top on grey today", "goes on after its background: 'today'"),
+    ],
+)
+def test_a_caption_of_another_form_is_refused(caption: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        parse(caption)
+    assert caught.value.hint
+
+
+def test_splits_are_apart_and_captions_stay_when_more_are_asked_for() -> None:
+    held, train = set(captions("heldout", 300)), set(captions("train", 2000))
+    assert not held & train
+    assert all(parse(caption).split == "heldout" for caption in held)
+    assert captions("heldout", 300)[:20] == captions("heldout", 20)
+    assert captions("heldout", 20, seed=8) != captions("heldout", 20)
+    share = sum(scene.split == "heldout" for scene in scenes(4000)) / 4000
+    assert 0.07 < share < 0.13
+    for wrong, message in (
+        ({"split": "test"}, "unknown split"),
+        ({"n": 0}, "at least 1"),
+        ({"split": "heldout", "n": 10**5}, "has only"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            captions(**wrong)  # type: ignore[arg-type]
+
+
+# -- drawing ---------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_its_scene_and_seed_alone() -> None:
+    some = scenes(50)
+    together = draw(some, range(50))
+    assert together.shape == (50, SIDE, SIDE, 3)
+    assert together.dtype == np.uint8
+    assert (draw(some[40:41], [40])[0] == together[40]).all()
+    assert (draw(some[40:41], [41])[0] != together[40]).mean() > 0.5
+    assert draw([], []).shape == (0, SIDE, SIDE, 3)
+    with pytest.raises(SpecError, match="2 scenes but 1 seeds"):
+        draw(some[:2], [1])
+    with pytest.raises(SpecError, match="negative"):
+        draw(some[:1], [-1])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_outline_covers_the_area_it_should(shape: str) -> None:
+    for radius in (5.8, 9.7):
+        found = coverage(shape, *(np.array([value], np.float32) for value in (23.3, 24.6, radius)))[0]
+        assert found.sum() == pytest.approx(AREA[shape] * radius**2, rel=0.03)
+        assert found.max() == 1
+        assert found[0].max() == 0
+
+
+def test_things_stay_in_the_picture_and_apart() -> None:
+    large = [
+        Scene((Thing("large", "red", a), Thing("large", "cyan", b)), r, "grey")
+        for a in SHAPES
+        for b in SHAPES
+        for r in RELATIONS
+    ]
+    pictures = draw(large, range(len(large))).astype(int)
+    red = (np.abs(pictures - COLOURS["red"]).sum(-1) < 90).sum((1, 2))
+    cyan = (np.abs(pictures - COLOURS["cyan"]).sum(-1) < 90).sum((1, 2))
+    least = min(AREA.values()) * RADII["large"][0] ** 2 * 0.75
+    assert min(red.min(), cyan.min()) > least
+    rim = np.concatenate([pictures[:, 0], pictures[:, -1], pictures[:, :, 0], pictures[:, :, -1]], 1)
+    assert np.abs(rim - BACKGROUNDS["grey"]).max() < 60
+
+
+def test_drawing_is_fast() -> None:
+    some = scenes(256)
+    draw(some, range(256))
+    spent = []
+    for _ in range(3):
+        before = time.process_time()
+        draw(some, range(256))
+        spent.append(time.process_time() - before)
+    assert min(spent) < 0.4  # a tenth of a second where nothing else runs
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def test_fresh_pictures_read_back_right() -> None:
+    some = scenes(400, seed=3)
+    found = read(draw(some, range(10_000, 10_400)))
+    wrong = [scene.caption for scene, seen in zip(some, found, strict=True) if seen.scene() != scene.canonical()]
+    assert not wrong
+
+
+@pytest.mark.slow
+def test_thousands_of_fresh_pictures_read_back_right() -> None:
+    some = scenes(5000, seed=6)
+    found = read(draw(some, range(20_000, 25_000)))
+    assert sum(seen.scene() == scene.canonical() for scene, seen in zip(some, found, strict=True)) >= 4995
+
+
+def blurred(pictures: np.ndarray, radius: float) -> np.ndarray:
+    return np.stack([np.asarray(Image.fromarray(p).filter(ImageFilter.GaussianBlur(radius))) for p in pictures])
+
+
+def shrunk(pictures: np.ndarray) -> np.ndarray:
+    made = [Image.fromarray(p).resize((28, 28), Image.Resampling.BOX) for p in pictures]
+    return np.stack([np.asarray(p.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for p in made])
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("noise", 1.0), ("blur", 0.99), ("darker", 0.99), ("shifted", 0.97), ("shrunk", 0.95)]
+)
+def test_distorted_pictures_read_back_right(name: str, least: float) -> None:
+    some = scenes(150, seed=4)
+    pictures = draw(some, range(150))
+    rng = np.random.default_rng(0)
+    distorted = {
+        "noise": lambda: np.clip(pictures + rng.normal(0, 12, pictures.shape), 0, 255).astype(np.uint8),
+        "blur": lambda: blurred(pictures, 0.8),
+        "darker": lambda: (pictures * 0.93).astype(np.uint8),
+        "shifted": lambda: np.roll(pictures, (1, -1), (1, 2)),
+        "shrunk": lambda: shrunk(pictures),
+    }[name]()
+    found = read(distorted)
+    right = sum(seen.scene() == scene.canonical() for scene, seen in zip(some, found, strict=True))
+    assert right >= least * len(some), right
+
+
+def test_what_is_no_scene_is_not_read_as_one() -> None:
+    flat = np.full((1, SIDE, SIDE, 3), 128, np.uint8)
+    assert read(flat)[0] == Reading((), "grey")
+    assert read(flat)[0].scene() is None
+    assert read(np.full((1, SIDE, SIDE, 3), (255, 0, 255), np.uint8))[0].background is None
+    noise = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), np.uint8)
+    assert all(seen.scene() is None for seen in read(noise))
+    bar = flat.copy()
+    bar[0, 4:9, 4:44] = COLOURS["red"]
+    assert [seen.shape for seen in read(bar)[0].things] == [None]
+    ring = flat.copy()
+    at = np.hypot(*(np.mgrid[:SIDE, :SIDE] - 23.5))
+    ring[0, (at < 12) & (at > 7)] = COLOURS["red"]
+    assert [seen.shape for seen in read(ring)[0].things] == [None]
+    three = draw([parse(CAPTION)], [0])
+    three[0, 40:47, 1:8] = COLOURS["green"]
+    assert len(read(three)[0].things) == 3
+    assert read(three)[0].scene() is None
+    for wrong in (flat[0], flat.astype(np.float32), flat[:, :40]):
+        with pytest.raises(SpecError, match="cannot read pictures of shape"):
+            read(wrong)
+
+
+# -- scoring ---------------------------------------------------------------------------------------------------
+
+
+def test_a_score_says_what_is_wrong() -> None:
+    right = score(draw([parse(CAPTION)], [1]), [CAPTION])[0]
+    assert right.right
+    assert (right.count, right.shapes, right.colours, right.sizes, right.place, right.background) == (
+        True,
+        1,
+        1,
+        1,
+        True,
+        True,
+    )
+    others = {
+        "a small red circle left of a large blue square on white": ("background", False),
+        "a small red circle above a large blue square on grey": ("place", False),
+        "a small red circle right of a large blue square on grey": ("place", False),
+        "a small red triangle left of a large blue square on grey": ("shapes", 0.5),
+        "a large red circle left of a large blue square on grey": ("sizes", 0.5),
+        "a small green circle left of a large blue square on grey": ("colours", 0.5),
+    }
+    for caption, (what, value) in others.items():
+        found = score(draw([parse(CAPTION)], [1]), [caption])[0]
+        assert found == replace(right, right=False, **{what: value}), caption
+    one = score(draw([parse("a small red circle at the left on grey")], [1]), [CAPTION])[0]
+    assert (one.count, one.colours, one.place, one.right) == (False, 0.5, False, False)
+    more = score(draw([parse(CAPTION)], [1]), ["a small red circle at the left on grey"])[0]
+    assert (more.right, more.count, more.colours, more.shapes) == (False, False, 1, 1)
+    with pytest.raises(SpecError, match="1 pictures but 2 captions"):
+        score(draw([parse(CAPTION)], [1]), [CAPTION, CAPTION])
+
+
+def test_things_are_matched_by_colour_whatever_their_order() -> None:
+    red, blue = Seen("red", "circle", 6, 10, 24, 1), Seen("blue", "square", 9.5, 34, 24, 1)
+    for things in ((red, blue), (blue, red)):
+        assert compare(Reading(things, "grey"), parse(CAPTION)).right
+    swapped = compare(Reading((replace(red, x=34.0), replace(blue, x=10.0)), "grey"), parse(CAPTION))
+    assert (swapped.colours, swapped.shapes, swapped.place, swapped.right) == (1, 1, False, False)
+    empty = compare(Reading((), None), parse(CAPTION))
+    assert (empty.count, empty.shapes, empty.place, empty.background) == (False, 0, False, False)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_place_is_read(place: str) -> None:
+    for shape in SHAPES:
+        for size in RADII:
+            scene = Scene((Thing(size, "yellow", shape),), place, "white")
+            assert {seen.things[0].place for seen in read(draw([scene] * 5, range(5)))} == {place}
+
+
+# -- distance --------------------------------------------------------------------------------------------------
+
+
+def test_the_distance_of_normal_laws_is_the_closed_form() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 3))
+    x = (x - x.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(x, rowvar=False))).T  # mean 0, covariance 1, exactly
+    assert frechet(x, x) == pytest.approx(0, abs=1e-9)
+    # Diagonal: |mean|² + sum (s - t)²
+    assert frechet(x * [1, 2, 3], x * [2, 2, 1] + [1, 0, 2]) == pytest.approx(5 + 1 + 0 + 4)
+    # Covariances that do not commute, [[2, 1], [1, 2]] and diag(4, 1): trace of the root is sqrt(tr + 2 sqrt(det)).
+    one, other = x[:, :2] @ np.linalg.cholesky([[2, 1], [1, 2]]).T, x[:, :2] * [2, 1]
+    expected = 4 + 5 - 2 * np.sqrt(10 + 2 * np.sqrt(12))
+    assert frechet(one, other) == pytest.approx(expected)
+    assert frechet(other, one) == pytest.approx(expected)
+    with pytest.raises(SpecError, match="no distance between sets"):
+        frechet(x[:1], x)
+    with pytest.raises(SpecError, match="no distance between sets"):
+        frechet(x, x[:, :2])
+
+
+def test_worse_pictures_are_farther() -> None:
+    some = scenes(80, seed=5)
+    true, again = draw(some, range(80)), draw(some, range(1000, 1080))
+    assert features(true).shape == (80, 37)
+    near = distance(again, true)
+    assert near < 5
+    grey = draw([Scene(scene.things, scene.place, "grey") for scene in some], range(80))
+    assert distance(blurred(again, 1.5), true) > 2 * near
+    assert distance(grey, true) > 2 * near
+    assert distance(true, true) == pytest.approx(0, abs=1e-6)

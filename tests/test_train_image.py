@@ -1,0 +1,163 @@
+"""The image trainer on a minute network: codebook, resuming, measuring, the published format."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from image_training import codebook, data, loop  # noqa: E402
+from image_training.evaluate import reconstruction  # noqa: E402
+from image_training.loop import Run  # noqa: E402
+from train_image import options  # noqa: E402
+
+from pardec.models.vision.vq import VQ, to_pixels  # noqa: E402
+from pardec.models.vision.vq_files import load_vq  # noqa: E402
+from pardec.models.vision.vq_shape import VQShape  # noqa: E402
+from pardec.pictures.drawing import draw  # noqa: E402
+from pardec.pictures.scenes import parse  # noqa: E402
+
+torch.set_num_threads(1)
+SMALL = "codebook_size=16,z_channels=8,ch_mult=1-1-1"
+
+
+@pytest.fixture(autouse=True)
+def early_codebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes from the third step on, and dead ones looked for at every second."""
+    monkeypatch.setattr(loop, "PLAIN", 2)
+    monkeypatch.setattr(loop, "GATHER", 2)
+    monkeypatch.setattr(codebook, "EVERY", 2)
+
+
+def made(folder: Path, steps: int, state: str = "state") -> Run:
+    where = ["--out", str(folder / "out"), "--state", str(folder / state), "--device", "cpu"]
+    size = ["--steps", str(steps), "--batch", "2", "--pictures", "3", "--shape", SMALL]
+    return Run(options(["--model", "tiny-vq", *size, *where]))
+
+
+def test_it_exports_what_it_measured_in_the_published_format(tmp_path: Path) -> None:
+    run = made(tmp_path, 4)
+    run.train()
+    found = load_file(tmp_path / "out" / "vq.safetensors")
+    assert all(value.dtype is torch.bfloat16 for value in found.values())
+    assert found["quantize.embedding.weight"].shape == (16, 8)
+    model = load_vq(tmp_path / "out")
+    assert model.shape == VQShape(16, 8, 8, 32, (1, 1, 1), 1)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, run.average[name].bfloat16().float()), name
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert card["reconstruction"] == reconstruction(model, 3)
+    assert card["reconstruction"]["originals_right"] == 1
+    assert (card["recipe"]["steps"], card["recipe"]["pictures"], card["curve"][-1]["step"]) == (4, 8, 4)
+    assert card["parameters"] == sum(value.numel() for value in model.parameters())
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert page.startswith("# tiny-vq")
+    assert f"| 3 | {card['reconstruction']['right']:.1%} |" in page
+
+
+def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
+    whole = made(tmp_path, 7, state="whole")
+    whole.train()
+    for at in (1, 4):  # before there are codes, and after
+        part = made(tmp_path, 7, state=f"parts-{at}")
+        take = part.take
+
+        def take_then_stop(part: Run = part, take=take, at: int = at) -> float:  # type: ignore[no-untyped-def]
+            if part.step == at:
+                part.stop()
+            return take()  # type: ignore[no-any-return]
+
+        part.take = take_then_stop  # type: ignore[method-assign]
+        part.train()
+        assert part.step == at + 1
+        resumed = made(tmp_path, 7, state=f"parts-{at}")
+        assert resumed.step == at + 1
+        resumed.train()
+        for key, value in whole.average.items():
+            torch.testing.assert_close(resumed.average[key], value, rtol=0, atol=0)
+        assert resumed.revived == whole.revived
+
+
+def test_a_run_learns_two_pictures_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "WARMUP", 5)
+    run = made(tmp_path, 60)
+    pictures = run.pictures(0)
+    run.pictures = lambda step: pictures  # type: ignore[method-assign]
+    losses = [run.take() for _ in range(35)]
+    assert losses[-1] < 0.25 * losses[0]
+    assert torch.equal(run.model.codebook.weight, F.normalize(run.codes.total, dim=1))
+
+
+def test_pictures_are_a_function_of_seed_and_step() -> None:
+    scenes, pictures = data.batch(0, 5, 4)
+    again, same = data.batch(0, 5, 4)
+    assert scenes == again
+    assert (pictures == same).all()
+    assert all(scene.split == "train" for scene in scenes)
+    assert (data.batch(0, 6, 4)[1] != pictures).any()
+    assert (data.batch(1, 5, 4)[1] != pictures).any()
+    caption = scenes[0].caption
+    assert (data.fresh([caption, caption])[0] != data.fresh([caption, caption])[1]).any()
+    assert (data.fresh([caption])[0] == draw([parse(caption)], [data.FRESH + 7 * 1_000_003])[0]).all()
+
+
+def test_kmeans_finds_where_points_gather() -> None:
+    rng = torch.Generator().manual_seed(0)
+    centres = F.normalize(torch.eye(4) + 0.1, dim=1)
+    points = F.normalize(centres.repeat(50, 1) + 0.05 * torch.randn(200, 4, generator=rng), dim=1)
+    found = codebook.kmeans(points, 4, rng)
+    assert (found @ centres.T).amax(1).min() > 0.99
+    more = codebook.kmeans(points[:3], 2, rng)
+    assert torch.allclose(more.norm(dim=1), torch.ones(2))
+
+
+def test_averages_follow_the_features_and_dead_codes_start_anew() -> None:
+    codes = codebook.Averages(torch.eye(3))
+    features = F.normalize(torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1], [0, 0, 1]]), dim=1)
+    for _ in range(300):
+        rows = codes.update(features, torch.tensor([0, 0, 2, 2]))
+    torch.testing.assert_close(rows[0], features[0], atol=1e-2, rtol=0)
+    torch.testing.assert_close(codes.count, torch.tensor([1.5, 0.0, 1.5]), atol=1e-2, rtol=0)
+    assert codes.revive(features, torch.Generator().manual_seed(0)) == 1
+    assert codes.count[1] == 1
+    assert (features == codes.total[1]).all(1).any()
+    assert codes.revive(features, torch.Generator().manual_seed(0)) == 0
+
+
+def test_what_a_tokenizer_loses_is_measured() -> None:
+    class Blank(VQ):
+        def decode(self, codes: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(codes), 3, 48, 48)
+
+    found = reconstruction(Blank(VQShape(16, 8, 8, 32, (1, 1, 1), 1)), 4)
+    assert (found["right"], found["originals_right"]) == (0, 1)
+
+    class Perfect(VQ):
+        def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+            self.seen = pixels
+            return torch.zeros(len(pixels), 12, 12, dtype=torch.long)
+
+        def decode(self, codes: torch.Tensor) -> torch.Tensor:
+            return self.seen
+
+    found = reconstruction(Perfect(VQShape(16, 8, 8, 32, (1, 1, 1), 1)), 4)
+    assert (found["right"], found["error"], found["codes_used"]) == (1, 0, 1)
+    assert found["code_entropy_nats"] == 0
+    pictures = data.fresh(["a small red circle at the top on grey"])
+    assert np.abs(to_pixels(pictures).numpy()).max() <= 1
+
+
+@pytest.mark.parametrize("more", [[], ["--steps", "3", "--minutes", "1"], ["--steps", "3", "--model", "tiny-dream"]])
+def test_misuse_is_refused(more: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        options(["--model", "tiny-vq", *more])
+    assert caught.value.code == 2
