@@ -55,7 +55,7 @@ class Processing:
         texts = self._histories(draft, row, node)
         lengths = torch.from_numpy(self.text.length).to(raw.device)[row] + draft.depth[row, node]
         scores = raw[row, place]
-        for length in lengths.unique().tolist():
+        for length in sorted(set(lengths.tolist())):
             same = (lengths == length).nonzero()[:, 0]
             scores[same] = self._run(row[same], texts[same, :length], scores[same])
         return raw.index_put((row, place), scores)

@@ -250,16 +250,25 @@ def test_a_result_says_what_was_drafted_and_accepted(llama: pardec.Model, tmp_pa
         assert again.acceptance_length == result.acceptance_length
 
 
-def test_acceptance_length_counts_what_was_committed(llama: pardec.Model) -> None:
+def test_acceptance_length_counts_what_was_committed(pair: Callable[[str], Pair]) -> None:
     """Where an end token cuts an accepted draft short, what stood behind it does not count."""
-    free, cut = llama.generate(TEXTS[2], sampler="lookup:k=6", max_new_tokens=24, stop_ids=[]), 0
-    for stop in set(free.tokens[0][1:]):
-        result = llama.generate(TEXTS[2], sampler="lookup:k=6", max_new_tokens=24, stop_ids=[stop])
-        cut += sum(result.trace.accepted[0]) + result.nfe[0] > len(result.tokens[0])
-        rounds = result.nfe[0] - 1
-        expected = (len(result.tokens[0]) - 1) / rounds if rounds else None
-        assert result.acceptance_length == (pytest.approx(expected) if rounds else None)
-    assert cut
+    _, model = pair("llama")
+    pattern = [10, 20, 30, 40, 50]
+
+    def asked(stop_ids: list[int]) -> Result:
+        def choice(row: int, index: int) -> list[int]:
+            return [pattern[index % 5]]
+
+        return model.generate(
+            input_ids=[pattern * 2], sampler="lookup:k=4", max_new_tokens=20, stop_ids=stop_ids, allowed=choice
+        )
+
+    free = asked([])
+    assert free.trace.accepted == ((0, 4, 4, 4, 3),)
+    assert free.acceptance_length == 19 / 4
+    assert asked([30]).trace.accepted == ((0, 4),)  # the second of four that the rule accepts
+    assert asked([30]).tokens == [pattern[:3]]
+    assert asked([30]).acceptance_length == 2
 
 
 # --- the command and the views ---

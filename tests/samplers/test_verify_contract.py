@@ -213,6 +213,7 @@ def test_batches_of_one_to_eight_give_the_same(spec: str, count: int) -> None:
     given, new = prompts(LENGTHS[:count], vocab=VOCAB, seed=count), NEW[:count]
     done = run(target(), spec, given, new)
     check(done, given, new)
+    assert done.padding <= 0.3 * sum(done.tokens_fed), "what is fed, padding included, is near what the rows need"
     backwards = run(target(), spec, given[::-1], new[::-1], seeds=range(99 + count, 99, -1))
     assert all(same(done, row, backwards, count - 1 - row) for row in range(count))
     if registry.resolve(spec, "ar").exact == "greedy":
