@@ -64,9 +64,11 @@ def test_it_exports_what_it_measured_in_the_published_format(tmp_path: Path) -> 
     assert f"| 3 | {card['reconstruction']['right']:.1%} |" in page
 
 
-def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codebook, "DEAD", 0.99)
     whole = made(tmp_path, 7, state="whole")
     whole.train()
+    assert whole.revived
     for at in (1, 4):  # before there are codes, and after
         part = made(tmp_path, 7, state=f"parts-{at}")
         take = part.take
@@ -95,6 +97,19 @@ def test_a_run_learns_two_pictures_by_heart(tmp_path: Path, monkeypatch: pytest.
     losses = [run.take() for _ in range(35)]
     assert losses[-1] < 0.25 * losses[0]
     assert torch.equal(run.model.codebook.weight, F.normalize(run.codes.total, dim=1))
+
+
+def test_the_pictures_error_reaches_the_encoder_through_the_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "COMMIT", 0.0)
+    run = made(tmp_path, 9)
+    reached: list[float] = []
+    run.model.encoder.conv_in.weight.register_hook(lambda gradient: reached.append(float(gradient.norm())))
+    for _ in range(4):
+        run.take()
+    assert len(reached) == 4
+    assert min(reached) > 1e-6
 
 
 def test_pictures_are_a_function_of_seed_and_step() -> None:

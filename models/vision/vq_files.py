@@ -35,6 +35,9 @@ def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch
 
     Raises:
         ModelError: the file is damaged or holds something else, in one line that says what.
+
+    >>> load_vq("tiny-vq").shape.codebook_embed_dim
+    8
     """
     file = _file(os.fspath(source))
     tensors = {name: value for name, value in read_tensors(file).items() if name not in IGNORED}

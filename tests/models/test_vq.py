@@ -89,6 +89,17 @@ def test_a_published_file_keeps_its_statistics_of_training_to_itself() -> None:
     assert tensors.keys() - names == {"quantize.codebook_used"}
 
 
+def test_the_embedded_tokenizer_keeps_a_picture() -> None:
+    model = load_vq("tiny-vq")
+    assert (model.shape.codebook_embed_dim, model.shape.downsample) == (8, 4)
+    assert 256 <= model.shape.codebook_size <= 512
+    pixels = torch.full((1, 3, 48, 48), -0.7)
+    pixels[:, 0, 14:34, 14:34] = 0.7  # a red square on black
+    codes = model.encode(pixels)
+    assert codes.shape == (1, 12, 12)
+    assert float((model.decode(codes) - pixels).abs().mean()) < 0.15
+
+
 def save(file: Path, tensors: dict[str, torch.Tensor]) -> Path:
     save_file({name: value.contiguous() for name, value in tensors.items()}, file)
     return file

@@ -257,6 +257,12 @@ def test_things_are_matched_by_colour_whatever_their_order() -> None:
         assert compare(Reading(things, "grey"), parse(CAPTION)).right
     swapped = compare(Reading((replace(red, x=34.0), replace(blue, x=10.0)), "grey"), parse(CAPTION))
     assert (swapped.colours, swapped.shapes, swapped.place, swapped.right) == (1, 1, False, False)
+    # Everything but the colours says the pairs are crossed; the colours decide.
+    crossed = compare(
+        Reading((replace(red, shape="square", radius=9.5), replace(blue, shape="circle", radius=6)), "grey"),
+        parse(CAPTION),
+    )
+    assert (crossed.colours, crossed.shapes, crossed.sizes, crossed.place) == (1, 0, 0, True)
     empty = compare(Reading((), None), parse(CAPTION))
     assert (empty.count, empty.shapes, empty.place, empty.background) == (False, 0, False, False)
 
