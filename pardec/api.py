@@ -136,7 +136,7 @@ class Model:
         call = self.prepare(prompt, **arguments)
         started = time.perf_counter()
         finished = None
-        for event in self.run(call):
+        for event in self.run(call, steps=call.callback is not None):
             if isinstance(event, Finished):
                 finished = event
         assert finished is not None, "a loop ends with Finished"
@@ -179,13 +179,16 @@ class Model:
         """Reads the prompt and checks every argument, without a forward."""
         return prepare(self.language_model, prompt, Settings.of(arguments))
 
-    def run(self, call: Call, *, text: bool = False) -> Iterator[Event]:
-        """Decodes; the one place that calls the loop. With `text`, and for a callback, events tell their text."""
+    def run(self, call: Call, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
+        """Decodes; the one place that calls the loop. With `text`, and for a callback, events tell their text.
+
+        Without `steps` there is no event a step, which spares making it.
+        """
         texts = Texts(self.tokenizer if text or call.callback is not None else None, call)
         canvases = call.request.canvases
         size = f"{len(canvases)} rows of up to {max(map(len, canvases))} tokens"
         with _memory(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
-            decoded = _decode(self.language_model, call)
+            decoded = _decode(self.language_model, call, steps=steps)
             with closing(cast("Generator[Event]", decoded)) as events:  # freed at once, however this ends
                 for told in events:
                     event = texts(told)
@@ -245,11 +248,11 @@ class Model:
         )
 
 
-def _decode(model: LanguageModel, call: Call) -> Iterator[Event]:
+def _decode(model: LanguageModel, call: Call, *, steps: bool) -> Iterator[Event]:
     """The loop of the sampler's family."""
     if isinstance(call.sampler, Speculation):
-        return verify.decode(model, call.sampler, call.request)
-    return masked.decode(model, call.sampler, call.request)
+        return verify.decode(model, call.sampler, call.request, steps=steps)
+    return masked.decode(model, call.sampler, call.request, steps=steps)
 
 
 setattr(Model.generate, "__signature__", Settings.signature())  # noqa: B010

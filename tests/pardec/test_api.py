@@ -190,7 +190,7 @@ def test_help_shows_every_argument_with_its_default() -> None:
 
 
 def test_running_out_of_memory_is_said_in_one_line(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_: Any) -> Any:
+    def exhausted(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         yield
 

@@ -1,0 +1,85 @@
+"""What the verify loop tells when all is done: which round committed each token, what it fed, drafted and accepted."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pardec.samplers.canvas import GIVEN
+from pardec.samplers.events import Finished, RowFinished
+from pardec.samplers.loops.passes import Passes
+from pardec.samplers.sequences import Sequences
+from pardec.samplers.trace import Trace
+from pardec.samplers.verifying import Draft, Verdict
+
+
+class Log:
+    """Follows one request. Finished rows leave; what they held waits here for the trace."""
+
+    def __init__(self, text: Sequences) -> None:
+        self.text = text
+        count = len(text)
+        self.tokens = text.host.copy()
+        self.commit_step, self.commit_score = text.commit_step.copy(), text.commit_score.copy()
+        self.lengths = text.length.copy()
+        self.done: dict[int, RowFinished] = {}
+        self.drafted: list[list[int]] = [[] for _ in range(count)]
+        self.accepted: list[list[int]] = [[] for _ in range(count)]
+        self.draft_forwards = np.zeros(count, dtype=np.int64)
+        self.deviation: np.ndarray | None = None  # [B], once the acceptance tells of any
+
+    def add(self, rows: np.ndarray, draft: Draft, verdict: Verdict) -> None:
+        """One round of the live `rows`."""
+        if draft.parents is None and draft.verify is None:
+            deepest = (draft.sizes - 1).tolist()
+        else:
+            deepest = torch.where(draft.tested, draft.depth, 0).amax(1).tolist()
+        for row, drafted, accepted in zip(rows.tolist(), deepest, verdict.count.tolist(), strict=True):
+            self.drafted[row].append(drafted)
+            self.accepted[row].append(accepted)
+        self.draft_forwards[rows] += draft.forwards
+        if verdict.deviation is not None:
+            if self.deviation is None:
+                self.deviation = np.zeros(len(self.drafted))
+            self.deviation[rows] += verdict.deviation.cpu().numpy()
+
+    def leave(self, at: int, reason: str) -> RowFinished:
+        """The row at index `at` is done."""
+        text = self.text
+        row, end = int(text.rows[at]), int(text.length[at])
+        self.lengths[row] = end
+        for kept, live in (("tokens", "host"), ("commit_step", "commit_step"), ("commit_score", "commit_score")):
+            getattr(self, kept)[row] = getattr(text, live)[at]
+        self.done[row] = RowFinished(row, text.row(at).copy(), reason, int(text.nfe[at]))
+        return self.done[row]
+
+    def finished(self, passes: Passes) -> Finished:
+        """All rows are done."""
+        count, longest = len(self.tokens), int(self.lengths.max())
+        fed: list[list[range | tuple[int, ...]]] = [[] for _ in range(count)]
+        for forward in passes.fed:
+            for at, row in enumerate(forward.rows):
+                fed[row].append(forward.of(at))
+        commit_step = self.commit_step[:, :longest]
+        commit_step[np.arange(longest) >= self.lengths[:, None]] = GIVEN  # padding
+        ends = [self.done[row] for row in range(count)]
+        trace = Trace(
+            self.tokens[:, :longest],
+            commit_step,
+            self.commit_score[:, :longest],
+            self.lengths,
+            tuple(map(tuple, fed)),
+            drafted=tuple(map(tuple, self.drafted)),
+            accepted=tuple(map(tuple, self.accepted)),
+        )
+        return Finished(
+            tokens=trace.tokens,
+            reasons=tuple(end.reason for end in ends),
+            nfe=tuple(end.nfe for end in ends),
+            forward_rows=tuple(end.nfe for end in ends),
+            tokens_fed=tuple(sum(map(len, row)) for row in fed),
+            trace=trace,
+            padding=passes.padded,
+            draft_forwards=tuple(self.draft_forwards.tolist()),
+            deviation=() if self.deviation is None else tuple(self.deviation.tolist()),
+        )
