@@ -93,11 +93,33 @@ def acceptances() -> list[str]:
 
 
 def specs() -> list[str]:
-    """Every drafter with every exact acceptance that it can go with; a drafting model in every shape and length too."""
-    shapes = [f"{small('model')}+{shape}" for shape in named("shape")]
-    found = [f"{drafter}+{accept}" for drafter in [*named("draft"), *shapes] for accept in acceptances()]
-    found += [f"{small('model')}+{length}+speculative" for length in named("length")]
-    return [spec for spec in found if exact(spec)]
+    """Every drafter with every exact acceptance that it can go with; a drafting model in every shape and length too.
+
+    Among drafts that are chains of copied tokens `rrs` is `speculative` under another name: it is left out there.
+    """
+    shapes = [f"{small('model')}+{shape}" for shape in named("shape") if shape != "chain"]
+    found = [(drafter, accept) for drafter in [*named("draft"), *shapes] for accept in acceptances()]
+    found = [(drafter, accept) for drafter, accept in found if "rrs" not in accept or shaped(drafter)]
+    pairs = [f"{drafter}+{accept}" for drafter, accept in found]
+    pairs += [f"{small('model')}+{length}+speculative" for length in named("length")]
+    return [spec for spec in pairs if exact(spec)]
+
+
+def leading() -> list[str]:
+    """Of these, every drafter, shape and length once, and every acceptance on siblings: what the long run draws."""
+    siblings = f"{small('model')}+{small('template')}+"
+    chosen: dict[str, str] = {}
+    for spec in specs():
+        drafter = spec if spec.startswith(siblings) else spec.rpartition("+")[0]
+        if drafter not in chosen or spec.endswith("+speculative"):
+            chosen[drafter] = spec
+    return list(chosen.values())
+
+
+def shaped(drafter: str) -> bool:
+    """Whether the drafter grows its drafts by a shape, which draws siblings."""
+    part = registry.parse(drafter).parts[0]
+    return bool(getattr(registry.find(part.name, "ar").make, "shaped", False))
 
 
 def exact(spec: str) -> bool:
