@@ -252,7 +252,10 @@ class Voice(Protocol):
 
 
 class Shape(Protocol):
-    """How a drafting model's guesses grow into a draft: a chain, or a tree."""
+    """How a drafting model's guesses grow into a draft: a chain, or a tree.
+
+    What it may say of itself besides: `adapts` (how many children a node has depends on which tokens they are).
+    """
 
     def width(self, k: int) -> int:
         """The most nodes, node 0 included, of a draft `k` tokens deep; those included that are pruned in the end."""

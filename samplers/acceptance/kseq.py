@@ -8,7 +8,8 @@ SpecTr: Fast Speculative Decoding via Optimal Transport, https://arxiv.org/abs/2
 rho, between 1 and k, is found by bisection from above, where the rule is exact too. A chain has k = 1 and rho = 1:
 there, and for the point masses of greedy drafting, it is `speculative`.
 
-Deviates from the paper: trees, level by level, each node with the number of its own children as k.
+Deviates from the paper: trees, level by level, each node with the number of its own children as k. Shapes that let the
+tokens drawn decide how many there are would bias the law: they are refused.
 Exact: distribution.
 """
 
@@ -40,6 +41,11 @@ class KSeq:
             raise SpecError(
                 f"kseq accepts tokens drawn independently from a law, and {name!r} has no law to draw them from",
                 hint="accept with speculative, or draft with model:name=...",
+            )
+        if getattr(speculation.shape, "adapts", False):
+            raise SpecError(
+                "kseq lowers its bar by the number of siblings, which must not depend on the tokens drawn",
+                hint="draft in the shape template, or accept with rrs",
             )
 
     def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:

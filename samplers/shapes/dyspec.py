@@ -16,6 +16,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from pardec.samplers.verifying import Chances, Draft, Scene, Voice
 @register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy")
 @dataclass(frozen=True)
 class DySpec:
+    adapts: ClassVar[bool] = True
+
     nodes: int = 64  # drafted tokens, in all
     children: int = 8  # the most of one node
 

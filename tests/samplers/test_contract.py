@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from pardec.samplers import registry
+from pardec.samplers.assembly import SINGLE
 from pardec.samplers.canvas import GIVEN, NEVER
+from pardec.samplers.cards import MASKED
 from pardec.samplers.events import Finished, Step
 from pardec.samplers.loops.masked import MaskedLoop, decode
 from tests.samplers.toys import (
@@ -49,7 +51,7 @@ def specs() -> list[str]:
     selects = [*names("select"), "fixed:order=random", "fixed:steps=3"]
     found = [f"{select}@{cache}" for select, cache in product(selects, names("cache"))]
     found += [f"{propose}+fixed:steps=5@{cache}" for propose, cache in product(names("propose"), names("cache"))]
-    others = [name for stage in registry.STAGES if stage not in registry.SINGLE for name in names(stage)]
+    others = [name for stage in MASKED if stage not in SINGLE for name in names(stage)]
     found += [f"{name}+threshold:tau=0.4@{cache}" for name, cache in product(others, names("cache"))]
     return [spec for spec in found if accepted(spec)]
 

@@ -88,3 +88,9 @@ def test_drafters_without_a_law_are_refused_by_name(spec: str) -> None:
 
 def test_its_siblings_are_drawn_independently() -> None:
     assert KSeq().siblings == "with"
+
+
+def test_shapes_that_count_siblings_by_their_tokens_are_refused() -> None:
+    """With dyspec 200,000 draws of toys were 0.005 off their joint law."""
+    with pytest.raises(SpecError, match="must not depend on the tokens drawn"):
+        registry.resolve("model:name=x+dyspec+kseq", "ar", sampling=True)
