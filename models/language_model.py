@@ -70,6 +70,7 @@ class LanguageModel:
         None  # positions past this one would be computed wrongly (a sliding window ends), so they are refused
     )
     choice: str = field(default="", repr=False)  # why this device and dtype
+    codebook: Tensor | None = field(default=None, repr=False)  # [V, C] float32: what each id of an image model looks like
 
     @property
     def parameters(self) -> int:
