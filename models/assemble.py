@@ -44,7 +44,7 @@ def targets(spec: FamilySpec, decoder: Decoder) -> dict[str, Target]:
             raise ModelError(f"family {spec.name} publishes no name for {name}")
         shape = tuple(parameter.shape)
         parts = (stems,) if isinstance(stems, str) else stems
-        sizes = decoder.config.pieces(generic) or (shape[0],)
+        sizes = (shape[0],) if len(parts) == 1 else decoder.config.pieces(generic)
         start = 0
         for stem, size in zip(parts, sizes, strict=True):
             wanted[stem.replace("{i}", layer)] = Target(name, start, (size, *shape[1:]))
@@ -86,6 +86,7 @@ def check(
 
 
 def fill(
+    spec: FamilySpec,
     decoder: Decoder,
     wanted: dict[str, Target],
     published: dict[str, Published],
@@ -103,7 +104,9 @@ def fill(
             filled[target.parameter] = torch.empty(
                 shapes[target.parameter], dtype=dtype, device=device_of(target.parameter)
             )
-        filled[target.parameter][target.start : target.start + target.shape[0]].copy_(tensor)
+        filled[target.parameter][target.start : target.start + target.shape[0]].copy_(
+            spec.convert(target.parameter, tensor, decoder.config)
+        )
 
     read(published, place)
     for name, tensor in filled.items():

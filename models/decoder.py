@@ -14,7 +14,7 @@ from .hidden import Hidden
 from .kernels.attention import Sight, attend, look
 from .kv_cache import Address, KVCache, Views
 from .plan import Plan, moved
-from .rope import Rope, rotate
+from .rope import GridRope, Rope, rotate
 
 _NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
 
@@ -38,6 +38,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm of each head's query and key before rotation
     tied: bool = False  # the head is the embedding
+    grid: int | None = None  # cells along a side of a picture: positions are row and column, `frequencies` of each
 
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width"):
@@ -45,8 +46,9 @@ class DecoderConfig:
                 raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.heads % self.kv_heads:
             raise ModelError(f"{self.heads} heads cannot share {self.kv_heads} key/value heads evenly")
-        if 2 * len(self.frequencies) > self.head_dim:
-            raise ModelError(f"{2 * len(self.frequencies)} rotated dimensions do not fit a head of {self.head_dim}")
+        rotated = 2 * len(self.frequencies) * (1 if self.grid is None else 2)
+        if rotated > self.head_dim:
+            raise ModelError(f"{rotated} rotated dimensions do not fit a head of {self.head_dim}")
 
     def pieces(self, name: str) -> tuple[int, ...]:
         """Rows that each published tensor takes in the fused parameter `name` (its last component, as "qkv_weight")."""
@@ -161,7 +163,8 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
-        self.rope = Rope(torch.tensor(config.frequencies, dtype=torch.float32, device="cpu"), config.rope_scale)
+        frequencies = torch.tensor(config.frequencies, dtype=torch.float32, device="cpu")
+        self.rope = Rope(frequencies, config.rope_scale) if config.grid is None else GridRope(frequencies, config.grid)
         self.placement: tuple[torch.device, ...] | None = None  # device of each layer where accelerate has spread them
         self._entry: torch.device | None = None
 
@@ -239,8 +242,10 @@ class Decoder(nn.Module):
                     "hand in the states of the earlier part as Plan.soft",
                 )
             return plan.soft
-        h = self.embed.forward(plan.tokens)
-        return h if plan.soft is None else h + plan.soft.to(h.dtype)
+        if plan.soft is None:
+            return self.embed.forward(plan.tokens)
+        h = self.embed.forward(plan.tokens.clamp(min=0)).masked_fill((plan.tokens < 0)[..., None], 0)
+        return h + plan.soft.to(h.dtype)
 
     def _pass(self, plan: Plan, cache: KVCache | None, device: torch.device, dtype: torch.dtype) -> _Pass:
         limit = cache.capacity if cache is not None else None

@@ -43,6 +43,9 @@ class KVCache:
             self.k = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
             self.v = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
 
+        self.copies = 1  # of each sequence: rows 0 .. R-1 are the first copy of all of them, then come the second ones
+        self.ids = torch.arange(batch)  # [R] on the host: which sequence of the first ones each row still is
+        self.shift: Tensor | None = None  # [copies * R] slots by which a row's own lie behind those that are named
         self._views: dict[tuple[int, int, int], list[Views]] = {}
 
     @property
@@ -125,7 +128,10 @@ class KVCache:
         return self.capacity
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only these rows, in this order (a finished row leaves, a row is repeated)."""
+        """Keep only these rows, in this order (a finished row leaves, a row is repeated), all copies of each."""
+        self.ids = self.ids[rows.cpu()]
+        rows = self._all(rows)
+        self.shift = None if self.shift is None else self.shift[rows.to(self.shift.device)]
         with torch.inference_mode(False), torch.no_grad():
             for store in (self.k, self.v):
                 for layer, tensor in enumerate(store):
@@ -141,11 +147,20 @@ class KVCache:
         if source.shape != target.shape:
             raise CacheError(f"move: source is {list(source.shape)} and target {list(target.shape)}; they must agree")
         rows = torch.arange(source.shape[0], device=source.device) if rows is None else rows
+        if self.copies > 1:
+            rows, source, target = self._all(rows), source.repeat(self.copies, 1), target.repeat(self.copies, 1)
+        if self.shift is not None:
+            moved = self.shift[rows][:, None]
+            source, target = source + moved, torch.where(target < 0, -1, target + moved)
         taken, put = self._flat(rows, source), self._flat(rows, target)
         for store in (self.k, self.v):
             for tensor in store:
                 flat = tensor.flatten(0, 1)
                 flat.index_copy_(0, put.to(tensor.device), flat.index_select(0, taken.to(tensor.device)))
+
+    def _all(self, rows: Tensor) -> Tensor:
+        """The rows of every copy of the sequences that stand in `rows` in the first one."""
+        return torch.cat([rows + copy * (self.batch // self.copies) for copy in range(self.copies)])
 
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
         bound = torch.where(slots < 0, self.capacity, slots)

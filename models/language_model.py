@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from .errors import CacheError, CapacityError, ModelError
 from .hidden import Hidden
 from .kv_cache import KVCache
 from .plan import Plan, Visible
+
+if TYPE_CHECKING:
+    from .imaging import Imaging
 
 Attention = Literal["bidirectional", "block-causal", "causal"]
 
@@ -70,12 +73,17 @@ class LanguageModel:
         None  # positions past this one would be computed wrongly (a sliding window ends), so they are refused
     )
     choice: str = field(default="", repr=False)  # why this device and dtype
-    codebook: Tensor | None = field(default=None, repr=False)  # [V, C] float32: what each id of an image model looks like
+    imaging: Imaging | None = field(default=None, repr=False)  # of a model of pictures
 
     @property
     def parameters(self) -> int:
         """How many numbers the checkpoint has; those of a tied head count once."""
         return sum(weight.numel() for weight in self.decoder.parameters())
+
+    @property
+    def codebook(self) -> Tensor | None:
+        """[V, C] float32: what each id of a model of pictures looks like; None for others, and without a tokenizer."""
+        return None if self.imaging is None else self.imaging.codebook
 
     def visible(self) -> Visible:
         """The attention pattern of the family."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from .decoder import Decoder
 from .errors import ModelError
 from .facts import establish
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, match
+from .families.llamagen import read_config
+from .imaging import Imaging, Picturing
 from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .sources import locate, read_json
@@ -35,14 +38,22 @@ def load(
     offline: bool = False,
     mask_id: int | None = None,
     block: int | None = None,
+    decoder: str | os.PathLike[str] | None = None,
+    text_encoder: str | None = None,
 ) -> LanguageModel:
     """Load an embedded name, a local directory or a hub id.
 
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override
-    what the checkpoint says. Raises ModelError, with what would work, for what cannot be loaded faithfully.
+    what the checkpoint says. Of a model of pictures, `decoder` is its image tokenizer and `text_encoder` what reads its
+    captions, where they do not lie beside the weights.
+    Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
     source = locate(name_or_path, revision=revision, offline=offline)
-    config = read_json(source.folder / "config.json", required=True)
+    published = {} if source.file is None else inspect([source.file])
+    if source.file is None:
+        config = read_json(source.folder / "config.json", required=True)
+    else:
+        config = read_config(source.file, published)
     spec, why = _recognise(config)
     place, place_reason = choose_device(device)
     if spec is None:
@@ -60,14 +71,19 @@ def load(
     shape = spec.decoder(config)
     generation = read_json(source.folder / "generation_config.json")
     facts = establish(spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block)
-    published = inspect(weight_files(source.folder))
+    published = published or inspect(weight_files(source.folder))
     stored = stored_dtype(published)
     kind, kind_reason = choose_dtype(dtype, place, stored)
-    decoder = guarded(source.name, lambda: _native(spec, config, published, kind, place, device_map), published, kind)
-    entry = decoder.embed_device
-    where = f"on {entry} ({place_reason})" if device_map is None else f"spread by device_map over {_spread(decoder)}"
+    stack = guarded(source.name, lambda: _native(spec, config, published, kind, place, device_map), published, kind)
+    entry = stack.embed_device
+    where = f"on {entry} ({place_reason})" if device_map is None else f"spread by device_map over {_spread(stack)}"
+    imaging = None
+    if spec.imaging:
+        asked = None if decoder is None else os.fspath(decoder)
+        parts = Picturing(source, config, published, shape.vocab, entry, kind, asked, text_encoder, offline)
+        imaging = _built(spec.imaging, parts)
     return LanguageModel(
-        decoder=decoder,
+        decoder=stack,
         facts=facts,
         config=config,
         tokenizer=tokenizer,
@@ -82,7 +98,14 @@ def load(
         max_positions=spec.positions(config),
         limit=spec.sliding(config),
         choice=f"{where}, {short(kind)} ({kind_reason})",
+        imaging=imaging,
     )
+
+
+def _built(where: str, parts: Picturing) -> Imaging:
+    module, _, name = where.partition(":")
+    made: Imaging = getattr(import_module(module), name)(parts)
+    return made
 
 
 def _recognise(config: dict[str, Any]) -> tuple[FamilySpec | None, str]:
@@ -128,7 +151,7 @@ def _native(
     wanted = assemble.targets(spec, decoder)
     used = assemble.check(spec, wanted, published, decoder.config.tied)
     if device_map is None:
-        assemble.fill(decoder, wanted, used, dtype=dtype, device_of=lambda name: device)
+        assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device)
         return decoder
     from .dispatch import spread
 
@@ -136,7 +159,7 @@ def _native(
         decoder,
         device_map,
         dtype,
-        lambda device_of: assemble.fill(decoder, wanted, used, dtype=dtype, device_of=device_of),
+        lambda device_of: assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=device_of),
     )
 
 

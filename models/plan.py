@@ -73,7 +73,7 @@ _CAUSAL = Visible("causal")
 class Plan:
     """One forward: B rows of Q queries each, over a cache addressed by slot."""
 
-    tokens: Tensor  # [B, Q] int64 ids fed
+    tokens: Tensor  # [B, Q] int64 ids fed; -1 with `soft`: no token, the input is the soft row alone
     positions: Tensor  # [B, Q] int64 absolute position of each query; -1 pads a ragged row
     slots: Tensor  # [B, Q] int64 where each query's K/V is stored; = positions except for tree drafts
     visible: Visible
@@ -86,6 +86,7 @@ class Plan:
     rows: Tensor | None = None  # [B] int64 cache row of each plan row; None: row i is cache row i
     uniform: int | None = None  # host knowledge: every row's length is this
     span: tuple[int, int] | None = None  # host knowledge: every row's positions and slots are arange(start, stop)
+    origin: Tensor | None = None  # [B] int64 position of the first cell of each row's picture; 0 where it is not given
     narrow: bool = False  # nothing but `want` will be asked of this forward, so the last layer may leave the rest out
 
     @property

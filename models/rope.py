@@ -1,4 +1,4 @@
-"""Rotary position embedding: half-split rotation by tables kept in float32."""
+"""Rotary position embedding, along a line or over a grid: half-split rotation by tables kept in float32."""
 
 from __future__ import annotations
 
@@ -48,6 +48,36 @@ class Rope:
         angle = positions[..., None].float() * self.frequencies.to(positions.device)
         cos, sin = angle.cos() * self.scale, angle.sin() * self.scale
         return torch.cat((cos, cos), -1).unsqueeze(-2), torch.cat((-sin, sin), -1).unsqueeze(-2)
+
+
+class GridRope:
+    """Cosine and signed sine of the cells of a picture, row by row; what stands before them is turned to nothing.
+
+    LlamaGen, https://arxiv.org/abs/2406.06525: of the angles of cell (r, c) the first half are r f_k, the others c f_k.
+    Its tables are zero, and not the identity, for the rows of the condition: their queries and keys become zero.
+    """
+
+    def __init__(self, frequencies: Tensor, side: int) -> None:
+        """`frequencies` float32 [R/4] turn a quarter of the rotated dimensions by the row, and one by the column."""
+        self.side, self.dim = side, 4 * frequencies.numel()
+        cell = torch.arange(side * side)
+        angle = torch.cat([at[:, None] * frequencies for at in (cell // side, cell % side)], -1)  # [cells, R/2]
+        cos, sin = angle.cos(), angle.sin()
+        both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+        self._cpu = torch.nn.functional.pad(both, (0, 0, 1, 0))  # [2, 1 + cells, R]
+        self._tables: dict[torch.device, Tensor] = {}
+
+    def rows(self, plan: Plan, *, limit: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos, signed sin for the plan's queries, each float32 [B, Q, 1, R]."""
+        table = self._tables.get(device)
+        if table is None:
+            with torch.inference_mode(False):
+                table = self._tables[device] = self._cpu.to(device)
+        place = plan.positions.to(device) + 1
+        if plan.origin is not None:
+            place = place - plan.origin.to(device)[:, None]
+        cos, sin = table[:, place.clamp(0, self.side * self.side)]
+        return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from .weights import indexed
 
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Source:
     name: str
     folder: Path
     tokenizer: Path
+    file: Path | None = None  # the one weight file that was named, without a config.json
 
 
 def locate(name_or_path: str | os.PathLike[str], *, revision: str | None = None, offline: bool = False) -> Source:
@@ -42,10 +46,12 @@ def locate(name_or_path: str | os.PathLike[str], *, revision: str | None = None,
     if path.is_dir():
         return Source(path.resolve().name, path, path)
     if path.is_file():
-        raise ModelError(f"{name} is a file", "name the folder that holds config.json and the weights")
+        return _single(path, path.stem)
     if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
         folder = _download(name, revision, offline)
         return Source(name, folder, folder)
+    if found := _HUB_FILE.fullmatch(name):
+        return _single(_download_file(*found.groups(), revision=revision, offline=offline), name)
     if os.sep in name or name.startswith(("~", ".")):
         raise UnknownModelError(f"there is no folder {name}", _usage())
     raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, embedded_names())}", _usage())
@@ -68,28 +74,35 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
     return value
 
 
+def _single(file: Path, name: str) -> Source:
+    if file.suffix not in (".pt", ".pth", ".safetensors"):
+        raise ModelError(f"{file} is a file", "name the folder that holds config.json and the weights")
+    return Source(name, file.parent, file.parent, file)
+
+
 def _usage() -> str:
     names = embedded_names()
     known = f"an embedded model ({', '.join(names)})" if names else "an embedded model"
     return f'give {known}, a folder with a config.json, or a hub id such as "owner/name"'
 
 
+def _download_file(repo: str, file: str, *, revision: str | None, offline: bool) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    with _hub_errors(repo, revision, offline):
+        return Path(hf_hub_download(repo, file, revision=revision, local_files_only=_offline(offline)))
+
+
 def _download(repo: str, revision: str | None, offline: bool) -> Path:
     """Small files first; they say which weight files are needed (repositories often hold the same weights twice)."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
 
-    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    offline = _offline(offline)
 
     def fetch(patterns: list[str]) -> Path:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=offline))
 
-    try:
+    with _hub_errors(repo, revision, offline):
         folder = fetch(_SMALL)
         for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
             if (folder / index).is_file():
@@ -99,6 +112,25 @@ def _download(repo: str, revision: str | None, offline: bool) -> Path:
             if (folder / single).is_file():
                 break
         return folder
+
+
+def _offline(asked: bool) -> bool:
+    return asked or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+@contextmanager
+def _hub_errors(repo: str, revision: str | None, offline: bool) -> Iterator[None]:
+    """Says in one line what the hub library's exceptions mean."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RemoteEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        yield
     except GatedRepoError as error:
         raise ModelError(f"{repo} is gated", "accept its terms on the hub and log in (hf auth login)") from error
     except RevisionNotFoundError as error:
@@ -106,8 +138,10 @@ def _download(repo: str, revision: str | None, offline: bool) -> Path:
     except RepositoryNotFoundError as error:
         near = did_you_mean(repo.split("/")[-1], embedded_names())
         raise UnknownModelError(f"there is no folder and no public hub repository {repo!r}{near}", _usage()) from error
+    except RemoteEntryNotFoundError as error:
+        raise UnknownModelError(f"{repo} has no such file: {one_line(error)}") from error
     except (LocalEntryNotFoundError, OSError) as error:
-        if offline:
+        if _offline(offline):
             raise UnknownModelError(
                 f"{repo} is not in the local hub cache, and downloads are off (offline)",
                 "download it once while online",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .errors import ModelError, listed, one_line
 
+CONTAINERS = ("model", "module", "state_dict")  # where the tensors may lie in a pickle; else it is they themselves
 _AGAIN = "download or copy the file again"
 _REOPEN_BYTES = 64 << 20  # pages read through a mapping stay resident until it is closed
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -131,6 +132,8 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
         raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", _AGAIN) from error
+    if isinstance(state, dict):
+        state = next((state[name] for name in CONTAINERS if isinstance(state.get(name), dict)), state)
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ModelError(f"{file} does not hold a plain dictionary of tensors")
     return state

@@ -15,6 +15,7 @@ from pardec.environment import versions
 from pardec.models.errors import PardecError, SpecError
 from pardec.models.load import load as load_language_model
 from pardec.models.plan import Plan
+from pardec.picture_requests import drawn
 from pardec.requests import Call, check_length, prepare
 from pardec.result import Result, Timing, plain_row
 from pardec.samplers.events import Event, Finished, RowFinished
@@ -41,6 +42,8 @@ def load(
     offline: bool = False,
     mask_id: int | None = None,
     block: int | None = None,
+    decoder: str | Path | None = None,
+    text_encoder: str | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -53,6 +56,8 @@ def load(
         offline: use what is on the disk already.
         mask_id: the mask token, where the checkpoint's own files do not name it.
         block: the block length of a block-causal model, where they do not name it.
+        decoder: the image tokenizer of a model of pictures, a file or a folder, where none lies beside the weights.
+        text_encoder: what reads its captions, a folder or a hub id.
 
     Raises:
         ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file.
@@ -70,6 +75,8 @@ def load(
             offline=offline,
             mask_id=mask_id,
             block=block,
+            decoder=decoder,
+            text_encoder=text_encoder,
         )
     )
 
@@ -113,6 +120,10 @@ class Model:
             block_length: None takes min(32, max_new_tokens); block-causal models have their own.
             temperature, top_k, top_p: shape the law tokens are drawn from; temperature 0 takes the likeliest.
             cfg: guidance, l_u + cfg * (l_c - l_u); None is off.
+            cfg_interval: of pictures, guide the first cfg_interval + 2 tokens only.
+            label: in place of a prompt, the class or classes that a model of pictures draws.
+            num_images: pictures of each prompt or label, one row each.
+            prompt_embeds: in place of a prompt, what the model's text encoder makes of captions, [B, n, D] or a list.
             seed: one number (row i gets the seed derived from it and i), or a list with one a row.
             template: text with mask tokens, or ids with None, that stands after the prompt in place of
                 max_new_tokens masks; one, or one a row.
@@ -245,6 +256,7 @@ class Model:
             settings=call.settings,
             environment=self.environment(),
             tokenizer=model.tokenizer,
+            images=None if model.imaging is None else drawn(model.imaging, tokens),
         )
 
 

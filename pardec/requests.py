@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardec import allowed
 from pardec.models.errors import SpecError
+from pardec.picture_requests import Conditions, conditions, refuse_pictures
 from pardec.prompts import Row, rows
 from pardec.samplers import registry
 from pardec.samplers.contracts import Request, Sampler
@@ -58,6 +59,8 @@ class Call:
             self.request,
             canvases=tuple(self.request.canvases[row] for row in rows),
             prompts=tuple(self.request.prompts[row] for row in rows),
+            conditions=tuple(self.request.conditions[row] for row in rows) if self.request.conditions else (),
+            prefix=None if self.request.prefix is None else self.request.prefix.take(rows),
             source=Keyed(seeds) if isinstance(self.request.source, Keyed) else self.request.source,
             allowed=None if self.request.allowed is None else self.request.allowed.take(rows),
         )
@@ -81,20 +84,18 @@ class Call:
 
 def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     """Reads the prompt and resolves every argument for this model; SpecError names what cannot work."""
-    if settings.label is not None or settings.num_images != 1:
-        what = "label" if settings.label is not None else "num_images"
-        raise SpecError(f"{what} is for image models and {model.name} is a text model", hint=f"leave {what} out")
-    _check_family(model, settings)
+    pictures: Conditions | None = None
     sampler = _sampler(model, settings)
-    given = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
+    if model.imaging is not None:
+        pictures = conditions(model, model.imaging, prompt, settings)
+        given = pictures.rows
+    else:
+        refuse_pictures(model, settings)
+        _check_family(model, settings)
+        given = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
     check_length(model, [len(row.canvas) for row in given])
     stop_ids = _stop_ids(model, settings)
-    if isinstance(settings.seed, Sequence):
-        seeds = tuple(int(seed) for seed in settings.seed)
-        if len(seeds) != len(given):
-            raise SpecError(f"{len(seeds)} seeds for {len(given)} rows", hint="give one seed, or one a row")
-    else:
-        seeds = row_seeds(int(settings.seed), len(given))
+    seeds = _seeds(settings, len(given))
     block_causal = model.facts.attention == "block-causal"
     request = Request(
         canvases=tuple(row.canvas for row in given),
@@ -106,11 +107,22 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         top_k=settings.top_k,
         top_p=settings.top_p,
         cfg=settings.cfg,
+        cfg_interval=settings.cfg_interval,
+        conditions=() if pictures is None else pictures.conditions,
+        prefix=None if pictures is None else pictures.prefix,
         stop_ids=stop_ids,
         allowed=allowed.read(model, settings.allowed, given),
         processors=tuple(settings.logits_processor or ()),
     )
     return Call(sampler, request, seeds, settings.callback)
+
+
+def _seeds(settings: Settings, count: int) -> tuple[int, ...]:
+    if not isinstance(settings.seed, Sequence):
+        return row_seeds(int(settings.seed), count)
+    if len(settings.seed) != count:
+        raise SpecError(f"{len(settings.seed)} seeds for {count} rows", hint="give one seed, or one a row")
+    return tuple(int(seed) for seed in settings.seed)
 
 
 def _check_family(model: LanguageModel, settings: Settings) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pardec.samplers.verifying import Speculation
 
 
+MAX_NEW_TOKENS = 64
+
+
 class Arguments(TypedDict, total=False):
     """What `generate` and `stream` take beside the prompt; `Settings` has the defaults and the meaning."""
 
@@ -32,6 +35,7 @@ class Arguments(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     cfg: float | None
+    cfg_interval: int | None
     seed: int | Sequence[int]
     template: str | Sequence[Any] | Tensor | None
     allowed: Any
@@ -40,6 +44,7 @@ class Arguments(TypedDict, total=False):
     block_align: Literal["prompt", "absolute"]
     label: int | Sequence[int] | None
     num_images: int
+    prompt_embeds: Any
     source: Source | None
     callback: Callable[[Event], object] | None
 
@@ -50,20 +55,22 @@ class Settings:
 
     input_ids: Any = None
     sampler: str | Spec | Sampler | Speculation | None = None
-    max_new_tokens: int = 64
+    max_new_tokens: int = MAX_NEW_TOKENS
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
+    cfg_interval: int | None = None  # of pictures: the first cfg_interval + 2 tokens are guided, the rest is not
     seed: int | Sequence[int] = 0  # a list gives each row its own
     template: Any = None
     allowed: Any = None  # which tokens may stand where; pardec.allowed has the forms
     logits_processor: Any = None  # transformers' processors, run on each token's own history; AR models only
     stop_ids: Any = None  # None: the model's end tokens; [] never stops
     block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
-    label: Any = None
-    num_images: int = 1
+    label: Any = None  # of a model of pictures: a class, or one a row
+    num_images: int = 1  # of each prompt or label
+    prompt_embeds: Any = None  # of a model of pictures: what its text encoder makes of captions, [B, n, D] or a list
     source: Any = None  # recorded uniforms in place of a seed
     callback: Callable[[Event], object] | None = None  # called with every event
 
@@ -72,6 +79,7 @@ class Settings:
         _whole("block_length", self.block_length, 1, optional=True)
         _whole("top_k", self.top_k, 1, optional=True)
         _whole("num_images", self.num_images, 1)
+        _whole("cfg_interval", self.cfg_interval, 0, optional=True)
         _number("temperature", self.temperature, "at least 0", lambda x: x >= 0)
         _number("cfg", self.cfg, "at least 0", lambda x: x >= 0, optional=True)
         _number("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1, optional=True)
@@ -161,5 +169,6 @@ def _example(name: str) -> str:
         "top_p": "top_p=0.9 keeps the likeliest tokens that hold 90% of the probability; leave it out to keep all",
         "cfg": "cfg=1 is the model without guidance, larger is stronger; leave it out to turn guidance off",
         "seed": "seed=0, or seed=[0, 1] with one seed a row",
-        "num_images": "num_images=1",
+        "cfg_interval": "cfg_interval=100 guides the first 102 tokens of a picture; leave it out to guide all",
+        "num_images": "num_images=4 draws four pictures of each prompt",
     }[name]

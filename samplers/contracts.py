@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.conditioned import Prefix
+from pardec.models.imaging import Condition
 from pardec.models.kv_cache import KVCache
 from pardec.samplers.canvas import Canvas, Revision, Writing
 from pardec.samplers.kernels.law import Law, filtered
@@ -38,6 +40,9 @@ class Request:
     top_k: int | None = None
     top_p: float | None = None
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
+    cfg_interval: int | None = None  # of pictures: tokens behind the first interval + 2 are not guided; None: all are
+    conditions: tuple[Condition, ...] = ()  # what the rows show, of pictures; positions before the first cell hold -1
+    prefix: Prefix | None = None  # what the model makes of them
     stop_ids: tuple[int, ...] = ()
     allowed: Allowed | None = None
     processors: tuple[Callable[[Tensor, Tensor], Tensor] | ByRow, ...] = ()  # transformers' logits processors; AR only

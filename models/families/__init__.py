@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..errors import ModelError
-from . import dimple, dream, llada, llama, qwen2, qwen3, sdar
+from . import dimple, dream, llada, llama, llamagen, qwen2, qwen3, sdar
 from .base import FAMILIES, Config, FamilySpec, Unsupported, architecture, register
 
 __all__ = ["FAMILIES", "FamilySpec", "Unsupported", "architecture", "match", "register"]
 
-_BUILT_IN = (dimple, dream, llada, llama, qwen2, qwen3, sdar)
+_BUILT_IN = (dimple, dream, llada, llama, llamagen, qwen2, qwen3, sdar)
 
 
 def match(config: Config) -> FamilySpec | None:

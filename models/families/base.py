@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torch import Tensor
+
 from ..decoder import DecoderConfig
 from ..errors import ModelError
 
@@ -35,6 +37,8 @@ class FamilySpec:
     block: int | None = None  # block-causal: default width
     harmless: tuple[str, ...] = ()  # patterns of published tensors that need not be loaded
     sliding: Callable[[Config], int | None] = lambda config: None  # window past which layers stop seeing everything
+    convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor  # as it is kept here
+    imaging: str = ""  # of a model of pictures: module and function that build its picture side from a `Picturing`
     positions: Callable[[Config], int | None] = lambda config: config.get("max_position_embeddings")
 
 

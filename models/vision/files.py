@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pardec.models.errors import ModelError, listed, one_line
+from pardec.models.weights import CONTAINERS
 
-CONTAINERS = ("model", "module", "state_dict")  # where the tensors may lie in a pickle; else it is they themselves
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
 

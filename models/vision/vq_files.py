@@ -19,7 +19,7 @@ from .vq import VQ
 from .vq_names import IGNORED, from_published, published, to_published
 from .vq_shape import VQShape
 
-_PATTERNS = ("vq*.safetensors", "vq*.pt")
+PATTERNS = ("vq*.safetensors", "vq*.pt")
 
 
 def embedded_tokenizers() -> list[str]:
@@ -39,7 +39,7 @@ def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch
     >>> load_vq("tiny-vq").shape.codebook_embed_dim
     8
     """
-    file = _file(os.fspath(source))
+    file = find_vq(os.fspath(source))
     tensors = {name: value for name, value in read_tensors(file).items() if name not in IGNORED}
     try:
         shape = VQShape.of(tensors, read_json(_arguments(file)))
@@ -74,12 +74,13 @@ def _arguments(file: Path) -> Path:
     return file.with_name(f"{file.stem}.args.json")
 
 
-def _file(source: str) -> Path:
+def find_vq(source: str) -> Path:
+    """The file of an embedded tokenizer, of a folder that holds one, or the file itself. Raises ModelError."""
     if source in embedded_tokenizers():
         return EMBEDDED / source / "vq.safetensors"
     path = Path(source).expanduser()
     if path.is_dir():
-        held = sorted(entry for pattern in _PATTERNS for entry in path.glob(pattern))
+        held = sorted(entry for pattern in PATTERNS for entry in path.glob(pattern))
         if len(held) != 1:
             what = (
                 f"{len(held)} image tokenizers: {listed(entry.name for entry in held)}"
@@ -87,7 +88,7 @@ def _file(source: str) -> Path:
                 else "no image tokenizer"
             )
             raise ModelError(
-                f"{path} holds {what}", f"name the file; in a folder, {' or '.join(_PATTERNS)} is looked for"
+                f"{path} holds {what}", f"name the file; in a folder, {' or '.join(PATTERNS)} is looked for"
             )
         return held[0]
     if path.is_file():

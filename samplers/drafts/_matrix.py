@@ -35,7 +35,7 @@ class Matrix:
         """
         top = laws.topk(min(self.k, laws.shape[-1])).indices.int().flatten(0, 1)
         first = 0 if self.shared else rows[:, None] * self.vocab
-        place, order = torch.where(real, tokens + first, -1).flatten().sort(stable=True)
+        place, order = torch.where(real & (tokens >= 0), tokens + first, -1).flatten().sort(stable=True)
         last = place != torch.cat((place[1:], place.new_full((1,), -1)))
         where = torch.where(last & (place >= 0), place, len(self.table) - 1)
         self.table[where, : top.shape[1]] = top[order]

@@ -41,7 +41,7 @@ def fresh(init: Init, guesses: Tensor, known: np.ndarray, scene: Scene, chances:
 def any_of(init: Literal["random", "prompt"], positions: Tensor, scene: Scene, chances: Chances) -> Tensor:
     """[B, K] tokens for `positions` [B, K]: any of the vocabulary, or of each row's prompt; equally likely."""
     u = chances.noise(positions, "init", 1)[..., 0]
-    if init == "random":
+    if init == "random" or scene.request.conditions:  # no prompt of a picture is tokens
         return (u * scene.model.vocab_size).long()
     count = torch.from_numpy(scene.text.prompt).to(positions.device)[:, None]
     return scene.text.tokens.gather(1, (u * count).long())

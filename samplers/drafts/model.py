@@ -22,6 +22,7 @@ import torch
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.language_model import LanguageModel
 from pardec.models.load import load
+from pardec.samplers.conditions import dressed
 from pardec.samplers.drafts._voice import Nodes
 from pardec.samplers.registry import register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene, Speculation
@@ -62,6 +63,7 @@ class Model:
         assert self.name is not None, "checked when the spec was resolved"
         drafter = loaded(self.name, scene.model.device, scene.model.dtype)
         refuse_other(drafter, scene.model)
+        drafter = dressed(drafter, scene.request)
         longest = int(scene.text.limit.max())
         cache = drafter.new_cache(len(scene.text), longest, scratch=scene.cache.capacity - longest)
         return Nodes(scene, drafter, cache, own=True)

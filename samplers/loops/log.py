@@ -60,6 +60,7 @@ class Log:
         for forward in passes.fed:
             for at, row in enumerate(forward.rows):
                 fed[row].append(forward.of(at))
+        copies = passes.cache.copies
         commit_step = self.commit_step[:, :longest]
         commit_step[np.arange(longest) >= self.lengths[:, None]] = GIVEN  # padding
         ends = [self.done[row] for row in range(count)]
@@ -76,10 +77,10 @@ class Log:
             tokens=trace.tokens,
             reasons=tuple(end.reason for end in ends),
             nfe=tuple(end.nfe for end in ends),
-            forward_rows=tuple(end.nfe for end in ends),
-            tokens_fed=tuple(sum(map(len, row)) for row in fed),
+            forward_rows=tuple(end.nfe * copies for end in ends),
+            tokens_fed=tuple(sum(map(len, row)) * copies for row in fed),
             trace=trace,
-            padding=passes.padded,
+            padding=passes.padded * copies,
             draft_forwards=tuple(self.draft_forwards.tolist()),
             deviation=() if self.deviation is None else tuple(self.deviation.tolist()),
         )

@@ -19,6 +19,7 @@ from pardec.models.errors import ModelError
 from pardec.models.hidden import Hidden
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.chances import Keyed
+from pardec.samplers.conditions import dressed
 from pardec.samplers.contracts import Request, take_rows
 from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started
 from pardec.samplers.kernels.process import Processing
@@ -54,6 +55,8 @@ class VerifyLoop:
     def __init__(self, model: LanguageModel, sampler: Speculation, request: Request) -> None:
         if model.facts.attention != "causal":
             raise ModelError(f"{model.name} is no autoregressive model")
+        if request.conditions:
+            model = dressed(model, request, request.prefix)
         self.model, self.sampler, self.request = model, sampler, request
         prompts = [canvas[:given] for canvas, given in zip(request.canvases, request.prompts, strict=True)]
         self.text = Sequences(

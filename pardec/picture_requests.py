@@ -1,0 +1,121 @@
+"""What a model of pictures is asked for: captions, classes or a text encoder's output, as rows with conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL.Image import Image, fromarray
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.models.imaging import Condition
+from pardec.models.vision.vq import to_pictures
+from pardec.prompts import Row
+from pardec.settings import MAX_NEW_TOKENS, Settings
+
+if TYPE_CHECKING:
+    from pardec.models.conditioned import Prefix
+    from pardec.models.imaging import Imaging
+    from pardec.models.language_model import LanguageModel
+
+_OWN = ("label", "prompt_embeds", "cfg_interval")
+_FOREIGN = ("input_ids", "template", "logits_processor", "stop_ids", "block_length")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """One row a picture."""
+
+    conditions: tuple[Condition, ...]
+    prefix: Prefix
+    rows: list[Row]  # -1 where the condition stands, and where a code is to come
+
+
+def drawn(imaging: Imaging, tokens: Sequence[Sequence[int]]) -> list[Image] | None:
+    """The pictures of rows of codes; None without a decoder. One by one: a picture is the same in any batch."""
+    if not imaging.drawable:
+        return None
+    codes = [torch.tensor(row).view(1, *imaging.grid) for row in tokens]
+    return [fromarray(to_pictures(imaging.decode(picture))[0]) for picture in codes]
+
+
+def refuse_pictures(model: LanguageModel, settings: Settings) -> None:
+    """Refuses what only a model of pictures can make something of."""
+    given = [name for name in _OWN if getattr(settings, name) is not None]
+    given += ["num_images"] if settings.num_images != 1 else []
+    if given:
+        raise SpecError(
+            f"{given[0]} is for image models and {model.name} is a text model", hint=f"leave {given[0]} out"
+        )
+
+
+def conditions(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Settings) -> Conditions:
+    """Reads what the pictures are to show. Raises SpecError for what the model cannot draw."""
+    for name in _FOREIGN:
+        if getattr(settings, name) is not None:
+            raise SpecError(f"{name} is for text and {model.name} draws pictures", hint=f"leave {name} out")
+    height, width = imaging.grid
+    cells = height * width
+    if settings.max_new_tokens not in (MAX_NEW_TOKENS, cells):
+        raise SpecError(
+            f"a picture of {model.name} has {cells} tokens, max_new_tokens={settings.max_new_tokens} were asked for",
+            hint="leave max_new_tokens out",
+        )
+    once = _labels(model, imaging, prompt, settings) if imaging.kind == "class" else _captions(model, prompt, settings)
+    prefix = imaging.prefix(once)
+    each = [row for row in range(len(once)) for _ in range(settings.num_images)]
+    rows = [Row(torch.full((length,), -1), torch.full((cells,), -1)) for length in prefix.lengths]
+    return Conditions(tuple(once[row] for row in each), prefix.take(each), [rows[row] for row in each])
+
+
+def _labels(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Settings) -> list[Condition]:
+    if prompt is not None or settings.prompt_embeds is not None:
+        what = "a prompt" if prompt is not None else "prompt_embeds"
+        raise SpecError(f"{model.name} draws classes and cannot read {what}", hint="pass label=, a whole number")
+    given = settings.label
+    if given is None:
+        raise SpecError("no class is given", hint=f"pass label=, one of 0..{imaging.classes - 1}, or a list of them")
+    if isinstance(given, Tensor):
+        given = given.tolist()
+    labels = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if not labels:
+        raise SpecError("the list of classes is empty", hint="give at least one label")
+    for label in labels:
+        if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < imaging.classes:
+            raise SpecError(
+                f"label {label!r} is no class of {model.name}", hint=f"classes are 0..{imaging.classes - 1}"
+            )
+    return [Condition(label=label) for label in labels]
+
+
+def _captions(model: LanguageModel, prompt: Any, settings: Settings) -> list[Condition]:
+    if settings.label is not None:
+        raise SpecError(f"{model.name} draws captions and has no classes", hint="pass a prompt in place of label")
+    if prompt is not None and settings.prompt_embeds is not None:
+        raise SpecError("both a prompt and prompt_embeds are given", hint="pass one of them")
+    if settings.prompt_embeds is not None:
+        return _features(settings.prompt_embeds)
+    if prompt is None:
+        raise SpecError("no prompt is given", hint="pass a caption, or a list of captions")
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
+        kind = type(prompt).__name__
+        raise SpecError(f"a prompt of {model.name} is a caption or a list of captions, got {kind}", hint="pass text")
+    for row, text in enumerate(texts):
+        if not text.strip():
+            raise SpecError(f"caption {row} is empty", hint="say what the picture is to show")
+    return [Condition(text=text) for text in texts]
+
+
+def _features(given: Any) -> list[Condition]:
+    rows = list(given) if isinstance(given, Tensor) and given.ndim == 3 else given
+    if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, Tensor) and row.ndim == 2 for row in rows):
+        got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        raise SpecError(
+            f"prompt_embeds is [B, n, D] or a list of [n, D] without padding, got {got}",
+            hint="one caption's features are features[None]",
+        )
+    return [Condition(features=row) for row in rows]
