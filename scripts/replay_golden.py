@@ -165,7 +165,7 @@ def replay_set(folder: Path, tallies: dict[str, Tally]) -> None:
         tally.total += 1
         pure = PURE.get(method) or (forward_logits if method == "forward_logits" else None)
         call = CALLS[method](case) if method in CALLS else None
-        own = REPLAYS.get(method)
+        own = REPLAYS.get(f"{folder.name}/{method}", REPLAYS.get(method))
         if case.get("pathological_nan"):
             tally.declared += 1
         elif own is None and ((pure is None and call is None) or not _supported(folder)):

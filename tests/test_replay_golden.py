@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ def test_every_recorded_case_of_the_built_methods_matches() -> None:
         assert counts["skipped"] == 0
     declared = {name: counts["declared"] for name, counts in methods.items() if counts["declared"]}
     assert declared == DECLARED
-    assert len(methods) >= 48
-    assert sum(counts["matched"] for counts in methods.values()) >= 190
+    assert len(methods) >= 52
+    assert sum(counts["matched"] for counts in methods.values()) >= 205
 
 
 @pytest.mark.parametrize("part", ["output_ids", "steps", "nfe", "logits"])
@@ -56,3 +57,33 @@ def test_a_changed_record_is_a_mismatch(part: str, tmp_path: Path) -> None:
     assert status == 1
     assert case["id"] in errors
     assert methods[case["method"]]["matched"] == 0
+
+
+def test_a_changed_round_of_a_window_is_a_mismatch(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "llamagen", tmp_path / "llamagen")
+    file = tmp_path / "llamagen" / "cases.json"
+    case = next(case for case in json.loads(file.read_text()) if case["id"].startswith("sjd-t2i-w6-cfg2.0-k16"))
+    at = next(at for at, turn in enumerate(case["trace"]) if turn["matched"] > 1)
+
+    def changed(name: str) -> dict[str, Any]:
+        made = deepcopy(case) | {"id": name}
+        turn = made["trace"][at]
+        if name == "window":
+            turn["window"][1] ^= 1
+        elif name == "uniform":  # of the first draft, which was accepted
+            turn["uniform_for_draft"][1] = 1 - 1e-9
+            turn["matched"] = 1
+        elif name == "accepted":
+            turn["accepted_tokens"][0] ^= 1
+        elif name == "law":
+            made["trace"][2]["tensors"] = made["trace"][3]["tensors"]
+        else:
+            made["trace"].pop()
+        return made
+
+    names = ["window", "uniform", "accepted", "law", "short"]
+    file.write_text(json.dumps([case, *map(changed, names)]))
+    status, methods, errors = replay(tmp_path)
+    assert status == 1
+    assert methods["sjd_generate"]["matched"] == 1
+    assert [line.split()[1] for line in errors.splitlines()] == [f"{name}:" for name in names]

@@ -1,6 +1,7 @@
 """Which spec and arguments of `generate` stand for a recorded case: one module for each recorded code base.
 
-A module names them by method in `CALLS`; what is no text model's, it replays itself, by method in `REPLAYS`.
+A module names them by method in `CALLS`; what is no text model's, it replays itself, by method in `REPLAYS`, or by
+set/method where sets share a method.
 """
 
 from __future__ import annotations

@@ -1,16 +1,28 @@
-"""LlamaGen's image tokenizer."""
+"""LlamaGen: its transformer, its guided loop, its filters and its image tokenizer."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import pardec
 from golden_specs import TOLERANCE, Case, Reader, Replay, relative
+from pardec.models.conditioned import Conditioned, Prefix
+from pardec.models.imaging import Condition
+from pardec.models.plan import Plan, Visible
 from pardec.models.vision.vq import VQ
 from pardec.models.vision.vq_files import load_vq
+from pardec.samplers.kernels.law import filtered
+
+LOOSE = 1e-5  # of probabilities
+
+
+# --- the image tokenizer ---
 
 
 @lru_cache(maxsize=1)
@@ -35,5 +47,111 @@ def _decode(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
     return f"pixels differ by {error:.1e}" if error > TOLERANCE else None
 
 
+# --- the transformer ---
+
+
+@lru_cache(maxsize=2)
+def model_of(folder: Path, kind: str) -> pardec.Model:
+    return pardec.load(folder / "checkpoint" / f"{kind}_tiny.pt", device="cpu", dtype="float32")
+
+
+def _features(case: Case, tensors: dict[str, Tensor]) -> list[Tensor]:
+    """What the text encoder made of each caption; what the mask hides is left out, as nothing sees it."""
+    rows, masks = tensors[case["cond_tensor"]], case.get("emb_masks")
+    return list(rows) if masks is None else [row[torch.tensor(mask) > 0] for row, mask in zip(rows, masks, strict=True)]
+
+
+def arguments(case: Case, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Condition and guidance, as `generate` takes them."""
+    p = case["params"]
+    asked: dict[str, Any] = {"label": case["cond"]} if p["kind"] == "c2i" else {}
+    if p["kind"] == "t2i":
+        asked["prompt_embeds"] = _features(case, tensors)
+    if p["cfg_scale"] > 1:
+        interval = p.get("cfg_interval", -1)
+        asked |= {"cfg": p["cfg_scale"], "cfg_interval": None if interval < 0 else interval}
+    return asked
+
+
+def _forward_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
+    """The whole sequence in one forward, condition included; the class behind the last one says nothing."""
+    model = model_of(folder, case["params"]["kind"]).language_model
+    imaging = model.imaging
+    assert imaging is not None, "it is a model of pictures"
+    if case["cond"] is not None:
+        said = [label < imaging.classes for label in case["cond"]]
+        made = imaging.prefix([Condition(label=min(label, imaging.classes - 1)) for label in case["cond"]])
+        assert made.without is not None, "classes can be guided"
+        made = Prefix(tuple(made.states[row] if known else made.without[row] for row, known in enumerate(said)))
+    else:
+        made = imaging.prefix([Condition(features=row) for row in _features(case, tensors)])
+    places, ids = made.lengths, torch.tensor(case["input_ids"])
+    stack = replace(model, decoder=Conditioned(model.decoder, made, places))
+    tokens = torch.cat((torch.full((len(ids), places[0]), -1), ids), 1)
+    with torch.inference_mode():
+        found = stack.run(Plan.full(tokens, Visible.causal()), stack.new_cache(*tokens.shape)).logits()
+    error = relative(found, tensors[case["logits_tensor"]])
+    return f"logits differ by {error:.1e}" if error > TOLERANCE else None
+
+
+class _Heard:
+    """Keeps what both halves of a guided forward put out last, while it is open; prompts may come in several."""
+
+    def __init__(self, model: pardec.Model) -> None:
+        self.stack: Any = model.language_model.decoder
+        self.steps: list[Tensor] = []
+
+    def __enter__(self) -> _Heard:
+        forward = self.stack.forward
+
+        def heard(plan: Plan, cache: Any = None) -> Any:
+            made = forward(plan, cache)
+            rows = torch.arange(plan.batch) if plan.rows is None else plan.rows
+            if not self.steps or not self.steps[-1][rows].isnan().any():
+                self.steps.append(torch.full((cache.batch, made.logits().shape[-1]), torch.nan))
+            self.steps[-1][rows] = made.logits()[:, -1]
+            return made
+
+        self.stack.forward = heard
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self.stack.forward
+
+
+def _greedy(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
+    """Codes, forwards, and the raw logits of both halves at each step."""
+    model = model_of(folder, case["params"]["kind"])
+    with _Heard(model) as heard:
+        result = model.generate(sampler="sequential", **arguments(case, tensors))
+    if result.tokens != case["output_ids"]:
+        return f"codes {result.tokens}, expected {case['output_ids']}"
+    if set(result.nfe) != {case["nfe"]}:
+        return f"{result.nfe} forwards, expected {case['nfe']}"
+    if "logits_tensor" not in case:
+        return None
+    expected = tensors[case["logits_tensor"]]
+    error = relative(torch.stack(heard.steps, 1)[:, : expected.shape[1]], expected)
+    return f"logits differ by {error:.1e}" if error > TOLERANCE else None
+
+
+def _filters(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
+    p = case["params"]
+    logits, top_p = tensors[case["logits_tensor"]], p["top_p"] if p["top_p"] < 1 else None
+    top_k = min(p["top_k"], logits.shape[-1]) or None
+    kept = filtered(logits[None], temperature=p["temperature"], top_k=top_k, top_p=top_p, order="top_k")
+    found, expected = kept[0].softmax(-1), tensors[case["probs_tensor"]]
+    if found.argmax(-1).tolist() != case["argmax"]:
+        return f"argmax {found.argmax(-1).tolist()}, expected {case['argmax']}"
+    error = float((found - expected).abs().max())
+    return f"probabilities differ by {error:.1e}" if error > LOOSE else None
+
+
 CALLS: dict[str, Reader] = {}
-REPLAYS: dict[str, Replay] = {"vq_encode": _encode, "vq_decode": _decode}
+REPLAYS: dict[str, Replay] = {
+    "vq_encode": _encode,
+    "vq_decode": _decode,
+    "llamagen/forward_logits": _forward_logits,
+    "greedy_generate": _greedy,
+    "top_k_top_p": _filters,
+}

@@ -1,0 +1,178 @@
+"""SJD's decoder over LlamaGen, with speculative Jacobi's window and with plain Jacobi's, round by round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from golden_specs import Case, Reader, Replay
+from golden_specs.llamagen import LOOSE, arguments, model_of
+from pardec.samplers.acceptance.speculative import Speculative
+from pardec.samplers.drafts._window import Iterate
+from pardec.samplers.drafts.jacobi import Jacobi
+from pardec.samplers.drafts.sjd import Places, Sjd
+from pardec.samplers.kernels.verdict import follow
+from pardec.samplers.spec import parse
+from pardec.samplers.verifying import Chances, Draft, Laws, Outcome, Scene, Speculation, Verdict
+
+
+class _Differs(Exception):
+    """What differs first; nothing behind it could be compared."""
+
+
+@dataclass
+class _Tape:
+    """A recorded run, and which round of it is next."""
+
+    case: Case
+    tensors: dict[str, Tensor]
+    now: Case = field(init=False)
+    kept: list[int] = field(default_factory=list)  # tokens drawn behind the last rejection
+    number: int = -1
+
+    def differs(self, what: str, found: Any, expected: Any) -> None:
+        if found != expected:
+            raise _Differs(f"forward {self.number}: {what} {found}, expected {expected}")
+
+    def far(self, what: str, found: Tensor, name: str) -> None:
+        expected = self.tensors[name]
+        error = float((found - expected).abs().max()) if found.shape == expected.shape else float("inf")
+        if error > LOOSE:
+            raise _Differs(f"forward {self.number}: {what} differ by {error:.1e}")
+
+    def turn(self) -> None:
+        """On to the next round."""
+        self.number += 1
+        self.differs("recorded rounds", len(self.case["trace"]), max(len(self.case["trace"]), self.number + 1))
+        self.now = self.case["trace"][self.number]
+
+
+@dataclass(frozen=True)
+class _Taped:
+    """One of pardec's windows, whose own randomly drawn tokens are replaced by the recorded ones.
+
+    Checked are how many tokens of a round are drawn from a law, which law that is, and under `jacobi` the tokens too.
+    """
+
+    tape: _Tape
+    drafter: Sjd | Jacobi
+
+    def width(self, model: Any) -> int:
+        return self.drafter.width(model)
+
+    def start(self, scene: Scene) -> Places | Iterate:
+        return self.drafter.start(scene)
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Any) -> Draft:
+        tape = self.tape
+        tape.turn()
+        window = tape.now["window"]
+        before = tape.kept
+        # Outside of an interval the authors decode token by token.
+        made = self.drafter.propose(scene, np.minimum(room, len(window) - 1), chances, state)
+        known = min(int(state.known[0]), len(window) - 1)
+        tape.differs("last token", int(made.tokens[0, 0]), window[0])
+        tape.differs("draft of", made.width, len(window))
+        tape.differs("tokens from the round before", known, min(len(before), len(window) - 1))
+        tape.differs("recorded ones", window[1 : 1 + known], before[:known])
+        if isinstance(self.drafter, Jacobi):
+            tape.differs("picks", made.tokens[0, 1 : 1 + known].tolist(), before[:known])
+        elif made.q is not None:
+            assert made.point is not None, "laws and point masses stand side by side"
+            tape.differs("point masses", made.point[0, 1:].tolist(), [at >= known for at in range(made.width - 1)])
+        return replace(made, tokens=torch.tensor([window]))
+
+    def observe(self, outcome: Outcome, scene: Scene, state: Any) -> None:
+        self.drafter.observe(outcome, scene, state)
+        if self.tape.number >= 0:
+            self.tape.kept = self.tape.now["kept_drafts"]
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The acceptance that goes with the window, on recorded numbers."""
+
+    tape: _Tape
+    follows: ClassVar[bool] = True
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+        tape = self.tape
+        if tape.number < 0:  # the first token, behind the condition
+            first = tape.case["output_ids"][0]
+            tape.differs("chance of the first token is 0", not laws.p[0, 0, first], False)
+            return follow(draft, torch.tensor([[first]]))
+        now = tape.now
+        sampled = torch.tensor([now["sampled"]])
+        possible = laws.p.gather(-1, sampled[..., None])[0, :, 0] > 0
+        tape.differs("which drawn tokens are possible", possible.tolist(), [True] * len(possible))
+        self._compare(draft, laws)
+        if tape.case["method"] == "jacobi_generate":
+            verdict = follow(draft, sampled)
+        else:
+            verdict = Speculative().accept(draft, laws, _Numbers(tape), None)
+        accepted = [*draft.tokens[0, verdict.path[0, 1 : 1 + int(verdict.count[0])]].tolist(), int(verdict.next[0])]
+        tape.differs("accepted", int(verdict.count[0]) + 1, now["matched"])
+        tape.differs("accepted", accepted, now["accepted_tokens"])
+        return verdict
+
+    def _compare(self, draft: Draft, laws: Laws) -> None:
+        if "tensors" not in self.tape.now:
+            return
+        drafted, target = self.tape.now["tensors"]
+        self.tape.far("the target's laws", laws.p[0], target)
+        point = torch.nn.functional.one_hot(draft.tokens[0], laws.p.shape[-1]).float()
+        if draft.q is not None and draft.point is not None:
+            point = torch.where(draft.point[0, :, None], point, draft.q[0])
+        named = self.tape.tensors[drafted]
+        point[0] = named[0]  # of the committed token, which is not tested
+        self.tape.far("the drafts' laws", point, drafted)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Recorded uniforms, and the recorded token in place of a draw, which has to be possible."""
+
+    tape: _Tape
+
+    def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
+        return torch.tensor([self.tape.now["uniform_for_draft"][node]], dtype=torch.float64)
+
+    def accepts(self, width: int) -> Tensor:
+        return torch.tensor([[1.0, *self.tape.now["uniform_for_draft"][1:]]], dtype=torch.float64)
+
+    def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
+        token = self.tape.now["accepted_tokens"][-1]
+        self.tape.differs("whether the next token is possible", bool(weights[0, token] > 0), True)
+        return torch.tensor([token])
+
+    def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
+        raise AssertionError("an acceptance draws no noise")
+
+
+def _window(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
+    """Every round of SJD's window and of Jacobi's: what is fed, its laws, what is accepted, and what is fed next."""
+    p, tape = case["params"], _Tape(case, tensors)
+    model = model_of(folder, p["kind"])
+    width = p["max_num_new_tokens"]
+    drafter = Sjd(window=width, refresh="independent") if case["method"] == "sjd_generate" else Jacobi(window=width)
+    sampler = Speculation(parse("sequential"), "distribution", _Taped(tape, drafter), _Judged(tape))
+    asked = arguments(case, tensors)
+    try:
+        result = model.generate(sampler=sampler, temperature=1.0, top_k=p["image_top_k"] or None, seed=0, **asked)
+    except _Differs as difference:
+        return str(difference)
+    if result.tokens != [case["output_ids"]] or result.nfe != [case["nfe"]]:
+        return f"codes {result.tokens} in {result.nfe}, expected {case['output_ids']} in {case['nfe']}"
+    if p["image_top_k"] == 1:
+        plain = model.generate(sampler="sequential", **asked).tokens
+        return None if plain == result.tokens else f"with k=1 codes {result.tokens}, greedy ones are {plain}"
+    return None
+
+
+CALLS: dict[str, Reader] = {}
+REPLAYS: dict[str, Replay] = {"sjd_generate": _window, "jacobi_generate": _window}
