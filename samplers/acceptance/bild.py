@@ -23,7 +23,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.kernels.rank import argmax
-from pardec.samplers.kernels.verdict import descend, reached
+from pardec.samplers.kernels.walk import descend, reached
 from pardec.samplers.registry import register
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 

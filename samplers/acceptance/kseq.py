@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.kernels.verdict import Walk, asked, judge, total
+from pardec.samplers.kernels.verdict import asked, judge, total
+from pardec.samplers.kernels.walk import Walk
 from pardec.samplers.registry import register
 from pardec.samplers.rng import wide
 from pardec.samplers.verifying import AtOnce, Chances, Draft, Laws, Siblings, Speculation, Verdict

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.kernels.rank import argmax
-from pardec.samplers.kernels.verdict import descend, reached
+from pardec.samplers.kernels.walk import longest, reached
 from pardec.samplers.registry import register
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
@@ -45,7 +45,7 @@ class Typical:
         rows, above = torch.arange(len(p), device=p.device), draft.parent.clamp(min=0)
         mine = p[rows[:, None], above, draft.tokens]  # [B, T]
         fits = draft.tested & (mine > self.bar(p).gather(1, above))
-        path, count = descend(draft, fits) if draft.parents is None else longest(draft, fits, mine.log())
+        path, count = longest(draft, fits, mine.log())
         end = path.gather(1, count[:, None])[:, 0]
         on_path = torch.arange(path.shape[1], device=p.device) <= count[:, None]
         missing = (1 - mine.gather(1, path)).masked_fill(~on_path, 0)
@@ -65,22 +65,3 @@ class Typical:
         entropy = -torch.special.xlogy(p, p + inside).sum(-1)
         bar: Tensor = self.delta * (-entropy).exp()
         return bar.clamp(max=self.epsilon)
-
-
-def longest(draft: Draft, fits: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-    """Path [B, D] and count [B]: the deepest path of nodes `fits` [B, T], ties by the sum of `score` [B, T]."""
-    parent, depth = draft.parent.clamp(min=0), draft.depth
-    root = torch.arange(draft.width, device=depth.device) == 0
-    linked, along = root.expand_as(fits), torch.where(root, 0, score)
-    for _ in range(draft.deepest):
-        linked = root | (fits & linked.gather(1, parent))
-        along = torch.where(root, 0, score + along.gather(1, parent))
-    count = torch.where(linked, depth, 0).amax(1)
-    last = linked & (depth == count[:, None])
-    node = along.masked_fill(~last, -torch.inf).argmax(1)
-    path = torch.zeros_like(draft.tokens[:, : draft.deepest + 1])
-    for level in range(path.shape[1] - 1, 0, -1):
-        here = count >= level
-        path[:, level] = torch.where(here, node, 0)
-        node = torch.where(here, parent.gather(1, node[:, None])[:, 0], node)
-    return path, count

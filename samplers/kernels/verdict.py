@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pardec.samplers.kernels.walk import Walk, descend, reached
 from pardec.samplers.rng import wide
 from pardec.samplers.verifying import AtOnce, Chances, Draft, Verdict
 
@@ -33,17 +37,6 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     return Verdict(path, count, pick.gather(1, end)[:, 0], tested, same.float(), pick=pick)
 
 
-def descend(draft: Draft, taken: Tensor) -> tuple[Tensor, Tensor]:
-    """The path [B, D] from node 0 through `taken` [B, T], at each level the first such child, and its length [B]."""
-    index = torch.arange(draft.width, device=taken.device)
-    if draft.parents is None:
-        return index.expand_as(draft.tokens), taken[:, 1:].long().cumprod(1).sum(1)
-    walk = Walk(draft)
-    for _ in range(draft.deepest):
-        walk.step(taken & walk.children)
-    return walk.path, walk.count
-
-
 def judge(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
     """The exact test of the nodes in order, and the next token from what is left of the law.
 
@@ -57,10 +50,10 @@ def judge(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
         first = torch.zeros_like(draft.tokens)
         return Verdict(first, first[:, 0], chances.draw(p[:, 0], "next"), draft.tested, first.float())
     if draft.parents is not None and draft.q is not None:
-        return _siblings(draft, p, chances)
+        return replace(in_turn(draft, p, chances, Exact()), deviation=None)
     rows = torch.arange(len(p), device=p.device)
     mine = p[rows[:, None], draft.parent.clamp(min=0), draft.tokens]  # [B, T] what the target gives each node
-    bar = _at_token(draft)
+    bar = at_token(draft)
     # A point mass that was rejected leaves its siblings what the law did not give it: they are tested against less.
     if draft.parents is None and isinstance(chances, AtOnce):
         taken = draft.tested & (chances.accepts(draft.width) * bar < mine)
@@ -93,47 +86,55 @@ def total(values: Tensor) -> Tensor:
     return values.expand(2, *values.shape[1:]).sum(-1, keepdim=True)[:1] if len(values) == 1 else values.sum(-1, True)
 
 
-def reached(draft: Draft, path: Tensor, count: Tensor) -> Tensor:
-    """[B, T] bool: the nodes that may be compared, which are the children of what was accepted.
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """One token each, tested in N places against the laws that they were drawn from."""
 
-    Of the children of one node those behind the accepted one are compared by rules that draw the target's token only.
-    """
-    index = torch.arange(path.shape[1], device=path.device)
-    if draft.parents is None:
-        return draft.tested & (torch.arange(draft.width, device=path.device) <= count[:, None] + 1)
-    times = torch.zeros_like(draft.tokens).scatter_add_(1, path, (index <= count[:, None]).long())
-    return draft.tested & (times > 0).gather(1, draft.parent.clamp(min=0))
+    row: Tensor  # [N] of the batch
+    above: Tensor  # [N] the node behind which the token stands
+    token: Tensor  # [N]
+    bar: Tensor  # [N] what the law it was drawn from gives it; 1 for a point mass
+    q: Tensor | None  # [N, V] that law; None: all are point masses
+    point: Tensor | None  # [N] bool, with `q`
+
+    @staticmethod
+    def of(draft: Draft, row: Tensor, node: Tensor, above: Tensor, bars: Tensor) -> Trial:
+        """The `node` [N] of each `row` [N], a child of `above` [N]; `bars` [B, T] of all nodes."""
+        point = None if draft.point is None else draft.point[row, node]
+        q = None if draft.q is None else draft.q[row, node]
+        return Trial(row, above, draft.tokens[row, node], bars[row, node], q, point)
+
+    def plain(self, r: Tensor) -> Tensor:
+        """[N]: how likely the exact test accepts under the laws r [N, V]."""
+        return (r.gather(1, self.token[:, None])[:, 0] / self.bar.clamp(min=_NOTHING)).clamp(max=1)
 
 
-class Walk:
-    """The way down a tree, every row at its own node."""
+class Rule(Protocol):
+    """How a token is tested, and what a rejection leaves."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.index = torch.arange(draft.width, device=draft.tokens.device)
-        self.here = torch.zeros_like(draft.tokens[:, 0])  # [B]
-        self.count = torch.zeros_like(self.here)  # [B]
-        self.alive = torch.ones_like(self.here, dtype=torch.bool)  # [B] no level was without an accepted node
-        self.nodes = [self.here]
+    def weight(self, r: Tensor, trial: Trial) -> Tensor:
+        """[N]: the token is accepted iff u bar < this; r [N, V] is what is left of the target's law."""
+        ...
 
-    @property
-    def path(self) -> Tensor:
-        """[B, D]"""
-        return torch.stack(self.nodes, 1)
+    def left(self, r: Tensor, trial: Trial) -> Tensor:
+        """[N, V]: what a rejection leaves of r, normalised."""
+        ...
 
-    @property
-    def children(self) -> Tensor:
-        """[B, T] bool: what may be accepted next."""
-        return self.draft.tested & (self.draft.parent == self.here[:, None]) & self.alive[:, None]
 
-    def step(self, taken: Tensor) -> Tensor:
-        """Goes to the first node of `taken` [B, T]; where there is none the row stays for good. Returns it, [B]."""
-        first = torch.where(taken, self.index, self.draft.width).amin(1)
-        self.alive = first < self.draft.width
-        self.here = torch.where(self.alive, first, self.here)
-        self.count = self.count + self.alive
-        self.nodes.append(self.here)
-        return first
+class Exact:
+    """The test that keeps the target's law."""
+
+    def weight(self, r: Tensor, trial: Trial) -> Tensor:
+        return r.gather(1, trial.token[:, None])[:, 0]
+
+    def left(self, r: Tensor, trial: Trial) -> Tensor:
+        if trial.q is not None and trial.point is None:
+            return residual(r, trial.q)
+        spared = without(r, torch.zeros_like(r, dtype=torch.bool).scatter_(1, trial.token[:, None], True))
+        spared = spared / total(spared)
+        if trial.q is None or trial.point is None:
+            return spared
+        return torch.where(trial.point[:, None], spared, residual(r, trial.q))
 
 
 def _walked(draft: Draft, mine: Tensor, bar: Tensor, chances: Chances) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -177,7 +178,7 @@ def _left(draft: Draft, r: Tensor, lost: Tensor) -> Tensor:
     return torch.where(any_lost[:, None], left, r)
 
 
-def _at_token(draft: Draft) -> Tensor:
+def at_token(draft: Draft) -> Tensor:
     """[B, T] float32: what the law that each node was drawn from gives its token; 1 for a point mass."""
     if draft.q is None:
         return torch.ones(draft.tokens.shape, device=draft.tokens.device)
@@ -185,11 +186,14 @@ def _at_token(draft: Draft) -> Tensor:
     return at if draft.point is None else torch.where(draft.point, 1, at)
 
 
-def _siblings(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
-    """`judge` where siblings have laws: level by level, and within one sibling by sibling, over what is left of r."""
-    assert draft.q is not None
-    rows, bars = torch.arange(len(p), device=p.device), _at_token(draft)
+def in_turn(draft: Draft, p: Tensor, chances: Chances, rule: Rule) -> Verdict:
+    """`judge` by any rule: level by level, and within one sibling by sibling, over what is left of r.
+
+    The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's chance.
+    """
+    rows, bars = torch.arange(len(p), device=p.device), at_token(draft)
     walk, tested, ratio = Walk(draft), torch.zeros_like(draft.tested), torch.zeros_like(bars)
+    gap = torch.zeros_like(p[:, 0, 0])
     most = int(torch.zeros_like(draft.tokens).scatter_add_(1, draft.parent.clamp(min=0), draft.tested.long()).max())
     known = chances.accepts(draft.width) if isinstance(chances, AtOnce) else None
     r = p[:, 0]
@@ -199,23 +203,20 @@ def _siblings(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
         for turn in range(1, most + 1):
             mark = child & (place == turn)
             held, node = mark.any(1) & ~taken.any(1), mark.long().argmax(1)
-            token, bar = draft.tokens[rows, node], bars[rows, node]
-            u = _one(chances, node, held, token) if known is None else known[rows, node]
-            mine = r[rows, token]
-            won = held & (u * bar < mine)
+            trial = Trial.of(draft, rows, node, walk.here, bars)
+            mine = rule.weight(r, trial)
+            u = _one(chances, node, held, trial.token) if known is None else known[rows, node]
+            won = held & (u * trial.bar < mine)
             mark &= held[:, None]
             tested |= mark
-            ratio = torch.where(mark, (mine / bar.clamp(min=_NOTHING)).clamp(max=1)[:, None], ratio)
-            left = residual(r, draft.q[rows, node])
-            if draft.point is not None:
-                gone = torch.zeros_like(r, dtype=torch.bool).scatter_(1, token[:, None], True)
-                spared = without(r, gone)
-                left = torch.where(draft.point[rows, node][:, None], spared / total(spared), left)
-            r = torch.where((held & ~won)[:, None], left, r)
+            chance = (mine / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
+            ratio = torch.where(mark, chance[:, None].to(ratio.dtype), ratio)
+            gap = gap + torch.where(held, (chance - trial.plain(r)).abs(), 0)
+            r = torch.where((held & ~won)[:, None], rule.left(r, trial), r)
             taken |= mark & won[:, None]
         walk.step(taken)
         r = torch.where(walk.alive[:, None], p[rows, walk.here], r)
-    return Verdict(walk.path, walk.count, chances.draw(r, "next"), tested, ratio)
+    return Verdict(walk.path, walk.count, chances.draw(r, "next"), tested, ratio, gap)
 
 
 def _one(chances: Chances, node: Tensor, held: Tensor, token: Tensor) -> Tensor:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.samplers.acceptance._looks import Looks, nearest
 from pardec.samplers.acceptance.greedy import Greedy
+from pardec.samplers.acceptance.gsd import Grouped
+from pardec.samplers.acceptance.lantern import Lantern
 from pardec.samplers.acceptance.speculative import Speculative
 from pardec.samplers.acceptance.typical import Typical
-from pardec.samplers.verifying import Draft, Laws
+from pardec.samplers.verifying import Acceptance, Draft, Laws
 
 Case = dict[str, Any]
 CALLS: dict[str, Any] = {}  # none is a decode
@@ -52,7 +56,8 @@ class Consumed(Indexed):
 
     def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
         self.used += self.skips[node] + 1
-        return torch.tensor([self.order[self.used - 1]], dtype=torch.float64)
+        known = self.used <= len(self.order)  # more tests than were recorded are a difference, told in the end
+        return torch.tensor([self.order[self.used - 1] if known else torch.nan], dtype=torch.float64)
 
 
 class Tree:
@@ -189,11 +194,23 @@ def lookahead_sample(case: Case, *_: object) -> str | None:
 
 def sjd(case: Case, *_: object) -> str | None:
     """A window of drafts with the laws that they were drawn from."""
-    tokens, q, p = (torch.tensor(case[key]) for key in ("draft_tokens", "draft_prob", "advanced_prob"))
+    p = torch.tensor(case["advanced_prob"])
+    return _window(case, Speculative(), Laws(p.log(), p.log(), greedy=False), None)
+
+
+def gsd(case: Case, *_: object) -> str | None:
+    """The same by groups; ranks go by the logits before filters."""
+    p, raw = torch.tensor(case["advanced_prob"]), torch.tensor(case["advanced_logits"])
+    rule = Grouped(group=2 * case["window"], prob=case["p_thr"], dist=case["d_thr"], mode="reference")
+    return _window(case, rule, Laws(raw, p.log(), greedy=False), Looks(torch.tensor(case["embedding"])))
+
+
+def _window(case: Case, rule: Acceptance, laws: Laws, state: Looks | None) -> str | None:
+    tokens, q = torch.tensor(case["draft_tokens"]), torch.tensor(case["draft_prob"])
     uniforms = torch.tensor(case["uniforms"]).gather(-1, tokens[..., None])[..., 0]
     draft = Draft(tokens, np.full(len(tokens), tokens.shape[1]), np.zeros(len(tokens), dtype=np.int64), q=q)
     chances = Indexed(uniforms)
-    made = Speculative().accept(draft, Laws(p.log(), p.log(), greedy=False), chances, None)
+    made = rule.accept(draft, laws, chances, state)
     if found := _differs("first misaligned", (made.count + 1).tolist(), case["first_misaligned"]):
         return found
     for row, again in enumerate(case["resample"]):
@@ -203,10 +220,64 @@ def sjd(case: Case, *_: object) -> str | None:
     return None
 
 
+def _lantern(case: Case) -> tuple[Lantern, Looks]:
+    """The rule, and the neighbours, which are found anew: as many as were recorded are the same."""
+    p, codebook = case["params"], torch.tensor(case["codebook"])
+    table = nearest(codebook, len(codebook) - 1)
+    recorded = torch.tensor(case["nearest"])
+    if not torch.equal(table[:, : recorded.shape[1]].long(), recorded):
+        raise ValueError("the nearest codes are others than recorded")
+    bound: dict[str, float] = {"ratio" if p["lantern_delta"] > 1 else "delta": p["lantern_delta"]}
+    return Lantern(k=p["lantern_k"] if p["lantern"] else 0, mode="reference", **bound), Looks(table)
+
+
+def lantern_dyn(case: Case, *_: object) -> str | None:
+    """Point masses, each borrowing from its neighbours; a rejected one takes them along."""
+    rule, looks = _lantern(case)
+    tree = _candidates(case, pad=-1)
+    return _relaxed(case, tree, tree.draft, rule, looks)
+
+
+def lantern_static(case: Case, *_: object) -> str | None:
+    """Draws from the drafter's laws, which lose the earlier siblings, and borrow."""
+    rule, looks = _lantern(case)
+    tree = _candidates(case, pad=-1)
+    q = torch.zeros(1, len(tree.tokens), len(case["codebook"]))
+    for node in range(1, len(tree.tokens)):
+        path, depth = tree.members[node][0], tree.depths[node]
+        law = torch.tensor(case["draft_probs"][depth - 1][case["p_indices"][path][depth]])
+        law[[case["tree_candidates"][0][at] for at in case["b_indices"][path][depth]]] = 0
+        q[0, node] = law / law.sum()
+        if abs(float(q[0, node, tree.tokens[node]]) - case["candidates_prob"][path][depth]) > _CLOSE:
+            return "the draft's law differs"
+    return _relaxed(case, tree, replace(tree.draft, q=q), rule, looks)
+
+
+def _relaxed(case: Case, tree: Tree, draft: Draft, rule: Lantern, looks: Looks) -> str | None:
+    chances = Consumed(case["uniforms_consumed"], [0] * len(tree.tokens))
+    made = rule.accept(draft, tree.laws(), chances, looks)
+    found = _differs("accepted", _taken(tree, made), _best(case))
+    return found or _differs("uniforms", chances.used, len(chances.order)) or _far(chances.left[0], case["sample"])
+
+
+def lantern_greedy(case: Case, *_: object) -> str | None:
+    """The longest path of tokens that are the likeliest with what they borrow."""
+    rule, looks = _lantern(case)
+    tree = _candidates(case, pad=-1)
+    chances = Indexed(torch.full((1, len(tree.tokens)), 0.5))
+    made = rule.accept(tree.draft, tree.laws(temperature=0), chances, looks)
+    likeliest = int(np.argmax(case["sample"]))
+    return _differs("accepted", _taken(tree, made), _best(case)) or _differs("next", int(made.next), likeliest)
+
+
 PURE = {
     "eagle_greedy": eagle_greedy,
     "eagle_typical_sampling": eagle_sampling,
+    "gsd": gsd,
     "jacobi_prefix_match": jacobi_prefix_match,
+    "lantern_dyn": lantern_dyn,
+    "lantern_greedy": lantern_greedy,
+    "lantern_static": lantern_static,
     "lookahead_greedy": lookahead_greedy,
     "lookahead_sample": lookahead_sample,
     "medusa_typical": medusa_typical,

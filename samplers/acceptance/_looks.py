@@ -1,0 +1,126 @@
+"""What the ids of a model look like, and which look most alike: prepared once for a model, and saved."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pardec.models.errors import ModelError
+from pardec.models.language_model import LanguageModel
+from pardec.samplers.rng import wide
+
+_DISTANCES = 1 << 24  # that many are held at a time
+_KEPT = 2  # neighbour tables in memory
+_digests: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by table, as long as it lives
+_prepared: dict[tuple[str, int], Tensor] = {}  # by digest and how many; the last ones asked for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Looks:
+    """A table that all rows of a request share."""
+
+    table: Tensor  # [V, E] what each id looks like, or [V, K] int32 which ids look most like it
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Rows that leave leave it as it is."""
+
+
+def appearance(model: LanguageModel) -> Tensor:
+    """[V, C]: the image codebook of a model, else its input embeddings.
+
+    Raises:
+        ModelError: it has another number of rows than the model has ids.
+    """
+    embedding = model.decoder.embedding
+    table = embedding[: model.vocab_size] if model.codebook is None else model.codebook
+    if len(table) != model.vocab_size:
+        what = "input embeddings" if model.codebook is None else "a codebook"
+        raise ModelError(
+            f"{model.name} has {what} of {len(table)} rows and {model.vocab_size} ids",
+            "load it with the image tokenizer that it was trained on",
+        )
+    return embedding if model.codebook is None and len(embedding) == len(table) else table
+
+
+def neighbours(table: Tensor, k: int) -> Tensor:
+    """[V, min(k, V - 1)] int32: the ids nearest to each in `table` [V, C], by distance, itself left out.
+
+    What was found is saved in `cache_folder`, in a file named by the table's digest and k, and the last few stay in
+    memory. Where the folder cannot be read or written they are found again.
+    """
+    k = min(k, len(table) - 1)
+    if table not in _digests:
+        _digests[table] = digest(table)
+    key = (_digests[table], k)
+    if key not in _prepared:
+        file = cache_folder() / f"neighbours-{key[0][:32]}-{k}.safetensors"
+        found = _read(file, len(table), k)
+        if found is None:
+            found = nearest(table, k).cpu()
+            _write(file, found)
+        _prepared[key] = found.to(table.device)
+    _prepared[key] = _prepared.pop(key)  # to the end
+    while len(_prepared) > _KEPT:
+        del _prepared[next(iter(_prepared))]
+    return _prepared[key]
+
+
+def nearest(table: Tensor, k: int) -> Tensor:
+    """[V, k] int32: the k rows nearest to each of `table` [V, C], nearest first; the lowest id on ties."""
+    rows = wide(table)
+    rows = rows - rows.mean(0)  # smaller numbers, so that the differences of squares lose less
+    square = rows.square().sum(1)
+    count = max(_DISTANCES // len(rows), 1)
+    found = []
+    for start in range(0, len(rows), count):
+        own = torch.arange(start, min(start + count, len(rows)), device=rows.device)
+        far = square - 2 * (rows[own] @ rows.T)  # the squared distance, less what is the same for the whole row
+        far[own - start, own] = torch.inf
+        found.append(far.argsort(dim=1, stable=True)[:, :k].int())
+    return torch.cat(found)
+
+
+def digest(table: Tensor) -> str:
+    """The SHA-256 of a table's shape and numbers, as hexadecimal digits."""
+    numbers = (table.detach().float() if table.is_floating_point() else table).cpu().contiguous().numpy()
+    return hashlib.sha256(repr(numbers.shape).encode() + numbers.tobytes()).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where prepared tables are saved: $PARDEC_CACHE, else $XDG_CACHE_HOME/pardec, else ~/.cache/pardec."""
+    if own := os.environ.get("PARDEC_CACHE"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path(os.path.expanduser("~")) / ".cache") / "pardec"
+
+
+def _read(file: Path, vocab: int, k: int) -> Tensor | None:
+    """What `_write` saved; None where there is nothing, or something else."""
+    try:
+        with safe_open(file, framework="pt") as saved:
+            found: Tensor = saved.get_tensor("nearest")
+            whole = (saved.metadata() or {}).get("sha256") == digest(found)
+    except (OSError, SafetensorError):
+        return None
+    return found if whole and found.shape == (vocab, k) and found.dtype == torch.int32 else None
+
+
+def _write(file: Path, found: Tensor) -> None:
+    """The whole file, or none."""
+    with suppress(OSError, SafetensorError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            part = Path(folder) / file.name
+            save_file({"nearest": found.contiguous()}, part, metadata={"sha256": digest(found)})
+            os.replace(part, file)

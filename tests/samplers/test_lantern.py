@@ -1,0 +1,355 @@
+"""`lantern`: the moved law by enumeration and within its bound, the published rule, temperature 0, exact settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.language_model import LanguageModel
+from pardec.samplers import registry
+from pardec.samplers.acceptance._looks import Looks, nearest
+from pardec.samplers.acceptance.lantern import Lantern
+from pardec.samplers.acceptance.speculative import Speculative
+from pardec.samplers.kernels.transport import moved
+from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
+from tests.reference import naive_relaxed as naive
+from tests.reference.naive_acceptance import Node
+from tests.samplers.ar_toys import counted, joint, plain_greedy, rows, run, toy_ar, variation
+from tests.samplers.joints import drafting
+from tests.samplers.test_rrs import random_tree
+from tests.samplers.verdicts import Given, InOrder, emitted, laws, pairs, tree
+
+BOUNDS = [(0.02, None), (0.1, None), (0.4, None), (1.0, None), (0.2, 1.5), (0.1, 3.0)]  # delta and ratio
+
+
+@dataclass(frozen=True)
+class With:
+    """A rule that has been given its neighbours."""
+
+    rule: Lantern
+    looks: Looks
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+        return self.rule.accept(draft, laws, chances, self.looks)
+
+
+def looks(vocab: int, seed: int = 0, k: int | None = None) -> Looks:
+    """The neighbours of random points in a plane."""
+    table = torch.from_numpy(np.random.RandomState(seed).normal(size=(vocab, 2)))
+    return Looks(nearest(table, vocab - 1 if k is None else k))
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().sum() / 2)
+
+
+def adversarial() -> list[tuple[Tensor, Tensor]]:
+    """Laws with little in common: p mostly on even ids and q on odd ones, one heavy token against a flat law."""
+    found = []
+    for size in (4, 6):
+        even = torch.tensor([1.0, 1e-4] * (size // 2), dtype=torch.float64)
+        found.append((even / even.sum(), even.flip(0) / even.sum()))
+        steep = torch.tensor([1.0] + [1e-3] * (size - 1), dtype=torch.float64)
+        flat = torch.full((size,), 1 / size, dtype=torch.float64)
+        found += [(steep / steep.sum(), flat), (flat, steep / steep.sum())]
+    return found
+
+
+# --- principled: a law near p, then the exact rule ---
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("siblings", [1, 2, 3, 4])
+def test_what_comes_out_of_draws_has_the_moved_law_within_delta(siblings: int, replacement: bool) -> None:
+    gained = []
+    for number, (p, q) in enumerate([*pairs(18), *adversarial()]):
+        if not replacement and siblings > len(p):
+            continue
+        delta, ratio = BOUNDS[number % len(BOUNDS)]
+        k, near = 1 + number % 3, looks(len(p), number)
+        rule = With(Lantern(k, delta, ratio), near)
+        law, accepted = emitted(rule, p, q, siblings, replacement=replacement)
+        true = naive.transported(p.numpy(), q.numpy(), near.table.tolist(), k, delta, ratio)
+        np.testing.assert_allclose(law.numpy(), true, atol=1e-12)
+        assert distance(law, p) <= delta + 1e-12
+        assert abs(float(law.sum()) - 1) < 1e-12
+        gained.append(accepted - emitted(Speculative(), p, q, siblings, replacement=replacement)[1])
+    assert max(gained) > 0.05
+
+
+@pytest.mark.parametrize("siblings", [1, 2, 3, 4])
+def test_what_comes_out_of_point_masses_has_the_moved_law_within_delta(siblings: int) -> None:
+    moves = []
+    for number, (p, _) in enumerate([*pairs(12, sizes=(4, 5, 6)), *adversarial()]):
+        delta, ratio = BOUNDS[number % len(BOUNDS)]
+        k, near = 1 + number % 3, looks(len(p), number)
+        for tokens in list(permutations(range(len(p)), siblings))[::17]:
+            draft = tree(torch.tensor([[0, *tokens]]), [-1] + [0] * siblings)
+            chances = Given(torch.full((1, siblings + 1), torch.inf))
+            made = Lantern(k, delta, ratio).accept(draft, laws(p.expand(1, siblings + 1, -1)), chances, near)
+            assert made.ratio is not None
+            law, going = torch.zeros_like(p), 1.0
+            for at, token in enumerate(tokens, 1):
+                chance = float(made.ratio[0, at])
+                law[token] += going * chance
+                going *= 1 - chance
+            law += going * chances.left[0]
+            true = naive.transported(p.numpy(), tokens, near.table.tolist(), k, delta, ratio)
+            np.testing.assert_allclose(law.numpy(), true, atol=1e-12)
+            assert distance(law, p) <= delta + 1e-12
+            assert made.deviation is not None
+            assert float(made.deviation) == pytest.approx(distance(law, p), abs=1e-12)
+            moves.append(distance(law, p))
+    assert max(moves) > 0.1
+
+
+def test_the_transport_by_hand() -> None:
+    """p = (.5, .3, .1, .1), q = (.1, .1, .4, .4): 2 and 3 lack .3; 0 can spare .4, a neighbour of 2; 1 .2, of both.
+
+    Token 1 halves its .2, so that 2 is offered .5 and 3 gets .1; 2 takes its .3 of the offers alike, .6 of each: .24 of
+    0 and .06 of 1. In all .4; with delta = .1 a quarter of each.
+    """
+    p = torch.tensor([0.5, 0.3, 0.1, 0.1], dtype=torch.float64)
+    q = torch.tensor([0.1, 0.1, 0.4, 0.4], dtype=torch.float64)
+    near = torch.tensor([[1, 2], [0, 2], [0, 1], [1, 2]], dtype=torch.int32)
+    draft = tree(torch.tensor([[0, 2]]), None, q.expand(1, 2, 4))
+    for delta, part in ((1.0, 1.0), (0.4, 1.0), (0.1, 0.25)):
+        law, off = moved(draft, p.expand(1, 2, 4), near, delta, None)
+        expected = [0.5 - 0.24 * part, 0.3 - 0.16 * part, 0.1 + 0.3 * part, 0.1 + 0.1 * part]
+        assert law[0, 0].tolist() == pytest.approx(expected)
+        assert off[0].tolist() == pytest.approx([0.4 * part, 0])
+        assert law[0, 1].tolist() == p.tolist()  # nothing is tested behind the leaf
+    law, off = moved(draft, p.expand(1, 2, 4), near, 1.0, 1.5)
+    assert law[0, 0, 2:].tolist() == pytest.approx([0.15, 0.15])  # (1.5 - 1) .1 each, and no more
+    zero = torch.tensor([0.6, 0.4, 0.0, 0.0], dtype=torch.float64)
+    law, off = moved(draft, zero.expand(1, 2, 4), near, 1.0, None)
+    assert law[0, 0].tolist() == zero.tolist()  # what filters leave out borrows nothing
+    assert float(off.abs().max()) == 0
+
+
+@pytest.mark.parametrize("points", [0, 1, 2])
+def test_a_tree_is_judged_by_the_moved_laws(points: int) -> None:
+    """Node by node against the naive transport and recursion; of mixed siblings those before any draw count."""
+    drawn = np.random.RandomState(points)
+    for trial in range(25):
+        nodes, p, draft = random_tree(drawn, points=points)
+        near, k, delta = looks(5, trial), 1 + trial % 3, (0.05, 0.3)[trial % 2]
+        law = p[0].numpy().copy()
+        for parent in range(len(nodes)):
+            below = [node for i, node in enumerate(nodes) if i and node.tested and node.parent == parent]
+            if below and below[0].q is not None:
+                law[parent] = naive.transported(law[parent], np.array(below[0].q), near.table.tolist(), k, delta, None)
+            elif below:
+                first = next((i for i, node in enumerate(below) if node.q is not None), len(below))
+                tokens = [node.token for node in below[:first]]
+                law[parent] = naive.transported(law[parent], tokens, near.table.tolist(), k, delta, None)
+        found, off = moved(draft, p, near.table[:, :k], delta, None)
+        np.testing.assert_allclose(found[0].numpy(), law, atol=1e-12)
+        np.testing.assert_allclose(off[0].numpy(), np.abs(law - p[0].numpy()).sum(1) / 2, atol=1e-12)
+        law = law.clip(0)  # rounding
+        uniforms = torch.from_numpy(drawn.uniform(size=(1, len(nodes))))
+        true, ours = Given(uniforms), Given(uniforms)
+        made = Lantern(k, delta).accept(draft, laws(p), ours, near)
+        exact = Speculative().accept(draft, laws(torch.from_numpy(law)[None]), true, None)
+        path = exact.path[0, : int(exact.count) + 1]
+        assert made.path[0, : int(made.count) + 1].tolist() == path.tolist()
+        np.testing.assert_allclose(ours.left[0].numpy(), true.left[0].numpy(), atol=1e-9)
+        assert made.deviation is not None
+        assert float(made.deviation) == pytest.approx(float(off[0, path].sum()))
+
+
+def test_the_joint_law_stays_within_what_is_reported() -> None:
+    """Whole rows drawn through the loop: off the truth by no more than the mean deviation and the noise."""
+    model, prompt, draws = toy_ar(3, 4), [1, 3], 3000
+    truth = joint(model, prompt, 3)
+    with drafting(4):
+        found = {}
+        for spec in ("model:name=draft,k=3+lantern:k=2,delta=0.3", "model:name=draft,k=3+speculative"):
+            done = run(model, spec, [prompt] * draws, 3, temperature=1.0, seeds=range(draws))
+            found[spec] = variation(counted(done, 2, 3, 4), truth), np.mean(done.deviation or 0)
+    (off, bound), (noise, none) = found.values()
+    assert none == 0
+    assert 2 * noise < off < bound + noise
+    assert bound < 3 * 0.3
+
+
+# --- as published ---
+
+
+@pytest.mark.parametrize("points", [0, 1, 2])
+def test_the_published_rule_on_trees_and_chains(points: int) -> None:
+    drawn = np.random.RandomState(10 + points)
+    borrowed = 0
+    for trial in range(36):
+        nodes, p, draft = random_tree(drawn, points=points, size=8, vocab=6)
+        near, k = looks(6, trial), 1 + trial % 4
+        delta, ratio = ((0.3, None), (0.1, None), (0.1, 3.0))[trial % 3]
+        if trial % 2:
+            nodes = [node._replace(parent=i - 1) for i, node in enumerate(nodes)]
+            draft = Draft(draft.tokens, draft.sizes, draft.base, verify=draft.verify, q=draft.q, point=draft.point)
+        uniforms = torch.from_numpy(drawn.uniform(size=(1, 8)) ** 0.5)
+
+        def test(law: np.ndarray, node: Node, above: int) -> naive.Test:
+            return naive.published(law, node, near.table.tolist(), k, delta, ratio)  # noqa: B023
+
+        true = naive.in_turn(nodes, p.numpy()[0], lambda node: float(uniforms[0, node]), test)  # noqa: B023
+        in_order = InOrder([float(uniforms[0, node]) for node in true.tested])
+        for chances in (Given(uniforms), in_order):
+            made = Lantern(k, delta, ratio, mode="reference").accept(draft, laws(p), chances, near)
+            assert made.path[0, 1 : int(made.count) + 1].tolist() == true.path
+            assert made.tested is not None
+            assert made.tested[0].nonzero()[:, 0].tolist() == sorted(true.tested)
+            np.testing.assert_allclose(chances.left[0].numpy(), true.law, atol=1e-9)
+            assert made.deviation is None
+        plain = Speculative().accept(draft, laws(p), Given(uniforms), None)
+        borrowed += int(plain.count) != len(true.path)
+    assert borrowed > 3
+
+
+def test_nothing_left_is_the_uniform_law_as_published() -> None:
+    """k = 2 of 3 tokens: a rejection clears all."""
+    p = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64).expand(1, 2, 3)
+    chances = Given(torch.full((1, 2), 9.0))
+    draft = tree(torch.tensor([[0, 2]]), None)
+    Lantern(2, 0.5, mode="reference").accept(draft, laws(p), chances, looks(3))
+    assert chances.left[0].tolist() == pytest.approx([1 / 3] * 3)
+
+
+# --- temperature 0 ---
+
+
+@pytest.mark.parametrize(("delta", "token"), [(0.05, None), (0.15, 1), (0.25, 1)])
+def test_greedy_takes_what_borrows_itself_to_the_top(delta: float, token: int | None) -> None:
+    """p = (.35, .3, .1, .05, .2): token 1 may borrow .1 of 2, then .05 of 3, and needs more than .05."""
+    p = torch.tensor([0.35, 0.3, 0.1, 0.05, 0.2], dtype=torch.float64).expand(1, 2, 5)
+    near = torch.tensor([[1, 2, 3], [2, 3, 4], [3, 4, 0], [4, 0, 1], [0, 1, 2]], dtype=torch.int32)
+    draft = tree(torch.tensor([[0, 1]]), None)
+    for mode in ("principled", "reference"):
+        rule = Lantern(2, delta, mode=mode)  # type: ignore[arg-type]
+        made = rule.accept(draft, laws(p, greedy=True), Given(torch.zeros(1, 2)), Looks(near))
+        assert int(made.count) == (token is not None)
+        assert int(made.next) == 0
+        assert (None if made.deviation is None else float(made.deviation)) == (
+            None if mode == "reference" else float(token is not None)
+        )
+
+
+def test_greedy_takes_the_longest_path() -> None:
+    """Both children of the root stand; only the second leads on."""
+    p = torch.tensor([0.4, 0.35, 0.25], dtype=torch.float64).expand(1, 4, 3)
+    near = torch.tensor([[1, 2], [2, 0], [1, 0]], dtype=torch.int32)
+    draft = tree(torch.tensor([[0, 1, 0, 0]]), [-1, 0, 0, 2])
+    made = Lantern(1, 0.3).accept(draft, laws(p, greedy=True), Given(torch.zeros(1, 4)), Looks(near))
+    assert made.path[0, : int(made.count) + 1].tolist() == [0, 2, 3]
+    assert float(made.deviation) == 0  # type: ignore[arg-type]
+
+
+def test_greedy_rows_are_plain_without_a_neighbour_and_close_with_some() -> None:
+    model, given = toy_ar(2, 8, 0.6), [[1, 2, 1, 2], [3], [5, 5, 0, 5, 5]]
+    plain = [plain_greedy(model, prompt, 12) for prompt in given]
+    for spec in ("jacobi+lantern:k=0", "jacobi+lantern:delta=0", "jacobi+lantern:delta=1e-9", "jacobi+lantern:ratio=1"):
+        assert rows(run(model, spec, given, 12)) == plain
+    done = run(model, "jacobi+lantern:k=7,delta=0.5", given, 12)
+    assert rows(done) != plain
+    assert max(done.deviation) > 0
+
+
+# --- exact settings, rows, errors ---
+
+
+@pytest.mark.parametrize("drafter", ["model:name=draft,k=3", "model:name=draft,k=3+template:widths=3-2", "lookup:k=3"])
+def test_without_anything_to_borrow_it_is_the_exact_rule(drafter: str) -> None:
+    """delta=1e-12 goes through the transform, k=0 and delta=0 do not."""
+    model, given = toy_ar(4, 6), [[1, 2, 1], [3, 0, 3, 0], [5, 5]]
+    with drafting(6):
+        true = run(model, f"{drafter}+speculative", given, 16, temperature=1.0)
+        for setting in ("k=0", "delta=0", "ratio=1", "delta=1e-12", "k=0,mode=reference", "delta=0,mode=reference"):
+            done = run(model, f"{drafter}+lantern:{setting}", given, 16, temperature=1.0)
+            assert rows(done) == rows(true), setting
+            assert done.trace.accepted == true.trace.accepted
+            exact = registry.resolve(f"{drafter}+lantern:{setting}", "ar", sampling=True).exact
+            assert exact == ("relaxed" if "1e-12" in setting else "distribution")
+
+
+def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
+    drawn = np.random.RandomState(5)
+    batch, width, vocab = 5, 6, 12
+    p = torch.from_numpy(drawn.dirichlet([0.5] * vocab, (batch, width)))
+    q = torch.from_numpy(drawn.dirichlet([0.5] * vocab, (batch, width)))
+    tokens = torch.from_numpy(drawn.randint(0, vocab, (batch, width)))
+    point = torch.from_numpy(drawn.uniform(size=(batch, width)) < 0.3)
+    uniforms = torch.from_numpy(drawn.uniform(size=(batch, width)) ** 2)
+    sizes, near = np.array([6, 3, 1, 5, 6]), looks(vocab)
+
+    def judged(rule: Lantern, which: slice) -> list[tuple[int, int, float]]:
+        part = sizes[which]
+        draft = Draft(tokens[which], part, np.zeros(len(part), np.int64), q=q[which], point=point[which])
+        made = rule.accept(draft, laws(p[which]), Given(uniforms[which]), near)
+        off = torch.zeros(len(part)) if made.deviation is None else made.deviation
+        return list(zip(made.count.tolist(), made.next.tolist(), off.tolist(), strict=True))
+
+    for rule in (Lantern(4, 0.3), Lantern(4, 0.3, mode="reference"), Lantern(4, 0.3, 2.0)):
+        together = judged(rule, slice(None))
+        assert together == [judged(rule, slice(at, at + 1))[0] for at in range(batch)]
+        assert len({count for count, _, _ in together}) > 2
+
+
+def test_many_nodes_are_moved_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = np.random.RandomState(6)
+    p, q = (torch.from_numpy(drawn.dirichlet([0.5] * 9, (4, 7))) for _ in range(2))
+    draft = tree(torch.from_numpy(drawn.randint(0, 9, (4, 7))), None, q)
+    whole = moved(draft, p, looks(9).table[:, :3], 0.2, None)
+    monkeypatch.setattr("pardec.samplers.kernels.transport._GATHERED", 60)
+    parts = moved(draft, p, looks(9).table[:, :3], 0.2, None)
+    assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
+
+
+def test_more_is_accepted_and_told() -> None:
+    model, given = toy_ar(2, 40, 0.9), [[1, 2, 1, 2]] * 20
+
+    def decoded(rule: str) -> tuple[int, Sequence[float]]:
+        done = run(model, f"sjd:window=8+{rule}", given, 24, temperature=1.0)
+        return sum(done.nfe), done.deviation
+
+    plain, _ = decoded("speculative")
+    principled, bounds = decoded("lantern:k=39,delta=0.3")
+    published, none = decoded("lantern:k=39,delta=0.3,mode=reference")
+    assert published < principled < plain
+    assert 0 < min(bounds) <= max(bounds) <= 0.3 * 24
+    assert none == ()
+
+
+def test_the_codebook_says_who_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the codes in pairs each token's nearest is its twin, whatever the embeddings are."""
+    model, seen, accept = toy_ar(2, 6), [], Lantern.accept
+
+    def watched(self: Lantern, draft: Draft, laws: Laws, chances: Chances, state: Looks) -> Verdict:
+        seen.append(state.table)
+        return accept(self, draft, laws, chances, state)
+
+    monkeypatch.setattr(Lantern, "accept", watched)
+    codes = torch.tensor([[0.0], [5.0], [0.1], [5.1], [9.0], [9.1]])
+    monkeypatch.setattr(LanguageModel, "codebook", codes)
+    run(model, "sjd+lantern:k=1,mode=reference", [[1, 2], [3]], [2, 6], temperature=1.0)
+    assert all(table[:, 0].tolist() == [2, 3, 0, 1, 5, 4] for table in seen), "also when a row has left"
+    assert seen[0].shape == (6, 2)
+    monkeypatch.setattr(LanguageModel, "codebook", codes[:5])
+    with pytest.raises(ModelError, match="toy has a codebook of 5 rows and 6 ids"):
+        run(model, "sjd+lantern", [[1, 2]], 4, temperature=1.0)
+
+
+def test_bad_parameters_are_refused() -> None:
+    with pytest.raises(SpecError, match="lantern: k must be at least 0, got -1"):
+        Lantern(-1)
+    for delta in (-0.1, 2.0, float("nan")):
+        with pytest.raises(SpecError, match=r"lantern: delta is a probability in \[0, 1\], got"):
+            Lantern(delta=delta)
+    with pytest.raises(SpecError, match="lantern: ratio must be at least 1, got 0.5"):
+        Lantern(ratio=0.5)

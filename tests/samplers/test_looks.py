@@ -1,0 +1,156 @@
+"""The neighbours that `lantern` prepares: which they are, and how they are saved and found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.models.errors import ModelError
+from pardec.samplers.acceptance import _looks
+from tests.samplers.ar_toys import toy_ar
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def counted(monkeypatch: Patch, tmp_path: Path) -> list[int]:
+    """Says how many rows each search went over; the cache is `tmp_path`, and nothing is remembered."""
+    calls, found = list[int](), _looks.nearest
+
+    def nearest(table: Tensor, k: int) -> Tensor:
+        calls.append(len(table))
+        return found(table, k)
+
+    monkeypatch.setattr(_looks, "nearest", nearest)
+    monkeypatch.setenv("PARDEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(_looks, "_prepared", {})
+    return calls
+
+
+def table(size: int = 12, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.RandomState(seed).normal(size=(size, 3))).float()
+
+
+def forget() -> None:
+    _looks._prepared.clear()
+
+
+def test_the_nearest_come_first_and_equal_ones_by_id() -> None:
+    """On a line at 0, 1, 3, 3.5 and 1 again: tokens 1 and 4 look the same."""
+    line = torch.tensor([[0.0], [1.0], [3.0], [3.5], [1.0]]) + 1000
+    assert _looks.nearest(line, 4).tolist() == [
+        [1, 4, 2, 3],
+        [4, 0, 2, 3],
+        [3, 1, 4, 0],
+        [2, 1, 4, 0],
+        [1, 0, 2, 3],
+    ]
+    assert _looks.nearest(line, 2).shape == (5, 2)
+    assert _looks.nearest(line, 2).dtype == torch.int32
+
+
+def test_many_rows_are_searched_in_parts(monkeypatch: Patch) -> None:
+    """Never V x V distances at once, and no other neighbours."""
+    whole = _looks.nearest(table(40), 7)
+    full = torch.cdist(table(40), table(40)).fill_diagonal_(torch.inf).argsort(dim=1)[:, :7]
+    assert whole.tolist() == full.tolist()
+    monkeypatch.setattr(_looks, "_DISTANCES", 100)
+    sizes, sort = [], Tensor.argsort
+    monkeypatch.setattr(Tensor, "argsort", lambda self, **how: sizes.append(self.numel()) or sort(self, **how))
+    assert torch.equal(_looks.nearest(table(40), 7), whole)
+    assert max(sizes) <= 100
+
+
+def test_they_are_found_once_and_saved_under_the_table_and_k(counted: list[int], tmp_path: Path) -> None:
+    first = _looks.neighbours(table(), 4)
+    assert first.tolist() == _looks.nearest(table(), 4).tolist()
+    counted.clear()
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [f"neighbours-{_looks.digest(table())[:32]}-4.safetensors"]
+    assert torch.equal(_looks.neighbours(table(), 4), first)  # remembered
+    forget()
+    assert torch.equal(_looks.neighbours(table(), 4), first)  # read
+    assert counted == []
+    _looks.neighbours(table(), 5)
+    _looks.neighbours(table(seed=1), 4)
+    assert counted == [12, 12]
+    assert len(list(tmp_path.iterdir())) == 3
+    assert len(_looks._prepared) == 2  # the oldest is forgotten
+    assert _looks.neighbours(table(), 1000).shape == (12, 11)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "another", "folder"])
+def test_a_damaged_file_is_prepared_again(counted: list[int], tmp_path: Path, damage: str) -> None:
+    first = _looks.neighbours(table(), 4)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    if damage == "another":
+        _looks.neighbours(table(9), 4)
+        (other,) = (path for path in tmp_path.iterdir() if path != file)
+        file.write_bytes(other.read_bytes())
+    elif damage == "folder":
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes(
+            {
+                "cut": whole[:-5],
+                "flipped": whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:],
+                "empty": b"",
+                "text": b"neighbours",
+            }[damage]
+        )
+    forget()
+    counted.clear()
+    assert torch.equal(_looks.neighbours(table(), 4), first)
+    assert counted == [12]
+    if damage != "folder":
+        assert file.read_bytes() == whole
+        forget()
+        _looks.neighbours(table(), 4)
+        assert counted == [12]
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(counted: list[int], tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nothing")):
+        monkeypatch.setenv("PARDEC_CACHE", str(place))
+        forget()
+        assert _looks.neighbours(table(), 4).shape == (12, 4)
+    assert counted == [12, 12, 12]
+
+
+def test_a_write_that_fails_leaves_nothing_behind(counted: list[int], tmp_path: Path, monkeypatch: Patch) -> None:
+    def broken(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+        Path(path).write_bytes(b"half of")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(_looks, "save_file", broken)
+    _looks.neighbours(table(), 4)
+    assert counted == [12]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_they_are_saved(monkeypatch: Patch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PARDEC_CACHE", "~/own")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/shared")
+    assert _looks.cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("PARDEC_CACHE")
+    assert _looks.cache_folder() == Path("/shared/pardec")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert _looks.cache_folder() == tmp_path / ".cache" / "pardec"
+
+
+def test_models_without_a_codebook_look_like_their_embeddings() -> None:
+    model = toy_ar(2, 6)
+    assert _looks.appearance(model) is model.decoder.embedding
+    model.vocab_size = 5  # rows that stand for no id
+    assert torch.equal(_looks.appearance(model), model.decoder.embedding[:5])
+    model.vocab_size = 7
+    with pytest.raises(ModelError, match="toy has input embeddings of 6 rows and 7 ids"):
+        _looks.appearance(model)
