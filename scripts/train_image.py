@@ -1,6 +1,8 @@
 """Train the embedded image models, seeded and resumable, on a CPU core or a GPU.
 
-    python scripts/train_image.py --model tiny-vq --minutes 40
+    python scripts/train_image.py --model tiny-vq --steps 4000
+    python scripts/train_image.py --model tiny-llamagen --minutes 180 --batch 32 --lr 3e-3
+    python scripts/train_image.py --model tiny-llamagen-draft --minutes 15 --teacher models/embedded/tiny-llamagen
 
 The state lies in runs/<model>/ and a run that finds one goes on from it; --fresh starts over. The weights exported
 are a moving average over steps, rounded to 16 bit, and they are what the card's figures were measured with.
@@ -19,9 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from image_training.drawer import DrawerRun  # noqa: E402
 from image_training.export import SUMMARY  # noqa: E402
-from image_training.loop import Run  # noqa: E402
 from image_training.options import Options  # noqa: E402
+from image_training.run import Training  # noqa: E402
+from image_training.tokenizer import TokenizerRun  # noqa: E402
 
 
 def sizes(text: str) -> dict[str, object]:
@@ -45,6 +49,9 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--out", type=Path, help="export folder (default models/embedded/<model>)")
     parser.add_argument("--state", type=Path, help="folder of state and log (default runs/<model>)")
     parser.add_argument("--fresh", action="store_true", help="start over though there is a state")
+    parser.add_argument("--chunks", type=int, default=40, help="of 2048 pictures, that a model of pictures learns from")
+    parser.add_argument("--corpus", type=Path, help="folder of these, where other runs made them already")
+    parser.add_argument("--teacher", type=Path, help="exported model of pictures whose laws are learned too")
     parser.add_argument("--shape", default="", help="changed sizes, e.g. codebook_size=512,ch_mult=1-2-2")
     given = parser.parse_args(argv)
     if (given.minutes is None) == (given.steps is None):
@@ -56,7 +63,8 @@ def options(argv: list[str] | None = None) -> Options:
 
 
 def main(argv: list[str] | None = None) -> None:
-    run = Run(options(argv))
+    given = options(argv)
+    run: Training = TokenizerRun(given) if given.model == "tiny-vq" else DrawerRun(given)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: run.stop())
     started = time.monotonic()

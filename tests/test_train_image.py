@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from image_training import codebook, data, loop  # noqa: E402
+from image_training import codebook, data, run, tokenizer  # noqa: E402
 from image_training.evaluate import reconstruction  # noqa: E402
-from image_training.loop import Run  # noqa: E402
+from image_training.tokenizer import TokenizerRun  # noqa: E402
 from train_image import options  # noqa: E402
 
 from pardec.models.vision.vq import VQ, to_pixels  # noqa: E402
@@ -33,15 +33,15 @@ SMALL = "codebook_size=16,z_channels=8,ch_mult=1-1-1"
 @pytest.fixture(autouse=True)
 def early_codebook(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes from the third step on, and dead ones looked for at every second."""
-    monkeypatch.setattr(loop, "PLAIN", 2)
-    monkeypatch.setattr(loop, "GATHER", 2)
+    monkeypatch.setattr(tokenizer, "PLAIN", 2)
+    monkeypatch.setattr(tokenizer, "GATHER", 2)
     monkeypatch.setattr(codebook, "EVERY", 2)
 
 
-def made(folder: Path, steps: int, state: str = "state") -> Run:
+def made(folder: Path, steps: int, state: str = "state") -> TokenizerRun:
     where = ["--out", str(folder / "out"), "--state", str(folder / state), "--device", "cpu"]
     size = ["--steps", str(steps), "--batch", "2", "--pictures", "3", "--shape", SMALL]
-    return Run(options(["--model", "tiny-vq", *size, *where]))
+    return TokenizerRun(options(["--model", "tiny-vq", *size, *where]))
 
 
 def test_it_exports_what_it_measured_in_the_published_format(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, monkeypat
         part = made(tmp_path, 7, state=f"parts-{at}")
         take = part.take
 
-        def take_then_stop(part: Run = part, take=take, at: int = at) -> float:  # type: ignore[no-untyped-def]
+        def take_then_stop(part: TokenizerRun = part, take=take, at: int = at) -> torch.Tensor:  # type: ignore[no-untyped-def]
             if part.step == at:
                 part.stop()
             return take()  # type: ignore[no-any-return]
@@ -90,24 +90,24 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, monkeypat
 
 
 def test_a_run_learns_two_pictures_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "WARMUP", 5)
-    run = made(tmp_path, 60)
-    pictures = run.pictures(0)
-    run.pictures = lambda step: pictures  # type: ignore[method-assign]
-    losses = [run.take() for _ in range(35)]
+    monkeypatch.setattr(run, "WARMUP", 5)
+    made_run = made(tmp_path, 60)
+    pictures = made_run.pictures(0)
+    made_run.pictures = lambda step: pictures  # type: ignore[method-assign]
+    losses = [made_run.advance() for _ in range(35)]
     assert losses[-1] < 0.25 * losses[0]
-    assert torch.equal(run.model.codebook.weight, F.normalize(run.codes.total, dim=1))
+    assert torch.equal(made_run.model.codebook.weight, F.normalize(made_run.codes.total, dim=1))
 
 
 def test_the_pictures_error_reaches_the_encoder_through_the_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "COMMIT", 0.0)
+    monkeypatch.setattr(tokenizer, "COMMIT", 0.0)
     run = made(tmp_path, 9)
     reached: list[float] = []
     run.model.encoder.conv_in.weight.register_hook(lambda gradient: reached.append(float(gradient.norm())))
     for _ in range(4):
-        run.take()
+        run.advance()
     assert len(reached) == 4
     assert min(reached) > 1e-6
 

@@ -30,10 +30,10 @@ class Averages:
         self.count = torch.ones(len(rows), device=rows.device)  # [codes]
         self.total = rows.clone()  # [codes, C]
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         return {"count": self.count, "total": self.total}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.count, self.total = state["count"].clone(), state["total"].clone()
 
     def update(self, features: Tensor, codes: Tensor) -> Tensor:

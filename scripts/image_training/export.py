@@ -13,7 +13,11 @@ from pardec.models.vision.vq_files import save_vq
 
 __all__ = ["SUMMARY", "export", "rounded"]
 
-SUMMARY = {"tiny-vq": "An image tokenizer for the package's own pictures of coloured shapes, in LlamaGen's VQ format."}
+SUMMARY = {
+    "tiny-vq": "An image tokenizer for the package's own pictures of coloured shapes, in LlamaGen's VQ format.",
+    "tiny-llamagen": "Draws the package's own pictures of coloured shapes from captions, in LlamaGen's format.",
+    "tiny-llamagen-draft": "A small model of pictures that drafts for tiny-llamagen, in LlamaGen's format.",
+}
 
 
 def export(folder: Path, model: VQ, card: dict[str, Any]) -> None:

@@ -24,3 +24,6 @@ class Options:
     state: Path
     fresh: bool
     shape: dict[str, object]
+    teacher: Path | None = None
+    corpus: Path | None = None
+    chunks: int = 40

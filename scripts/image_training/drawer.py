@@ -1,0 +1,144 @@
+"""How a model of pictures is trained: captions and codes, guidance by captions left out, evaluation, card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from image_training import words
+from image_training.corpus import GROUND, Batch, Corpus
+from image_training.drawn import drawn_right
+from image_training.export import SUMMARY, rounded
+from image_training.export_drawer import export, loaded
+from image_training.network import Drawer, text_encoder
+from image_training.options import Options
+from image_training.run import AVERAGE, Training, device_of
+from pardec.models.vision.vq_files import load_vq
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny-llamagen": {"dim": 192, "n_layer": 6, "n_head": 6, "ffn_hidden": 512},
+    "tiny-llamagen-draft": {"dim": 96, "n_layer": 2, "n_head": 3, "ffn_hidden": 256},
+}
+TOKENIZER = "tiny-vq"
+FEATURES, READING = 128, 2  # width and layers of the text encoder
+UNSAID = 0.1  # share of the captions that are left out
+NAMING = 0.2  # weight of the loss that names what the next cell shows
+
+
+class DrawerRun(Training):
+    """Trains a model of pictures; with a teacher, on its codes' laws beside the codes, and with its text encoder."""
+
+    def __init__(self, options: Options) -> None:
+        device = device_of(options)
+        vq = load_vq(TOKENIZER).to(device)
+        side = 48 // vq.shape.downsample
+        self.config: dict[str, Any] = {
+            "model_type": "llamagen",
+            "gpt_type": "t2i",
+            "vocab_size": vq.shape.codebook_size,
+            "block_size": side * side,
+            "cls_token_num": words.PLACES_OF_A_CAPTION,
+            "caption_dim": FEATURES,
+            "norm_eps": 1e-5,
+            "rope_base": 10000,
+            "image_tokenizer": TOKENIZER,
+            **SHAPES[options.model],
+            **options.shape,
+        }
+        self.taught_by = loaded(options.teacher) if options.teacher else None
+        reader = text_encoder(len(words.vocabulary()), FEATURES, READING, words.PLACES_OF_A_CAPTION, words.PAD)
+        parts = {"drawer": Drawer(self.config), "namer": nn.Linear(self.config["dim"], GROUND + 1)}
+        if self.taught_by is None:
+            parts["reader"] = reader
+        model = nn.ModuleDict(parts).to(device)
+        super().__init__(options, model)
+        self.reader = reader if self.taught_by is None else self.taught_by["reader"].to(device)
+        self.optimizers = _optimizers(model, options.lr)
+        corpus = options.corpus or options.state / "corpus"
+        self.corpus = Corpus(corpus, vq, seed=options.seed, chunks=options.chunks)
+        self.restore()
+
+    def parts(self) -> dict[str, Any]:
+        return {f"optimizer {number}": optimizer for number, optimizer in enumerate(self.optimizers)}
+
+    def take(self) -> Tensor:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.o.lr * self.rate()
+        loss, told = self.loss_of(self.corpus.batch(self.step, self.o.batch))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return told
+
+    def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What is minimised, and of it the cross entropy of the codes in nats."""
+        captions, codes, shown = (each.to(self.device) for each in (batch.captions, batch.codes, batch.shown))
+        left_out = (torch.rand(len(codes), 1, 1, generator=self.noise()) < UNSAID).to(self.device)
+        known = captions != words.PAD
+        drawer = self.model["drawer"]
+        with torch.autocast(self.device.type, torch.bfloat16):
+            with torch.set_grad_enabled(self.taught_by is None):
+                read = self.reader(input_ids=captions, attention_mask=known.long()).last_hidden_state
+            features, places = words.right_aligned(read, known)
+            given = torch.where(left_out, drawer.cls_embedding.uncond_embedding.to(features.dtype), features)
+            states = drawer.states(given, places, codes)
+            logits, named = drawer.output(states), self.model["namer"](states)
+        flat = logits.float().flatten(0, 1)
+        told = F.cross_entropy(flat, codes.flatten())
+        loss = told + NAMING * F.cross_entropy(named.float().flatten(0, 1), shown.flatten())
+        if self.taught_by is not None:
+            teacher = self.taught_by["drawer"]
+            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
+                unsaid = teacher.cls_embedding.uncond_embedding.to(features.dtype)
+                laws = teacher.output(teacher.states(torch.where(left_out, unsaid, features), places, codes))
+            loss = 0.5 * loss + F.cross_entropy(flat, laws.float().softmax(-1).flatten(0, 1))
+        return loss, told.detach()
+
+    # -- what comes out ----------------------------------------------------------------------------------------
+
+    def evaluate(self, final: bool) -> dict[str, Any]:
+        weights = {key: value.float() for key, value in rounded(self.average).items()}
+        export(self.o.out, self.config, weights, self.card({}))
+        count = self.o.pictures if final else max(1, self.o.pictures // 4)
+        found = drawn_right(self.o.out, count)
+        self.curve.append({**self.point(), "right": found["right"], "one": found["one"]})
+        export(self.o.out, self.config, weights, self.card(found))
+        return found
+
+    def card(self, found: dict[str, Any]) -> dict[str, Any]:
+        recipe = {
+            "script": "scripts/train_image.py",
+            "data": f"{self.o.chunks * self.corpus.size} pictures of captions of the train split, as {TOKENIZER} codes",
+            "pictures a step": self.o.batch,
+            "steps": self.step,
+            "pictures seen": self.step * self.o.batch,
+            "captions": f"read by a text encoder of {READING} layers"
+            + (", trained along" if self.taught_by is None else ", the teacher's")
+            + f"; {UNSAID:.0%} are left out, for guidance",
+            "loss": f"cross entropy of the next code + {NAMING:g} of the colour that its cell shows (training only)"
+            + ("" if self.o.teacher is None else f"; half of it, and the cross entropy to {self.o.teacher.name}'s law"),
+            "optimizer": f"Muon for the layers, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
+            "seconds": round(self.seconds),
+            "device": self.device.type,
+            "precision": "float32 weights, bfloat16 products",
+            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
+            "seed": self.o.seed,
+        }
+        size = sum(value.numel() for name, value in self.model.named_parameters() if not name.startswith("namer."))
+        head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
+        return {**head, "captions": found, "curve": self.curve}
+
+
+def _optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of layers, AdamW for the rest."""
+    matrices = [value for name, value in model.named_parameters() if value.ndim == 2 and "layer" in name]
+    inside = {id(value) for value in matrices}
+    rest = [value for value in model.parameters() if id(value) not in inside]
+    muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)]

@@ -1,0 +1,78 @@
+"""Write a trained model of pictures in LlamaGen's format, with its text encoder and a card; read one back to teach."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from text_training.export import items, write_pages
+from torch import Tensor, nn
+
+from image_training import words
+from image_training.network import Drawer, text_encoder
+from pardec.models.quiet import quiet
+
+DEFAULTS = {"temperature": 1.0, "top_k": 64, "cfg": 2.0}  # what its pictures are drawn with where nothing is said
+
+
+def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], card: dict[str, Any]) -> None:
+    """Write the folder; `weights` of the whole network, rounded to 16 bit already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = _part(weights, "drawer")
+    save_file({name: value.bfloat16().contiguous() for name, value in own.items()}, folder / "model.safetensors")
+    reads = _part(weights, "reader")
+    said = dict(config) if reads else {**config, "text_encoder": "tiny-llamagen"}
+    (folder / "config.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    (folder / "generation_config.json").write_text(json.dumps(DEFAULTS, indent=1) + "\n", encoding="utf-8")
+    if reads:
+        encoder = _reader(config)
+        encoder.load_state_dict(reads)
+        with quiet():
+            encoder.to(torch.bfloat16).save_pretrained(folder / "text_encoder")
+            words.tokenizer().save_pretrained(folder / "text_encoder")
+    write_pages(folder, card, _readme(card))
+
+
+def loaded(folder: Path) -> dict[str, nn.Module]:
+    """The parts of an exported model, as a teacher: no gradients."""
+    from transformers import BertModel
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    drawer = Drawer(config)
+    state = load_file(folder / "model.safetensors")
+    drawer.load_state_dict({name: value.float() for name, value in state.items()})
+    with quiet():
+        reader = BertModel.from_pretrained(folder / "text_encoder", add_pooling_layer=False, dtype=torch.float32)
+    return {name: part.eval().requires_grad_(False) for name, part in (("drawer", drawer), ("reader", reader))}
+
+
+def _reader(config: dict[str, Any]) -> Any:
+    return text_encoder(len(words.vocabulary()), config["caption_dim"], 2, config["cls_token_num"], words.PAD)
+
+
+def _part(weights: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key.removeprefix(name + "."): value for key, value in weights.items() if key.startswith(name + ".")}
+
+
+def _readme(card: dict[str, Any]) -> str:
+    found = card["captions"]
+    lines = [f"# {card['name']}", "", card["summary"], "", "## Measured", ""]
+    if found:
+        lines += [f"Pictures of held-out captions ({found['settings']}), with these very weights, read back.", ""]
+        lines += [
+            "| pictures | captions fully right | of one thing | of two | FID (own features) |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {found['pictures']} | {found['right']:.1%} ({found['right_from']:.1%} to {found['right_to']:.1%}) "
+            f"| {found['one']:.1%} of {found['ones']} | {found['two']:.1%} of {found['twos']} | {found['distance']} |"
+        ]
+    lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
+    lines += ["| seconds | step | loss | captions right | of one thing |", "|---|---|---|---|---|"]
+    for point in card["curve"]:
+        shown = (f"{point['seconds']:.0f}", point["step"], f"{point['loss']:.3f}", f"{point['right']:.1%}")
+        lines.append(f"| {' | '.join(map(str, shown))} | {point['one']:.1%} |")
+    return "\n".join(lines)

@@ -1,0 +1,51 @@
+"""The words of captions: a tokenizer of whole words, and captions as rows of ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pardec.pictures.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, SIZES
+
+PLACES_OF_A_CAPTION = 16  # the longest has 12 words
+PAD = 0
+
+
+def vocabulary() -> dict[str, int]:
+    """Every word that a caption may have; 0 is padding."""
+    phrases = [*PLACES, *RELATIONS, *SIZES, *COLOURS, *SHAPES, *BACKGROUNDS, "a", "on"]
+    words = dict.fromkeys(word for phrase in phrases for word in phrase.split())
+    return {"<pad>": PAD} | {word: number for number, word in enumerate(words, PAD + 1)}
+
+
+def tokenizer() -> Any:
+    """A tokenizer of transformers. It has no token for other words: they cannot be read."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.WordLevel(vocabulary()))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", model_max_length=PLACES_OF_A_CAPTION, padding_side="right"
+    )
+
+
+def ids(captions: list[str]) -> Tensor:
+    """[B, 16] int64, padding behind each caption."""
+    known = vocabulary()
+    rows = torch.full((len(captions), PLACES_OF_A_CAPTION), PAD)
+    for row, caption in enumerate(captions):
+        words = [known[word] for word in caption.lower().split()]
+        rows[row, : len(words)] = torch.tensor(words)
+    return rows
+
+
+def right_aligned(values: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """`values` [B, P, D] and `known` [B, P] bool, whose padding stands last, with the padding first."""
+    places = known.shape[1]
+    source = torch.arange(places, device=known.device) - (places - known.sum(1, keepdim=True))
+    taken = values.gather(1, source.clamp(min=0)[..., None].expand_as(values))
+    return taken, source >= 0
