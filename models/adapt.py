@@ -1,7 +1,8 @@
-"""Loading a transformers causal LM as a `LanguageModel`, when no native family takes it."""
+"""Loading a model of transformers as a `LanguageModel`, when no native family takes it: causal LMs, and `PICTURES`."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from .quiet import quiet
 from .sources import Source, read_json
 from .tokenizers import load_tokenizer
 from .weights import inspect, weight_files
+
+# Models of pictures by their model_type: module and function that are given the `Source`, before weights are read, and
+# give back what makes the `Parts` to run and the `Imaging` of the library's model.
+PICTURES = {"janus": "pardec.models.vision.janus:prepare"}
 
 
 def load_adapter(
@@ -30,26 +35,32 @@ def load_adapter(
 
     Raises ModelError for what cannot be run faithfully.
     """
-    from .hf_adapter import HFAdapter
+    from .hf_adapter import HFAdapter, Parts
 
+    opened = None
+    if where := PICTURES.get(str(config.get("model_type"))):
+        if device_map is not None:
+            raise ModelError(
+                f"{source.name} draws pictures, and device_map spreads models of text",
+                'name one device in its place: device="cuda"',
+            )
+        module, _, function = where.partition(":")
+        opened = getattr(import_module(module), function)(source)
     published = inspect(weight_files(source.folder))
     kind, kind_reason = choose_dtype(dtype, device, stored_dtype(published))
     placed = device_map if device_map is not None else {"": device}
-    model = guarded(source.name, lambda: _pretrained(source, kind, placed), published, kind)
-    adapter = HFAdapter(model, source.name)
-    generation = read_json(source.folder / "generation_config.json")
-    tokenizer = load_tokenizer(source.tokenizer)
-    flat = {**config, **model.config.get_text_config(decoder=True).to_dict()}
-    ends = end_ids(flat, generation, adapter.vocab)
-    facts = Facts(
-        mask_id=None,
-        eos_ids=tuple(ends),
-        pad_id=pad_id(flat, generation, tokenizer, ends),
-        bos_id=flat.get("bos_token_id"),
-        shift=1,
-        attention="causal",
+    model = guarded(
+        source.name, lambda: _pretrained(source, kind, placed, pictures=opened is not None), published, kind
     )
-    where = f"on {adapter.device} ({reason})" if device_map is None else "spread by device_map"
+    parts, imaging = opened(model) if opened else (Parts.causal(model), None)
+    adapter = HFAdapter(model, source.name, parts)
+    flat = {**config, **model.config.get_text_config(decoder=True).to_dict()}
+    if imaging is None:
+        tokenizer = load_tokenizer(source.tokenizer)
+        facts = _facts(flat, read_json(source.folder / "generation_config.json"), tokenizer, adapter.vocab)
+    else:  # what its files say of ids is said of its text
+        tokenizer, facts = None, Facts(mask_id=None, eos_ids=(), pad_id=0, bos_id=None, shift=1, attention="causal")
+    place = f"on {adapter.device} ({reason})" if device_map is None else "spread by device_map"
     return LanguageModel(
         decoder=adapter,
         facts=facts,
@@ -62,19 +73,32 @@ def load_adapter(
         dtype=kind,
         vocab_size=adapter.vocab,
         layers=adapter.layers,
-        width=int(model.get_input_embeddings().weight.shape[1]),
+        width=int(adapter.embedding.shape[1]),
         max_positions=flat.get("max_position_embeddings"),
         limit=adapter.limit,
-        choice=f"{where}, {short(kind)} ({kind_reason}); {why}",
+        choice=f"{place}, {short(kind)} ({kind_reason}); {why}",
+        imaging=imaging,
     )
 
 
-def _pretrained(source: Source, dtype: torch.dtype, device_map: Any) -> Any:
-    from transformers import AutoModelForCausalLM
+def _facts(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, vocab: int) -> Facts:
+    ends = end_ids(config, generation, vocab)
+    return Facts(
+        mask_id=None,
+        eos_ids=tuple(ends),
+        pad_id=pad_id(config, generation, tokenizer, ends),
+        bos_id=config.get("bos_token_id"),
+        shift=1,
+        attention="causal",
+    )
+
+
+def _pretrained(source: Source, dtype: torch.dtype, device_map: Any, *, pictures: bool) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
         with quiet():
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = (AutoModelForImageTextToText if pictures else AutoModelForCausalLM).from_pretrained(
                 source.folder,
                 dtype=dtype,
                 device_map=device_map,

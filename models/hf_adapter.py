@@ -7,84 +7,43 @@ over a position-addressed cache. Whether that gives the library's own logits is 
 from __future__ import annotations
 
 import inspect as introspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from .errors import ModelError, one_line
+from .hf_attention import ATTENTION, Running, running_forward
 from .hidden import Hidden
-from .kernels.attention import Sight, attend, look
-from .kv_cache import Address, KVCache
-from .plan import Plan, Visible, moved
-
-ATTENTION = "pardec"  # the name that pardec's attention is registered under
+from .kv_cache import KVCache
+from .plan import Plan, Visible
 
 
-@dataclass(slots=True)
-class _Running:
-    """The forward in progress, as the attention function needs it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What tokens of one vocabulary run through in a model of the library."""
 
-    plan: Plan
-    cache: KVCache | None
-    heads: dict[int, tuple[int, int]] = field(default_factory=dict)  # layer -> its key/value heads and their size
-    windows: set[int] = field(default_factory=set)
-    prepared: dict[torch.device, tuple[Plan, Sight, Address | None]] = field(default_factory=dict)
+    body: Any  # a library model: layers and final norm
+    embed: nn.Module  # ids [B, Q] to input states [B, Q, E]; its `weight` is [V, E]
+    head: nn.Module | None  # states [M, E] to logits [M, V]
+    vocab: int
+    own: Callable[[Tensor], Tensor]  # ids [B, Q] to logits [B, Q, V], as the library makes them
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> tuple[Plan, Sight, Address | None]:
-        if device not in self.prepared:
-            plan, cache = moved(self.plan, device), self.cache
-            extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
-            sight = look(plan, extent=extent, dtype=dtype, device=device)
-            self.prepared[device] = (plan, sight, cache.address(plan) if cache is not None else None)
-        return self.prepared[device]
-
-
-_running: ContextVar[_Running] = ContextVar("pardec_forward")
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,  # [B, H, Q, D]
-    key: Tensor,  # [B, K, Q, D]
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    **settings: Any,
-) -> tuple[Tensor, None]:
-    """pardec's attention under the signature of the library's."""
-    running = _running.get(None)
-    if running is None:
-        raise ModelError(
-            f"a {type(module).__name__} attends through pardec, and runs outside of a forward of pardec's",
-            "use another copy of the model, or one with a config of its own, while pardec decodes with this one",
+    @staticmethod
+    def causal(model: Any) -> Parts:
+        """Those of a causal LM."""
+        head = model.get_output_embeddings()
+        vocab = 0 if head is None else int(head.weight.shape[0])
+        return Parts(
+            model.base_model,
+            model.get_input_embeddings(),
+            head,
+            vocab,
+            lambda ids: cast(Tensor, model(input_ids=ids, use_cache=False).logits),
         )
-    for name in ("softcap", "s_aux", "position_bias", "indices"):
-        if settings.get(name) is not None:
-            raise ModelError(f"its attention uses {name}, which pardec's does not have")
-    layer = getattr(module, "layer_idx", None)
-    if layer is None or value.shape != key.shape:
-        raise ModelError("its attention layers are not numbered, or their keys and values differ in size")
-    if settings.get("sliding_window"):
-        running.windows.add(int(settings["sliding_window"]))
-    running.heads[layer] = (key.shape[1], key.shape[3])
-    plan, sight, address = running.on(query.device, query.dtype)
-    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    if scaling is not None:
-        q = q * (scaling * q.shape[-1] ** 0.5)
-    if running.cache is not None:
-        running.cache.write(layer, k, v, plan, address)
-        k, v = running.cache.k[layer], running.cache.v[layer]
-    return attend(q, k, v, sight), None
-
-
-AttentionInterface.register(ATTENTION, _attention)
 
 
 class HFAdapter:
@@ -93,20 +52,23 @@ class HFAdapter:
     `Plan.soft` is added to the library's input embeddings; `Plan.layers` and `Plan.skip` are refused.
     """
 
-    def __init__(self, model: Any, name: str) -> None:
-        """Raises ModelError, naming the model, if pardec's attention does not give the model's own logits."""
+    def __init__(self, model: Any, name: str, parts: Parts | None = None) -> None:
+        """Runs `parts` of the model, those of its text by default.
+
+        Raises ModelError, naming the model, if pardec's attention does not give the model's own logits.
+        """
         self.model = model
         self.name = name
         self.kv_heads = self.head_dim = 0
         self.limit: int | None = None
-        self._embed: nn.Module = model.get_input_embeddings()
-        self._head: nn.Module = model.get_output_embeddings()
+        self._parts = parts = Parts.causal(model) if parts is None else parts
+        self._body, self._embed, self._head = parts.body, parts.embed, parts.head
         self._text = model.config.get_text_config(decoder=True)
         self.layers = int(self._text.num_hidden_layers)
-        self.vocab = int(self._head.weight.shape[0]) if self._head is not None else 0
+        self.vocab = parts.vocab
         self._require()
         expected = self._own_logits()
-        model.set_attn_implementation(ATTENTION)
+        (model if parts.body is model.base_model else parts.body).set_attn_implementation(ATTENTION)
         with self._named():
             self._probe(expected)
 
@@ -150,26 +112,32 @@ class HFAdapter:
         place = getattr(hook, "execution_device", None)
         return torch.device(place) if place is not None else next(self._embed.parameters()).device
 
-    def _run(self, plan: Plan, cache: KVCache | None) -> tuple[Hidden, _Running]:
-        given: dict[str, Any] = {"input_ids": plan.tokens}
-        if plan.soft is not None:
-            given = {"inputs_embeds": self._embed(plan.tokens) + plan.soft}
-        running = _Running(plan, cache)
-        token = _running.set(running)
+    def _run(self, plan: Plan, cache: KVCache | None) -> tuple[Hidden, Running]:
+        running = Running(plan, cache)
+        token = running_forward.set(running)
         try:
-            out = self.model.base_model(
-                **given,
+            out = self._body(
+                **self._entering(plan),
                 position_ids=plan.positions.clamp(min=0),
                 use_cache=False,
                 output_hidden_states=bool(plan.hidden),
                 return_dict=True,
             )
         finally:
-            _running.reset(token)
+            running_forward.reset(token)
         taps = {layer: out.hidden_states[layer + 1] for layer in plan.hidden}
         return Hidden(plan, out.last_hidden_state, self._project, taps), running
 
+    def _entering(self, plan: Plan) -> dict[str, Tensor]:
+        """What goes in: ids where the library knows them, else states; where the token is -1, `Plan.soft` alone."""
+        if plan.soft is None:
+            own = self._embed is self._body.get_input_embeddings()
+            return {"input_ids": plan.tokens} if own else {"inputs_embeds": self._embed(plan.tokens)}
+        h = self._embed(plan.tokens.clamp(min=0)).masked_fill((plan.tokens < 0)[..., None], 0)
+        return {"inputs_embeds": h + plan.soft.to(h.dtype)}
+
     def _project(self, states: Tensor) -> Tensor:
+        assert self._head is not None, "a model without one is refused"
         logits: Tensor = self._head(states)
         if scale := getattr(self._text, "logit_scale", None):
             logits = logits * scale
@@ -185,9 +153,9 @@ class HFAdapter:
         foreign = kinds - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
         if foreign:
             raise self._refusal(f"it has layers of kind {', '.join(sorted(map(str, foreign)))}")
-        if not getattr(self.model, "_supports_attention_backend", False):
+        if not getattr(self._body, "_supports_attention_backend", False):
             raise self._refusal("its attention does not go through transformers' AttentionInterface")
-        if self._head is None or "position_ids" not in introspect.signature(self.model.base_model.forward).parameters:
+        if self._head is None or "position_ids" not in introspect.signature(self._body.forward).parameters:
             raise self._refusal("it takes no position_ids, or has no language-model head")
         if "chunked_attention" in kinds:
             self._lower_limit(getattr(self._text, "attention_chunk_size", None))
@@ -195,8 +163,9 @@ class HFAdapter:
         for entry in (scaling, *(value for value in scaling.values() if isinstance(value, dict))):
             if entry.get("rope_type") in ("dynamic", "longrope"):  # frequencies change past this length, for all rows
                 self._lower_limit(entry.get("original_max_position_embeddings") or self._text.max_position_embeddings)
-        for module in self.model.modules():
-            if isinstance(module, nn.Embedding) and module is not self._embed:  # learned positions end here
+        tables = (self._embed, self._body.get_input_embeddings())
+        for module in self._body.modules():
+            if isinstance(module, nn.Embedding) and module not in tables:  # learned positions end here
                 self._lower_limit(getattr(self._text, "max_position_embeddings", None))
 
     def _lower_limit(self, bound: int | None) -> None:
@@ -206,11 +175,9 @@ class HFAdapter:
     @torch.inference_mode()
     def _own_logits(self) -> Tensor:
         try:
-            out = self.model(input_ids=self._probe_ids(), use_cache=False)
+            return self._parts.own(self._probe_ids()).float()
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise self._refusal(f"its own forward fails: {one_line(error)}") from error
-        logits: Tensor = out.logits.float()
-        return logits
 
     def _probe_ids(self) -> Tensor:
         count = min(12, self.limit or 12)
@@ -243,9 +210,9 @@ class HFAdapter:
             parts.append(self._run(plan, cache)[0].logits())
         self._compare(torch.cat(parts, 1), expected, compared)
 
-    def _find_devices(self, running: _Running) -> dict[int, torch.device]:
+    def _find_devices(self, running: Running) -> dict[int, torch.device]:
         found = dict.fromkeys(range(self.layers), self.device)
-        for module in self.model.modules():
+        for module in self._body.modules():
             layer = getattr(module, "layer_idx", None)
             if layer in running.heads and hasattr(module, "_hf_hook"):
                 place = getattr(module._hf_hook, "execution_device", None)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import assemble
-from .adapt import load_adapter
+from .adapt import PICTURES, load_adapter
 from .catalog import embedded_names
 from .decoder import Decoder
 from .errors import ModelError
@@ -57,7 +57,8 @@ def load(
     spec, why = _recognise(config)
     place, place_reason = choose_device(device)
     if spec is None:
-        for name, value in (("mask_id", mask_id), ("block", block)):
+        refused = {"mask_id": mask_id, "block": block, "decoder": decoder, "text_encoder": text_encoder}
+        for name, value in refused.items():
             if value is not None:
                 raise ModelError(
                     f"{name}={value} was given, but {source.name} runs through transformers as an AR model ({why})"
@@ -67,7 +68,8 @@ def load(
         raise ModelError(
             f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from"
         )
-    tokenizer = load_tokenizer(source.tokenizer)
+    # The ids of a model of pictures are codes: a tokenizer beside its weights belongs to what reads its captions.
+    tokenizer = None if spec.imaging else load_tokenizer(source.tokenizer)
     shape = spec.decoder(config)
     generation = read_json(source.folder / "generation_config.json")
     facts = establish(spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block)
@@ -136,7 +138,7 @@ def _recognise(config: dict[str, Any]) -> tuple[FamilySpec | None, str]:
 def _known_to_transformers(model_type: str) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in PICTURES
 
 
 def _native(

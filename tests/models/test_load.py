@@ -219,7 +219,7 @@ def test_no_family_lists_the_families_and_the_adapter(tmp_path):
     _another_type(folder)
     with pytest.raises(ModelError) as error:
         load(folder)
-    assert "families: dimple, dream, llada, llama, qwen2, qwen3, sdar; other causal LMs" in str(error.value.hint)
+    assert "families: dimple, dream, llada, llama, llamagen, qwen2, qwen3, sdar; other causal LMs" in str(error.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from pardec.api import Model
-from pardec.models.hf_adapter import ATTENTION, HFAdapter
+from pardec.models.hf_adapter import HFAdapter
+from pardec.models.hf_attention import ATTENTION
 from pardec.models.language_model import Facts, LanguageModel
 
 _KEPT = "_pardec_view"  # the attribute of the model that holds pardec's view of it
