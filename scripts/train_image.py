@@ -22,10 +22,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from image_training.drawer import DrawerRun  # noqa: E402
+from image_training.drawn import drawn_right  # noqa: E402
 from image_training.export import SUMMARY  # noqa: E402
+from image_training.export_drawer import with_figures, write_card  # noqa: E402
 from image_training.options import Options  # noqa: E402
 from image_training.run import Training  # noqa: E402
 from image_training.tokenizer import TokenizerRun  # noqa: E402
+from text_training.loop import read_card  # noqa: E402
 
 
 def sizes(text: str) -> dict[str, object]:
@@ -48,13 +51,14 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="export folder (default models/embedded/<model>)")
     parser.add_argument("--state", type=Path, help="folder of state and log (default runs/<model>)")
+    parser.add_argument("--measure", action="store_true", help="train nothing: draw, read back, write the card anew")
     parser.add_argument("--fresh", action="store_true", help="start over though there is a state")
     parser.add_argument("--chunks", type=int, default=40, help="of 2048 pictures, that a model of pictures learns from")
     parser.add_argument("--corpus", type=Path, help="folder of these, where other runs made them already")
     parser.add_argument("--teacher", type=Path, help="exported model of pictures whose laws are learned too")
     parser.add_argument("--shape", default="", help="changed sizes, e.g. codebook_size=512,ch_mult=1-2-2")
     given = parser.parse_args(argv)
-    if (given.minutes is None) == (given.steps is None):
+    if not given.measure and (given.minutes is None) == (given.steps is None):
         parser.error("give one of --minutes and --steps")
     given.out = given.out or ROOT / "models" / "embedded" / given.model
     given.state = given.state or ROOT / "runs" / given.model
@@ -64,6 +68,10 @@ def options(argv: list[str] | None = None) -> Options:
 
 def main(argv: list[str] | None = None) -> None:
     given = options(argv)
+    if given.measure:
+        card = read_card(given.out)
+        write_card(given.out, with_figures(card, drawn_right(given.out, given.pictures)))
+        return
     run: Training = TokenizerRun(given) if given.model == "tiny-vq" else DrawerRun(given)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: run.stop())

@@ -12,7 +12,7 @@ from image_training import words
 from image_training.corpus import GROUND, Batch, Corpus
 from image_training.drawn import drawn_right
 from image_training.export import SUMMARY, rounded
-from image_training.export_drawer import export, loaded
+from image_training.export_drawer import export, loaded, with_figures
 from image_training.network import Drawer, text_encoder
 from image_training.options import Options
 from image_training.run import AVERAGE, Training, device_of
@@ -132,7 +132,7 @@ class DrawerRun(Training):
         }
         size = sum(value.numel() for name, value in self.model.named_parameters() if not name.startswith("namer."))
         head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
-        return {**head, "captions": found, "curve": self.curve}
+        return with_figures({**head, "curve": self.curve}, found)
 
 
 def _optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:

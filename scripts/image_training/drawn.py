@@ -25,10 +25,11 @@ def drawn_right(folder: Path, count: int) -> dict[str, Any]:
     imaging = model.language_model.imaging
     assert imaging is not None, "a model of pictures"
     settings = dict(imaging.defaults)
-    made = []
+    made, forwards = [], 0
     for start in range(0, count, TOGETHER):
         seeds = [SEED * 1_000_003 + row for row in range(start, min(start + TOGETHER, count))]
         result = model.generate(said[start : start + TOGETHER], sampler="sequential", seed=seeds, **settings)
+        forwards += sum(result.nfe)
         made += [np.asarray(picture) for picture in result.images or ()]
     pictures = np.stack(made)
     scores = score(pictures, said)
@@ -39,6 +40,7 @@ def drawn_right(folder: Path, count: int) -> dict[str, Any]:
     return {
         "pictures": count,
         "settings": ", ".join(f"{key} {value:g}" for key, value in settings.items()),
+        "forwards": forwards / count,
         "right": float(right.mean()),
         "right_from": low,
         "right_to": high,

@@ -36,6 +36,20 @@ def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], car
     write_pages(folder, card, _readme(card))
 
 
+def with_figures(card: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The card with what was measured of its pictures."""
+    accuracy = {}
+    if found:
+        counted = {"captions": found["pictures"]}
+        accuracy = {"sequential": {"problems": counted, "captions": found["right"], "captions_nfe": found["forwards"]}}
+    return {**card, "captions": found, "accuracy": accuracy}
+
+
+def write_card(folder: Path, card: dict[str, Any]) -> None:
+    """Writes a card and its page anew."""
+    write_pages(folder, card, _readme(card))
+
+
 def loaded(folder: Path) -> dict[str, nn.Module]:
     """The parts of an exported model, as a teacher: no gradients."""
     from transformers import BertModel

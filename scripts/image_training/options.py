@@ -27,3 +27,4 @@ class Options:
     teacher: Path | None = None
     corpus: Path | None = None
     chunks: int = 40
+    measure: bool = False
