@@ -203,6 +203,7 @@ def build(given: Picturing) -> LlamaGenImaging:
 
 
 def _encoder(given: Picturing, captions: Captions) -> TextEncoder | None:
+    """What reads captions. They are cleaned if `clean_captions` of the config says so; of the published, by default."""
     places, features = captions.uncond_embedding.shape
     beside = given.source.folder / "text_encoder"
     name = given.text_encoder or given.config.get("text_encoder")
@@ -214,7 +215,10 @@ def _encoder(given: Picturing, captions: Captions) -> TextEncoder | None:
         return None
     if name in embedded_names():
         name = str(EMBEDDED / name / "text_encoder")
-    return TextEncoder(name, most=places, device=given.device, dtype=given.dtype, offline=given.offline)
+    clean = given.config.get("clean_captions")
+    if clean is None:
+        clean = features == _T5[1]
+    return TextEncoder(name, most=places, device=given.device, dtype=given.dtype, offline=given.offline, clean=clean)
 
 
 def tokenizer_file(given: Picturing) -> Path | None:
