@@ -87,8 +87,19 @@ def nearest(table: Tensor, k: int) -> Tensor:
         own = torch.arange(start, min(start + count, len(rows)), device=rows.device)
         far = square - 2 * (rows[own] @ rows.T)  # the squared distance, less what is the same for the whole row
         far[own - start, own] = torch.inf
-        found.append(far.argsort(dim=1, stable=True)[:, :k].int())
+        found.append(_lowest(far, k).int())
     return torch.cat(found)
+
+
+def _lowest(values: Tensor, k: int) -> Tensor:
+    """[N, k]: where the k lowest of each row of `values` [N, V] stand, lowest first, of equal ones the first."""
+    if k == 0:
+        return torch.zeros(len(values), 0, dtype=torch.int64, device=values.device)
+    last = values.topk(k, dim=1, largest=False).values[:, -1:]
+    below, level = values < last, values == last
+    chosen = below | (level & (level.cumsum(1) <= k - below.sum(1, keepdim=True)))
+    places = chosen.nonzero()[:, 1].view(-1, k)
+    return places.gather(1, values.gather(1, places).argsort(dim=1, stable=True))
 
 
 def digest(table: Tensor) -> str:

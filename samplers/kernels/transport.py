@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -9,7 +11,8 @@ from torch.nn.functional import pad
 from pardec.samplers.rng import wide
 from pardec.samplers.verifying import Draft
 
-_GATHERED = 1 << 24  # numbers of a pass
+_DENSE = 1024  # ids up to which all pairs make one matrix
+_GATHERED = 1 << 24  # numbers of a pass, for more ids
 
 
 def moved(draft: Draft, p: Tensor, nearest: Tensor, delta: float, ratio: float | None) -> tuple[Tensor, Tensor]:
@@ -57,24 +60,49 @@ def _transport(room: Tensor, spare: Tensor, nearest: Tensor, delta: float) -> tu
     more than its room, and where more than `delta` would move, all take less alike.
     """
     takers = max(int((room > 0).sum(1).max()), 1)
-    count = max(_GATHERED // (takers * nearest.shape[1]), 1)
+    dense = nearest.shape[0] <= _DENSE
+    count = len(room) if dense else max(_GATHERED // (takers * nearest.shape[1]), 1)
     gain, mass = torch.zeros_like(room), torch.zeros_like(room[:, 0])
     for start in range(0, len(room), count):
         part = slice(start, start + count)
-        wish, ids = room[part].topk(takers)
-        near = nearest[ids].flatten(1).long()  # [n, takers * K]
-        wide_wish = wish[..., None].expand(-1, -1, nearest.shape[1])
-        asked = torch.zeros_like(room[part]).scatter_add_(1, near, wide_wish.flatten(1))
+        wish = room[part]
+        to_givers, to_takers = _matrix(wish, nearest) if dense else _gathers(wish, nearest, takers)
+        asked = to_givers(wish)
         share = torch.where(asked > 0, spare[part] / asked, 0)  # of each wish a token could grant
-        granted = share.gather(1, near).view_as(wide_wish).sum(-1)
-        kept = torch.where(granted > 1, 1 / granted, 1)
-        taken = wish * granted * kept
+        granted = to_takers(share)
+        kept = wish * torch.where(granted > 1, 1 / granted, 1)
+        taken = kept * granted
         total = taken.sum(1, keepdim=True)
         scale = torch.where(total > delta, delta / total, 1)
-        paid = torch.zeros_like(asked).scatter_add_(1, near, (wish * kept)[..., None].expand_as(wide_wish).flatten(1))
-        gain[part] = (-scale * share * paid).scatter_add_(1, ids, scale * taken)
+        gain[part] = scale * (taken - share * to_givers(kept))
         mass[part] = (scale * total)[:, 0]
     return gain, mass
+
+
+Sums = Callable[[Tensor], Tensor]  # [N, V] -> [N, V]
+
+
+def _matrix(wish: Tensor, nearest: Tensor) -> tuple[Sums, Sums]:
+    """For each token the sum over those it is a neighbour of, and over its neighbours."""
+    beside = wish.new_zeros(len(nearest), len(nearest)).scatter_(1, nearest.long(), 1)
+    return lambda values: values @ beside, lambda values: values @ beside.T
+
+
+def _gathers(wish: Tensor, nearest: Tensor, takers: int) -> tuple[Sums, Sums]:
+    """The same where a matrix of all pairs is too large, over the `takers` tokens alone that have a `wish` [N, V]."""
+    ids = wish.topk(takers).indices
+    near = nearest[ids].long()  # [N, takers, K]
+    places = near.flatten(1)
+
+    def to_givers(values: Tensor) -> Tensor:
+        each = values.gather(1, ids)[..., None].expand_as(near)
+        return torch.zeros_like(values).scatter_add_(1, places, each.flatten(1))
+
+    def to_takers(values: Tensor) -> Tensor:
+        found = values.gather(1, places).view_as(near).sum(-1)
+        return torch.zeros_like(values).scatter_(1, ids, found)
+
+    return to_givers, to_takers
 
 
 def _points(draft: Draft) -> Tensor:

@@ -88,8 +88,11 @@ def test_trees_and_chains_follow_the_naive_rule(points: int, mode: Mode) -> None
         def test(law: np.ndarray, node: Node, above: int) -> naive.Test:
             members = naive.group(law, raw[0, above].numpy(), node.token, table.numpy(), size, 0.2, 0.5)  # noqa: B023
             used.add(len(members))
-            return naive.grouped(law, node, members, reference=mode == "reference")
+            chance, left = naive.grouped(law, node, members, reference=mode == "reference")
+            gaps.append(abs(chance - naive.grouped(law, node, set(), reference=True)[0]))  # noqa: B023
+            return chance, left
 
+        gaps: list[float] = []
         true = naive.in_turn(nodes, p.numpy()[0], lambda node: float(uniforms[0, node]), test)  # noqa: B023
         law = Laws(raw, p.log(), greedy=False)
         in_order = InOrder([float(uniforms[0, node]) for node in true.tested])
@@ -99,6 +102,8 @@ def test_trees_and_chains_follow_the_naive_rule(points: int, mode: Mode) -> None
             assert made.tested is not None
             assert made.tested[0].nonzero()[:, 0].tolist() == sorted(true.tested)
             np.testing.assert_allclose(chances.left[0].numpy(), true.law, atol=1e-9)
+            assert made.deviation is not None
+            assert float(made.deviation) == pytest.approx(sum(gaps))
     assert {0, 1, 2, 3} <= used
 
 
