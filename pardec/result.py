@@ -90,9 +90,9 @@ class Result:
     @property
     def acceptance_length(self) -> float | None:
         """Tokens gained per round of the verify loop, the next token included, and what an end token cuts off not; the
-        prompt's round is left out. None for masked models."""
-        rounds = sum(len(row) - 1 for row in self.trace.accepted)
-        return float((self.trace.commit_step > 0).sum() / rounds) if rounds else None
+        prompt's round is left out, and so are tokens without an alternative. None for masked models."""
+        gained = [count for row in self.trace.gained for count in row[1:] if count] if self.trace.accepted else []
+        return sum(gained) / len(gained) if gained else None
 
     @cached_property
     def pieces(self) -> list[list[str]] | None:

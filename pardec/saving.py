@@ -86,6 +86,7 @@ def _plain(result: Result) -> dict[str, Any]:
         "clocks": [list(row) for row in result.trace.clocks],
         "drafted": [list(row) for row in result.trace.drafted],
         "accepted": [list(row) for row in result.trace.accepted],
+        "forced": [list(row) for row in result.trace.forced],
         "padding": result.padding,
     }
 
@@ -111,6 +112,7 @@ def _read(held: dict[str, Any], found: dict[str, Any]) -> Result:
         clocks=tuple(map(tuple, held["clocks"])),
         drafted=tuple(map(tuple, held["drafted"])),
         accepted=tuple(map(tuple, held["accepted"])),
+        forced=tuple(map(tuple, held.get("forced", ()))),
     )
     return Result(
         sequences=tensors["sequences"],

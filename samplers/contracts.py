@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pardec.models.conditioned import Prefix
 from pardec.models.imaging import Condition
@@ -65,6 +66,17 @@ class Allowed:
 
     sets: Tensor  # [S, V] bool; set 0 allows everything
     at: tuple[Tensor, ...]  # per row [L_i] int64: the set of each position
+
+    @cached_property
+    def forced(self) -> Tensor | None:
+        """[R, L] int64: the one token that may stand at a position, -1 where several may; None if nowhere is but one.
+
+        Behind a row's end stands -1.
+        """
+        only = torch.where(self.sets.sum(-1) == 1, self.sets.long().argmax(-1), -1)
+        if bool((only < 0).all()):
+            return None
+        return pad_sequence([only[at.to(only.device)] for at in self.at], batch_first=True, padding_value=-1)
 
     def take(self, rows: Sequence[int]) -> Allowed:
         """For these rows only."""

@@ -54,6 +54,7 @@ class Trace:
         tuple[int, ...], ...
     ] = ()  # per row and forward of the verify loop: tokens drafted, the deepest path
     accepted: tuple[tuple[int, ...], ...] = ()  # and how many of them were accepted
+    forced: tuple[tuple[int, ...], ...] = ()  # tokens gained where nothing else is allowed, in no other figure; () none
 
     @property
     def forward(self) -> np.ndarray:
@@ -68,6 +69,17 @@ class Trace:
             done = found[row] >= 0
             found[row, done] = np.asarray(clocks, dtype=np.int64)[found[row, done]]
         return found
+
+    @property
+    def gained(self) -> list[list[int]]:
+        """Per row and forward the tokens that it committed, those left out to which there was no alternative."""
+        made = []
+        for row, fed in enumerate(self.fed):
+            when = self.commit_step[row]
+            made.append(np.bincount(when[when >= 0], minlength=len(fed)))
+        if self.forced:
+            made = [count - np.array(forced) for count, forced in zip(made, self.forced, strict=True)]
+        return [count.tolist() for count in made]
 
     def at(self, row: int, position: int) -> Commit:
         """How `position` of `row` came to its token."""

@@ -118,14 +118,15 @@ def drafting(rows: Rows) -> list[Row]:
 def rounds(rows: Rows) -> list[tuple[int, int, int]]:
     """Of every round behind the prompt's: tokens drafted (the deepest path), accepted, and gained, which is one more.
 
-    An end token among the accepted ones is the last of each: what was drafted behind it counts for nothing.
+    An end token among the accepted ones is the last of each: what was drafted behind it counts for nothing. Nor do
+    tokens to which there was no alternative, and rounds that gained nothing else.
     """
     found = []
     for row in drafting(rows):
         made: Counter[int] = Counter(row["steps"])
         for number, (drafted, accepted) in enumerate(zip(row["drafted"], row["accepted"], strict=True)):
-            if number:
-                gained = made[number]
+            gained = made[number] - (row["forced"][number] if row.get("forced") else 0)
+            if number and gained:
                 found.append((drafted, accepted, gained) if accepted < gained else (gained,) * 3)
     return found
 

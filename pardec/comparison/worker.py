@@ -147,7 +147,8 @@ class Worker:
         trace = result.trace
         if not trace.accepted:
             return dict.fromkeys(("drafted", "accepted", "draft_forwards", "cost_ratio", "deviation"))
-        return {
+        forced = {"forced": list(trace.forced[0])} if trace.forced else {}
+        return forced | {
             "drafted": list(trace.drafted[0]),
             "accepted": list(trace.accepted[0]),
             "draft_forwards": result.draft_forwards[0],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pardec.samplers.canvas import GIVEN
 from pardec.samplers.events import Finished, RowFinished
@@ -16,8 +17,12 @@ from pardec.samplers.verifying import Draft, Verdict
 class Log:
     """Follows one request. Finished rows leave; what they held waits here for the trace."""
 
-    def __init__(self, text: Sequences) -> None:
+    def __init__(self, text: Sequences, forced: Tensor | None = None) -> None:
+        """`forced` [R, L] is -1 where a position of the request is not left a single token."""
         self.text = text
+        self.before: np.ndarray | None = None  # [R, L + 1] forced positions before each
+        if forced is not None:
+            self.before = np.pad((forced.cpu().numpy() >= 0).cumsum(1), ((0, 0), (1, 0)))
         count = len(text)
         self.tokens = text.host.copy()
         self.commit_step, self.commit_score = text.commit_step.copy(), text.commit_score.copy()
@@ -25,23 +30,42 @@ class Log:
         self.done: dict[int, RowFinished] = {}
         self.drafted: list[list[int]] = [[] for _ in range(count)]
         self.accepted: list[list[int]] = [[] for _ in range(count)]
+        self.forced: list[list[int]] = [[] for _ in range(count)]
         self.draft_forwards = np.zeros(count, dtype=np.int64)
         self.deviation: np.ndarray | None = None  # [B], once the acceptance tells of any
 
     def add(self, rows: np.ndarray, draft: Draft, verdict: Verdict) -> None:
-        """One round of the live `rows`."""
+        """One round of the live `rows`, already committed.
+
+        Positions that are left a single token are passed for certain: they count as neither drafted nor accepted.
+        """
         if draft.parents is None and draft.verify is None:
-            deepest = (draft.sizes - 1).tolist()
+            deepest = draft.sizes - 1
         else:
-            deepest = torch.where(draft.tested, draft.depth, 0).amax(1).tolist()
-        for row, drafted, accepted in zip(rows.tolist(), deepest, verdict.count.tolist(), strict=True):
+            deepest = torch.where(draft.tested, draft.depth, 0).amax(1).cpu().numpy()
+        accepted, first = verdict.count.cpu().numpy(), draft.base + 1
+        if self.before is not None:
+            forced = self._between(rows, first, self.text.length - first)
+            deepest = deepest - self._between(rows, first, deepest)
+            accepted = accepted - self._between(rows, first, accepted)
+            for row, count in zip(rows.tolist(), forced.tolist(), strict=True):
+                self.forced[row].append(count)
+        for row, drafted, taken in zip(rows.tolist(), deepest.tolist(), accepted.tolist(), strict=True):
             self.drafted[row].append(drafted)
-            self.accepted[row].append(accepted)
+            self.accepted[row].append(taken)
         self.draft_forwards[rows] += draft.forwards
         if verdict.deviation is not None:
             if self.deviation is None:
                 self.deviation = np.zeros(len(self.drafted))
             self.deviation[rows] += verdict.deviation.cpu().numpy()
+
+    def _between(self, rows: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """[n] how many of the `count` positions from `first` on are forced."""
+        assert self.before is not None, "there are such positions"
+        last = self.before.shape[1] - 1
+        before = self.before[rows, np.minimum(first, last)]
+        behind: np.ndarray = self.before[rows, np.minimum(first + count, last)]
+        return behind - before
 
     def leave(self, at: int, reason: str) -> RowFinished:
         """The row at index `at` is done."""
@@ -72,6 +96,7 @@ class Log:
             tuple(map(tuple, fed)),
             drafted=tuple(map(tuple, self.drafted)),
             accepted=tuple(map(tuple, self.accepted)),
+            forced=() if self.before is None else tuple(map(tuple, self.forced)),
         )
         return Finished(
             tokens=trace.tokens,

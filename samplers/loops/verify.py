@@ -69,7 +69,7 @@ class VerifyLoop:
         self.scene = Scene(model, request, self.text, self.process, self.passes.cache, sampler, self.state)
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row's newest token is an end token
-        self.log = Log(self.text)
+        self.log = Log(self.text, None if request.allowed is None else request.allowed.forced)
 
     @torch.inference_mode()
     def round(self) -> None:
