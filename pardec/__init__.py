@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pardec.comparison import Table, compare
     from pardec.comparison.tuning import Advice, tune
     from pardec.models.errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
+    from pardec.pipeline import ImagePipeline
     from pardec.result import Result
     from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started, Step
     from pardec.tasks import Problem, Task, list_tasks, task
@@ -46,6 +47,7 @@ _HOME = {
         "SpecError",
         "UnknownNameError",
     ),
+    "pardec.pipeline": ("ImagePipeline",),
     "pardec.result": ("Result",),
     "pardec.samplers.events": ("Accepted", "Event", "Finished", "RowFinished", "Started", "Step"),
     "pardec.tasks": ("Problem", "Task", "list_tasks", "task"),
@@ -59,6 +61,7 @@ __all__ = [
     "CapacityError",
     "Event",
     "Finished",
+    "ImagePipeline",
     "Model",
     "ModelError",
     "PardecError",

@@ -97,6 +97,11 @@ class Model:
         return self.language_model.tokenizer
 
     @property
+    def _reader(self) -> Any:
+        """The tokenizer, where ids are text: those of a model of pictures are codes."""
+        return self.tokenizer if self.language_model.imaging is None else None
+
+    @property
     def config(self) -> Mapping[str, Any]:
         """The checkpoint's config.json as published."""
         return self.language_model.config
@@ -195,7 +200,7 @@ class Model:
 
         Without `steps` there is no event a step, which spares making it.
         """
-        texts = Texts(self.tokenizer if text or call.callback is not None else None, call)
+        texts = Texts(self._reader if text or call.callback is not None else None, call)
         canvases = call.request.canvases
         size = f"{len(canvases)} rows of up to {max(map(len, canvases))} tokens"
         with _memory(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
@@ -208,8 +213,8 @@ class Model:
                     yield event
 
     def text(self, tokens: list[int]) -> str | None:
-        """Ids as text, special tokens left out; None without a tokenizer."""
-        return None if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+        """Ids as text, special tokens left out; None without a tokenizer, and of a model of pictures."""
+        return None if self._reader is None else str(self._reader.decode(tokens, skip_special_tokens=True))
 
     def row(self, call: Call, end: RowFinished) -> dict[str, Any]:
         """A row that has just finished, as plain values."""
@@ -228,15 +233,15 @@ class Model:
         model = self.language_model
         return {**versions(), "device": str(model.device), "dtype": str(model.dtype).removeprefix("torch.")}
 
-    def result(self, call: Call, end: Finished, seconds: float) -> Result:
-        """What a run came to; `seconds` is its length."""
-        request, model = call.request, self.language_model
+    def result(self, call: Call, end: Finished, seconds: float, *, draw: bool = True) -> Result:
+        """What a run came to; `seconds` is its length. Without `draw`, codes are not decoded to pictures."""
+        request, model, imaging = call.request, self.language_model, self.language_model.imaging
         made = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
         tokens, generated = [tokens for tokens, _ in made], [count for _, count in made]
         return Result(
             sequences=torch.as_tensor(end.tokens),
             tokens=tokens,
-            text=None if self.tokenizer is None else [str(self.text(row)) for row in tokens],
+            text=None if self._reader is None else [str(self.text(row)) for row in tokens],
             generated=generated,
             nfe=list(end.nfe),
             forward_rows=list(end.forward_rows),
@@ -255,8 +260,10 @@ class Model:
             model=model.name,
             settings=call.settings,
             environment=self.environment(),
-            tokenizer=model.tokenizer,
-            images=None if model.imaging is None else drawn(model.imaging, tokens),
+            tokenizer=self._reader,
+            images=drawn(imaging, tokens) if imaging is not None and draw else None,
+            shown=call.shown,
+            grid=None if imaging is None else imaging.grid,
         )
 
 

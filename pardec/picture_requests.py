@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,11 @@ import torch
 from PIL.Image import Image, fromarray
 from torch import Tensor
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import ModelError, SpecError
 from pardec.models.imaging import Condition
 from pardec.models.vision.vq import to_pictures
 from pardec.prompts import Row
+from pardec.samplers.registry import preset
 from pardec.settings import MAX_NEW_TOKENS, Settings
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pardec.models.language_model import LanguageModel
 
 _OWN = ("label", "prompt_embeds", "cfg_interval")
+_SHAPING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
 _FOREIGN = ("input_ids", "template", "logits_processor", "stop_ids", "block_length")
 
 
@@ -40,6 +42,27 @@ def drawn(imaging: Imaging, tokens: Sequence[Sequence[int]]) -> list[Image] | No
         return None
     codes = [torch.tensor(row).view(1, *imaging.grid) for row in tokens]
     return [fromarray(to_pictures(imaging.decode(picture))[0]) for picture in codes]
+
+
+def with_defaults(imaging: Imaging, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate` with what the checkpoint's authors draw with where `given` says nothing.
+
+    Where they say nothing either, the temperature is 1 and nothing is guided. A preset's own arguments hold as well.
+    """
+    made: dict[str, Any] = {"temperature": 1.0}
+    made |= {name: imaging.defaults[name] for name in _SHAPING if imaging.defaults.get(name) is not None}
+    if not made.get("top_k"):  # 0 is a way to say all of them
+        made.pop("top_k", None)
+    sampler = given.get("sampler")
+    if isinstance(sampler, str) and sampler.startswith("preset:"):
+        made = {name: value for name, value in made.items() if name not in preset(sampler).arguments}
+    return {**made, **given}
+
+
+def check_drawable(model: LanguageModel, imaging: Imaging, *, hint: str) -> None:
+    """Raises ModelError where codes cannot be decoded."""
+    if not imaging.drawable:
+        raise ModelError(f"{model.name} has no image tokenizer, so its codes cannot be drawn", hint)
 
 
 def refuse_pictures(model: LanguageModel, settings: Settings) -> None:

@@ -79,7 +79,14 @@ class Call:
         new = max(len(canvas) - start for canvas, start in zip(request.canvases, request.prompts, strict=True))
         names = self.constraints
         same = names[0] if len(set(names)) == 1 else names
+        kept |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
         return {"max_new_tokens": new, **kept, "stop_ids": list(request.stop_ids), "allowed": same}
+
+    @property
+    def shown(self) -> list[str | int | None] | None:
+        """Per row of pictures, what it is to show: the caption, the class, None for features; None for text."""
+        made = self.request.conditions
+        return [one.text if one.label is None else one.label for one in made] if made else None
 
 
 def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:

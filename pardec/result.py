@@ -55,6 +55,9 @@ class Result:
         seeds: per row; a row with its seed gives the same tokens alone and in any batch.
         settings: the arguments as resolved.
         pieces: sequences as text, one piece a token; None without a tokenizer.
+        images: the pictures; None for text, and without a decoder.
+        shown: per picture the caption or class that was asked for, None where features were given; None for text.
+        grid: rows and columns of cells of a picture; None for text.
     """
 
     sequences: Tensor
@@ -76,6 +79,8 @@ class Result:
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
     images: list[Image] | None = None
+    shown: list[str | int | None] | None = None
+    grid: tuple[int, int] | None = None
     tokenizer: Any = field(default=None, repr=False)
     saved_pieces: list[list[str]] | None = field(default=None, repr=False)
     draft_forwards: list[int] = field(default_factory=list)
@@ -116,7 +121,9 @@ class Result:
         ]
 
     def __repr__(self) -> str:
-        shown = self.text[0] if self.text else self.tokens[0]
+        shown: object = self.text[0] if self.text else self.tokens[0]
+        if self.shown:
+            shown = "picture" if self.shown[0] is None else self.shown[0]
         more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
         return f"<Result {shown!r}{more}: {self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward>"
 

@@ -1,20 +1,27 @@
-"""Results on disk: a folder of result.json and tensors.safetensors, or one .json file. Whole or not at all."""
+"""Results on disk: a folder of result.json and tensors.safetensors, or one .json file. Whole or not at all.
+
+Pictures are PNG files in the folder's `images`, and stand in a .json file as base64.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import tempfile
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pardec import pngs
 from pardec.models.errors import PardecError
 from pardec.result import Result, Timing
 from pardec.samplers.trace import Fed, Trace
@@ -43,9 +50,10 @@ def save(result: Result, target: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.suffix == ".json":
             lists = {name: tensor.tolist() for name, tensor in tensors.items()}
-            write_file(target, json.dumps({**_plain(result), "tensors": lists}))
+            embedded = [base64.b64encode(file).decode("ascii") for file in _files(result)]
+            write_file(target, json.dumps({**_plain(result), "tensors": lists, "images": embedded}))
         else:
-            _write_folder(target, json.dumps(_plain(result)), tensors)
+            _write_folder(target, json.dumps(_plain(result)), tensors, _files(result))
     except OSError as error:
         raise ResultError(
             f"cannot save the result to {target}: {error.strerror or error}", hint="choose another place"
@@ -61,7 +69,8 @@ def load(source: Path) -> Result:
         held = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(held, dict) or held.get("format") != FORMAT:
             raise ResultError(f"{file} is no saved result of this version", hint=_SAVED)
-        return _read(held, load_file(source / "tensors.safetensors") if folder else held["tensors"])
+        tensors = load_file(source / "tensors.safetensors") if folder else held["tensors"]
+        return _read(held, tensors, _pictures(held, source if folder else None))
     except ResultError:
         raise
     except OSError as error:
@@ -88,10 +97,43 @@ def _plain(result: Result) -> dict[str, Any]:
         "accepted": [list(row) for row in result.trace.accepted],
         "forced": [list(row) for row in result.trace.forced],
         "padding": result.padding,
+        "shown": result.shown,
+        "grid": result.grid,
+        "drawn": result.images is not None,
     }
 
 
-def _read(held: dict[str, Any], found: dict[str, Any]) -> Result:
+def _files(result: Result) -> list[bytes]:
+    """The pictures as PNG files."""
+    return [pngs.png(picture, pngs.of_result(result, row)) for row, picture in enumerate(result.images or [])]
+
+
+def _pictures(held: dict[str, Any], folder: Path | None) -> list[Image.Image] | None:
+    """The pictures beside result.json, or in it where there is no folder; None where there were none."""
+    if not held.get("drawn"):
+        return None
+    if folder is None:
+        files = [base64.b64decode(text, validate=True) for text in held["images"]]
+    else:
+        files = [_image(folder, row).read_bytes() for row in range(len(held["tokens"]))]
+    if len(files) != len(held["tokens"]):
+        raise ValueError(f"images has {len(files)} pictures, expected {len(held['tokens'])}")
+    return [_opened(file) for file in files]
+
+
+def _opened(file: bytes) -> Image.Image:
+    try:
+        with Image.open(BytesIO(file)) as picture:
+            return picture.convert("RGB")
+    except (OSError, SyntaxError) as error:  # what Pillow says of torn files
+        raise ValueError("a picture is no whole PNG file") from error
+
+
+def _image(folder: Path, row: int) -> Path:
+    return folder / "images" / f"{row}.png"
+
+
+def _read(held: dict[str, Any], found: dict[str, Any], images: list[Image.Image] | None) -> Result:
     tensors: dict[str, Tensor] = {name: torch.as_tensor(found[name], dtype=dtype) for name, dtype in _TENSORS.items()}
     shape = tensors["sequences"].shape
     for name, tensor in tensors.items():
@@ -121,6 +163,9 @@ def _read(held: dict[str, Any], found: dict[str, Any]) -> Result:
         stop_ids=tuple(held["stop_ids"]),
         saved_pieces=held["pieces"],
         padding=int(held["padding"]),
+        images=images,
+        shown=held.get("shown"),
+        grid=None if held.get("grid") is None else (int(held["grid"][0]), int(held["grid"][1])),
         **{name: held[name] for name in _PLAIN},
     )
 
@@ -146,7 +191,7 @@ def write_file(target: Path, data: str | bytes) -> None:
         raise
 
 
-def _write_folder(target: Path, text: str, tensors: dict[str, Tensor]) -> None:
+def _write_folder(target: Path, text: str, tensors: dict[str, Tensor], images: list[bytes]) -> None:
     """Puts the folder together beside its place, then moves it there; a saved result that stands there gives way."""
     if target.exists() and not (target / "result.json").is_file() and not (target.is_dir() and not os.listdir(target)):
         raise ResultError(f"{target} exists and is no saved result", hint="choose a new folder, or a name in .json")
@@ -154,6 +199,9 @@ def _write_folder(target: Path, text: str, tensors: dict[str, Tensor]) -> None:
     try:
         (fresh / "result.json").write_text(text, encoding="utf-8")
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, fresh / "tensors.safetensors")
+        for row, file in enumerate(images):
+            _image(fresh, row).parent.mkdir(exist_ok=True)
+            _image(fresh, row).write_bytes(file)
         os.chmod(fresh, 0o755)
         if target.exists():
             old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))

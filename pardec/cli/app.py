@@ -10,6 +10,7 @@ from pardec import __version__
 from pardec.cli.compare import compare
 from pardec.cli.environment import env
 from pardec.cli.generate import generate
+from pardec.cli.image import image
 from pardec.cli.listing import list_, show
 from pardec.cli.tune import tune
 from pardec.cli.view import view
@@ -39,6 +40,7 @@ def pardec(
 
 
 app.command("generate")(generate)
+app.command("image")(image)
 app.command("compare")(compare)
 app.command("tune")(tune)
 app.command("list")(list_)

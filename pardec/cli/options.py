@@ -46,6 +46,25 @@ Revision = Annotated[str | None, _option(RUN, "Branch, tag or commit on the hub.
 MaskId = Annotated[int | None, _option(RUN, "The mask token, where the checkpoint does not name it.")]
 Offline = Annotated[bool, _option(RUN, "Use what is on the disk already.", "--offline")]
 
+# --- of `image` ---
+
+Captions = Annotated[list[str] | None, _option(IO, "A caption; may be repeated.", "--prompt", "-p")]
+CaptionFile = Annotated[Path | None, _option(IO, "Captions, one a line, .jsonl or text; - is stdin.", "--prompts")]
+Classes = Annotated[list[int] | None, _option(IO, "A class; may be repeated.", "--class", "-c")]
+NumImages = Annotated[int | None, _option(IO, "Pictures of each; as many as fill --grid if not given.", min=1)]
+Picture = Annotated[Path | None, _option(IO, "FILE.png takes all pictures, side by side.", "--output", "-o")]
+Each = Annotated[Path | None, _option(IO, "A folder that takes them one by one.", metavar="DIR")]
+SavedResult = Annotated[Path | None, _option(IO, "Save the run for pardec view.", metavar="RESULT")]
+Grid = Annotated[str | None, _option(IO, "How FILE.png is laid out; squarely if not given.", metavar="ROWSxCOLUMNS")]
+PictureCfg = Annotated[float | None, _option(SHAPE, "Guidance, 1 is none; the model's own if not given.")]
+CfgInterval = Annotated[int | None, _option(SHAPE, "Guide the first N + 2 tokens only.", metavar="N")]
+PictureTemperature = Annotated[float | None, _option(SHAPE, "0 takes the likeliest; the model's own if not given.")]
+PictureSeed = Annotated[int | None, _option(SHAPE, "Picture i draws from a seed of this, 0, and i.")]
+PictureSeeds = Annotated[str | None, _option(SHAPE, "Each picture's own, as files and --json tell: 5,12.")]
+PictureBatch = Annotated[int, _option(RUN, "Pictures decoded at once.", "--batch-size", min=1)]
+Decoder = Annotated[str | None, _option(RUN, "The image tokenizer, a file or folder, if not beside the weights.")]
+TextEncoder = Annotated[str | None, _option(RUN, "What reads captions, a folder or hub id.")]
+
 # --- of `compare` ---
 
 Tasks = Annotated[list[str] | None, _option(IO, "A task or a group of tasks; may be repeated.", "--task", "-t")]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pardec.views import replays
+from pardec.views import drawn, replays
 from pardec.views.cells import Cell, cells, heading, last_step
 from pardec.views.colour import ink, shade
 from pardec.views.document import asset, document, fill, spec, web
@@ -24,30 +24,39 @@ _STYLE = """
 
 def page(result: Result) -> str:
     """One file without network: a slider and a play button over the forwards of each row."""
+    if result.images:
+        return _page(result, "drawn", {"scale": replays.scale(), **drawn.data(result)})
     prompts = [
         {"label": f"row {row}", "prompt": replays.prompt(result, row), "runs": [replays.run(result, row, result.spec)]}
         for row in range(len(result.prompts))
     ]
+    return _page(result, "replay", {"scale": replays.scale(), "prompts": prompts})
+
+
+def _page(result: Result, name: str, data: dict[str, Any]) -> str:
+    """The page with `web/<name>.html` in its middle, with its style and its scripts."""
     settings = {**result.settings, "seeds": result.seeds[:8], **result.environment}
     facts = "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd>" for name, value in settings.items())
     body = fill(
         asset("pardec.views", "web/result.html"),
         model=escape(result.model),
         heading=spec(heading(result).partition(" | ")[2]),
-        replay=asset("pardec.views", "web/replay.html"),
+        replay=asset("pardec.views", f"web/{name}.html"),
         facts=facts,
     )
     return document(
         heading(result),
         body,
-        styles=web("page.css", "replay.css"),
-        scripts=web("page.js", "replay.js", "result.js"),
-        data={"scale": replays.scale(), "prompts": prompts},
+        styles=web("page.css", f"{name}.css"),
+        scripts=web("page.js", f"{name}.js", "result.js" if name == "replay" else f"{name}_page.js"),
+        data=data,
     )
 
 
 def fragment(result: Result) -> str:
-    """The coloured text alone, for a notebook."""
+    """The coloured text alone, or the pictures, for a notebook."""
+    if result.images:
+        return drawn.fragment(result)
     rows = cells(result)
     last = last_step(rows)
     lines = "\n".join(f"<p>{''.join(_span(cell, last) for cell in row)}</p>" for row in rows)

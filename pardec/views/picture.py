@@ -32,19 +32,28 @@ class _Box:
 
 def png(result: Result) -> bytes:
     """The finished canvas, each token on the colour of the forward that committed it."""
+    if result.images:
+        from pardec.views import drawn
+
+        return drawn.png(result)
     drawing = _Drawing(result)
-    return _encode([drawing.frame(drawing.last)], "PNG")
+    return encode([drawing.frame(drawing.last)], "PNG")
 
 
 def gif(result: Result) -> bytes:
     """One frame a forward, from the empty canvas to the finished one, which stays longer."""
+    if result.images:
+        from pardec.views import drawn
+
+        return drawn.gif(result)
     drawing = _Drawing(result)
     stride = -(-(drawing.last + 2) // FRAMES)
     steps = [*range(-1, drawing.last, stride), drawing.last]
-    return _encode([drawing.frame(step) for step in steps], "GIF")
+    return encode([drawing.frame(step) for step in steps], "GIF")
 
 
-def _encode(frames: list[Image.Image], kind: str) -> bytes:
+def encode(frames: list[Image.Image], kind: str) -> bytes:
+    """The frames as one file, a PNG of the first or a GIF of all."""
     held = BytesIO()
     durations = [FRAME_MS] * (len(frames) - 1) + [HOLD_MS]
     extra = {"save_all": True, "append_images": frames[1:], "duration": durations, "loop": 0} if kind == "GIF" else {}
@@ -82,7 +91,7 @@ class _Drawing:
         """The canvas after forward `step`, -1 before any."""
         image = Image.new("RGB", (WIDTH, self.height), "white")
         draw = ImageDraw.Draw(image)
-        draw.text((MARGIN, MARGIN / 2), _fitting(self.title, self.font), fill="#57606a", font=self.font)
+        draw.text((MARGIN, MARGIN / 2), cut(self.title, self.font, WIDTH - 2 * MARGIN), fill="#57606a", font=self.font)
         for box in self.boxes:
             area = (box.left, box.top, box.right, box.top + LINE - 6)
             if box.cell.step < 0:
@@ -100,8 +109,8 @@ def _flat(text: str) -> str:
     return text.replace("\n", " ")
 
 
-def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """The text, cut so that it fits the width."""
-    while text and font.getlength(text) > WIDTH - 2 * MARGIN:
+def cut(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    """The text, cut so that it fits `width` pixels."""
+    while text and font.getlength(text) > width:
         text = text[:-4].rstrip(". ") + "..." if len(text) > 4 else ""
     return text

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from pardec.pieces import Pieces
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
+from pardec.views import drawn
 from pardec.views.cells import cells, heading, last_step
 from pardec.views.colour import glow
 
@@ -113,7 +114,9 @@ class Watch:
 
 
 def finished(result: Result) -> Group:
-    """A finished run, each token in the colour of the forward that committed it."""
+    """A finished run, each token in the colour of the forward that committed it; pictures as pictures."""
+    if result.images:
+        return drawn.finished(result)
     rows = cells(result)
     last = last_step(rows)
     lines = [Text(heading(result), style="dim")]

@@ -1,0 +1,140 @@
+"""The pictures of one command: decoded batch by batch, each kept as soon as its batch is finished."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pardec import pngs
+from pardec.models.errors import PardecError, SpecError
+from pardec.samplers.events import Event, Finished
+from pardec.saving import write_file
+from pardec.views.preview import Preview
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pardec.api import Model
+    from pardec.requests import Call
+    from pardec.result import Result
+
+
+class Drawing:
+    """The pictures of one command, batch by batch, each in its file as soon as its batch is finished."""
+
+    def __init__(self, model: Model, call: Call, each: Path | None, loaded: dict[str, Any]) -> None:
+        self.model, self.call, self.each, self.loaded = model, call, each, loaded
+        self.pictures: list[Image] = []
+        self.made: list[pngs.Made] = []
+        self.files: list[Path] = []
+        self.result: Result | None = None  # of the latest batch
+        self.seconds = 0.0
+
+    def draw(self, batch_size: int, *, quiet: bool) -> None:
+        """Decodes all rows; shows them on stderr meanwhile."""
+        rows = list(range(len(self.call.seeds)))
+        with self._watch(quiet) as watch:
+            for start in range(0, len(rows), batch_size):
+                part = self.call.take(rows[start : start + batch_size])
+                started = time.perf_counter()
+                for event in self.model.run(part, steps=not quiet):
+                    watch(event)
+                    if isinstance(event, Finished):
+                        self._keep(self.model.result(part, event, time.perf_counter() - started))
+
+    @contextmanager
+    def _watch(self, quiet: bool) -> Iterator[Callable[[Event], None]]:
+        imaging = self.model.language_model.imaging
+        if quiet or imaging is None:
+            yield lambda event: None
+            return
+        with Preview(imaging, len(self.call.seeds), sys.stderr) as preview:
+            yield preview
+
+    def _keep(self, result: Result) -> None:
+        assert result.images is not None, "a missing decoder was refused"
+        made = pngs.made_by(result)
+        for picture, said in zip(result.images, made, strict=True):
+            if self.each is not None:
+                digits = len(str(len(self.call.seeds) - 1))
+                self.files.append(self.each / f"{len(self.pictures):0{digits}d}.png")
+                write(self.files[-1], pngs.png(picture, self.said([said], (1, 1))))
+            self.pictures.append(picture)
+            self.made.append(said)
+        self.result = result
+        self.seconds += result.timing.total_s
+
+    def said(self, made: list[pngs.Made], grid: tuple[int, int]) -> pngs.Made:
+        """What a file with these pictures says of itself."""
+        return pngs.about(
+            model=self.model.name,
+            spec=str(self.call.sampler.spec),
+            exact=self.call.sampler.exact,
+            settings=self.call.settings,
+            environment=self.model.environment(),
+            pictures=made,
+            grid=grid,
+            loaded=self.loaded,
+        )
+
+    def document(self, grid: tuple[int, int], files: dict[str, Any]) -> dict[str, Any]:
+        """What --json prints."""
+        kept = self.said(self.made, grid)
+        tokens, forwards = (sum(one[name] for one in self.made) for name in ("generated", "nfe"))
+        names = [{"file": file} for file in self.files] or [{} for _ in self.made]
+        return {
+            "model": self.model.name,
+            "loaded": self.loaded,
+            "spec": kept["spec"],
+            "exact": kept["exact"],
+            "settings": self.call.settings,
+            "environment": kept["environment"],
+            "timing": {"total_s": self.seconds, "tokens": tokens, "forwards": forwards},
+            "grid": list(grid),
+            "files": files,
+            "pictures": [{**one, **name} for one, name in zip(self.made, names, strict=True)],
+        }
+
+    def summary(self) -> str:
+        """The rates of this run in one line."""
+        tokens, forwards = (sum(one[name] for one in self.made) for name in ("generated", "nfe"))
+        many = f"{len(self.made)} picture{'' if len(self.made) == 1 else 's'}"
+        rate = f"{tokens / max(forwards, 1):.2f} tokens a forward"
+        return f"{many}, {tokens} tokens in {forwards} forwards, {rate}, {self.seconds:.1f} s"
+
+
+def check_places(output: Path | None, each: Path | None, save: Path | None) -> None:
+    """Refuses what could not be written in the end, by trying."""
+    if output is not None and output.suffix.lower() != ".png":
+        raise SpecError(f"pictures are PNG files, got -o {output}", hint="name a file that ends in .png")
+    if output is not None and output.is_dir():
+        raise SpecError(f"{output} is a folder", hint="name a file that ends in .png, or --each DIR")
+    for target, folder in ((output, output and output.parent), (each, each), (save, save and save.parent)):
+        if target is None or folder is None:
+            continue
+        with _writing(target):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+
+
+class PlaceError(PardecError, ValueError):
+    """A picture cannot be written there."""
+
+
+def write(target: Path, data: bytes) -> None:
+    """Puts a file in its place. Raises PlaceError."""
+    with _writing(target):
+        write_file(target, data)
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PlaceError(f"cannot write {target}: {error.strerror or error}", hint="choose another place") from error

@@ -1,0 +1,167 @@
+"""`pardec image`: captions or classes in, pictures out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from pardec.cli import inputs
+from pardec.cli import options as o
+from pardec.cli.common import Debug, Json, dump, say
+from pardec.models.errors import SpecError
+
+if TYPE_CHECKING:
+    from pardec.api import Model
+    from pardec.requests import Call
+
+_TOLD = ("decoder", "text_encoder", "revision")  # of how the model was loaded, what a picture's file tells
+
+
+def image(
+    model: o.ModelName,
+    prompt: o.Captions = None,
+    prompts: o.CaptionFile = None,
+    class_: o.Classes = None,
+    num_images: o.NumImages = None,
+    output: o.Picture = None,
+    each: o.Each = None,
+    save: o.SavedResult = None,
+    grid: o.Grid = None,
+    json_: Json = False,
+    quiet: o.Quiet = False,
+    sampler: o.Sampler = None,
+    cfg: o.PictureCfg = None,
+    cfg_interval: o.CfgInterval = None,
+    temperature: o.PictureTemperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    seed: o.PictureSeed = None,
+    seeds: o.PictureSeeds = None,
+    batch_size: o.PictureBatch = 8,
+    decoder: o.Decoder = None,
+    text_encoder: o.TextEncoder = None,
+    device: o.Device = "auto",
+    dtype: o.Dtype = "auto",
+    device_map: o.DeviceMap = None,
+    revision: o.Revision = None,
+    offline: o.Offline = False,
+    debug: Debug = False,
+) -> None:
+    """Draw pictures of captions or classes; files take them, and say how each was made.
+
+    pardec image MODEL -p "a small red circle left of a large blue square on grey" --grid 2x2 -o out.png
+
+    pardec image c2i_B_256.pt --decoder vq_ds16_c2i.pt --class 207 --num-images 4 --cfg 4 -s sjd -o dogs.png
+
+    pardec image MODEL --prompts captions.jsonl --each pictures --json
+    """
+    from pardec import pngs  # here and not above, like all that --help does not need
+
+    if output is None and each is None and save is None:
+        raise SpecError("nowhere is named to put the pictures", hint="-o out.png takes them all, --each DIR one by one")
+    shown = _asked(prompt, prompts, class_)
+    field = None if grid is None else pngs.read_grid(grid)
+    count = num_images or (1 if field is None else max(field[0] * field[1] // len(shown), 1))
+    total = count * len(shown)
+    field = field or pngs.squarest(total)
+    pngs.check_grid(field, total)
+    if save is not None and total > batch_size:
+        raise SpecError(
+            f"{total} pictures are more than the batch of {batch_size} that {save} can hold",
+            hint="raise --batch-size, or leave --save out",
+        )
+    given: dict[str, Any] = {"sampler": sampler, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    given |= {"cfg": cfg, "cfg_interval": cfg_interval, "num_images": count, "seed": _seeds(seed, seeds)}
+    given = {name: value for name, value in given.items() if value is not None}
+
+    from pardec.cli.drawing import Drawing, check_places, write
+    from pardec.samplers.registry import resolve
+    from pardec.settings import Settings
+
+    check_places(output, each, save)
+    resolve(Settings.of(given).sampler, None)  # a misspelt sampler is refused before weights are read
+    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "revision": revision}
+    placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder}
+    loaded = _loaded(model, placing, quiet=quiet)
+    call = _prepared(loaded, shown, class_ is not None, given)
+    run = Drawing(loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _TOLD and v}})
+    try:
+        run.draw(batch_size, quiet=quiet)
+    except KeyboardInterrupt:
+        kept = "" if each is None else f", in {each}"
+        say(f"interrupted: {len(run.pictures)} of {total} pictures are finished{kept}")
+        raise typer.Exit(130) from None
+    if output is not None:
+        write(output, pngs.png(pngs.sheet(run.pictures, field), run.said(run.made, field)))
+        say(f"wrote {output}", quiet=quiet)
+    if save is not None and run.result is not None:
+        run.result.save(save)
+        say(f"wrote {save}", quiet=quiet)
+    if json_:
+        files = {"grid": output, "each": run.files or None, "result": save}
+        dump(run.document(field, {name: value for name, value in files.items() if value is not None}))
+    say(run.summary(), quiet=quiet)
+
+
+def _asked(prompt: list[str] | None, prompts: Path | None, classes: list[int] | None) -> list[Any]:
+    """The captions or classes of the command, in order."""
+    if classes and (prompt or prompts is not None):
+        raise SpecError("both captions and classes are given", hint="keep -p and --prompts, or --class")
+    if classes:
+        return list(classes)
+    if not prompt and prompts is None:
+        raise SpecError("nothing to draw is given", hint='pass -p "a caption", --prompts FILE, or --class N')
+    items = inputs.read(prompt or [], prompts, chat=False)
+    for item in items:
+        if not isinstance(item.prompt, str):
+            raise SpecError(
+                f"prompt {item.id} is a chat, not a caption", hint='{"prompt": "..."} is a line of captions'
+            )
+        if not item.prompt.strip():
+            raise SpecError(f"caption {item.id} is empty", hint="say what the picture is to show")
+    return [item.prompt for item in items]
+
+
+def _seeds(seed: int | None, seeds: str | None) -> int | list[int]:
+    if seeds is None:
+        return seed or 0
+    if seed is not None:
+        raise SpecError("both --seed and --seeds are given", hint="--seed 0 gives each picture one of its own")
+    try:
+        return [int(text) for text in seeds.split(",")]
+    except ValueError:
+        raise SpecError(f"seeds are whole numbers, got {seeds!r}", hint="--seeds 5,12 for two pictures") from None
+
+
+def _loaded(name: str, placing: dict[str, Any], *, quiet: bool) -> Model:
+    """The model, of pictures and with a decoder, or an error that says what it is."""
+    from pardec.api import load
+    from pardec.picture_requests import check_drawable
+
+    model = load(name, **placing)
+    say(model.language_model.describe(), quiet=quiet)
+    imaging = model.language_model.imaging
+    if imaging is None:
+        raise SpecError(f"{model.name} is a text model and draws no pictures", hint=f'try "pardec generate {name}"')
+    check_drawable(
+        model.language_model, imaging, hint="pass --decoder FILE, or put the image tokenizer beside the weights"
+    )
+    return model
+
+
+def _prepared(model: Model, shown: list[Any], of_classes: bool, given: dict[str, Any]) -> Call:
+    from pardec.picture_requests import with_defaults
+
+    imaging = model.language_model.imaging
+    assert imaging is not None, "a text model was refused"
+    if of_classes != (imaging.kind == "class"):
+        if of_classes:
+            raise SpecError(f"{model.name} draws captions and has no classes", hint='pass -p "..." in place of --class')
+        raise SpecError(
+            f"{model.name} draws classes and cannot read captions",
+            hint=f"pass --class N, one of 0..{imaging.classes - 1}, in place of captions",
+        )
+    arguments: Any = with_defaults(imaging, given)
+    return model.prepare(None, label=shown, **arguments) if of_classes else model.prepare(shown, **arguments)

@@ -1,0 +1,1 @@
+drawn(document.getElementById("drawn"), data.pictures, data.scale, data.most);
