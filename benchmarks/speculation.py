@@ -90,7 +90,7 @@ class Copies(Task):
 
 def specs() -> list[str]:
     """Plain decoding, every registered drafter, and more."""
-    names = [card.name for card in registry.cards() if card.stage == "draft" and card.name != "sequential"]
+    names = [card.name for card in registry.cards() if card.stage == "draft" and card.name not in ("sequential", "zipar")]
     return ["sequential", *(NAMED.get(name, name) for name in names), *MORE]
 
 

@@ -53,6 +53,31 @@ class Grams:
         return None
 
 
+class Cells:
+    """Where in a growing picture each pair of neighbours, to the left and above, had a cell between them."""
+
+    def __init__(self, prompt: int, columns: int, *, first: bool = False) -> None:
+        """Cells begin behind `prompt` tokens and have `columns` in a row; of several, the `first` or last is known."""
+        self.prompt, self.columns, self.first = prompt, columns, first
+        self.text: list[int] = []
+        self.cells: dict[tuple[int, int], int] = {}
+
+    def grow(self, token: int) -> None:
+        if len(self.text) >= self.prompt and not (self.first and self._around() in self.cells):
+            self.cells[self._around()] = len(self.text)
+        self.text.append(token)
+
+    def behind(self) -> int | None:
+        """The place of an earlier cell with the neighbours of the next one; None if there is none."""
+        return self.cells.get(self._around())
+
+    def _around(self) -> tuple[int, int]:
+        """The neighbours of the next cell; -1 outside of the picture."""
+        cell = len(self.text) - self.prompt
+        left = self.text[-1] if cell % self.columns else -1
+        return left, self.text[-self.columns] if cell >= self.columns else -1
+
+
 class Reach:
     """For each place in a growing text, how many tokens before it are those that end the text."""
 

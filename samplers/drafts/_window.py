@@ -11,22 +11,42 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.models.language_model import LanguageModel
+from pardec.samplers.drafts._grid import above, beside, columns
 from pardec.samplers.drafts._history import repeated
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene, Speculation
 
-Init = Literal["random", "prompt", "repeat", "ngram"]
+Init = Literal["random", "prompt", "repeat", "ngram", "left", "up"]
 
 
 def fresh(init: Init, guesses: Tensor, known: np.ndarray, scene: Scene, chances: Chances) -> Tensor:
     """`guesses` [B, K] for the places behind each row's text, with new ones behind the first known[b].
 
     random: any token; prompt: any of the prompt's; repeat: the token before, again; ngram: what followed the last two
-    tokens, or the last one, where they stood before. None depends on what the target says of these places, so that
-    each is a point mass, given its history.
+    tokens, or the last one, where they stood before; left, up: the token of the picture's cell there, be it a guess,
+    and any where there is no such cell. Where one token alone is allowed, it is that. None depends on what the target
+    says of these places, so that each is a point mass, given its history.
     """
-    text, width = scene.text, guesses.shape[1]
-    if (known >= width).all():
+    if (known >= guesses.shape[1]).all():
         return guesses
+    made = _made(init, guesses, known, scene, chances)
+    allowed = scene.request.allowed
+    if allowed is None or allowed.forced is None:
+        return made
+    text, place = scene.text, torch.arange(made.shape[1], device=made.device)
+    rows, length, first = (torch.from_numpy(each).to(made.device)[:, None] for each in (text.rows, text.length, known))
+    forced = allowed.forced.to(made.device)
+    only = forced[rows, (length + place).clamp(max=forced.shape[1] - 1)]
+    return torch.where((place >= first) & (only >= 0), only, made)
+
+
+def refuse_flat(name: str, init: Init | None, model: LanguageModel) -> None:
+    """Raises SpecError for an init that looks at a picture's cells, of a model that draws none."""
+    if init in ("left", "up"):
+        columns(model, f"{name}: init={init}", "init=repeat copies the token before")
+
+
+def _made(init: Init, guesses: Tensor, known: np.ndarray, scene: Scene, chances: Chances) -> Tensor:
+    text, width = scene.text, guesses.shape[1]
     if init == "ngram":
         return _continued(guesses, known, scene)
     place = torch.arange(width, device=guesses.device)
@@ -34,7 +54,11 @@ def fresh(init: Init, guesses: Tensor, known: np.ndarray, scene: Scene, chances:
     if init == "repeat":
         before = torch.cat((text.last[:, None], guesses), 1)
         return before.gather(1, torch.minimum(place + 1, first))
-    drawn = any_of(init, place + torch.from_numpy(text.length).to(guesses.device)[:, None], scene, chances)
+    positions = place + torch.from_numpy(text.length).to(guesses.device)[:, None]
+    drawn = any_of("prompt" if init == "prompt" else "random", positions, scene, chances)
+    if init == "left" or init == "up":
+        copied = beside if init == "left" else above
+        return copied(text, guesses, known, drawn, columns(scene.model, f"init={init}", ""))
     return torch.where(place < first, guesses, drawn)
 
 
@@ -99,7 +123,7 @@ class JacobiWindow:
 
     window: int = 16  # tokens fed in a forward, the last known one included
     policy: Literal["sliding", "block"] = "sliding"  # block: a window is finished before the next one begins
-    init: Init = "prompt"  # fresh guesses: any token, any of the prompt's, the one before, what followed before
+    init: Init = "prompt"  # fresh guesses: any token, any of the prompt's, the one before, or to the left, up
     exit_iterations: int | None = None  # of a block: what stands after so many is taken as it is
     exit_tokens: int = 0  # of a block: it is taken as it is when no more than this many tokens changed
 
@@ -130,6 +154,7 @@ class JacobiWindow:
             )
 
     def width(self, model: LanguageModel) -> int:
+        refuse_flat(self.name, self.init, model)
         # The forward that takes in what an early exit left is the first one of the next block.
         return 2 * self.window - 1 if self.exits else self.window
 

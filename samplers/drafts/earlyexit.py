@@ -71,19 +71,22 @@ class EarlyExit:
 
 
 class Shallow(Nodes):
-    """The target's first layers; keeps the states of a round by the slot that each node took."""
+    """The target's first layers; keeps the states of a round by the slot that each node took, of a guided target all
+    of its unguided half behind those of the other."""
 
     def _begin(self) -> None:
         super()._begin()
         model = self.scene.model
-        self.states = torch.zeros(len(self.start), 0, model.width, dtype=model.dtype, device=self.start.device)
+        batch = len(self.start) * self.cache.copies
+        self.states = torch.zeros(batch, 0, model.width, dtype=model.dtype, device=self.start.device)
 
     def _run(self, plan: Plan) -> Hidden:
         made = super()._run(plan)
         size = self.states.shape[1] + plan.width
         place = torch.where(plan.slots >= 0, plan.slots - self.start[:, None], size)
         wide = pad(self.states, (0, 0, 0, plan.width + 1))
-        self.states = wide.scatter(1, place[..., None].expand_as(made.states), made.states)[:, :-1]
+        spot = place.repeat(self.cache.copies, 1)
+        self.states = wide.scatter(1, spot[..., None].expand_as(made.states), made.states)[:, :-1]
         return made
 
     def entered(self, draft: Draft, layers: int) -> Draft:
@@ -96,5 +99,6 @@ class Shallow(Nodes):
         start, place = self.start[:, None], self._place(draft.width).clamp(min=0)
         if draft.parents is not None:
             self.cache.move(start + place, torch.where(real & (place != order), start + order, -1))
-        states = self.states.gather(1, place[..., None].expand(-1, -1, self.states.shape[-1]))
+        spot = place.repeat(self.cache.copies, 1)
+        states = self.states.gather(1, spot[..., None].expand(-1, -1, self.states.shape[-1]))
         return replace(draft, entered=Entered(layers, states), forwards=self.calls)

@@ -72,7 +72,8 @@ def scripted(mode: str, init: str = "random") -> Scripted:
     laws = torch.from_numpy(dice.dirichlet([0.7] * V, (ROUNDS, WINDOW + ROUNDS + 2, V))).float()
     drafter = Sjd(window=WINDOW, refresh=mode, init=init)  # type: ignore[arg-type]
     text = Sequences([torch.tensor([1])] * ROWS, [100] * ROWS, pad_id=0)
-    scene: Any = SimpleNamespace(text=text, model=SimpleNamespace(vocab_size=V))
+    given = SimpleNamespace(allowed=None, conditions=())
+    scene: Any = SimpleNamespace(text=text, model=SimpleNamespace(vocab_size=V), request=given)
     state, source = drafter.start(scene), Keyed(tuple(range(ROWS)))
     drafts = []
     for at in range(ROUNDS):

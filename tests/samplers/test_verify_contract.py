@@ -28,6 +28,7 @@ from tests.samplers.ar_toys import logits, prompts, request, rows, run, toy_ar
 VOCAB = 8  # few tokens, so that copies and guesses are often right
 TIE = 1e-4  # two logits nearer than this may change places between a wide and a narrow forward
 NEEDS = {"model": "model:name=toy"}  # what a drafter cannot do without
+PICTURES = ("zipar",)  # what text cannot be drafted by; see test_picture_drafts.py
 LENGTHS, NEW = (3, 6, 1, 9, 4, 12, 2, 7), (9, 12, 7, 1, 10, 2, 11, 5)
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 2}),
@@ -43,7 +44,11 @@ ties: list[str] = []
 
 
 def names(stage: str) -> list[str]:
-    return [NEEDS.get(card.name, card.name) for card in registry.cards() if card.stage == stage]
+    return [
+        NEEDS.get(card.name, card.name)
+        for card in registry.cards()
+        if card.stage == stage and card.name not in PICTURES
+    ]
 
 
 def resolves(spec: str, *, sampling: bool) -> bool:

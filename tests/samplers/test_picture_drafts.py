@@ -1,0 +1,321 @@
+"""Drafters on pictures: the same codes as sequential decoding, alone and in any batch, guided; and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.models.language_model import LanguageModel
+from pardec.models.plan import Plan, Visible
+from pardec.samplers import registry
+from pardec.samplers.contracts import Allowed
+from pardec.samplers.drafts import model as second
+from pardec.samplers.drafts._grid import above, beside
+from pardec.samplers.drafts._history import Cells
+from pardec.samplers.drafts.sjd import Sjd
+from pardec.samplers.sequences import Sequences
+from tests.samplers.ar_toys import run, toy_ar
+from tests.samplers.picture_toys import PLACES, codes, draw, features, logits, toy_pictures
+
+SIDE, VOCAB = 5, 9
+CAPTIONS = features((3, 1, 2, 3), seed=4)
+GUIDED = {"cfg": 3.0}
+SPECS = [
+    *(f"sjd:window={window},init={init}" for window, init in ((8, "left"), (12, "up"), (4, "random"), (8, "repeat"))),
+    "sjd",
+    "sjd:refresh=gumbel,init=up",
+    "sjd:uniform=true",
+    "jacobi:init=left",
+    "jacobi:init=up,policy=block,window=7",
+    "seeded_jacobi:init=left",
+    "lookup:context=grid,k=4",
+    "lookup:context=grid,prefer=first",
+    "lookup",
+    "copyspec:suffix=1",
+    "aggressive",
+    "lookahead:window=3,ngram=3,guesses=2",
+    "recycling:k=3,tree=3-4-2",
+    "model:name=toy,k=4",
+    "model:name=toy,k=3+template:widths=3-2-1",
+    "earlyexit:layers=1,k=3",
+    "earlyexit:layers=2,k=3+template:widths=2-2-1",
+    "layerskip:k=3",
+    "layerskip:k=3,skip=search,context=6",
+    "layerskip:k=3+template:widths=2-2-1",
+]
+
+
+@pytest.fixture(autouse=True)
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second, "loaded", lambda name, device, dtype: small())
+
+
+@cache
+def target() -> LanguageModel:
+    return toy_pictures(5, SIDE, VOCAB, 0.7, layers=4)
+
+
+@cache
+def small() -> LanguageModel:
+    """The target after a knock: a drafter that is right often, and wrong often."""
+    return toy_pictures(5, SIDE, VOCAB, 0.7, layers=4, knock=1)
+
+
+@cache
+def plain() -> np.ndarray:
+    """Greedy pictures without cache, loop or batch: one whole forward a cell."""
+    made = []
+    for caption in CAPTIONS:
+        picture = torch.zeros(1, SIDE * SIDE, dtype=torch.int64)
+        for cell in range(SIDE * SIDE):
+            picture[0, cell] = logits(target(), caption, picture, cfg=3.0)[0, cell].argmax()
+        made.append(picture[0].numpy())
+    return np.stack(made)
+
+
+@pytest.mark.parametrize("spec", ["sequential", *SPECS])
+def test_at_temperature_0_pictures_are_those_of_whole_forwards(spec: str) -> None:
+    done = draw(target(), spec, CAPTIONS, **GUIDED)
+    assert (codes(done, CAPTIONS) == plain()).all()
+    assert max(done.nfe) <= SIDE * SIDE
+    if spec.startswith("model"):
+        assert max(done.nfe) < 0.8 * SIDE * SIDE  # some of what a near model drafts is accepted
+    if "search" in spec:
+        assert sum(done.draft_forwards) > 0
+
+
+@pytest.mark.parametrize("spec", [*(spec for spec in SPECS if "search" not in spec), "zipar:window=2", "zipar"])
+def test_a_picture_alone_is_the_picture_in_any_batch(spec: str) -> None:
+    asked: dict[str, Any] = {"temperature": 1.0, "top_k": 5, **GUIDED}
+    together = draw(target(), spec, CAPTIONS, seeds=range(7, 11), **asked)
+    for row in (0, 1):
+        alone = draw(target(), spec, CAPTIONS[row : row + 1], seeds=[7 + row], **asked)
+        assert (codes(alone, CAPTIONS[row : row + 1])[0] == codes(together, CAPTIONS)[row]).all()
+        assert alone.nfe[0] == together.nfe[row]
+
+
+def test_every_drafter_was_drawn_with() -> None:
+    names = {card.name for card in registry.cards() if card.stage == "draft"} - {"sequential", "zipar"}
+    assert names <= {part.split(":")[0].split("+")[0] for part in SPECS}
+
+
+# --- what stands to the left and above ---
+
+
+def scene(cells: list[list[int]], prompts: list[int], side: int) -> tuple[Sequences, list[list[int]]]:
+    rows = [torch.tensor([-1] * size + row) for row, size in zip(cells, prompts, strict=True)]
+    text = Sequences(rows, [size + side * side for size in prompts], pad_id=0)
+    text.prompt = np.array(prompts)
+    return text, cells
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_copies_are_those_of_a_walk_over_the_cells(seed: int) -> None:
+    dice = np.random.RandomState(seed)
+    side, width = 4, 11
+    done = [dice.randint(0, 50, dice.randint(1, 16)).tolist() for _ in range(5)]
+    text, cells = scene(done, dice.randint(1, 5, 5).tolist(), side)
+    known = dice.randint(0, width, 5)
+    guesses, drawn = (
+        torch.from_numpy(dice.randint(50, 70, (5, width))),
+        torch.from_numpy(dice.randint(70, 99, (5, width))),
+    )
+    for step, copied in ((1, beside), (side, above)):
+        found = copied(text, guesses, known, drawn, side)
+        for row, start in enumerate(cells):
+            picture = list(start)
+            for place in range(width):
+                cell = len(picture)
+                there = cell % side > 0 if step == 1 else cell >= side
+                token = int(guesses[row, place]) if place < known[row] else int(drawn[row, place])
+                if place >= known[row] and there:
+                    token = picture[cell - step]
+                picture.append(token)
+            assert found[row].tolist() == picture[len(start) :]
+
+
+def test_defaults_of_pictures_and_of_text() -> None:
+    text, drafter = toy_ar(0), Sjd()
+    assert (drafter.width(target()), drafter.opening(target())) == (32, "left")
+    assert (drafter.width(text), drafter.opening(text)) == (16, "random")
+    assert Sjd(uniform=True).opening(target()) == "random"
+    assert run(text, "sjd", [[1, 2]], 20, temperature=1.0).tokens.tolist() == (
+        run(text, "sjd:window=16,init=random", [[1, 2]], 20, temperature=1.0).tokens.tolist()
+    )
+
+
+def test_copies_of_neighbours_make_flat_pictures_quick() -> None:
+    """Where neighbours are mostly alike, a window of copies is accepted far more often than random tokens."""
+    model = toy_pictures(5, SIDE, VOCAB, 0.7)
+    stack: Any = model.decoder
+    with torch.no_grad():
+        stack.embed.weight.copy_(torch.eye(VOCAB, 16) * 4)
+        stack.head.weight.copy_(torch.eye(VOCAB, 16) * 0.8)
+        for name, weight in stack.named_parameters():
+            if "out_weight" in name or "down_weight" in name:
+                weight.mul_(0.1)
+    captions = features([2] * 40)
+    made = {
+        init: np.mean(draw(model, f"sjd:window=16,init={init}", captions, temperature=1.0).nfe)
+        for init in ("left", "up", "random")
+    }
+    assert made["left"] < 0.85 * made["random"]
+    assert made["up"] < made["random"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["sjd:init=left", "sjd:init=up", "jacobi:init=left", "seeded_jacobi:init=up", "lookup:context=grid", "zipar"],
+)
+def test_a_model_without_a_grid_is_refused_by_name_before_any_forward(spec: str) -> None:
+    model = toy_ar(0)
+    model.decoder = SimpleNamespace(new_cache=model.decoder.new_cache)  # type: ignore[assignment]
+    with pytest.raises(SpecError, match=f"{spec.split(':')[0]}.*toy draws none") as raised:
+        run(model, spec, [[1, 2]], 4)
+    assert raised.value.hint
+
+
+# --- lookup ---
+
+
+def test_neighbours_that_were_seen_before_by_hand() -> None:
+    # 1 2 3
+    # 4 2 3     behind 4 | 2 above: nothing; behind 2 | 3: nothing; the cell below 4 has 4 above, nothing to the left
+    # 4 5 .     left 5, above 3: none
+    cells = Cells(2, 3)
+    for token in (-1, -1, 1, 2, 3, 4, 2, 3, 4, 5):
+        cells.grow(token)
+    assert cells.behind() is None
+    again = Cells(1, 3)
+    for token in (-1, 1, 2, 2, 1, 2, 2):
+        again.grow(token)
+    assert again.behind() == 4  # first column, 1 above: as the cell at place 4 has
+    again.grow(1)
+    assert again.behind() == 5  # 1 to the left, 2 above
+    first, last = Cells(0, 2, first=True), Cells(0, 2)
+    for token in (1, 1, 1, 1, 1, 5, 1):  # rows 1 1 / 1 1 / 1 5 / 1 .
+        first.grow(token)
+        last.grow(token)
+    assert last.cells[1, 1] == 5
+    assert first.cells[1, 1] == 3
+
+
+def test_what_lookup_cannot_do_on_a_grid_is_refused() -> None:
+    with pytest.raises(SpecError, match="context=grid"):
+        registry.resolve("lookup:context=grid,prefer=longest", "ar")
+
+
+# --- positions without a choice ---
+
+
+def ending(model: LanguageModel, token: int = 2) -> Allowed:
+    """In the last column nothing but `token` is allowed, for captions of CAPTIONS."""
+    sets = torch.ones(2, VOCAB, dtype=torch.bool)
+    sets[1] = torch.arange(VOCAB) == token
+    last = (torch.arange(SIDE * SIDE) % SIDE == SIDE - 1).long()
+    return Allowed(sets, tuple(torch.cat((torch.zeros(len(caption), dtype=torch.int64), last)) for caption in CAPTIONS))
+
+
+@pytest.mark.parametrize("spec", ["sequential", "sjd:window=8", "sjd:window=8,init=random,refresh=gumbel", "jacobi"])
+def test_forced_cells_are_passed_for_certain_and_left_out_of_the_counts(spec: str) -> None:
+    allowed = ending(target())
+    done = draw(target(), spec, CAPTIONS, temperature=1.0, allowed=allowed, **GUIDED)
+    pictures = codes(done, CAPTIONS).reshape(-1, SIDE, SIDE)
+    assert (pictures[:, :, -1] == 2).all()
+    trace = done.trace
+    for row in range(len(CAPTIONS)):
+        steps = trace.commit_step[row, len(CAPTIONS[row]) :][: SIDE * SIDE].reshape(SIDE, SIDE)
+        assert sum(trace.forced[row]) == SIDE
+        assert trace.forced[row] == tuple(np.bincount(steps[:, -1], minlength=done.nfe[row]).tolist())
+        free = np.bincount(steps[:, :-1].ravel(), minlength=done.nfe[row]).tolist()
+        assert trace.gained[row] == free
+        for accepted, drafted, gained in zip(trace.accepted[row], trace.drafted[row], free, strict=True):
+            assert gained - 1 <= accepted <= min(drafted, gained)
+    if spec != "sequential":  # what stands behind the end of a line was drafted in the same round, never drawn alone
+        assert all(0 in trace.gained[row] or done.nfe[row] < SIDE * SIDE - 3 for row in range(len(CAPTIONS)))
+
+
+def test_without_forced_cells_nothing_is_told_of_them() -> None:
+    free = Allowed(torch.ones(1, VOCAB, dtype=torch.bool), (torch.zeros(28, dtype=torch.int64),))
+    assert free.forced is None
+    assert draw(target(), "sjd:window=4", CAPTIONS, **GUIDED).trace.forced == ()
+
+
+# --- zipar ---
+
+
+def naive_zipar(caption: torch.Tensor, lag: int) -> tuple[np.ndarray, int]:
+    """Row-parallel greedy decoding, each cell from a forward over the cells that are there, in order."""
+    imaging: Any = target().imaging
+    weight = imaging.embedder.uncond_embedding
+    halves = [imaging.embedder(each) for each in (caption, weight[PLACES - len(caption) :])]
+
+    def law(cells: list[tuple[int, int]]) -> torch.Tensor:
+        """Behind the last of `cells`, each a place and a token."""
+        out = []
+        for states in halves:
+            size = len(states)
+            tokens = torch.tensor([[-1] * size + [token for _, token in cells]])
+            plan = Plan.full(tokens, Visible.causal())
+            where = torch.tensor([[*range(size), *(size + place for place, _ in cells)]])
+            soft = torch.nn.functional.pad(states, (0, 0, 0, len(cells)))[None]
+            plan = replace(plan, positions=where, span=None, soft=soft, origin=torch.tensor([size]))
+            dense = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()[None]
+            out.append(target().decoder(replace(plan, visible=Visible.mask(dense))).logits()[0, -1])
+        return out[1] + 3.0 * (out[0] - out[1])
+
+    rows: list[list[int]] = [[int(law([]).argmax())]] + [[] for _ in range(SIDE - 1)]
+    forwards = 1
+    while len(rows[-1]) < SIDE:
+        forwards += 1
+        said = []
+        for q, row in enumerate(rows):
+            cells = [(r * SIDE + c, token) for r in range(q + 1) for c, token in enumerate(rows[r])]
+            if row and len(row) < SIDE:
+                said.append((q, int(law(cells).argmax())))
+            elif not row and q and len(rows[q - 1]) >= lag:
+                end = q * SIDE - 1
+                if len(rows[q - 1]) < SIDE:
+                    cells = [*cells, (end, rows[q - 1][-1])]
+                said.append((q, int(law(cells).argmax())))
+        for q, token in said:
+            rows[q].append(token)
+    return np.array(rows).ravel(), forwards
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 5])
+def test_zipar_is_rows_in_parallel_each_behind_what_is_there(lag: int) -> None:
+    done = draw(target(), f"zipar:window={lag}", CAPTIONS, **GUIDED)
+    for row, caption in enumerate(CAPTIONS):
+        picture, forwards = naive_zipar(caption, lag)
+        assert codes(done, CAPTIONS)[row].tolist() == picture.tolist()
+        assert done.nfe[row] == forwards == SIDE + (SIDE - 1) * lag
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_zipar_with_a_window_of_a_row_is_sequential(temperature: float) -> None:
+    asked: dict[str, Any] = {"temperature": temperature, **GUIDED}
+    done = draw(target(), f"zipar:window={SIDE}", CAPTIONS, **asked)
+    plainly = draw(target(), "sequential+match", CAPTIONS, **asked)
+    assert (done.tokens == plainly.tokens).all()
+    assert done.nfe == plainly.nfe
+    assert done.tokens_fed == plainly.tokens_fed
+    if temperature:
+        assert (draw(target(), "zipar:window=2", CAPTIONS, **asked).tokens != plainly.tokens).any()
+
+
+def test_zipar_is_declared_relaxed_and_refuses_what_it_cannot_do() -> None:
+    assert registry.resolve("zipar", "ar").exact == "relaxed"
+    with pytest.raises(SpecError, match="window=6 is more than the 5 cells"):
+        draw(target(), "zipar:window=6", CAPTIONS)
+    with pytest.raises(SpecError, match="window must be at least 1"):
+        registry.resolve("zipar:window=0", "ar")
+    with pytest.raises(SpecError, match="row above"):
+        registry.resolve("zipar+speculative", "ar", sampling=True)

@@ -1,0 +1,186 @@
+"""Pictures of small guided models: the joint law of every mode and init of `sjd` against enumeration, and mutations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.language_model import LanguageModel
+from pardec.samplers.acceptance.speculative import Speculative
+from pardec.samplers.drafts._window import ahead
+from pardec.samplers.drafts.sjd import Places, Sjd
+from pardec.samplers.verifying import Chances, Draft, Laws, Outcome, Scene, Speculation, Verdict
+from tests.samplers.ar_toys import floor, g_test, speculation, spread, variation
+from tests.samplers.joints import Reading, worst
+from tests.samplers.picture_toys import codes, draw, features, joint, toy_pictures
+
+MODES, INITS = ("coupled", "independent", "gumbel"), ("random", "left", "up", "repeat")
+ROWS = 4000  # of one batch
+GROUP = 8  # rows that go in lockstep under the published truncation
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A model whose pictures can be enumerated; two captions of unequal length take turns in every batch."""
+
+    model: LanguageModel = field(repr=False)
+    cfg: float
+    top_k: int | None = None
+    captions: tuple[torch.Tensor, ...] = field(default_factory=lambda: tuple(features((3, 1))), repr=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"cfg": self.cfg, "top_k": self.top_k}
+
+    @cached_property
+    def laws(self) -> list[np.ndarray]:
+        return [joint(self.model, caption, **self.options) for caption in self.captions]
+
+
+SMALL = Pictures(toy_pictures(1, 2, 4, 0.5), 3.0, 3)  # 2x2 cells of 4 codes, of which 3 are left
+LARGE = Pictures(toy_pictures(2, 3, 2, 0.6), 3.0)  # 3x3 cells of 2 codes: places are drawn anew again and again
+
+
+def measure(
+    spec: str | Callable[[], Speculation], world: Pictures, draws: int, *, seed: int = 0, rows: int = ROWS
+) -> list[Reading]:
+    """`draws` pictures in batches, captions taking turns; one reading a caption."""
+    share, vocab = len(world.captions), world.model.vocab_size
+    seen = [np.zeros_like(law, dtype=np.int64) for law in world.laws]
+    for start in range(0, draws, rows):
+        captions = world.captions * (min(rows, draws - start) // share)
+        seeds = range(seed * 10**9 + start, seed * 10**9 + start + len(captions))
+        made = spec if isinstance(spec, str) else spec()
+        done = draw(world.model, made, captions, seeds=seeds, temperature=1.0, **world.options)
+        drawn = codes(done, captions)
+        index = (drawn * vocab ** np.arange(drawn.shape[1])[::-1]).sum(1)
+        for at, counts in enumerate(seen):
+            counts += np.bincount(index[at::share], minlength=counts.size).reshape(counts.shape)
+    return [
+        Reading(int(n.sum()), g_test(n, law), variation(n, law), floor(law, int(n.sum())), spread(law, int(n.sum())))
+        for n, law in zip(seen, world.laws, strict=True)
+    ]
+
+
+def fits(readings: list[Reading]) -> None:
+    for reading in readings:
+        assert reading.z < 4, readings
+        assert reading.distance < reading.noise + 4 * reading.spread, readings
+
+
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("mode", MODES)
+def test_pictures_have_the_joint_law_of_the_target(mode: str, init: str) -> None:
+    fits(measure(f"sjd:window=4,refresh={mode},init={init}", SMALL, 2000, seed=1))
+
+
+@pytest.mark.parametrize("spec", [*(f"sjd:refresh={mode}" for mode in MODES), "sjd:init=up", "sequential"])
+def test_pictures_of_more_cells_too(spec: str) -> None:
+    fits(measure(spec, LARGE, 2000, seed=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [SMALL, LARGE], ids=["2x2", "3x3"])
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_hundred_thousand_pictures(mode: str, init: str, world: Pictures) -> None:
+    fits(measure(f"sjd:window=8,refresh={mode},init={init}", world, 100_000, seed=3))
+
+
+def test_cells_of_the_toys_depend_on_each_other_and_on_the_caption() -> None:
+    for world in (SMALL, LARGE):
+        assert np.abs(world.laws[0] - world.laws[1]).sum() / 2 > 0.3
+        for law in world.laws:
+            apart = np.ones_like(law)
+            for axis in range(law.ndim):
+                alone = law.sum(axis=tuple(a for a in range(law.ndim) if a != axis))
+                apart = apart * alone.reshape([-1 if a == axis else 1 for a in range(law.ndim)])
+            assert np.abs(apart - law).sum() / 2 > 0.1
+
+
+# --- mutations ---
+
+
+class Literal(Sjd):
+    """Couples a draw with what stood one place before."""
+
+    def observe(self, outcome: Outcome, scene: Scene, state: Places) -> None:
+        super().observe(outcome, scene, state)
+        draft, gained, most = outcome.draft, outcome.gained, state.law.shape[1]
+        state.old = ahead(draft.tokens, gained, most)
+        if draft.q is not None and draft.point is not None:
+            state.q, state.point = ahead(draft.q, gained, most), ahead(draft.point, gained, most)
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """Rows of a group commit as many tokens as the slowest one; what others have resolved besides is told in `over`."""
+
+    over: dict[str, Any]
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+        made = Speculative().accept(draft, laws, chances, None)
+        least = made.count.view(-1, GROUP).amin(1).repeat_interleave(GROUP)
+        after = draft.tokens.gather(1, (least + 1).clamp(max=draft.width - 1)[:, None])[:, 0]
+        self.over.update(ahead=made.count - least, next=made.next)
+        return replace(made, count=least, next=torch.where(made.count > least, after, made.next))
+
+
+@dataclass(frozen=True)
+class Truncated(Sjd):
+    """Keeps tokens that are resolved but not committed as drafts; as published, labelled with what they had been drawn
+    from, and, `relabelled`, with the law that they are from now."""
+
+    over: dict[str, Any] = field(default_factory=dict)
+    relabelled: bool = False
+
+    def observe(self, outcome: Outcome, scene: Scene, state: Places) -> None:
+        super().observe(outcome, scene, state)
+        count, draft, gained = self.over["ahead"], outcome.draft, outcome.gained
+        place = torch.arange(state.law.shape[1])
+        kept = torch.where(place == count[:, None] - 1, self.over["next"][:, None], state.old)
+        whole = torch.from_numpy(gained)[:, None] + 1 + place >= torch.from_numpy(draft.sizes)[:, None]
+        had = state.q.clone(), state.point.clone()
+        self.over["rows"] = scene.text.rows
+        self.over["held"] = (place < count[:, None], kept, had[0], had[1], whole)
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Places) -> Draft:
+        draft = super().propose(scene, room, chances, state)
+        if draft.q is None or draft.point is None or "held" not in self.over:
+            return draft
+        live = torch.from_numpy(np.searchsorted(self.over["rows"], scene.text.rows))
+        here, kept, was, mass, whole = (values[live][:, : draft.width - 1] for values in self.over["held"])
+        part = slice(1, 1 + here.shape[1])
+        tokens, q, point = draft.tokens.clone(), draft.q.clone(), draft.point.clone()
+        tokens[:, part] = torch.where(here, kept, tokens[:, part])
+        if not self.relabelled:
+            old = here & ~whole
+            q[:, part] = torch.where(old[..., None], was, q[:, part])
+            point[:, part] = torch.where(old, mass, point[:, part])
+        return replace(draft, tokens=tokens, q=q, point=point)
+
+
+def lockstep(relabelled: bool) -> Callable[[], Speculation]:
+    def made() -> Speculation:
+        over: dict[str, Any] = {}
+        return speculation(Truncated(8, "independent", "random", over=over, relabelled=relabelled), Lockstep(over))
+
+    return made
+
+
+def test_mutation_the_published_truncation_to_the_slowest_row_shows() -> None:
+    assert worst(measure(lockstep(relabelled=False), LARGE, 8000)) > 6
+
+
+def test_truncation_with_the_right_labels_is_exact() -> None:
+    fits(measure(lockstep(relabelled=True), LARGE, 8000))
+
+
+def test_mutation_coupling_one_place_off_shows() -> None:
+    assert worst(measure(lambda: speculation(Literal(8, init="left")), LARGE, 8000)) > 6
