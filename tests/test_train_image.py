@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,21 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from image_training import codebook, data, run, tokenizer  # noqa: E402
+from image_training import codebook, corpus, data, run, tokenizer, words  # noqa: E402
+from image_training.drawer import DrawerRun  # noqa: E402
 from image_training.evaluate import reconstruction  # noqa: E402
 from image_training.tokenizer import TokenizerRun  # noqa: E402
 from train_image import options  # noqa: E402
 
+import pardec  # noqa: E402
+from pardec.models.conditioned import Conditioned  # noqa: E402
+from pardec.models.imaging import Condition  # noqa: E402
+from pardec.models.plan import Plan, Visible  # noqa: E402
 from pardec.models.vision.vq import VQ, to_pixels  # noqa: E402
 from pardec.models.vision.vq_files import load_vq  # noqa: E402
 from pardec.models.vision.vq_shape import VQShape  # noqa: E402
 from pardec.pictures.drawing import draw  # noqa: E402
-from pardec.pictures.scenes import parse  # noqa: E402
+from pardec.pictures.scenes import COLOURS, parse  # noqa: E402
 
 torch.set_num_threads(1)
 SMALL = "codebook_size=16,z_channels=8,ch_mult=1-1-1"
@@ -169,6 +175,96 @@ def test_what_a_tokenizer_loses_is_measured() -> None:
     assert found["code_entropy_nats"] == 0
     pictures = data.fresh(["a small red circle at the top on grey"])
     assert np.abs(to_pixels(pictures).numpy()).max() <= 1
+
+
+def drawer(folder: Path, steps: int, state: str = "state", *more: str, model: str = "tiny-llamagen") -> DrawerRun:
+    where = ["--out", str(folder / model), "--state", str(folder / state), "--corpus", str(folder / "corpus")]
+    size = ["--steps", str(steps), "--batch", "3", "--pictures", "2", "--chunks", "2", "--device", "cpu"]
+    shape = ["--shape", "dim=16,n_layer=2,n_head=1,ffn_hidden=16"]
+    return DrawerRun(options(["--model", model, *size, *where, *shape, *more]))
+
+
+@pytest.fixture
+def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "CHUNK", 8)
+    monkeypatch.setattr(corpus.Corpus.__init__, "__kwdefaults__", {"size": 8})
+
+
+@pytest.mark.usefixtures("few_pictures")
+def test_a_drawer_is_exported_as_it_was_trained_and_teaches_another(tmp_path: Path) -> None:
+    run = drawer(tmp_path, 3)
+    run.train()
+    card = json.loads((tmp_path / "tiny-llamagen" / "card.json").read_text())
+    assert card["captions"]["pictures"] == 2
+    assert card["accuracy"]["sequential"]["captions"] == card["captions"]["right"]
+    assert card["captions"]["forwards"] == 144
+    page = (tmp_path / "tiny-llamagen" / "README.md").read_text()
+    assert page.startswith("# tiny-llamagen")
+    assert "| 2 | 0.0% (0.0% to 65.8%) |" in page
+
+    model = pardec.load(tmp_path / "tiny-llamagen", device="cpu").language_model
+    said = ["a small red circle left of a large blue square on grey", "a large red circle in the middle on black"]
+    codes = torch.randint(256, (2, 144), generator=torch.Generator().manual_seed(0))
+    weights = {name: value.bfloat16().float() for name, value in run.average.items()}
+    run.model.load_state_dict(weights)
+    ids = words.ids(said)
+    known = ids != words.PAD
+    with torch.no_grad():
+        read = run.reader(input_ids=ids, attention_mask=known.long()).last_hidden_state
+        network = run.model["drawer"]
+        expected = network.output(network.states(*words.right_aligned(read, known), codes))
+    assert model.imaging is not None
+    for row, caption in enumerate(said):
+        prefix = model.imaging.prefix([Condition(text=caption)])
+        (places,) = prefix.lengths
+        assert places == len(caption.split())
+        behind = replace(model, decoder=Conditioned(model.decoder, prefix, [places]))
+        fed = torch.cat((torch.full((1, places), -1), codes[row : row + 1, :-1]), 1)
+        plan = Plan.full(fed, Visible.causal())
+        found = behind.run(plan, behind.new_cache(1, fed.shape[1])).logits()[0, places - 1 :]
+        torch.testing.assert_close(found, expected[row], atol=1e-4, rtol=1e-4)
+
+    pupil = drawer(tmp_path, 2, "pupil", "--teacher", str(tmp_path / "tiny-llamagen"), model="tiny-llamagen-draft")
+    before = {name: value.clone() for name, value in pupil.reader.state_dict().items()}
+    assert pupil.advance() > 0
+    assert all(torch.equal(value, before[name]) for name, value in pupil.reader.state_dict().items())
+
+
+@pytest.mark.usefixtures("few_pictures")
+def test_a_drawer_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    whole = drawer(tmp_path, 4, "whole")
+    for _ in range(4):
+        whole.advance()
+    part = drawer(tmp_path, 4, "part")
+    for _ in range(2):
+        part.advance()
+    part.save()
+    resumed = drawer(tmp_path, 4, "part")
+    for _ in range(2):
+        resumed.advance()
+    for name, value in whole.average.items():
+        torch.testing.assert_close(resumed.average[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("few_pictures")
+def test_a_corpus_is_gone_through_in_another_order_each_time(tmp_path: Path) -> None:
+    run = drawer(tmp_path, 4)
+    held = run.corpus
+    one, same = held.batch(1, 3), held.batch(1, 3)
+    assert torch.equal(one.codes, same.codes)
+    assert len(list((tmp_path / "corpus").iterdir())) == 1
+    steps = held.size // 3 * held.chunks
+    assert not torch.equal(held.batch(steps + 1, 3).codes, one.codes)
+    scenes, pictures = data.batch(held.seed, corpus.CHUNK_SEEDS, held.size)
+    chunk = held.chunk(0)
+    assert chunk["captions"].tolist() == words.ids([scene.caption for scene in scenes]).tolist()
+    with torch.inference_mode():
+        exact = held.vq.encode(to_pixels(pictures)).flatten(1)
+        near = held.vq.rows()[chunk["codes"].long()] - held.vq.rows()[exact]
+    assert (chunk["codes"] == exact).float().mean() > 0.7  # encoded in 16 bit: near codes are mistaken for each other
+    assert near.norm(dim=-1).mean() < 0.2
+    colours = {scene.things[0].colour for scene in scenes}
+    assert set(chunk["shown"].flatten().tolist()) - {corpus.GROUND} >= {list(COLOURS).index(name) for name in colours}
 
 
 @pytest.mark.parametrize("more", [[], ["--steps", "3", "--minutes", "1"], ["--steps", "3", "--model", "tiny-dream"]])

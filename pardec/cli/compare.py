@@ -40,6 +40,7 @@ def compare(
     top_k: o.TopK = None,
     top_p: o.TopP = None,
     cfg: o.Cfg = None,
+    cfg_interval: o.CfgInterval = None,
     batch_size: o.BatchSize = 8,
     executor: o.ComparedBy = "local",
     workers: o.Workers = None,
@@ -49,6 +50,8 @@ def compare(
     revision: o.Revision = None,
     offline: o.Offline = False,
     mask_id: o.MaskId = None,
+    decoder: o.Decoder = None,
+    text_encoder: o.TextEncoder = None,
     debug: Debug = False,
 ) -> None:
     """Compare samplers on the same prompts: quality, forwards, speed, and what the best order would need.
@@ -59,6 +62,8 @@ def compare(
 
     pardec compare GSAI-ML/LLaDA-8B-Instruct --prompts mine.jsonl --scorer number -s threshold@dual --json
 
+    pardec compare tiny-llamagen --task captions -s sequential -s sjd:window=32,init=left -s sjd+gsd --out run/
+
     torchrun --nproc-per-node 8 -m pardec compare MODEL --task parallel -s threshold --out run/ --executor torchrun
     """
     arguments: Any = {
@@ -68,6 +73,7 @@ def compare(
         "top_k": top_k,
         "top_p": top_p,
         "cfg": cfg,
+        "cfg_interval": cfg_interval,
     }
     numbers = _seeds(seeds)
 
@@ -103,6 +109,8 @@ def compare(
             revision=revision,
             offline=offline,
             mask_id=mask_id,
+            decoder=decoder,
+            text_encoder=text_encoder,
             # What is not given stays out, so that a preset's own arguments hold.
             **{name: value for name, value in arguments.items() if value is not None},
         )

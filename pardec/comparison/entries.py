@@ -21,6 +21,7 @@ ARGUMENTS = (
     "top_k",
     "top_p",
     "cfg",
+    "cfg_interval",
     "stop_ids",
     "block_align",
 )

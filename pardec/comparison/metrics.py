@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pardec.pictures.distance import apart
 from pardec.rows import Row
 
 Rows = Sequence[Row]
@@ -179,6 +180,16 @@ DRAFTING: dict[str, Callable[[Rows], float | None]] = {
     "padding": padding,
 }
 
+
+def distance(rows: Rows) -> float | None:
+    """The Fréchet distance of the pictures from true ones of the same captions, in features of the scorer's own."""
+    some = [row for row in done(rows) if row.get("features")]
+    if len(some) < 2:
+        return None
+    made, true = (np.array([row[name] for row in some]) for name in ("features", "true_features"))
+    return apart(made, true)
+
+
 # What is read off the rows of a sampler alone.
 FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "nfe": mean("nfe"),
@@ -187,6 +198,7 @@ FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "tokens_fed": mean("tokens_fed"),
     "fed_per_token": ratio("tokens_fed", "generated"),
     "peak_memory": most("peak_memory"),
+    "distance": distance,
     **DRAFTING,
 }
 

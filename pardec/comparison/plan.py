@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pardec.api import Model
 
 
+_DRAWN_WITH = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
+
+
 @dataclass(frozen=True)
 class Grid:
     """Which problems are decoded with which seeds, and how many at once."""
@@ -54,6 +57,8 @@ class Loading:
     revision: str | None = None
     offline: bool = False
     mask_id: int | None = None
+    decoder: str | None = None
+    text_encoder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,9 @@ def plan(
     """
     if cost_ratio is not None and not 0 <= cost_ratio < math.inf:
         raise SpecError(f"cost_ratio is at least 0, got {cost_ratio}", hint="0.2: a drafter's forward costs a fifth")
-    family = _family(model, loading)
+    family, defaults = _known(model, loading)
+    _fitting(tasks, defaults is not None, model)
+    arguments = {**(defaults or {}), **arguments}
     listed = entries.entries(samplers, arguments, family)
     notes: list[str] = []
     if grid.references:
@@ -123,10 +130,33 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
     return {"model": held.name, "dtype": dtype, "revision": loading.revision, "mask_id": held.facts.mask_id}
 
 
-def _family(model: Model | str, loading: Loading) -> Family:
-    """Which loop decodes the model; read off its config where it is not loaded."""
+def _known(model: Model | str, loading: Loading) -> tuple[Family, dict[str, Any] | None]:
+    """Which loop decodes the model, and of a model of pictures what it draws with where nothing is said.
+
+    Read off its configuration where it is not loaded.
+    """
     if not isinstance(model, str):
-        return "masked" if model.language_model.facts.masked else "ar"
+        held = model.language_model
+        drawn = None if held.imaging is None else dict(held.imaging.defaults)
+        return "masked" if held.facts.masked else "ar", drawn
     source = locate(model, revision=loading.revision, offline=loading.offline)
-    spec = match(read_json(source.folder / "config.json", required=True))
-    return "ar" if spec is None or spec.attention == "causal" else "masked"
+    if source.file is not None:  # only models of pictures are single files
+        return "ar", {}
+    config = read_json(source.folder / "config.json", required=True)
+    spec = match(config)
+    draws = config.get("model_type") == "janus" or (spec is not None and bool(spec.imaging))
+    defaults = read_json(source.folder / "generation_config.json") if draws else None
+    kept = None if defaults is None else {name: defaults[name] for name in _DRAWN_WITH if name in defaults}
+    return "ar" if spec is None or spec.attention == "causal" else "masked", kept
+
+
+def _fitting(tasks: Mapping[str, Task], draws: bool, model: Model | str) -> None:
+    """Refuses tasks that the model's answers are no answers to."""
+    name = model if isinstance(model, str) else model.name
+    for task in tasks.values():
+        if (task.answers == "picture") != draws:
+            what = "pictures" if draws else "text"
+            raise SpecError(
+                f"{name} answers in {what} and the task {task.name!r} asks for {task.answers}",
+                hint="captions is for models of pictures, the other tasks are for text",
+            )

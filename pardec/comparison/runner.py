@@ -55,6 +55,8 @@ def compare(
     revision: str | None = None,
     offline: bool = False,
     mask_id: int | None = None,
+    decoder: str | None = None,
+    text_encoder: str | None = None,
     **generate_arguments: Any,
 ) -> Table:
     """Decodes the same prompts with every sampler, and says what each is worth.
@@ -78,9 +80,10 @@ def compare(
         retry_failed: try the rows again that failed.
         executor, workers: where it is decoded: "local", "torchrun" or "ray", and by how many copies of the model.
         progress: True tells how far it is, False does not, None does on a terminal.
-        device, dtype, device_map, revision, offline, mask_id: as `load` takes them, where `model` is a name.
+        device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder: as `load` takes them, where
+            `model` is a name.
         generate_arguments: as `generate` takes them: max_new_tokens, block_length, temperature, top_k, top_p, cfg,
-            stop_ids, block_align.
+            cfg_interval, stop_ids, block_align. A model of pictures draws as its authors do where nothing is said.
 
     Raises:
         SpecError: something that cannot be, before weights are read: a sampler, a task, a folder of another run.
@@ -101,7 +104,7 @@ def compare(
         sources.tasks(task, prompts, scorer),
         generate_arguments,
         Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays),
-        Loading(device, dtype, device_map, revision, offline, mask_id),
+        Loading(device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder),
         cost_ratio,
     )
     runs_on = make_executor(executor, workers=workers)

@@ -221,6 +221,7 @@ _SHORT = (
     ("exact", lambda row: row["exact"]),
     ("accuracy", _accuracy),
     ("lenient", lambda row: _share(row, "lenient") if row["lenient"] != row["accuracy"] else ""),
+    ("FID", lambda row: _number(row, "distance", ".2f")),
     ("forwards", lambda row: _number(row, "nfe", ".1f")),
     ("to the end", lambda row: _number(row, "nfe_to_end", ".1f")),
     ("tokens a forward", lambda row: _number(row, "tokens_per_forward", ".2f")),

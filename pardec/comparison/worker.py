@@ -114,10 +114,12 @@ class Worker:
 
     def _row(self, unit: Unit, entry: Entry, result: Result, timed: Mapping[str, Any], memory: int | None) -> Row:
         problem, text = self.job.problems[unit.task][unit.index], result.text[0] if result.text else None
+        task = self.job.tasks[unit.task]
+        answer: Any = text if task.answers == "text" else result.images[0] if result.images else None
         try:
-            task = self.job.tasks[unit.task]
-            score = None if text is None else task.score(problem, text)
-            lenient = None if text is None else task.lenient(problem, text)
+            score = None if answer is None else task.score(problem, answer)
+            lenient = None if answer is None else task.lenient(problem, answer)
+            seen = {} if answer is None else task.seen(problem, answer)
         except Exception as error:  # of a user's own scorer
             return self._failed(unit, error)
         if unit.index < self.job.replays and unit.seed == self.job.first_seed:
@@ -133,6 +135,7 @@ class Worker:
             "tokens_fed": result.tokens_fed[0],
             "score": score,
             "lenient": lenient,
+            **seen,
             "steps": steps,
             "scores": scores,
             **self._drafting(entry, result),
@@ -204,7 +207,7 @@ def one_row(result: Result, row: int) -> Result:
         return type(value)([value[row]]) if isinstance(value, list | tuple) and len(value) == count else value
 
     trace = replace(result.trace, **{f.name: cut(getattr(result.trace, f.name)) for f in fields(result.trace)})
-    whole = ("trace", "timing", "stop_ids")
+    whole = ("trace", "timing", "stop_ids", "grid")
     parts = {f.name: cut(getattr(result, f.name)) for f in fields(result) if f.name not in whole}
     timing = Timing(result.timing.total_s / count, result.generated[row])
     return replace(result, trace=trace, timing=timing, **parts)

@@ -65,9 +65,13 @@ def distance(pictures: NDArray[np.uint8], true: NDArray[np.uint8]) -> float:
     Raises:
         SpecError: fewer, or arrays that are no pictures.
     """
-    reference = features(true)
-    spread = np.maximum(reference.std(0), _LEAST)
-    return frechet(features(pictures) / spread, reference / spread)
+    return apart(features(pictures), features(true))
+
+
+def apart(made: NDArray[np.float64], true: NDArray[np.float64]) -> float:
+    """`distance` of pictures whose features are known, both [B, 37]."""
+    spread = np.maximum(true.std(0), _LEAST)
+    return frechet(made / spread, true / spread)
 
 
 def frechet(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:

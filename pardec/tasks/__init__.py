@@ -8,6 +8,7 @@ from pathlib import Path
 from pardec.models.errors import UnknownNameError, did_you_mean
 from pardec.tasks.arithmetic import Arithmetic
 from pardec.tasks.base import Generator, Problem, Task
+from pardec.tasks.captions import Captions
 from pardec.tasks.files import FileTask
 from pardec.tasks.lists import Lists
 from pardec.tasks.parallel import Insert, Remove, Replace, Shuffle, Sort
@@ -15,9 +16,9 @@ from pardec.tasks.records import Records
 
 __all__ = ["GROUPS", "FileTask", "Generator", "Problem", "Task", "expand", "list_tasks", "task"]
 
-_TASKS: dict[str, Generator] = {
+_TASKS: dict[str, Task] = {
     made.name: made
-    for made in (Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort())
+    for made in (Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort(), Captions())
 }  # fmt: skip
 GROUPS: dict[str, tuple[str, ...]] = {"parallel": ("insert", "remove", "shuffle", "replace", "sort")}
 

@@ -38,10 +38,11 @@ class Draw:
 
 
 class Task(ABC):
-    """Problems and how right a text is as an answer to one."""
+    """Problems and how right a text, or a picture, is as an answer to one."""
 
     name: str
     summary: str
+    answers: ClassVar[str] = "text"  # or "picture": what `score` is given
 
     @abstractmethod
     def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:
@@ -54,6 +55,10 @@ class Task(ABC):
     def lenient(self, problem: Problem, text: str) -> float | None:
         """The score with slips of form forgiven; the same as `score` where a task knows none."""
         return self.score(problem, text)
+
+    def seen(self, problem: Problem, text: str) -> dict[str, Any]:
+        """What else a row of a comparison keeps of an answer: plain values by name."""
+        return {}
 
 
 def checked_count(name: str, n: object) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pardec.comparison.report import played, tables
+from pardec.comparison.report import grids, played, tables
 from pardec.comparison.report.columns import Row, columns, plain
 from pardec.comparison.report.commands import python, shell
 from pardec.comparison.report.finding import finding
@@ -37,6 +37,7 @@ def page(run: Run) -> str:
     found = {
         "results": ("Results", _results(rows, table.notes)),
         "quality": ("Quality against cost", asset(_HERE, "frontier.html") if plot else ""),
+        "pictures": ("Pictures", grids.section(run)),
         "decode": ("Decode replay", asset("pardec.views", "web/replay.html") if prompts else ""),
         "order": ("Commit order", order_section(rows, run.rows)),
         "accepted": ("Acceptance by draft position", acceptance_section(rows, run.rows)),

@@ -30,7 +30,7 @@ def prompts(run: Run) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in order:
         result = run.traces.get(row["key"])
-        if result is None:
+        if result is None or result.images:
             continue
         place = row["task"], row["problem"]
         if place not in found:

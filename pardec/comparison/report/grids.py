@@ -1,0 +1,48 @@
+"""Pictures of every sampler side by side, and beside each the tokens that a forward gained, as a map over its cells."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from pardec.views import drawn
+from pardec.views.document import spec
+
+if TYPE_CHECKING:
+    from pardec.comparison.run import Run
+    from pardec.result import Result
+    from pardec.rows import Row
+
+_TOLD = """<p>For each caption a picture of every sampler, and its map: how many tokens the forward gained that drew each
+cell, from 1 (dark) to {top} (light).</p>"""
+
+
+def section(run: Run) -> str:
+    """The pictures whose whole decodes were kept; empty for text."""
+    shown: dict[tuple[str, int], list[tuple[Row, Result]]] = {}
+    for row in run.rows:
+        result = run.traces.get(row["key"])
+        if result is not None and result.images:
+            shown.setdefault((row["task"], row["index"]), []).append((row, result))
+    if not shown:
+        return ""
+    top = max(drawn.most(result) for pairs in shown.values() for _, result in pairs)
+    parts = [_TOLD.format(top=top)]
+    for place in sorted(shown):
+        pairs = shown[place]
+        parts.append(f"<h3>{escape(drawn.title(pairs[0][1], 0))}</h3>")
+        parts.append(f'<div class="drawn">{"".join(_figure(*pair, top) for pair in pairs)}</div>')
+    return "\n".join(parts)
+
+
+def _figure(row: Row, result: Result, top: int) -> str:
+    assert result.images is not None, "asked for by `section`"
+    picture = result.images[0]
+    counts = drawn.gained(result, 0)
+    right = {None: "", 1.0: ", right", 0.0: ", wrong"}.get(row["score"], "")
+    about = f"{row['sampler']}: {drawn.title(result, 0)}"
+    return (
+        f'<figure><img src="{drawn.source(picture)}" alt="{escape(about, quote=True)}">'
+        f'<img src="{drawn.source(drawn.heat(counts, top, picture.size))}" alt="tokens gained a forward, at most '
+        f'{int(counts.max())}"><figcaption>{spec(row["sampler"])}<br>{row["nfe"]} forwards{right}</figcaption></figure>'
+    )

@@ -1,0 +1,67 @@
+"""Pictures of coloured shapes: does a picture show what its caption says?"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pardec.models.errors import SpecError
+from pardec.pictures.distance import features
+from pardec.pictures.drawing import draw
+from pardec.pictures.scenes import captions, parse
+from pardec.pictures.scoring import Score, score
+from pardec.pictures.shapes import SIDE
+from pardec.tasks.base import Problem, Task, checked_count
+
+_TRUE = 1 << 41  # picture seeds from here on are of the pictures that drawn ones are compared with
+
+
+class Captions(Task):
+    """Captions of one or two shapes; a picture is right if all that is said can be read from it, and nothing else."""
+
+    name = "captions"
+    summary = "pictures of one or two coloured shapes, read back from their pixels"
+    answers: ClassVar[str] = "picture"
+
+    def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:
+        checked_count(self.name, n)
+        return [Problem(caption.replace(" ", "-"), caption, caption) for caption in captions(split, n, seed)]
+
+    def score(self, problem: Problem, answer: Any) -> float:
+        return float(_scored(problem, answer).right)
+
+    def lenient(self, problem: Problem, answer: Any) -> float:
+        """The mean of what can be right: the number of things, shapes, colours, sizes, place and background."""
+        found = _scored(problem, answer)
+        parts = (found.count, found.shapes, found.colours, found.sizes, found.place, found.background)
+        return sum(map(float, parts)) / len(parts)
+
+    def seen(self, problem: Problem, answer: Any) -> dict[str, Any]:
+        """Features of the picture, and of a true one of the same caption: what `distance` is made from."""
+        true = draw([parse(problem.prompt)], [_TRUE + sum(map(ord, problem.prompt))])
+        pair = features(np.concatenate([_pixels(answer)[None], true]))
+        return {"features": np.round(pair[0], 4).tolist(), "true_features": np.round(pair[1], 4).tolist()}
+
+
+def _pixels(picture: Any) -> NDArray[np.uint8]:
+    found = np.asarray(picture)
+    if found.shape != (SIDE, SIDE, 3):
+        raise SpecError(
+            f"a picture of {'x'.join(map(str, found.shape))} cannot be read",
+            hint=f"captions are scored on pictures of {SIDE}x{SIDE} pixels, such as tiny-llamagen draws",
+        )
+    return found
+
+
+def _scored(problem: Problem, picture: Any) -> Score:
+    pixels = _pixels(picture)
+    return _read(pixels.tobytes(), str(problem.prompt))
+
+
+@lru_cache(maxsize=4)  # strict and lenient are asked one after the other
+def _read(pixels: bytes, caption: str) -> Score:
+    picture = np.frombuffer(pixels, np.uint8).reshape(1, SIDE, SIDE, 3)
+    return score(picture, [caption])[0]
