@@ -41,7 +41,8 @@ class Captions(Task):
 
     def seen(self, problem: Problem, answer: Any) -> dict[str, Any]:
         """Features of the picture, and of a true one of the same caption: what `distance` is made from."""
-        true = draw([parse(problem.prompt)], [_TRUE + sum(map(ord, problem.prompt))])
+        caption = str(problem.prompt)
+        true = draw([parse(caption)], [_TRUE + sum(map(ord, caption))])
         pair = features(np.concatenate([_pixels(answer)[None], true]))
         return {"features": np.round(pair[0], 4).tolist(), "true_features": np.round(pair[1], 4).tolist()}
 

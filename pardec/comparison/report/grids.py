@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pardec.result import Result
     from pardec.rows import Row
 
-_TOLD = """<p>For each caption a picture of every sampler, and its map: how many tokens the forward gained that drew each
-cell, from 1 (dark) to {top} (light).</p>"""
+_TOLD = """<p>For each caption a picture of every sampler, and its map: how many tokens the forward gained that drew
+each cell, from 1 (dark) to {top} (light).</p>"""
 
 
 def section(run: Run) -> str:

@@ -64,4 +64,9 @@ class Fit:
         return self._known[candidate]
 
     def _prepared(self, arguments: Mapping[str, Any]) -> Any:
-        return self.model.prepare("a", **arguments).sampler
+        from pardec.samplers.verifying import Speculation
+
+        sampler = self.model.prepare("a", **arguments).sampler
+        if isinstance(sampler, Speculation):
+            sampler.width(self.model.language_model)  # drafters refuse a model there
+        return sampler
