@@ -64,8 +64,8 @@ class Log:
         assert self.before is not None, "there are such positions"
         last = self.before.shape[1] - 1
         before = self.before[rows, np.minimum(first, last)]
-        behind: np.ndarray = self.before[rows, np.minimum(first + count, last)]
-        return behind - before
+        found: np.ndarray = self.before[rows, np.minimum(first + count, last)] - before
+        return found
 
     def leave(self, at: int, reason: str) -> RowFinished:
         """The row at index `at` is done."""

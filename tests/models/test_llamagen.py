@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,44 +18,9 @@ from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
 from pardec.models.rope import GridRope, default_frequencies, rotate
 from pardec.models.weights import Published
+from tests.models.llamagen_files import ARGUMENTS, CELLS, VOCAB, WIDTH, tensors, write
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "llamagen" / "checkpoint"
-WIDTH, VOCAB, CELLS = 16, 12, 9
-ARGUMENTS: dict[str, Any] = {"n_head": 2, "block_size": CELLS}
-
-
-def tensors(kind: str = "c2i", *, layers: int = 2, width: int = WIDTH, inner: int = 24) -> dict[str, Tensor]:
-    """Random tensors under the published names."""
-    generator = torch.Generator().manual_seed(3)
-    shapes: dict[str, tuple[int, ...]] = {
-        "tok_embeddings.weight": (VOCAB, width),
-        "output.weight": (VOCAB, width),
-        "norm.weight": (width,),
-    }
-    if kind == "c2i":
-        shapes["cls_embedding.embedding_table.weight"] = (5, width)  # four classes and none
-    else:
-        shapes |= {
-            "cls_embedding.cap_proj.fc1.weight": (width, 7),
-            "cls_embedding.cap_proj.fc2.weight": (width, width),
-            "cls_embedding.uncond_embedding": (6, 7),
-        }
-    for layer in range(layers):
-        stem = f"layers.{layer}."
-        shapes |= {stem + name: (width,) for name in ("attention_norm.weight", "ffn_norm.weight")}
-        shapes |= {stem + "attention.wqkv.weight": (3 * width, width), stem + "attention.wo.weight": (width, width)}
-        shapes |= {stem + f"feed_forward.{name}.weight": (inner, width) for name in ("w1", "w3")}
-        shapes[stem + "feed_forward.w2.weight"] = (width, inner)
-    return {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
-
-
-def write(folder: Path, held: dict[str, Tensor], arguments: dict[str, Any] | None, name: str = "toy.pt") -> Path:
-    """A file as published, and what is said beside it."""
-    file = folder / name
-    torch.save({"model": held}, file)
-    if arguments is not None:
-        (folder / f"{file.stem}.args.json").write_text(json.dumps(arguments))
-    return file
 
 
 def published(held: dict[str, Tensor]) -> dict[str, Published]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,8 @@ class Chance:
     ],
 )
 def test_fresh_guesses_stand_behind_the_known_ones(init: Any, expected: list[list[int]]) -> None:
-    scene: Any = type("Scene", (), {"text": Text(), "model": type("M", (), {"vocab_size": 20})})
+    given = SimpleNamespace(allowed=None, conditions=())
+    scene: Any = SimpleNamespace(text=Text(), model=SimpleNamespace(vocab_size=20), request=given)
     guesses = torch.tensor([[0, 0, 0, 0], [8, 3, 0, 0]])
     chances: Any = Chance()
     made = fresh(init, guesses, np.array([0, 2]), scene, chances)
