@@ -77,7 +77,7 @@ def fits(readings: list[Reading]) -> None:
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("mode", MODES)
 def test_pictures_have_the_joint_law_of_the_target(mode: str, init: str) -> None:
-    fits(measure(f"sjd:window=4,refresh={mode},init={init}", SMALL, 2000, seed=1))
+    fits(measure(f"sjd:window=4,refresh={mode},init={init}", SMALL, 1600, seed=1))
 
 
 @pytest.mark.parametrize("spec", [*(f"sjd:refresh={mode}" for mode in MODES), "sjd:init=up", "sequential"])
@@ -175,11 +175,11 @@ def lockstep(relabelled: bool) -> Callable[[], Speculation]:
 
 
 def test_mutation_the_published_truncation_to_the_slowest_row_shows() -> None:
-    assert worst(measure(lockstep(relabelled=False), LARGE, 8000)) > 6
+    assert worst(measure(lockstep(relabelled=False), LARGE, 4000)) > 6
 
 
 def test_truncation_with_the_right_labels_is_exact() -> None:
-    fits(measure(lockstep(relabelled=True), LARGE, 8000))
+    fits(measure(lockstep(relabelled=True), LARGE, 4000))
 
 
 def test_mutation_coupling_one_place_off_shows() -> None:
