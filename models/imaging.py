@@ -24,6 +24,57 @@ class Condition:
     places: Tensor | None = None  # [n] int64: with `features`, their places among all that there can be; None: the last
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the codes of a picture stand among its tokens: row by row, and what a family writes between and behind."""
+
+    rows: int
+    columns: int
+    row_end: int | None = None  # the token behind every row
+    closing: tuple[int, ...] = ()  # the tokens behind the last one
+    ids: Tensor | None = None  # [codes] int64: the token of each code; None: a code is its own
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of cells."""
+        return self.rows, self.columns
+
+    @property
+    def stride(self) -> int:
+        """Tokens from a row to the next."""
+        return self.columns + (self.row_end is not None)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a picture."""
+        return self.rows * self.stride + len(self.closing)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a picture's tokens are its codes, and any of them may stand anywhere."""
+        return self.row_end is None and not self.closing and self.ids is None
+
+    def forced(self) -> Tensor:
+        """[tokens] int64: the one token that may stand at each place, -1 where a code does."""
+        places = torch.full((self.tokens,), -1)
+        if self.row_end is not None:
+            places[self.columns : self.rows * self.stride : self.stride] = self.row_end
+        if self.closing:
+            places[-len(self.closing) :] = torch.tensor(self.closing)
+        return places
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        """The codes [..., rows, columns] of tokens [..., tokens]; -1 where one is not known (-1) or stands for none."""
+        body = tokens[..., : self.rows * self.stride]
+        found = body.reshape(*tokens.shape[:-1], self.rows, self.stride)[..., : self.columns]
+        if self.ids is None:
+            return found
+        ids = self.ids.to(tokens.device)
+        of = torch.full((int(ids.max()) + 2,), -1, device=tokens.device)  # the last entry is for other tokens
+        of[ids] = torch.arange(len(ids), device=tokens.device)
+        return of[torch.where((found < 0) | (found > ids.max()), len(of) - 1, found)]
+
+
 @dataclass(frozen=True, slots=True)
 class Picturing:
     """What the picture side of a checkpoint is built from."""
@@ -40,7 +91,7 @@ class Picturing:
 
 
 class Imaging(Protocol):
-    """The picture side of a checkpoint. Ids of its tokens are codes, one a cell, row by row."""
+    """The picture side of a checkpoint."""
 
     @property
     def kind(self) -> Literal["class", "text"]:
@@ -48,8 +99,8 @@ class Imaging(Protocol):
         ...
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of cells."""
+    def layout(self) -> Layout:
+        """Where codes stand among the tokens of a picture."""
         ...
 
     @property

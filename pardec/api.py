@@ -263,7 +263,8 @@ class Model:
             tokenizer=self._reader,
             images=drawn(imaging, tokens) if imaging is not None and draw else None,
             shown=call.shown,
-            grid=None if imaging is None else imaging.grid,
+            grid=None if imaging is None else imaging.layout.grid,
+            stride=None if imaging is None else imaging.layout.stride,
         )
 
 

@@ -40,7 +40,7 @@ def drawn(imaging: Imaging, tokens: Sequence[Sequence[int]]) -> list[Image] | No
     """The pictures of rows of codes; None without a decoder. One by one: a picture is the same in any batch."""
     if not imaging.drawable:
         return None
-    codes = [torch.tensor(row).view(1, *imaging.grid) for row in tokens]
+    codes = [imaging.layout.codes(torch.tensor([row])) for row in tokens]
     return [fromarray(to_pictures(imaging.decode(picture))[0]) for picture in codes]
 
 
@@ -80,17 +80,16 @@ def conditions(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Se
     for name in _FOREIGN:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for text and {model.name} draws pictures", hint=f"leave {name} out")
-    height, width = imaging.grid
-    cells = height * width
-    if settings.max_new_tokens not in (MAX_NEW_TOKENS, cells):
+    count = imaging.layout.tokens
+    if settings.max_new_tokens not in (MAX_NEW_TOKENS, count):
         raise SpecError(
-            f"a picture of {model.name} has {cells} tokens, max_new_tokens={settings.max_new_tokens} were asked for",
+            f"a picture of {model.name} has {count} tokens, max_new_tokens={settings.max_new_tokens} were asked for",
             hint="leave max_new_tokens out",
         )
     once = _labels(model, imaging, prompt, settings) if imaging.kind == "class" else _captions(model, prompt, settings)
     prefix = imaging.prefix(once)
     each = [row for row in range(len(once)) for _ in range(settings.num_images)]
-    rows = [Row(torch.full((length,), -1), torch.full((cells,), -1)) for length in prefix.lengths]
+    rows = [Row(torch.full((length,), -1), torch.full((count,), -1)) for length in prefix.lengths]
     return Conditions(tuple(once[row] for row in each), prefix.take(each), [rows[row] for row in each])
 
 

@@ -228,12 +228,12 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             drawn = None if self.result is None else self.result.images
             return unfinished(self.imaging, codes) if drawn is None else drawn
         if output_type == "latent":
-            return torch.from_numpy(codes.reshape(-1, *self.imaging.grid)).to(self.device)
+            return torch.from_numpy(codes.reshape(-1, *self.imaging.layout.grid)).to(self.device)
         if (codes < 0).any():  # interrupted: the blank cells are those of the pictures
             pixels = np.stack([np.asarray(one) for one in unfinished(self.imaging, codes)])
             made = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
         else:  # one by one: a picture is the same in any batch
-            rows = torch.from_numpy(codes.reshape(-1, 1, *self.imaging.grid))
+            rows = torch.from_numpy(codes.reshape(-1, 1, *self.imaging.layout.grid))
             made = torch.cat([self.imaging.decode(row) for row in rows]).div(2).add(0.5).clamp(0, 1)
         return made if output_type == "pt" else made.permute(0, 2, 3, 1).cpu().numpy()
 
@@ -250,12 +250,12 @@ class _Told:
                 f"callback_on_step_end_tensor_inputs has {unknown}", hint=f"it may have {', '.join(_TENSORS)}"
             )
         self.pipe, self.callback, self.names = pipe, callback, names
-        self.codes = Codes(pipe.imaging.grid)
+        self.codes = Codes(pipe.imaging.layout)
 
     def tell(self, event: Step) -> None:
         if self.callback is None:
             return
-        grid, held = self.pipe.imaging.grid, {"latents": self.codes.codes, "committed": self.codes.fresh}
+        grid, held = self.pipe.imaging.layout.grid, {"latents": self.codes.codes, "committed": self.codes.fresh}
         handed = {n: torch.from_numpy(held[n].reshape(-1, *grid).copy()).to(self.pipe.device) for n in self.names}
         before = {name: tensor.clone() for name, tensor in handed.items()}
         behind = int((self.codes.codes < 0).sum(1).max())

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pardec import allowed
+from pardec.grammar import within
 from pardec.models.errors import SpecError
 from pardec.picture_requests import Conditions, conditions, refuse_pictures
 from pardec.prompts import Row, rows
 from pardec.samplers import registry
-from pardec.samplers.contracts import Request, Sampler
+from pardec.samplers.contracts import Allowed, Request, Sampler
 from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Spec, parse
 from pardec.samplers.verifying import Speculation
@@ -118,10 +119,15 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         conditions=() if pictures is None else pictures.conditions,
         prefix=None if pictures is None else pictures.prefix,
         stop_ids=stop_ids,
-        allowed=allowed.read(model, settings.allowed, given),
+        allowed=_allowed(model, settings, given),
         processors=tuple(settings.logits_processor or ()),
     )
     return Call(sampler, request, seeds, settings.callback)
+
+
+def _allowed(model: LanguageModel, settings: Settings, given: list[Row]) -> Allowed | None:
+    asked = allowed.read(model, settings.allowed, given)
+    return asked if model.imaging is None else within(model.imaging.layout, asked, given, model.vocab_size)
 
 
 def _seeds(settings: Settings, count: int) -> tuple[int, ...]:

@@ -58,6 +58,7 @@ class Result:
         images: the pictures; None for text, and without a decoder.
         shown: per picture the caption or class that was asked for, None where features were given; None for text.
         grid: rows and columns of cells of a picture; None for text.
+        stride: tokens from a row of a picture to the next: its columns, and an end-of-row token where a family has it.
     """
 
     sequences: Tensor
@@ -81,6 +82,7 @@ class Result:
     images: list[Image] | None = None
     shown: list[str | int | None] | None = None
     grid: tuple[int, int] | None = None
+    stride: int | None = None
     tokenizer: Any = field(default=None, repr=False)
     saved_pieces: list[list[str]] | None = field(default=None, repr=False)
     draft_forwards: list[int] = field(default_factory=list)

@@ -99,6 +99,7 @@ def _plain(result: Result) -> dict[str, Any]:
         "padding": result.padding,
         "shown": result.shown,
         "grid": result.grid,
+        "stride": result.stride,
         "drawn": result.images is not None,
     }
 
@@ -166,6 +167,7 @@ def _read(held: dict[str, Any], found: dict[str, Any], images: list[Image.Image]
         images=images,
         shown=held.get("shown"),
         grid=None if held.get("grid") is None else (int(held["grid"][0]), int(held["grid"][1])),
+        stride=held.get("stride"),
         **{name: held[name] for name in _PLAIN},
     )
 

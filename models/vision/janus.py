@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pardec.models.conditioned import Prefix
 from pardec.models.errors import ModelError, one_line
 from pardec.models.hf_adapter import Parts
-from pardec.models.imaging import Condition, Imaging
+from pardec.models.imaging import Condition, Imaging, Layout
 from pardec.models.quiet import quiet
 from pardec.models.sources import Source
 
@@ -55,7 +55,7 @@ class JanusImaging:
         side, cells = model.model.vqmodel.config.num_patches, model.model.vision_model.config.num_image_tokens
         if side * side != cells:
             raise ModelError(f"{name} draws {cells} cells, and its image tokenizer decodes {side}x{side}")
-        self.grid = (side, side)
+        self.layout = Layout(side, side)
 
     @property
     def defaults(self) -> Mapping[str, Any]:

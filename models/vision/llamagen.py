@@ -23,7 +23,7 @@ from pardec.models.catalog import EMBEDDED, embedded_names
 from pardec.models.conditioned import Prefix
 from pardec.models.errors import ModelError
 from pardec.models.families.llamagen import CONDITION, side
-from pardec.models.imaging import Condition, Picturing
+from pardec.models.imaging import Condition, Layout, Picturing
 from pardec.models.sources import read_json
 from pardec.models.vision.captions import TextEncoder
 from pardec.models.vision.vq import VQ
@@ -86,8 +86,8 @@ class LlamaGenImaging:
         return "class" if isinstance(self.embedder, Classes) else "text"
 
     @property
-    def grid(self) -> tuple[int, int]:
-        return self.side, self.side
+    def layout(self) -> Layout:
+        return Layout(self.side, self.side)
 
     @property
     def classes(self) -> int:

@@ -42,7 +42,8 @@ def steps(result: Result, row: int) -> np.ndarray:
     assert result.grid is not None, "a result of pictures has a grid"
     start = result.prompts[row]
     rows, columns = result.grid
-    return result.trace.forward[row, start : start + rows * columns].reshape(rows, columns)
+    stride = result.stride or columns
+    return result.trace.forward[row, start : start + rows * stride].reshape(rows, stride)[:, :columns]
 
 
 def gained(result: Result, row: int) -> np.ndarray:

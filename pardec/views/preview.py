@@ -51,8 +51,8 @@ class Preview:
         self.console = Console(file=stream, highlight=False)
         self.manner = _manner(self.console, environment, drawable=imaging.drawable)
         self.live = Live(console=self.console, auto_refresh=False) if self.manner == "blocks" else None
-        self.codes = Codes(imaging.grid)
-        self.total = count * imaging.grid[0] * imaging.grid[1]
+        self.codes = Codes(imaging.layout)
+        self.total = count * imaging.layout.rows * imaging.layout.columns
         self.before = self.forwards = self.steps = 0  # cells and forwards of the requests before this one; its steps
         self.started = self.told = time.monotonic()
         self.drawn_at, self.cost, self.rows_seen = 0.0, 0.0, 0
@@ -94,7 +94,7 @@ class Preview:
                 self.told = now
                 self._write(self.progress() + "\n")
             return
-        rows = int((self.codes.codes.reshape(-1, *self.imaging.grid) >= 0).all(2).sum())
+        rows = int((self.codes.codes.reshape(-1, *self.imaging.layout.grid) >= 0).all(2).sum())
         due = now - self.drawn_at >= max(LEAST_S, SHARE * self.cost) and rows > self.rows_seen
         if self.manner == "line":
             self._write(f"\r\x1b[K{self.progress()}")

@@ -13,7 +13,7 @@ from pardec.pngs import BLANK
 from pardec.samplers.events import Event, RowFinished, Started, Step
 
 if TYPE_CHECKING:
-    from pardec.models.imaging import Imaging
+    from pardec.models.imaging import Imaging, Layout
 
 
 class Codes:
@@ -24,9 +24,9 @@ class Codes:
         fresh: [B, h*w] bool: what the latest step committed.
     """
 
-    def __init__(self, grid: tuple[int, int]) -> None:
-        self.grid = grid
-        self.codes = np.zeros((0, grid[0] * grid[1]), dtype=np.int64)
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.codes = np.zeros((0, layout.rows * layout.columns), dtype=np.int64)
         self.fresh = np.zeros(self.codes.shape, dtype=bool)
 
     @property
@@ -36,25 +36,30 @@ class Codes:
 
     def __call__(self, event: Event) -> None:
         """Takes in one event."""
-        cells = np.arange(self.grid[0] * self.grid[1])
+        places = np.arange(self.layout.tokens)
         if isinstance(event, Started):
             self.starts = event.prompts.copy()
-            self.codes = np.full((len(self.starts), len(cells)), -1, dtype=np.int64)
+            self.codes = np.full((len(self.starts), self.codes.shape[1]), -1, dtype=np.int64)
             self.fresh = np.zeros(self.codes.shape, dtype=bool)
         elif isinstance(event, Step):
-            where = self.starts[event.rows, None] + cells
+            where = self.starts[event.rows, None] + places
             tokens, still = (np.take_along_axis(array, where, 1) for array in (event.tokens, event.open))
-            self.codes[event.rows] = np.where(still, -1, tokens)
+            self.codes[event.rows] = self._codes(np.where(still, -1, tokens))
             self.fresh[:] = False
-            self.fresh[event.rows] = np.take_along_axis(event.committed, where, 1)
+            fresh = np.take_along_axis(event.committed, where, 1)
+            self.fresh[event.rows] = self._codes(np.where(fresh, tokens, -1)) >= 0
         elif isinstance(event, RowFinished):
             start = int(self.starts[event.row])
-            self.codes[event.row] = event.tokens[start : start + len(cells)]
+            self.codes[event.row] = self._codes(event.tokens[start : start + len(places)])
+
+    def _codes(self, tokens: np.ndarray) -> np.ndarray:
+        """[..., h*w] of tokens [..., T]."""
+        return self.layout.codes(torch.from_numpy(tokens)).flatten(-2).numpy()
 
 
 def unfinished(imaging: Imaging, codes: np.ndarray) -> list[Image.Image]:
     """The pictures of codes [B, h*w], a cell without one (-1) blank. A decoder sees past the cell: edges may change."""
-    grid = imaging.grid
+    grid = imaging.layout.grid
     made = []
     for row in codes:
         whole = imaging.decode(torch.from_numpy(row.clip(min=0)).view(1, *grid))

@@ -12,10 +12,10 @@ from pardec.samplers.sequences import Sequences
 
 
 def columns(model: LanguageModel, asked: str, hint: str) -> int:
-    """Cells in a row of the model's pictures. Raises SpecError for `asked` of a model that draws none."""
+    """Tokens from a row of the model's pictures to the next. Raises SpecError for `asked` where there are none."""
     if model.imaging is None:
         raise SpecError(f"{asked} looks at the cells of a picture, and {model.name} draws none", hint=hint)
-    return model.imaging.grid[1]
+    return model.imaging.layout.stride
 
 
 def beside(text: Sequences, guesses: Tensor, known: np.ndarray, drawn: Tensor, width: int) -> Tensor:

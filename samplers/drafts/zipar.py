@@ -65,6 +65,8 @@ class Zipar:
 
     def _lag(self, model: LanguageModel) -> int:
         wide = columns(model, "zipar", "text has no rows: lookup and sjd draft it")
+        if model.imaging is not None and model.imaging.layout.row_end is not None:
+            raise SpecError(f"zipar knows no end-of-row tokens, which {model.name} has", hint="draft with sjd")
         if self.window is not None and self.window > wide:
             raise SpecError(
                 f"zipar: window={self.window} is more than the {wide} cells of a row of {model.name}",

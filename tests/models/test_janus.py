@@ -131,7 +131,7 @@ def test_the_loaded_model_speaks_of_codes_alone(model: pardec.Model) -> None:
         None,
     )
     assert (stack.tokenizer, stack.facts.eos_ids, stack.facts.masked) == (None, (), False)
-    assert (imaging.kind, imaging.classes, imaging.grid, imaging.drawable) == ("text", 0, (SIDE, SIDE), True)
+    assert (imaging.kind, imaging.classes, imaging.layout.grid, imaging.drawable) == ("text", 0, (SIDE, SIDE), True)
     assert dict(imaging.defaults) == {"temperature": 1.0, "cfg": 5.0}
     assert stack.embed(torch.eye(CODES)).shape == (CODES, WIDTH)
 

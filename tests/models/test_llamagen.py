@@ -167,7 +167,7 @@ def test_conditions_of_classes(tmp_path: Path) -> None:
     model = load(write(tmp_path, held, ARGUMENTS), device="cpu")
     imaging = model.imaging
     assert imaging is not None
-    assert (imaging.kind, imaging.grid, imaging.classes, imaging.drawable) == ("class", (3, 3), 4, False)
+    assert (imaging.kind, imaging.layout.grid, imaging.classes, imaging.drawable) == ("class", (3, 3), 4, False)
     made, table = imaging.prefix([Condition(label=2), Condition(label=0)]), held["cls_embedding.embedding_table.weight"]
     assert made.without is not None
     assert torch.equal(torch.cat(made.states), table[[2, 0]])

@@ -20,6 +20,7 @@ from rich.console import Console
 import pardec
 from pardec import pngs
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.imaging import Layout
 from pardec.saving import ResultError
 from pardec.views import drawn
 from pardec.views.blocks import fitting, half_blocks, way
@@ -377,7 +378,7 @@ def test_an_animation_shows_what_each_forward_knew(result: pardec.Result) -> Non
 
 
 def test_a_picture_model_streams_without_text(model: pardec.Model) -> None:
-    seen = Codes((SIDE, SIDE))
+    seen = Codes(Layout(SIDE, SIDE))
     for event in model.stream(label=[0, 1, 2], sampler="sjd", temperature=1.0, seed=3):
         before = seen.known
         seen(event)

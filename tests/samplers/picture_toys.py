@@ -85,7 +85,7 @@ def asked(model: LanguageModel, captions: Sequence[Tensor], seeds: Iterable[int]
     assert model.imaging is not None
     conditions = tuple(Condition(features=caption) for caption in captions)
     prefix = model.imaging.prefix(conditions)
-    rows, columns = model.imaging.grid
+    rows, columns = model.imaging.layout.grid
     canvases = tuple(torch.full((length + rows * columns,), -1) for length in prefix.lengths)
     return Request(
         canvases,
@@ -154,7 +154,7 @@ def joint(
 ) -> np.ndarray:
     """The true probability of every picture, [V] * cells."""
     assert model.imaging is not None
-    vocab, cells = model.vocab_size, model.imaging.grid[0] * model.imaging.grid[1]
+    vocab, cells = model.vocab_size, model.imaging.layout.tokens
     every = torch.tensor(list(product(range(vocab), repeat=cells)))
     raw = logits(model, caption, every, cfg=cfg)
     kept = filtered(raw, temperature=temperature, top_k=top_k, top_p=None, order="top_k")

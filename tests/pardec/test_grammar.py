@@ -1,0 +1,99 @@
+"""Pictures whose families write more than codes: ends of rows, closing tokens, codes that are ids among others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pardec
+from pardec.models.errors import SpecError
+from pardec.models.imaging import Layout
+from pardec.models.language_model import LanguageModel
+from pardec.models.vision.llamagen import LlamaGenImaging
+from pardec.views.drawn import gained
+from pardec.views.unfinished import Codes
+from tests.samplers.picture_toys import features, toy_pictures
+
+LAYOUT = Layout(2, 3, row_end=5, closing=(6, 1), ids=torch.tensor([4, 0, 7, 2]))
+FORCED = {3: 5, 7: 5, 8: 6, 9: 1}
+
+
+class Grammatical(LlamaGenImaging):
+    """Draws a code as a grey of its own."""
+
+    layout = LAYOUT  # type: ignore[assignment]
+    drawable = True  # type: ignore[assignment]
+
+    def decode(self, codes: Tensor) -> Tensor:
+        assert codes.min() >= 0
+        return (codes[:, None].float() / 2 - 1).expand(-1, 3, -1, -1)
+
+
+def toy() -> LanguageModel:
+    made = toy_pictures(seed=3, side=4, vocab=8, sharp=2.0)
+    own = made.imaging
+    assert isinstance(own, LlamaGenImaging)
+    return replace(made, imaging=Grammatical(own.embedder, own.side, name="toy"))
+
+
+def test_a_layout_says_where_codes_stand() -> None:
+    assert (LAYOUT.stride, LAYOUT.tokens, LAYOUT.plain) == (4, 10, False)
+    assert LAYOUT.forced().tolist() == [-1, -1, -1, 5, -1, -1, -1, 5, 6, 1]
+    tokens = torch.tensor([[4, 0, 7, 5, 2, -1, 3, 5, 6, 1]])
+    assert LAYOUT.codes(tokens).tolist() == [[[0, 1, 2], [3, -1, -1]]]
+    plain = Layout(2, 2)
+    assert plain.plain
+    assert plain.codes(torch.arange(4)).tolist() == [[0, 1], [2, 3]]
+    assert plain.forced().tolist() == [-1] * 4
+
+
+@pytest.mark.parametrize(
+    "sampler", ["sequential", "sjd:window=5", "sjd:window=5,init=up", "jacobi", "lookup", "recycling"]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_sampler_keeps_to_it(sampler: str, temperature: float) -> None:
+    model = pardec.Model(toy())
+    told: list[Any] = []
+    result = model.generate(
+        prompt_embeds=features([2, 3]), sampler=sampler, temperature=temperature, cfg=2.0, callback=told.append
+    )
+    assert result.images is not None
+    for tokens, picture in zip(result.tokens, result.images, strict=True):
+        assert len(tokens) == 10
+        assert {place: tokens[place] for place in FORCED} == FORCED
+        free = [token for place, token in enumerate(tokens) if place not in FORCED]
+        assert set(free) <= {4, 0, 7, 2}
+        assert picture.size == (3, 2)
+    assert gained(result, 0).shape == (2, 3)
+    codes = Codes(LAYOUT)
+    for event in told:
+        codes(event)
+    assert codes.codes.tolist() == LAYOUT.codes(torch.tensor(result.tokens)).flatten(1).tolist()
+    if temperature == 0:
+        plain = model.generate(prompt_embeds=features([2, 3]), sampler="sequential", cfg=2.0)
+        assert plain.tokens == result.tokens
+
+
+def test_sampled_tokens_without_an_alternative_are_no_merit_of_the_drafter() -> None:
+    result = pardec.Model(toy()).generate(prompt_embeds=features([2]), sampler="sjd:window=8", temperature=1.0)
+    assert result.acceptance_length is not None
+    free = 10 - len(FORCED)
+    rounds = [count for count in result.trace.gained[0][1:] if count]
+    assert sum(rounds) == free - 1  # the first code is the prompt's forward's
+
+
+def test_constraints_hold_within_it() -> None:
+    model = pardec.Model(toy())
+    allowed = {0: [4, 5], 3: [5, 2], 4: [7]}
+    result = model.generate(prompt_embeds=features([2]), sampler="sjd", temperature=1.0, allowed=allowed)
+    assert [result.tokens[0][at] for at in (0, 3, 4)] == [4, 5, 7]
+    with pytest.raises(SpecError, match="allowed leaves nothing at index 3 of row 0, where token 5 has to stand"):
+        model.generate(prompt_embeds=features([2]), allowed={3: [4]})
+    with pytest.raises(SpecError, match="leaves nothing at index 1 of row 0, where a code has to stand"):
+        model.generate(prompt_embeds=features([2]), allowed={1: [5, 6]})
+    with pytest.raises(SpecError, match="zipar knows no end-of-row tokens"):
+        model.generate(prompt_embeds=features([2]), sampler="zipar")
