@@ -51,9 +51,10 @@ def test_a_layout_says_where_codes_stand() -> None:
     assert plain.forced().tolist() == [-1] * 4
 
 
-@pytest.mark.parametrize(
-    "sampler", ["sequential", "sjd:window=5", "sjd:window=5,init=up", "jacobi", "lookup", "recycling"]
-)
+DRAFTED = ["sequential", "sjd:window=5", "sjd:window=5,init=up", "jacobi", "lookup", "recycling"]
+
+
+@pytest.mark.parametrize("sampler", DRAFTED)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_sampler_keeps_to_it(sampler: str, temperature: float) -> None:
     model = pardec.Model(toy())
