@@ -90,7 +90,8 @@ class Copies(Task):
 
 def specs() -> list[str]:
     """Plain decoding, every registered drafter, and more."""
-    names = [card.name for card in registry.cards() if card.stage == "draft" and card.name not in ("sequential", "zipar")]
+    drafters = [card.name for card in registry.cards() if card.stage == "draft"]
+    names = [name for name in drafters if name not in ("sequential", "zipar")]  # the latter draws pictures only
     return ["sequential", *(NAMED.get(name, name) for name in names), *MORE]
 
 
