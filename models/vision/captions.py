@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pardec.models.errors import ModelError, one_line
+from pardec.models.errors import ModelError, did_you_mean, one_line
 from pardec.models.quiet import quiet
 
 _KEPT = 32  # captions whose features are kept; of FLAN-T5-XL, in float32, one takes up to a megabyte
@@ -60,12 +60,26 @@ class TextEncoder:
                 del self._kept[next(iter(self._kept))]
         return [made[text] for text in texts]
 
+    def _length(self, tokenizer: Any, text: str) -> int:
+        """Tokens of the text. Raises ModelError naming a word for which the tokenizer has no token."""
+        try:
+            with quiet():  # it would say that a long caption fits no model, and pardec cuts it
+                return len(tokenizer(text)["input_ids"])
+        except Exception as error:  # the library has no exception of its own for this
+            known = tokenizer.get_vocab()
+            word = next((word for word in text.lower().split() if word not in known), None)
+            if word is None:
+                raise
+            raise ModelError(
+                f"the text encoder knows no word {word!r}, in {text!r}{did_you_mean(word, known)}",
+                f"it reads {len(known)} words, such as {', '.join(sorted(known)[-6:])}",
+            ) from error
+
     @torch.inference_mode()
     def _encoded(self, text: str) -> Tensor:
         """Alone, since what a caption is read with changes its features' last bits."""
         tokenizer, model = self._parts
-        with quiet():  # it would say that a long caption fits no model, and pardec cuts it
-            length = len(tokenizer(text)["input_ids"])
+        length = self._length(tokenizer, text)
         if not length:
             raise ModelError(f"the text encoder {self.name} reads nothing in {text!r}", "say it in other words")
         if length > self.most and not self._warned:

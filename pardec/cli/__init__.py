@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -25,6 +26,8 @@ def run(arguments: Sequence[str]) -> int:
     import typer
 
     from pardec.cli.app import app
+
+    warnings.formatwarning = _warning
 
     # typer brings its own copy of click or uses an installed one, by version; its public names lead to either.
     usage_error = typer.BadParameter.__bases__[0]
@@ -60,3 +63,8 @@ def report(message: str, hint: str | None, code: int) -> int:
         if line:
             print(" ".join(line.split()), file=sys.stderr)
     return code
+
+
+def _warning(message: Warning | str, *where: object) -> str:
+    """One line, without the place in the code."""
+    return f"warning: {message}\n"

@@ -230,3 +230,18 @@ def test_the_input_states_of_a_caption_are_the_same_in_any_batch(tmp_path: Path)
     both = imaging.prefix([Condition(text=LINES[0]), Condition(text=LINES[1])])
     assert both.lengths == [4, 13]  # the last is the token that ends a caption
     assert torch.equal(alone.states[0], both.states[1])
+
+
+def test_a_word_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    held = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "red": 2, "circle": 3}))
+    held.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=held, pad_token="<pad>").save_pretrained(tmp_path)
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    BertModel(BertConfig(vocab_size=4, max_position_embeddings=8, **shape)).save_pretrained(tmp_path)
+    reader = TextEncoder(str(tmp_path), most=8, device=torch.device("cpu"), dtype=torch.float32, offline=True)
+    assert reader(["a red circle"])[0].shape == (3, 8)
+    with pytest.raises(ModelError, match="knows no word 'rde', in 'a rde circle' .did you mean 'red'"):
+        reader(["a rde circle"])
