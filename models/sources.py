@@ -75,7 +75,7 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def _single(file: Path, name: str) -> Source:
-    if file.suffix not in (".pt", ".pth", ".safetensors"):
+    if file.suffix not in (".pt", ".pth", ".safetensors") or (file.parent / "config.json").is_file():
         raise ModelError(f"{file} is a file", "name the folder that holds config.json and the weights")
     return Source(name, file.parent, file.parent, file)
 

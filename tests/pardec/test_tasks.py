@@ -13,7 +13,7 @@ from pardec.tasks import Problem, list_tasks, task
 from pardec.tasks.arithmetic import SCENES
 from pardec.tasks.base import LIMIT, Draw, Generator
 
-NAMES = list_tasks()
+NAMES = [name for name in list_tasks() if task(name).answers == "text"]
 
 
 @pytest.mark.parametrize("name", NAMES)
