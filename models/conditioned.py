@@ -21,8 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 from .errors import CacheError, ModelError
 from .hidden import Hidden
 from .kv_cache import KVCache
-from .language_model import Stack
 from .plan import Plan, Visible
+from .stack import Stack
 
 
 @dataclass(frozen=True, eq=False)

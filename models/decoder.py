@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from .errors import ModelError
 from .hidden import Hidden
-from .kernels.attention import Sight, attend, look
+from .kernels.attention import attend
+from .kernels.sight import Sight, look
 from .kv_cache import Address, KVCache, Views
 from .plan import Plan, moved
 from .rope import GridRope, Rope, rotate

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from .errors import ModelError
-from .kernels.attention import Sight, attend, look
+from .kernels.attention import attend
+from .kernels.sight import Sight, look
 from .kv_cache import Address, KVCache
 from .plan import Plan, moved
 

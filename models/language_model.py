@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from .errors import CacheError, CapacityError, ModelError
 from .hidden import Hidden
 from .kv_cache import KVCache
 from .plan import Plan, Visible
+from .stack import Stack
 
 if TYPE_CHECKING:
     from .imaging import Imaging
@@ -37,19 +37,6 @@ class Facts:
     def masked(self) -> bool:
         """Whether this is a masked (diffusion) model, filled in any order, rather than an AR one."""
         return self.mask_id is not None and self.attention != "causal"
-
-
-class Stack(Protocol):
-    """What runs plans: the native decoder, or a transformers model behind the same contract."""
-
-    def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden: ...
-
-    @property
-    def embedding(self) -> Tensor: ...  # [V, E]
-
-    def new_cache(self, batch: int, capacity: int) -> KVCache: ...
-
-    def parameters(self) -> Iterable[Tensor]: ...
 
 
 @dataclass(slots=True, eq=False)

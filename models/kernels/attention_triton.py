@@ -17,7 +17,7 @@ from torch import Tensor
 from .choice import interpreted
 
 if TYPE_CHECKING:
-    from .attention import Sight
+    from .sight import Sight
 
 _BIDIRECTIONAL, _CAUSAL, _SEGMENTS, _MASK = range(4)
 

@@ -65,6 +65,8 @@ def report(message: str, hint: str | None, code: int) -> int:
     return code
 
 
-def _warning(message: Warning | str, *where: object) -> str:
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """One line, without the place in the code."""
     return f"warning: {message}\n"

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from pardec.models.kernels.attention import attend, look, seen
+from pardec.models.kernels.attention import attend
+from pardec.models.kernels.sight import look, seen
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pardec.models.kernels.attention import attend, look, seen
+from pardec.models.kernels.attention import attend
+from pardec.models.kernels.sight import look, seen
 from pardec.models.plan import Visible, moved
 from tests.models.toys import ask, ids
 

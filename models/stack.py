@@ -1,0 +1,25 @@
+"""What runs plans, whoever made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from torch import Tensor
+
+from .hidden import Hidden
+from .kv_cache import KVCache
+from .plan import Plan
+
+
+class Stack(Protocol):
+    """What runs plans: the native decoder, or a transformers model behind the same contract."""
+
+    def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden: ...
+
+    @property
+    def embedding(self) -> Tensor: ...  # [V, E]
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache: ...
+
+    def parameters(self) -> Iterable[Tensor]: ...
