@@ -55,6 +55,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--fresh", action="store_true", help="start over though there is a state")
     parser.add_argument("--chunks", type=int, default=40, help="of 2048 pictures, that a model of pictures learns from")
     parser.add_argument("--corpus", type=Path, help="folder of these, where other runs made them already")
+    parser.add_argument("--init", type=Path, help="exported model of pictures to start from")
     parser.add_argument("--teacher", type=Path, help="exported model of pictures whose laws are learned too")
     parser.add_argument("--shape", default="", help="changed sizes, e.g. codebook_size=512,ch_mult=1-2-2")
     given = parser.parse_args(argv)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from text_training.loop import read_card
 from torch import Tensor, nn
 
 from image_training import words
@@ -53,6 +54,10 @@ class DrawerRun(Training):
         parts = {"drawer": Drawer(self.config), "namer": nn.Linear(self.config["dim"], GROUND + 1)}
         if self.taught_by is None:
             parts["reader"] = reader
+        if options.init:
+            before = loaded(options.init)
+            for name in parts.keys() & before.keys():
+                parts[name].load_state_dict(before[name].state_dict())
         model = nn.ModuleDict(parts).to(device)
         super().__init__(options, model)
         self.reader = reader if self.taught_by is None else self.taught_by["reader"].to(device)
@@ -114,6 +119,7 @@ class DrawerRun(Training):
     def card(self, found: dict[str, Any]) -> dict[str, Any]:
         recipe = {
             "script": "scripts/train_image.py",
+            "started from": "random weights" if self.o.init is None else "the run before",
             "data": f"{self.o.chunks * self.corpus.size} pictures of captions of the train split, as {TOKENIZER} codes",
             "pictures a step": self.o.batch,
             "steps": self.step,
@@ -130,6 +136,8 @@ class DrawerRun(Training):
             "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
             "seed": self.o.seed,
         }
+        if self.o.init is not None:
+            recipe["run before"] = read_card(self.o.init)["recipe"]
         size = sum(value.numel() for name, value in self.model.named_parameters() if not name.startswith("namer."))
         head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
         return with_figures({**head, "curve": self.curve}, found)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from image_training import words
 from image_training.network import Drawer, text_encoder
+from pardec.models.catalog import EMBEDDED
 from pardec.models.quiet import quiet
 
 DEFAULTS = {"temperature": 1.0, "top_k": 64, "cfg": 2.0}  # what its pictures are drawn with where nothing is said
@@ -58,8 +59,11 @@ def loaded(folder: Path) -> dict[str, nn.Module]:
     drawer = Drawer(config)
     state = load_file(folder / "model.safetensors")
     drawer.load_state_dict({name: value.float() for name, value in state.items()})
+    reading = folder / "text_encoder"
+    if not reading.is_dir():
+        reading = EMBEDDED / config["text_encoder"] / "text_encoder"
     with quiet():
-        reader = BertModel.from_pretrained(folder / "text_encoder", add_pooling_layer=False, dtype=torch.float32)
+        reader = BertModel.from_pretrained(reading, add_pooling_layer=False, dtype=torch.float32)
     return {name: part.eval().requires_grad_(False) for name, part in (("drawer", drawer), ("reader", reader))}
 
 

@@ -24,6 +24,7 @@ class Options:
     state: Path
     fresh: bool
     shape: dict[str, object]
+    init: Path | None = None
     teacher: Path | None = None
     corpus: Path | None = None
     chunks: int = 40
