@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pardec.tasks import list_tasks, task  # noqa: E402
+from pardec.tasks import Generator, list_tasks, task  # noqa: E402
 
 SPACE = "▁"
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")
@@ -40,7 +40,7 @@ def vocabulary() -> dict[str, int]:
     """Token -> id: special tokens, single characters as the fallback, then the tasks' own words."""
     tokens = [*SPECIAL, SPACE, "\n", "\t", *map(chr, range(0x21, 0x7F))]
     tokens += [SPACE + digit for digit in "0123456789"] + [SPACE + mark for mark in SPACED_MARKS]
-    tasks = [task(name) for name in list_tasks()]
+    tasks = [made for made in map(task, list_tasks()) if isinstance(made, Generator)]
     tokens += [SPACE + word for word in sorted({word for made in tasks for word in made.words})]
     tokens += sorted({word for made in tasks for word in made.bare_words})
     return {token: index for index, token in enumerate(dict.fromkeys(tokens))}

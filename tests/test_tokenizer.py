@@ -54,7 +54,7 @@ def test_task_texts_are_whole_words_that_round_trip(name: str) -> None:
         assert len(ids_of(problem.answer)) <= 40
 
 
-@pytest.mark.parametrize("name", list_tasks())
+@pytest.mark.parametrize("name", [name for name in list_tasks() if task(name).answers == "text"])
 def test_every_task_round_trips_in_few_tokens(name: str) -> None:
     for problem in task(name).problems("heldout", 100, 0):
         for text in (problem.prompt, problem.answer):
