@@ -16,7 +16,7 @@ from image_training.network import Drawer, text_encoder
 from pardec.models.catalog import EMBEDDED
 from pardec.models.quiet import quiet
 
-DEFAULTS = {"temperature": 1.0, "top_k": 64, "cfg": 2.0}  # what its pictures are drawn with where nothing is said
+DEFAULTS = {"temperature": 0.7, "top_k": 64, "cfg": 2.5}  # what its pictures are drawn with where nothing is said
 
 
 def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], card: dict[str, Any]) -> None:
