@@ -26,10 +26,11 @@ def section(run: Run) -> str:
             shown.setdefault((row["task"], row["index"]), []).append((row, result))
     if not shown:
         return ""
+    order = {entry["sampler"]: number for number, entry in enumerate(run.config["samplers"])}
     top = max(drawn.most(result) for pairs in shown.values() for _, result in pairs)
     parts = [_TOLD.format(top=top)]
     for place in sorted(shown):
-        pairs = shown[place]
+        pairs = sorted(shown[place], key=lambda pair: (order[pair[0]["sampler"]], pair[0]["seed"]))
         parts.append(f"<h3>{escape(drawn.title(pairs[0][1], 0))}</h3>")
         parts.append(f'<div class="drawn">{"".join(_figure(*pair, top) for pair in pairs)}</div>')
     return "\n".join(parts)
