@@ -267,6 +267,18 @@ def test_a_corpus_is_gone_through_in_another_order_each_time(tmp_path: Path) -> 
     assert set(chunk["shown"].flatten().tolist()) - {corpus.GROUND} >= {list(COLOURS).index(name) for name in colours}
 
 
+def test_what_captions_say_in_numbers() -> None:
+    caption = "a small red circle left of a large blue triangle on white"
+    assert words.read(words.ids([caption])) == [caption]
+    (row,) = words.said([caption]).tolist()
+    red, blue = (list(COLOURS).index(name) for name in ("red", "blue"))
+    assert row[red] == 1  # small, circle, the first
+    assert row[blue] == 1 + 3 + 2 + 6  # large, triangle, the second
+    assert sorted(row[:6]) == [0, 0, 0, 0, 1, 12]
+    assert row[6:] == [9, 2]  # the first relation behind nine places; white
+    assert all(value < kinds for value, kinds in zip(row, words.KINDS, strict=True))
+
+
 @pytest.mark.parametrize("more", [[], ["--steps", "3", "--minutes", "1"], ["--steps", "3", "--model", "tiny-dream"]])
 def test_misuse_is_refused(more: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:

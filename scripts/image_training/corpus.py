@@ -28,6 +28,7 @@ class Batch:
 
     captions: Tensor  # [B, 16] int64
     codes: Tensor  # [B, cells] int64
+    said: Tensor  # [B, 8] int64: what the captions say, see words.said
     shown: Tensor  # [B, cells] int64: the colour of the thing that each cell shows, or GROUND
 
 
@@ -47,7 +48,8 @@ class Corpus:
         order = np.random.default_rng((self.seed, again, number)).permutation(self.size)
         rows = torch.from_numpy(order[place * count : (place + 1) * count])
         chunk = self.chunk(number)
-        return Batch(*(chunk[name][rows].long() for name in ("captions", "codes", "shown")))
+        captions, codes, shown = (chunk[name][rows].long() for name in ("captions", "codes", "shown"))
+        return Batch(captions, codes, words.said(words.read(captions)), shown)
 
     def chunk(self, number: int) -> dict[str, Tensor]:
         """One chunk, made if it is not there yet."""

@@ -27,6 +27,7 @@ TOKENIZER = "tiny-vq"
 FEATURES, READING = 128, 2  # width and layers of the text encoder
 UNSAID = 0.1  # share of the captions that are left out
 NAMING = 0.2  # weight of the loss that names what the next cell shows
+TELLING = 0.1  # weight of the loss that tells what is said from the mean of its states, which is all that cells see
 
 
 class DrawerRun(Training):
@@ -52,6 +53,7 @@ class DrawerRun(Training):
         self.taught_by = loaded(options.teacher) if options.teacher else None
         reader = text_encoder(len(words.vocabulary()), FEATURES, READING, words.PLACES_OF_A_CAPTION, words.PAD)
         parts = {"drawer": Drawer(self.config), "namer": nn.Linear(self.config["dim"], GROUND + 1)}
+        parts["teller"] = nn.Linear(self.config["dim"], sum(words.KINDS))
         if self.taught_by is None:
             parts["reader"] = reader
         if options.init:
@@ -97,6 +99,7 @@ class DrawerRun(Training):
         flat = logits.float().flatten(0, 1)
         told = F.cross_entropy(flat, codes.flatten())
         loss = told + NAMING * F.cross_entropy(named.float().flatten(0, 1), shown.flatten())
+        loss = loss + TELLING * self.telling(drawer.cls_embedding(features.float()), places, batch.said.to(self.device))
         if self.taught_by is not None:
             teacher = self.taught_by["drawer"]
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
@@ -104,6 +107,13 @@ class DrawerRun(Training):
                 laws = teacher.output(teacher.states(torch.where(left_out, unsaid, features), places, codes))
             loss = 0.5 * loss + F.cross_entropy(flat, laws.float().softmax(-1).flatten(0, 1))
         return loss, told.detach()
+
+    def telling(self, states: Tensor, places: Tensor, said: Tensor) -> Tensor:
+        """How far the mean of captions' states [B, P, E] is from telling what they say: cross entropy, summed."""
+        mean = (states.float() * places[..., None]).sum(1) / places.sum(1, keepdim=True)
+        guesses = self.model["teller"](mean).split(words.KINDS, 1)
+        losses = [F.cross_entropy(guess, true) for guess, true in zip(guesses, said.unbind(1), strict=True)]
+        return torch.stack(losses).sum()
 
     # -- what comes out ----------------------------------------------------------------------------------------
 
@@ -127,7 +137,8 @@ class DrawerRun(Training):
             "captions": f"read by a text encoder of {READING} layers"
             + (", trained along" if self.taught_by is None else ", the teacher's")
             + f"; {UNSAID:.0%} are left out, for guidance",
-            "loss": f"cross entropy of the next code + {NAMING:g} of the colour that its cell shows (training only)"
+            "loss": f"cross entropy of the next code + {NAMING:g} of the colour that its cell shows + {TELLING:g} of "
+            "what the caption says, told from the mean of its states (both training only)"
             + ("" if self.o.teacher is None else f"; half of it, and the cross entropy to {self.o.teacher.name}'s law"),
             "optimizer": f"Muon for the layers, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
             "seconds": round(self.seconds),
@@ -138,7 +149,8 @@ class DrawerRun(Training):
         }
         if self.o.init is not None:
             recipe["run before"] = read_card(self.o.init)["recipe"]
-        size = sum(value.numel() for name, value in self.model.named_parameters() if not name.startswith("namer."))
+        kept = [part for name, part in self.model.items() if name in ("drawer", "reader")]
+        size = sum(value.numel() for part in kept for value in part.parameters())
         head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
         return with_figures({**head, "curve": self.curve}, found)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pardec.pictures.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, SIZES
+from pardec.pictures.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, SIZES, parse
 
 PLACES_OF_A_CAPTION = 16  # the longest has 12 words
 PAD = 0
@@ -49,3 +49,26 @@ def right_aligned(values: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     source = torch.arange(places, device=known.device) - (places - known.sum(1, keepdim=True))
     taken = values.gather(1, source.clamp(min=0)[..., None].expand_as(values))
     return taken, source >= 0
+
+
+def read(rows: Tensor) -> list[str]:
+    """The captions of rows of ids."""
+    words = list(vocabulary())
+    return [" ".join(words[token] for token in row if token != PAD) for row in rows.tolist()]
+
+
+def said(captions: list[str]) -> Tensor:
+    """[B, 8] int64: what each colour is said of (0: nothing; else size, shape and which of two), place, background."""
+    rows = torch.zeros(len(captions), len(COLOURS) + 2, dtype=torch.int64)
+    places = (*PLACES, *RELATIONS)
+    for row, caption in enumerate(captions):
+        scene = parse(caption)
+        for number, thing in enumerate(scene.things):
+            what = 1 + len(SHAPES) * SIZES.index(thing.size) + SHAPES.index(thing.shape)
+            # Which of two things a colour is of follows from the place, which the first one has.
+            rows[row, list(COLOURS).index(thing.colour)] = what + number * len(SIZES) * len(SHAPES)
+        rows[row, -2], rows[row, -1] = places.index(scene.place), list(BACKGROUNDS).index(scene.background)
+    return rows
+
+
+KINDS = (*[1 + 2 * len(SIZES) * len(SHAPES)] * len(COLOURS), len(PLACES) + len(RELATIONS), len(BACKGROUNDS))
