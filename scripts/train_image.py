@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,9 +24,9 @@ from image_training.drawn import drawn_right  # noqa: E402
 from image_training.export import SUMMARY  # noqa: E402
 from image_training.export_drawer import with_figures, write_card  # noqa: E402
 from image_training.options import Options  # noqa: E402
-from image_training.run import Training  # noqa: E402
 from image_training.tokenizer import TokenizerRun  # noqa: E402
 from text_training.loop import read_card  # noqa: E402
+from until_done import until_done  # noqa: E402
 
 
 def sizes(text: str) -> dict[str, object]:
@@ -73,14 +71,7 @@ def main(argv: list[str] | None = None) -> None:
         card = read_card(given.out)
         write_card(given.out, with_figures(card, drawn_right(given.out, given.pictures)))
         return
-    run: Training = TokenizerRun(given) if given.model == "tiny-vq" else DrawerRun(given)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: run.stop())
-    started = time.monotonic()
-    run.train()
-    print(f"{run.name}: step {run.step}, {time.monotonic() - started:.0f} s here", file=sys.stderr)
-    if run.stopping:
-        sys.exit(130)  # interrupted, the state is saved: the same command goes on
+    until_done(TokenizerRun(given) if given.model == "tiny-vq" else DrawerRun(given))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from text_training import networks  # noqa: E402
 from text_training.loop import Run  # noqa: E402
 from text_training.options import Options  # noqa: E402
+from until_done import until_done  # noqa: E402
 
 
 def pairs(text: str) -> list[list[str]]:
@@ -68,14 +67,7 @@ def options(argv: list[str] | None = None) -> Options:
 
 
 def main(argv: list[str] | None = None) -> None:
-    run = Run(options(argv))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: run.stop())
-    started = time.monotonic()
-    run.train()
-    print(f"{run.name}: step {run.step}, {time.monotonic() - started:.0f} s here", file=sys.stderr)
-    if run.stopping:
-        sys.exit(130)  # interrupted, the state is saved: the same command goes on
+    until_done(Run(options(argv)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,31 @@
+"""What every training command does with its run: train until it is done or told to stop."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from typing import Protocol
+
+
+class Run(Protocol):
+    """A training run."""
+
+    name: str
+    step: int
+    stopping: bool
+
+    def stop(self) -> None: ...
+
+    def train(self) -> None: ...
+
+
+def until_done(run: Run) -> None:
+    """Trains; a signal to end stops the run after the step in progress, and the process leaves with 130."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: run.stop())
+    started = time.monotonic()
+    run.train()
+    print(f"{run.name}: step {run.step}, {time.monotonic() - started:.0f} s here", file=sys.stderr)
+    if run.stopping:
+        sys.exit(130)  # interrupted, the state is saved: the same command goes on
