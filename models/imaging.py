@@ -90,8 +90,8 @@ class Picturing:
     offline: bool
 
 
-class Imaging(Protocol):
-    """The picture side of a checkpoint."""
+class Pictures(Protocol):
+    """The picture side of a checkpoint, whatever its tokens are."""
 
     @property
     def kind(self) -> Literal["class", "text"]:
@@ -100,7 +100,7 @@ class Imaging(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Where codes stand among the tokens of a picture."""
+        """Where codes, or vectors, stand among the tokens of a picture."""
         ...
 
     @property
@@ -114,19 +114,26 @@ class Imaging(Protocol):
         ...
 
     @property
+    def drawable(self) -> bool:
+        """Whether tokens can be decoded."""
+        ...
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1], float32, of codes [B, h, w], or of vectors [B, h, w, d].
+
+        Raises ModelError without a decoder.
+        """
+        ...
+
+
+class Imaging(Pictures, Protocol):
+    """The picture side of a checkpoint whose tokens are codes."""
+
+    @property
     def codebook(self) -> Tensor | None:
         """[V, C] float32: what each code looks like, as rows to be compared by distance; None without a tokenizer."""
         ...
 
-    @property
-    def drawable(self) -> bool:
-        """Whether codes can be decoded."""
-        ...
-
     def prefix(self, conditions: Sequence[Condition]) -> Prefix:
         """The input states of conditions, and of their absence. Raises ModelError for one that cannot be read."""
-        ...
-
-    def decode(self, codes: Tensor) -> Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1], float32, of codes [B, h, w]. Raises ModelError without a decoder."""
         ...

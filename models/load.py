@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -11,24 +12,41 @@ import torch
 from . import assemble
 from .adapt import PICTURES, load_adapter
 from .catalog import embedded_names
+from .continuous import ContinuousModel
 from .decoder import Decoder
 from .errors import ModelError
 from .facts import establish
-from .families import FAMILIES, FamilySpec, Unsupported, architecture, match
+from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match
 from .families.llamagen import read_config
 from .imaging import Imaging, Picturing
 from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
-from .sources import locate, read_json
+from .sources import Source, locate, read_json
 from .tokenizers import load_tokenizer
 from .weights import Published, inspect, weight_files
 
-__all__ = ["embedded_names", "load"]
+__all__ = ["embedded_names", "load", "load_any", "load_continuous"]
 
 DeviceMap = str | dict[str, Any]
 
 
-def load(
+def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
+    """`load_any` for a model whose tokens are ids. Raises ModelError for one whose tokens are vectors."""
+    made = load_any(name_or_path, **more)
+    if not isinstance(made, LanguageModel):
+        raise ModelError(f"{made.name} draws vectors and says no law of tokens", "name a model whose tokens are ids")
+    return made
+
+
+def load_continuous(name_or_path: str | os.PathLike[str], **more: Any) -> ContinuousModel:
+    """`load_any` for a model whose tokens are vectors. Raises ModelError for one whose tokens are ids."""
+    made = load_any(name_or_path, **more)
+    if isinstance(made, LanguageModel):
+        raise ModelError(f"{made.name} says laws of ids, and a model of vectors is needed", "name one such as tiny-mar")
+    return made
+
+
+def load_any(
     name_or_path: str | os.PathLike[str],
     *,
     device: str | torch.device = "auto",
@@ -40,8 +58,8 @@ def load(
     block: int | None = None,
     decoder: str | os.PathLike[str] | None = None,
     text_encoder: str | None = None,
-) -> LanguageModel:
-    """Load an embedded name, a local directory or a hub id.
+) -> LanguageModel | ContinuousModel:
+    """Load an embedded name, a local directory or file, or a hub id.
 
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override
     what the checkpoint says. Of a model of pictures, `decoder` is its image tokenizer and `text_encoder` what reads its
@@ -49,13 +67,19 @@ def load(
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
     source = locate(name_or_path, revision=revision, offline=offline)
-    published = {} if source.file is None else inspect([source.file])
-    if source.file is None:
-        config = read_json(source.folder / "config.json", required=True)
-    else:
-        config = read_config(source.file, published)
-    spec, why = _recognise(config)
     place, place_reason = choose_device(device)
+    asked = None if decoder is None else os.fspath(decoder)
+    config, published = _described(source)
+    if config.get("model_type") == "mar":
+        given = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
+        for name, value in given.items():
+            if value is not None:
+                raise ModelError(f"{name}={value} was given, and {source.name} draws classes from vectors")
+        kind, kind_reason = choose_dtype(dtype, place, stored_dtype(published))
+        choice = f"on {place} ({place_reason}), {short(kind)} ({kind_reason})"
+        make = partial(mar.load_mar, source, config, published, device=place, dtype=kind, decoder=asked, choice=choice)
+        return guarded(source.name, make, published, kind)
+    spec, why = _recognise(config)
     if spec is None:
         refused = {"mask_id": mask_id, "block": block, "decoder": decoder, "text_encoder": text_encoder}
         for name, value in refused.items():
@@ -81,7 +105,6 @@ def load(
     where = f"on {entry} ({place_reason})" if device_map is None else f"spread by device_map over {_spread(stack)}"
     imaging = None
     if spec.imaging:
-        asked = None if decoder is None else os.fspath(decoder)
         parts = Picturing(source, config, published, shape.vocab, entry, kind, asked, text_encoder, offline)
         imaging = _built(spec.imaging, parts)
     return LanguageModel(
@@ -102,6 +125,19 @@ def load(
         choice=f"{where}, {short(kind)} ({kind_reason})",
         imaging=imaging,
     )
+
+
+def _described(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:
+    """The configuration, stated or read off the tensors, and the tensors where it took to look at them."""
+    if source.file is not None:
+        published = inspect([source.file])
+        if mar.MARK in published:
+            return mar.described(source.folder, published, source.file.stem), published
+        return read_config(source.file, published), published
+    if (source.folder / mar.FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
+        published = inspect(weight_files(source.folder))
+        return mar.described(source.folder, published), published
+    return read_json(source.folder / "config.json", required=True), {}
 
 
 def _built(where: str, parts: Picturing) -> Imaging:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from .errors import ModelError, listed, one_line
 
-CONTAINERS = ("model", "module", "state_dict")  # where the tensors may lie in a pickle; else it is they themselves
+# Where the tensors may lie in a pickle, the averaged ones before the others; else it is they themselves.
+CONTAINERS = ("model_ema", "model", "module", "state_dict")
 _AGAIN = "download or copy the file again"
 _REOPEN_BYTES = 64 << 20  # pages read through a mapping stay resident until it is closed
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -33,10 +35,11 @@ def weight_files(folder: Path) -> list[Path]:
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+        ("checkpoint-last.pth", ""),
     ):
         if (folder / single).is_file():
             return [folder / single]
-        if (folder / index).is_file():
+        if index and (folder / index).is_file():
             names = indexed(folder / index)
             missing = [name for name in names if not (folder / name).is_file()]
             if missing:
@@ -126,10 +129,11 @@ def _inspect_pickled(file: Path) -> Iterator[tuple[str, Published]]:
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
     try:
-        try:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # files older than torch 1.6 cannot be mapped
-            state = torch.load(file, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the settings of a training lie beside
+            try:
+                state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError:  # files older than torch 1.6 cannot be mapped
+                state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
         raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", _AGAIN) from error
     if isinstance(state, dict):

@@ -1,0 +1,215 @@
+"""MAR: pictures of a class from vectors of real numbers.
+
+Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
+
+Published files hold tensors alone. What they do not say (heads, the picture's size) is stated by a config.json or an
+`args.json` beside them, with the names of the authors' arguments, or follows from the width as published.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..continuous import ContinuousModel, stated
+from ..errors import ModelError, listed
+from ..imaging import Layout, Pictures
+from ..mar import DiffusionHead, MARBackbone, MARHead, Reader
+from ..sources import Source, read_json
+from ..weights import Published, read
+from .base import Config
+
+FILE = "checkpoint-last.pth"  # what the authors' training saves
+MARK = "diffusion_pos_embed_learned"  # the tensor that tells a MAR checkpoint
+HEADS = {768: 12, 1024: 16, 1280: 16}  # of the published widths
+STEPS = 100  # of the head, where nothing says otherwise
+_HEAD = "diffloss.net."
+_HARMLESS = ("diffloss.train_diffusion", "diffloss.gen_diffusion")
+
+
+def described(folder: Path, published: Mapping[str, Published], stem: str = "") -> Config:
+    """What a config.json says, or would say, of the tensors. Raises ModelError for those of another model."""
+    if MARK not in published:
+        raise ModelError(f"{folder} does not hold a MAR model", f"its weights have a tensor {MARK}")
+    made: Config = {}
+    for name in ("config.json", "args.json", f"{stem}.args.json"):
+        made |= read_json(folder / name)
+    tokens, decoder = published[MARK].shape[1:]
+    encoder = published["encoder_pos_embed_learned"].shape
+    size = published["z_proj.weight"].shape[1]
+    read_off = {
+        "encoder_embed_dim": encoder[2],
+        "decoder_embed_dim": decoder,
+        "encoder_depth": _depth(published, "encoder_blocks"),
+        "decoder_depth": _depth(published, "decoder_blocks"),
+        "buffer_size": encoder[1] - tokens,
+        "class_num": published["class_emb.weight"].shape[0],
+        "diffloss_d": _depth(published, _HEAD + "res_blocks"),
+        "diffloss_w": published[_HEAD + "input_proj.weight"].shape[0],
+        "mlp_ratio": published["encoder_blocks.0.mlp.fc1.weight"].shape[0] / encoder[2],
+    }
+    for name, value in read_off.items():
+        if name in made and float(made[name]) != float(value):
+            raise ModelError(f"{folder}: {name} is said to be {made[name]}, and the tensors have {value}")
+    made |= {"model_type": "mar", **read_off, "tokens": tokens, "token_size": size}
+    for part in ("encoder", "decoder"):
+        width = made[f"{part}_embed_dim"]
+        if f"{part}_num_heads" not in made and width not in HEADS:
+            raise ModelError(
+                f"{folder} does not say how many heads its {part} has",
+                f'write {{"{part}_num_heads": ...}} into args.json',
+            )
+        made.setdefault(f"{part}_num_heads", HEADS.get(width))
+    made.setdefault("num_sampling_steps", str(STEPS))
+    return made
+
+
+def _depth(published: Mapping[str, Published], part: str) -> int:
+    found = [int(hit[1]) for name in published if (hit := re.match(re.escape(part) + r"\.(\d+)\.", name))]
+    return 1 + max(found, default=-1)
+
+
+def networks(config: Config) -> tuple[MARBackbone, MARHead]:
+    """The modules that a configuration describes, with random weights."""
+    names = ("tokens", "token_size", "class_num", "buffer_size", "diffloss_d", "diffloss_w")
+    tokens, size, classes, buffer, depth, width = stated(config, *names)
+    encoder, decoder = (
+        stated(config, *(f"{part}_{what}" for what in ("embed_dim", "depth", "num_heads")))
+        for part in ("encoder", "decoder")
+    )
+    for part, (wide, _, heads) in (("encoder", encoder), ("decoder", decoder)):
+        if wide % heads:
+            raise ModelError(f"{heads} heads of the {part} do not share its width of {wide}")
+    backbone = MARBackbone(
+        tokens=tokens,
+        size=size,
+        classes=classes,
+        buffer=buffer,
+        encoder=(encoder[0], encoder[1], encoder[2]),
+        decoder=(decoder[0], decoder[1], decoder[2]),
+        ratio=float(config.get("mlp_ratio", 4.0)),
+    )
+    return backbone, MARHead(size=size, condition=decoder[0], width=width, depth=depth)
+
+
+class MARPictures:
+    """The picture side of one MAR checkpoint: vectors in raster order, and the KL autoencoder that draws them."""
+
+    kind = "class"
+
+    def __init__(self, config: Config, decoder: Any, *, defaults: Mapping[str, Any], device: torch.device, name: str):
+        """`decoder` names the autoencoder, None where there is none; it is read when it is needed."""
+        side = math.isqrt(int(config["tokens"]))
+        if side * side != config["tokens"]:
+            raise ModelError(f"{name} has {config['tokens']} tokens, and a picture's make a square")
+        if int(config.get("patch_size", 1)) != 1:
+            raise ModelError(f"{name} has patches of {config['patch_size']} cells, and tokens of one cell are drawn")
+        self.layout = Layout(side, side)
+        self.classes = int(config["class_num"])
+        self.defaults = dict(defaults)
+        self._named, self._device, self._name = decoder, device, name
+        self._size = int(config["token_size"])
+        self._decoder: Any = None
+
+    @property
+    def drawable(self) -> bool:
+        return self._named is not None
+
+    @property
+    def decoder(self) -> Any:
+        """The autoencoder, on the device of the model. Raises ModelError where there is none, or one of other sizes."""
+        from ..vision.kl_files import load_kl
+
+        if self._decoder is None:
+            if self._named is None:
+                raise ModelError(
+                    f"{self._name} has no autoencoder, so its tokens cannot be drawn",
+                    'load it with decoder="kl16.ckpt", or put that file beside the weights',
+                )
+            made = load_kl(self._named)
+            if made.channels != self._size:
+                raise ModelError(
+                    f"the autoencoder {self._named} has {made.channels} channels, and a token of {self._name} "
+                    f"has {self._size} numbers",
+                    "name the autoencoder that the model was trained with",
+                )
+            self._decoder = made.to(self._device)
+        return self._decoder
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> Tensor:
+        pixels: Tensor = self.decoder.decode(tokens.to(self._device))
+        return pixels
+
+
+def load_mar(
+    source: Source,
+    config: Config,
+    published: dict[str, Published],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    decoder: str | None,
+    choice: str,
+) -> ContinuousModel:
+    """Builds the model. Raises ModelError for missing, surplus or misshapen tensors."""
+    with torch.device("meta"):
+        backbone, net = networks(config)
+    wanted = {name: (backbone, name) for name in backbone.state_dict()}
+    wanted |= {_HEAD + name: (net, name) for name in net.state_dict()}
+    used = {name: entry for name, entry in published.items() if not name.startswith(_HARMLESS)}
+    _check(source.name, wanted, used)
+
+    def place(name: str, tensor: Tensor) -> None:
+        part, own = wanted[name]
+        part.load_state_dict({own: tensor.to(device, dtype, copy=True)}, strict=False, assign=True)
+
+    read(used, place)
+    for part in (backbone, net):
+        part.eval().requires_grad_(False)
+    head = DiffusionHead(net, int(config["num_sampling_steps"]))
+    pictures: Pictures = MARPictures(
+        config,
+        decoder or config.get("image_tokenizer") or _beside(source.folder),
+        defaults=read_json(source.folder / "generation_config.json"),
+        device=device,
+        name=source.name,
+    )
+    return ContinuousModel(
+        backbone=Reader(backbone, net),
+        head=head,
+        imaging=pictures,
+        config=config,
+        name=source.name,
+        path=source.folder,
+        family="mar",
+        device=device,
+        dtype=dtype,
+        parameters=sum(value.numel() for part in (backbone, net) for value in part.parameters()),
+        choice=choice,
+    )
+
+
+def _check(name: str, wanted: Mapping[str, tuple[Any, str]], published: Mapping[str, Published]) -> None:
+    missing = [tensor for tensor in wanted if tensor not in published]
+    if missing:
+        raise ModelError(f"{name}: {len(missing)} of {len(wanted)} tensors are missing: {listed(missing, 3)}")
+    unknown = [tensor for tensor in published if tensor not in wanted]
+    if unknown:
+        raise ModelError(f"{name}: {len(unknown)} tensors belong to no part of the model: {listed(unknown, 3)}")
+    for tensor, (part, own) in wanted.items():
+        shape = tuple(part.get_parameter(own).shape)
+        if published[tensor].shape != shape:
+            raise ModelError(f"{name}: {tensor} has shape {list(published[tensor].shape)}, expected {list(shape)}")
+
+
+def _beside(folder: Path) -> str | None:
+    """The file of the autoencoder, where one lies beside the weights."""
+    found = [file for pattern in ("kl*.ckpt", "kl*.pt", "kl*.safetensors") for file in sorted(folder.glob(pattern))]
+    return str(found[0]) if len(found) == 1 else None

@@ -1,0 +1,281 @@
+"""MAR: a transformer that says tokens of a picture from any others, and a diffusion head that is their law.
+
+Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
+
+    backbone: known tokens and a class, repeated, through the encoder; all places, with a mask token where nothing is
+              known, through the decoder; z of each token
+    head:     y = time(t) + cond(z);  h = W x;  each block h += gate * mlp((1 + scale) norm(h) + shift), modulated by y;
+              out: noise and a share of the variance
+
+Modules carry the names that the published tensors have. Letters: R rows, B places of the class, S tokens, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .continuous import Gaussian, States
+from .diffusion import Denoising, denoising
+
+EPS = 1e-6
+WAVES = 256  # numbers that a timestep is told by
+PERIOD = 10_000
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
+        """x [R, L, D]; `seen` [R, 1, 1, L] bool, None where all is."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, ratio: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=EPS)
+        self.attn = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps=EPS)
+        hidden = int(width * ratio)
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, hidden), "fc2": nn.Linear(hidden, width)})
+
+    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
+        x = x + self.attn(self.norm1(x), seen)
+        return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
+
+
+class MARBackbone(nn.Module):
+    """From known tokens and a class to a vector z of every token."""
+
+    causal = False
+
+    def __init__(
+        self,
+        *,
+        tokens: int,
+        size: int,
+        classes: int,
+        buffer: int,
+        encoder: tuple[int, int, int],
+        decoder: tuple[int, int, int],
+        ratio: float = 4.0,
+    ) -> None:
+        """`encoder` and `decoder` are (width, depth, heads)."""
+        super().__init__()
+        self.tokens, self.size, self.buffer = tokens, size, buffer
+        (width, depth, heads), (wide, deep, many) = encoder, decoder
+        self.class_emb = nn.Embedding(classes, width)
+        self.fake_latent = nn.Parameter(torch.randn(1, width) * 0.02)
+        self.z_proj = nn.Linear(size, width)
+        self.z_proj_ln = nn.LayerNorm(width, eps=EPS)
+        self.encoder_pos_embed_learned = nn.Parameter(torch.randn(1, tokens + buffer, width) * 0.02)
+        self.encoder_blocks = nn.ModuleList([Block(width, heads, ratio) for _ in range(depth)])
+        self.encoder_norm = nn.LayerNorm(width, eps=EPS)
+        self.decoder_embed = nn.Linear(width, wide)
+        self.mask_token = nn.Parameter(torch.randn(1, 1, wide) * 0.02)
+        self.decoder_pos_embed_learned = nn.Parameter(torch.randn(1, tokens + buffer, wide) * 0.02)
+        self.decoder_blocks = nn.ModuleList([Block(wide, many, ratio) for _ in range(deep)])
+        self.decoder_norm = nn.LayerNorm(wide, eps=EPS)
+        self.diffusion_pos_embed_learned = nn.Parameter(torch.randn(1, tokens, wide) * 0.02)
+
+    def condition(self, labels: Tensor) -> Tensor:
+        """[R, D] of labels [R]; a negative one is no class."""
+        said = self.class_emb(labels.clamp(min=0))
+        return torch.where(labels[:, None] < 0, self.fake_latent, said)
+
+    def encode(self, latents: Tensor, known: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The class's places and the known tokens, in raster order: states [R, B + n, D], n the most known of a row.
+
+        Also the places [R, n] of these tokens, S for what pads a row, and which states are real, None where all are.
+        """
+        count = known.sum(1)
+        most = int(count.max())
+        place = torch.where(known, torch.arange(self.tokens, device=known.device), self.tokens)
+        place = place.sort(1).values[:, :most]
+        real = place < self.tokens
+        at = place.clamp(max=self.tokens - 1)[..., None]
+        tokens = latents.gather(1, at.expand(-1, -1, latents.shape[-1]))
+        where = self.encoder_pos_embed_learned
+        first = self.condition(labels)[:, None] + where[:, : self.buffer]
+        rest = self.z_proj(tokens.to(where.dtype)) + where[0, self.buffer :][at[..., 0]]
+        x = self.z_proj_ln(torch.cat((first, rest), 1))
+        whole = None if bool(real.all()) else F.pad(real, (self.buffer, 0), value=True)
+        seen = None if whole is None else whole[:, None, None]
+        for block in self.encoder_blocks:
+            x = block(x, seen)
+        return self.encoder_norm(x), place, whole
+
+    def decode(self, x: Tensor, place: Tensor) -> Tensor:
+        """z [R, S, D] of every token, from what `encode` made."""
+        x = self.decoder_embed(x)
+        rows, width = len(x), x.shape[-1]
+        first, known = x[:, : self.buffer], x[:, self.buffer :]
+        canvas = self.mask_token.to(x.dtype).expand(rows, self.tokens + 1, width)
+        # What pads a row falls on a place behind the last token.
+        canvas = canvas.scatter(1, place[..., None].expand(-1, -1, width), known)[:, : self.tokens]
+        x = torch.cat((first, canvas), 1) + self.decoder_pos_embed_learned
+        for block in self.decoder_blocks:
+            x = block(x, None)
+        z: Tensor = self.decoder_norm(x)[:, self.buffer :] + self.diffusion_pos_embed_learned
+        return z
+
+    def forward(self, latents: Tensor, known: Tensor, labels: Tensor) -> Tensor:
+        """z [R, S, D]; arguments as of `continuous.Backbone.states`, a negative label is no class."""
+        x, place, _ = self.encode(latents, known, labels)
+        return self.decode(x, place)
+
+
+class Modulated(nn.Module):
+    """A block of the head."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.in_ln = nn.LayerNorm(width, eps=EPS)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 3 * width))
+
+    def forward(self, h: Tensor, y: Tensor) -> Tensor:
+        shift, scale, gate = self.adaLN_modulation(y).chunk(3, -1)
+        return h + gate * self.mlp(self.in_ln(h) * (1 + scale) + shift)
+
+
+class Last(nn.Module):
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, size)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, h: Tensor, y: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(y).chunk(2, -1)
+        out: Tensor = self.linear(F.layer_norm(h, h.shape[-1:], eps=EPS) * (1 + scale) + shift)
+        return out
+
+
+class Times(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(WAVES, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, timesteps: Tensor) -> Tensor:
+        """[N, W] of timesteps [N]."""
+        half = WAVES // 2
+        rate = torch.exp(-math.log(PERIOD) * torch.arange(half, dtype=torch.float32, device=timesteps.device) / half)
+        angle = timesteps[:, None].float() * rate
+        out: Tensor = self.mlp(torch.cat((angle.cos(), angle.sin()), -1).to(self.mlp[0].weight.dtype))
+        return out
+
+
+class MARHead(nn.Module):
+    """The network that says the noise in a point, and where the variance lies between its bounds."""
+
+    def __init__(self, *, size: int, condition: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.size = size
+        self.time_embed = Times(width)
+        self.cond_embed = nn.Linear(condition, width)
+        self.input_proj = nn.Linear(size, width)
+        self.res_blocks = nn.ModuleList([Modulated(width) for _ in range(depth)])
+        self.final_layer = Last(width, 2 * size)
+
+    def forward(self, x: Tensor, timesteps: Tensor, read: Tensor) -> Tensor:
+        """[N, 2 d], noise and share, of points x [N, d] at timesteps [N] or [1], with `read` = cond_embed(z) [N, W]."""
+        y = self.time_embed(timesteps) + read
+        h = self.input_proj(x.to(read.dtype))
+        for block in self.res_blocks:
+            h = block(h, y)
+        out: Tensor = self.final_layer(h, y)
+        return out
+
+
+class Reader:
+    """The backbone as decoding sees it: what it says has gone through the head's first layer already."""
+
+    causal = False
+
+    def __init__(self, network: MARBackbone, head: MARHead) -> None:
+        self.network, self.head = network, head
+
+    @property
+    def tokens(self) -> int:
+        return self.network.tokens
+
+    @torch.inference_mode()
+    def states(
+        self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
+    ) -> States:
+        if scale is None:
+            return States(self.head.cond_embed(self.network(latents, known, labels)[wanted]))
+        doubled = torch.cat((labels, torch.full_like(labels, -1)))
+        z = self.network(latents.repeat(2, 1, 1), known.repeat(2, 1), doubled)
+        said, unsaid = self.head.cond_embed(z[wanted.repeat(2, 1)]).chunk(2)
+        return States(said, unsaid, scale[:, None].expand_as(wanted)[wanted])
+
+    def parameters(self) -> Any:
+        return self.network.parameters()
+
+
+class DiffusionHead:
+    """A head's network over a schedule: the law of each transition."""
+
+    def __init__(self, network: MARHead, steps: int) -> None:
+        self.network, self._schedule = network, denoising(steps)
+        device = network.input_proj.weight.device
+        table = self._schedule
+        columns = (table.alpha_bar.rsqrt(), table.from_noise, table.of_clean, table.of_point, table.log_most)
+        self._columns = torch.stack((*columns, table.log_least), 1).float().to(device)  # [T, 6]
+        self._timesteps = table.timesteps.to(device)
+
+    @property
+    def size(self) -> int:
+        return self.network.size
+
+    @property
+    def steps(self) -> int:
+        return len(self._schedule)
+
+    @property
+    def schedule(self) -> Denoising:
+        """Its numbers."""
+        return self._schedule
+
+    @property
+    def signal(self) -> Tensor:
+        return self._schedule.alpha_bar.sqrt()
+
+    def respaced(self, steps: int) -> DiffusionHead:
+        return self if steps == self.steps else DiffusionHead(self.network, steps)
+
+    @torch.inference_mode()
+    def law(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
+        noise, share = self._said(x, index, states)
+        columns = self._columns[index]
+        # One factor for all tokens, or one for each.
+        inverse, from_noise, of_clean, of_point, most, least = columns.unsqueeze(-1).unbind(-2)
+        clean = inverse * x - from_noise * noise
+        share = (share + 1) / 2
+        log_variance = share * most + (1 - share) * least
+        return Gaussian(of_clean * clean + of_point * x, log_variance / 2)
+
+    def _said(self, x: Tensor, index: int | Tensor, states: States) -> tuple[Tensor, Tensor]:
+        """Noise, guided, and the share of the variance, as the condition has it; [N, d] float32 each."""
+        timesteps = self._timesteps[index].reshape(-1)
+        if states.unsaid is None or states.scale is None:
+            noise, share = self.network(x, timesteps, states.said).float().chunk(2, -1)
+            return noise, share
+        both = torch.cat((states.said, states.unsaid))
+        told = timesteps if len(timesteps) == 1 else timesteps.repeat(2)
+        said, unsaid = self.network(x.repeat(2, 1), told, both).float().chunk(2)
+        (noise, share), plain = said.chunk(2, -1), unsaid[:, : self.size]
+        return plain + states.scale[:, None] * (noise - plain), share
