@@ -13,10 +13,11 @@ from typing import Any, Literal, TypeVar
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
 
-Family = Literal["masked", "ar"]
+Family = Literal["masked", "ar", "continuous"]
 MASKED = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
 AUTOREGRESSIVE = ("draft", "shape", "length", "accept")
-STAGES = (*MASKED, *AUTOREGRESSIVE)
+CONTINUOUS = ("vectors",)
+STAGES = (*MASKED, *AUTOREGRESSIVE, *CONTINUOUS)
 _FOLDERS = (
     "pardec.samplers.masked",
     "pardec.samplers.caches",
@@ -24,7 +25,14 @@ _FOLDERS = (
     "pardec.samplers.shapes",
     "pardec.samplers.lengths",
     "pardec.samplers.acceptance",
+    "pardec.samplers.continuous",
 )
+
+OF: Mapping[str, str] = {
+    "masked": "masked models",
+    "ar": "autoregressive models",
+    "continuous": "models whose tokens are vectors",
+}
 
 _T = TypeVar("_T", bound=type)
 _methods: dict[tuple[str, str], Card] = {}  # by name and family: each family has its own `sequential`
@@ -36,7 +44,7 @@ class Card:
 
     name: str
     stage: str
-    family: str  # "masked": diffusion language models; "ar": autoregressive ones
+    family: Family  # "masked": diffusion language models; "ar": autoregressive; "continuous": tokens are vectors
     exact: (
         str  # of what the family's `sequential` gives it keeps the tokens ("greedy"), the law, or not all ("relaxed")
     )
@@ -75,7 +83,7 @@ def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") 
 
 def family_of(stage: str) -> Family:
     """The family of models that a stage belongs to."""
-    return "ar" if stage in AUTOREGRESSIVE else "masked"
+    return "ar" if stage in AUTOREGRESSIVE else "continuous" if stage in CONTINUOUS else "masked"
 
 
 @cache
@@ -102,19 +110,18 @@ def cards() -> list[Card]:
 
 
 def find(name: str, family: str | None = None) -> Card:
-    """The card of one method; of the masked one where both families have it and none is asked for.
+    """The card of one method; of the masked one where several families have it and none is asked for.
 
     Raises:
         UnknownNameError: no such method; names the nearest.
-        SpecError: there is one, but for the other family.
+        SpecError: there is one, but for another family.
     """
     found = named(name)
     for card in found:
         if card.family == (family or card.family):
             return card
-    other = {"masked": "masked models", "ar": "autoregressive models"}
     raise SpecError(
-        f"{name!r} is for {other[found[0].family]}, and this is for {other[str(family)]}",
+        f"{name!r} is for {OF[found[0].family]}, and this is for {OF[str(family)]}",
         hint=f'"pardec list samplers --family {family}" shows what can be used here',
     )
 

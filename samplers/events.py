@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -45,6 +46,13 @@ class Accepted(Step):
     gained: np.ndarray  # [n] tokens committed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Painted(Step):
+    """One round of the continuous loop. A vector has no id: in `tokens`, 0 stands for one that is known."""
+
+    latents: np.ndarray  # [n, L, d] float32; 0 where nothing is known
+
+
 @dataclass(frozen=True, slots=True)
 class RowFinished(Event):
     """A row is done; it costs nothing from here on."""
@@ -69,3 +77,5 @@ class Finished(Event):
     padding: int = 0  # positions fed beside those, that belong to no row; counted by the verify loop
     draft_forwards: tuple[int, ...] = ()  # per row: forwards of a drafting model
     deviation: tuple[float, ...] = ()  # per row: what a relaxed acceptance says it adds up to, in total variation
+    latents: np.ndarray | None = None  # [B, L, d] float32, of models whose tokens are vectors
+    seconds: Mapping[str, float] = field(default_factory=dict)  # where the time went, of the continuous loop

@@ -6,17 +6,32 @@ from typing import Literal, overload
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
 from pardec.samplers import assembly, speculation
-from pardec.samplers.cards import AUTOREGRESSIVE, MASKED, STAGES, Card, Family, cards, find, named, register
+from pardec.samplers.cards import (
+    AUTOREGRESSIVE,
+    CONTINUOUS,
+    MASKED,
+    OF,
+    STAGES,
+    Card,
+    Family,
+    cards,
+    find,
+    named,
+    register,
+)
 from pardec.samplers.contracts import Sampler
-from pardec.samplers.parts import build
+from pardec.samplers.painting import Drawing
+from pardec.samplers.parts import build, exactness, full
 from pardec.samplers.presets import PRESETS, Preset
 from pardec.samplers.spec import Spec, parse
 from pardec.samplers.verifying import Speculation
 
 __all__ = [
     "AUTOREGRESSIVE",
+    "CONTINUOUS",
     "DEFAULT",
     "MASKED",
+    "OF",
     "STAGES",
     "Card",
     "build",
@@ -30,7 +45,7 @@ __all__ = [
     "resolve",
 ]
 
-DEFAULT: dict[Family, str] = {"masked": "threshold+eos", "ar": "sequential"}
+DEFAULT: dict[Family, str] = {"masked": "threshold+eos", "ar": "sequential", "continuous": "mar"}
 
 
 def presets() -> tuple[Preset, ...]:
@@ -47,17 +62,18 @@ def preset(name: str) -> Preset:
     return known[name]
 
 
+Resolved = Sampler | Speculation | Drawing
+
+
 @overload
-def resolve(spec: str | Spec | Sampler | None, family: Literal["masked"] = ...) -> Sampler: ...
+def resolve(spec: str | Spec | Resolved | None, family: Literal["masked"] = ...) -> Sampler: ...
 @overload
-def resolve(spec: str | Spec | Speculation | None, family: Literal["ar"], *, sampling: bool = ...) -> Speculation: ...
+def resolve(spec: str | Spec | Resolved | None, family: Literal["ar"], *, sampling: bool = ...) -> Speculation: ...
 @overload
-def resolve(
-    spec: str | Spec | Sampler | Speculation | None, family: Family | None, *, sampling: bool = ...
-) -> Sampler | Speculation: ...
-def resolve(
-    spec: str | Spec | Sampler | Speculation | None, family: Family | None = None, *, sampling: bool = False
-) -> Sampler | Speculation:
+def resolve(spec: str | Spec | Resolved | None, family: Literal["continuous"]) -> Drawing: ...
+@overload
+def resolve(spec: str | Spec | Resolved | None, family: Family | None, *, sampling: bool = ...) -> Resolved: ...
+def resolve(spec: str | Spec | Resolved | None, family: Family | None = None, *, sampling: bool = False) -> Resolved:
     """Turns a spec into the sampler that a loop runs; what it leaves open takes the defaults.
 
     A sampler that was put together elsewhere is taken as it is.
@@ -66,28 +82,41 @@ def resolve(
     'confidence:of=raw+threshold:tau=0.9,fall=0.0@dual:refresh=0,reference=false'
 
     Args:
-        family: of the model; None reads it off the names ("masked" where both have them, as `sequential`).
+        family: of the model; None reads it off the names ("masked" where several have them, as `sequential`).
         sampling: whether the temperature is above 0: decides on the acceptance where none is named.
 
     Raises:
         SpecError: an unknown or misspelt name or parameter, two parts where one is allowed, a cache without `@`, names
             of another family.
     """
-    if isinstance(spec, Sampler | Speculation):
-        own: Family = "masked" if isinstance(spec, Sampler) else "ar"
+    if isinstance(spec, Resolved):
+        own: Family = _LOOPS[type(spec)]
         if family not in (None, own):
-            raise SpecError(f"{spec.spec} is for another family of models", hint="resolve a spec of this one")
+            raise SpecError(f"{spec.spec} is for {OF[own]}", hint="resolve a spec of this family")
         return spec
     if isinstance(spec, str) and spec.startswith("preset:"):
         spec = preset(spec).spec
     parsed = parse(DEFAULT[family or "masked"] if spec is None else spec)
-    if (family or family_of(parsed)) == "masked":
+    family = family or family_of(parsed)
+    if family == "masked":
         return assembly.assemble(parsed)
-    return speculation.assemble(parsed, sampling=sampling)
+    return speculation.assemble(parsed, sampling=sampling) if family == "ar" else _drawing(parsed)
+
+
+_LOOPS: dict[type, Family] = {Sampler: "masked", Speculation: "ar", Drawing: "continuous"}
+
+
+def _drawing(parsed: Spec) -> Drawing:
+    """The one part of a spec for models of vectors."""
+    if len(parsed.parts) != 1 or parsed.cache is not None:
+        raise SpecError(f"{str(parsed)!r} has several parts, and vectors are drawn by one", hint="name one method")
+    (part,) = parsed.parts
+    method = build(part, "continuous")
+    return Drawing(Spec((full(part.name, method),)), exactness(part.name, method, "continuous"), method)
 
 
 def family_of(spec: Spec) -> Family:
     """The family whose methods a spec names."""
     parts = (*spec.parts, *([] if spec.cache is None else [spec.cache]))
-    own = [found[0].family for part in parts if len(found := named(part.name)) == 1]
-    return "ar" if own and own[0] == "ar" else "masked"
+    own: list[Family] = [found[0].family for part in parts if len(found := named(part.name)) == 1]
+    return own[0] if own else "masked"

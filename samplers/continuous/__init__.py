@@ -1,0 +1,1 @@
+"""How the vectors of a picture are drawn."""

@@ -1,0 +1,32 @@
+"""Draws the vectors of a picture one after the other: `mar` with as many steps as there are tokens.
+
+Exact: it is what a model of vectors says of a picture in a given order, and the longest way to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pardec.samplers.continuous._groups import Groups
+from pardec.samplers.kernels.paths import Last
+from pardec.samplers.kernels.unmasking import Guidance
+from pardec.samplers.painting import Easel, Round
+from pardec.samplers.registry import register
+
+
+@register("sequential", stage="vectors", exact="distribution")
+@dataclass(frozen=True)
+class Sequential(Groups):
+    steps: ClassVar[int] = 1 << 20  # more than there are tokens: each step draws one
+
+    guidance: Guidance = "linear"  # how cfg grows over the steps: linear or constant
+    last: Last = "map"  # what a token is: map, x1 or noise
+    head: int | None = None  # transitions of the head; none takes the model's
+
+    def start(self, easel: Easel) -> None:
+        return None
+
+    def round(self, easel: Easel, state: None) -> Round:
+        self.draw(easel)
+        return Round()

@@ -1,0 +1,53 @@
+"""How many tokens of a picture each step draws, and how strongly it is guided: MAR's cosine schedule.
+
+left_k = max(1, min(left_(k-1) - 1, floor(S cos(pi/2 (k+1)/K)))),  all the rest at the last step
+guidance "linear": 1 + (cfg - 1) (S - left_k) / S;  "constant": cfg
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+Guidance = Literal["linear", "constant"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unmasking:
+    """K steps over S tokens; steps that would draw nothing are left out."""
+
+    bounds: np.ndarray  # [K + 1] int64: tokens known before each step, and after the last
+    left: np.ndarray  # [K] int64: tokens that the guidance of each step counts as missing after it
+    tokens: int
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    def step(self, done: np.ndarray) -> np.ndarray:
+        """[n]: the step that comes next where done[n] tokens are known, which must be at a bound."""
+        found: np.ndarray = np.searchsorted(self.bounds, done)
+        return found
+
+    def scale(self, cfg: float, guidance: Guidance) -> np.ndarray:
+        """[K] float64: the guidance of each step."""
+        if guidance == "constant":
+            return np.full(len(self), float(cfg))
+        made: np.ndarray = 1 + (cfg - 1) * (self.tokens - self.left) / self.tokens
+        return made
+
+
+@lru_cache(maxsize=32)
+def unmasking(tokens: int, steps: int) -> Unmasking:
+    """The schedule of `steps` over `tokens`."""
+    bounds, left, missing = [0], [], tokens
+    for step in range(steps):
+        planned = max(1, min(missing - 1, int(np.floor(tokens * np.cos(np.pi / 2 * (step + 1) / steps)))))
+        after = 0 if step == steps - 1 else planned
+        if after < missing:
+            bounds.append(tokens - after)
+            left.append(planned)
+            missing = after
+    return Unmasking(np.array(bounds), np.array(left), tokens)
