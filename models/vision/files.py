@@ -10,10 +10,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pardec.models.errors import ModelError, listed, one_line
+from pardec.models.catalog import EMBEDDED
+from pardec.models.errors import ModelError, UnknownModelError, did_you_mean, listed, one_line
+from pardec.models.sources import locate
 from pardec.models.weights import CONTAINERS
 
-SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -73,3 +75,39 @@ def check_names(file: Path | str, found: dict[str, Tensor], wanted: dict[str, tu
     for name, shape in wanted.items():
         if tuple(found[name].shape) != shape:
             raise ModelError(f"{file}: {name} has shape {list(found[name].shape)}, expected {list(shape)}")
+
+
+def embedded_files(stem: str) -> dict[str, Path]:
+    """The files `<stem>.safetensors` that ship with the package, by the names of their folders."""
+    return {entry.parent.name: entry for entry in EMBEDDED.glob(f"*/{stem}.safetensors")}
+
+
+def find_file(source: str, stem: str, what: str, patterns: tuple[str, ...]) -> Path:
+    """The weights of `what`: an embedded name, a folder that holds one of the patterns, or the file.
+
+    A file may lie on the hub: "owner/name/file".
+
+    Raises:
+        ModelError: none, or more than one.
+    """
+    known = embedded_files(stem)
+    if source in known:
+        return known[source]
+    path = Path(source).expanduser()
+    if path.is_dir():
+        held = sorted(entry for pattern in patterns for entry in path.glob(pattern))
+        if len(held) != 1:
+            found = f"{len(held)} {what}s: {listed(entry.name for entry in held)}" if held else f"no {what}"
+            looked = f"name the file; in a folder, {' or '.join(patterns)} is looked for"
+            raise ModelError(f"{path} holds {found}", looked)
+        return held[0]
+    if path.is_file():
+        return path
+    if source.count("/") > 1 and not source.startswith((".", "/", "~")) and Path(source).suffix in SUFFIXES:
+        file = locate(source).file
+        if file is not None:
+            return file
+    raise UnknownModelError(
+        f"no {what} {source!r}{did_you_mean(source, sorted(known))}",
+        f"give an embedded one ({listed(sorted(known))}), a folder with one {patterns[-1]}, or the file",
+    )

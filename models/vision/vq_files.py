@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pardec.models.catalog import EMBEDDED
-from pardec.models.errors import ModelError, UnknownModelError, did_you_mean, listed
+from pardec.models.errors import ModelError
 from pardec.models.sources import read_json
 
-from .files import check_names, read_tensors, write_tensors
+from .files import check_names, embedded_files, find_file, read_tensors, write_tensors
 from .vq import VQ
 from .vq_names import IGNORED, from_published, published, to_published
 from .vq_shape import VQShape
@@ -24,7 +23,7 @@ PATTERNS = ("vq*.safetensors", "vq*.pt")
 
 def embedded_tokenizers() -> list[str]:
     """Names of the image tokenizers that ship with the package, sorted."""
-    return sorted(entry.parent.name for entry in EMBEDDED.glob("*/vq.safetensors"))
+    return sorted(embedded_files("vq"))
 
 
 def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> VQ:
@@ -76,25 +75,4 @@ def _arguments(file: Path) -> Path:
 
 def find_vq(source: str) -> Path:
     """The file of an embedded tokenizer, of a folder that holds one, or the file itself. Raises ModelError."""
-    if source in embedded_tokenizers():
-        return EMBEDDED / source / "vq.safetensors"
-    path = Path(source).expanduser()
-    if path.is_dir():
-        held = sorted(entry for pattern in PATTERNS for entry in path.glob(pattern))
-        if len(held) != 1:
-            what = (
-                f"{len(held)} image tokenizers: {listed(entry.name for entry in held)}"
-                if held
-                else "no image tokenizer"
-            )
-            raise ModelError(
-                f"{path} holds {what}", f"name the file; in a folder, {' or '.join(PATTERNS)} is looked for"
-            )
-        return held[0]
-    if path.is_file():
-        return path
-    names = embedded_tokenizers()
-    raise UnknownModelError(
-        f"no image tokenizer {source!r}{did_you_mean(source, names)}",
-        f"give an embedded one ({listed(names)}), a folder with one vq*.pt, or the file",
-    )
+    return find_file(source, "vq", "image tokenizer", PATTERNS)

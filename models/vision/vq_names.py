@@ -40,6 +40,11 @@ def published(name: str) -> str:
         return _TOP[name]
     for pattern, becomes in _PARTS:
         name = pattern.sub(becomes, name)
+    return leaves(name)
+
+
+def leaves(name: str) -> str:
+    """A name with the published names of what stands in a block."""
     return _LEAVES.sub(lambda hit: _LEAF[hit[1]], name)
 
 
