@@ -1,0 +1,69 @@
+"""The denoising schedule against diffusers' scheduler of the same process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import DDPMScheduler
+
+from pardec.models.continuous import States
+from pardec.models.diffusion import denoising
+from pardec.models.errors import ModelError
+from pardec.models.mar import DiffusionHead, MARHead
+
+
+@pytest.mark.parametrize("steps", [2, 7, 100, 1000])
+def test_transitions_are_those_of_diffusers(steps: int) -> None:
+    """Means and variances of every transition but the last's variance, which diffusers takes to be nothing."""
+    torch.manual_seed(0)
+    theirs = DDPMScheduler(1000, beta_schedule="squaredcos_cap_v2", variance_type="learned_range", clip_sample=False)
+    ours = denoising(steps)
+    theirs.set_timesteps(timesteps=ours.timesteps.flip(0).tolist())
+    network = MARHead(size=3, condition=5, width=16, depth=1).eval()
+    head = DiffusionHead(network, steps)
+    states = States(torch.randn(4, 16))
+    for index in sorted({0, 1, steps // 2, steps - 2, steps - 1}):
+        t = int(ours.timesteps[index])
+        x = torch.randn(4, 3)
+        law = head.law(x, index, states)
+        with torch.inference_mode():
+            said = network(x, torch.tensor([t]), states.said)
+        alone = theirs.step(said, t, x, generator=torch.Generator().manual_seed(1), return_dict=True)
+        if index:
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+            torch.testing.assert_close(law.mean + law.deviation * noise, alone.prev_sample, rtol=2e-4, atol=2e-4)
+        else:  # no noise
+            torch.testing.assert_close(law.mean, alone.prev_sample, rtol=2e-4, atol=2e-4)
+
+
+def test_an_index_for_each_token_is_an_index_for_all() -> None:
+    torch.manual_seed(0)
+    head = DiffusionHead(MARHead(size=3, condition=5, width=16, depth=2).eval(), 10)
+    states = States(torch.randn(4, 16), torch.randn(4, 16), torch.tensor([1.0, 2.0, 0.5, 3.0]))
+    x = torch.randn(4, 3)
+    each = head.law(x, torch.tensor([9, 0, 4, 4]), states)
+    for row, index in enumerate((9, 0, 4, 4)):
+        one = head.law(x[row : row + 1], index, states.take(torch.tensor([row])))
+        torch.testing.assert_close(each.mean[row], one.mean[0])
+        torch.testing.assert_close(each.log_deviation[row], one.log_deviation[0])
+
+
+def test_guidance_mixes_the_noise_and_leaves_the_variance() -> None:
+    torch.manual_seed(0)
+    head = DiffusionHead(MARHead(size=2, condition=5, width=16, depth=1).eval(), 10)
+    said, unsaid, x = torch.randn(3, 16), torch.randn(3, 16), torch.randn(3, 2)
+    plain, nothing = head.law(x, 4, States(said)), head.law(x, 4, States(unsaid))
+    guided = head.law(x, 4, States(said, unsaid, torch.full((3,), 2.5)))
+    torch.testing.assert_close(guided.mean, nothing.mean + 2.5 * (plain.mean - nothing.mean), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(guided.log_deviation, plain.log_deviation)
+
+
+def test_ends_of_the_schedule() -> None:
+    table = denoising(1000)
+    assert table.timesteps.tolist() == list(range(1000))
+    assert float(table.alpha_bar[0]) == pytest.approx(0.99995872, abs=1e-8)  # noise of deviation 0.0064 is left
+    assert float(table.betas[-1]) == pytest.approx(0.999)
+    assert float(denoising(100).alpha_bar[0]) == pytest.approx(float(table.alpha_bar[0]))
+    for steps in (0, 1, 1001):
+        with pytest.raises(ModelError, match="2 to 1000"):
+            denoising(steps)

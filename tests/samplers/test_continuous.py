@@ -1,0 +1,123 @@
+"""The continuous loop with MAR's own schedule: groups, guidance, rows on their own, and what is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pardec.models.continuous import ContinuousModel
+from pardec.models.errors import SpecError
+from pardec.models.load import load_continuous
+from pardec.samplers.events import Finished, Painted, RowFinished, Started
+from pardec.samplers.kernels.unmasking import unmasking
+from pardec.samplers.loops.continuous import decode
+from pardec.samplers.painting import PictureRequest
+from pardec.samplers.registry import resolve
+from pardec.samplers.rng import Keyed
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "mar" / "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def model() -> ContinuousModel:
+    return load_continuous(GOLDEN, device="cpu")
+
+
+def drawn(
+    model: ContinuousModel, spec: str, *, labels: tuple[int, ...] = (3,), seeds: tuple[int, ...] = (5,), **more: float
+) -> Finished:
+    request = PictureRequest(labels, Keyed(seeds), **more)
+    *_, end = decode(model, resolve(spec, "continuous"), request)
+    assert isinstance(end, Finished)
+    return end
+
+
+def test_groups_are_those_of_a_cosine() -> None:
+    """Counted by hand from S cos(pi/2 (k+1)/K): 16 cos = 14.8, 11.3, 6.1, 0."""
+    assert unmasking(16, 4).bounds.tolist() == [0, 2, 5, 10, 16]
+    assert unmasking(16, 4).left.tolist() == [14, 11, 6, 1]
+    assert unmasking(16, 1).bounds.tolist() == [0, 16]
+    assert unmasking(4, 4).bounds.tolist() == [0, 1, 2, 3, 4]
+    assert unmasking(256, 64).scale(3.0, "constant").tolist() == [3.0] * 64
+    linear = unmasking(256, 64).scale(3.0, "linear")
+    assert linear[0] == pytest.approx(1 + 2 * 1 / 256)
+    assert linear[-1] == pytest.approx(1 + 2 * 255 / 256)
+    assert (np.diff(linear) >= 0).all()
+
+
+def test_events_tell_what_each_round_draws(model: ContinuousModel) -> None:
+    request = PictureRequest((1, 2), Keyed((8, 9)))
+    first, *between, last = decode(model, resolve("mar:steps=4", "continuous"), request)
+    assert isinstance(first, Started)
+    assert isinstance(last, Finished)
+    steps = [event for event in between if isinstance(event, Painted)]
+    ends = [event for event in between if isinstance(event, RowFinished)]
+    assert [int(step.committed.sum()) for step in steps] == [4, 6, 10, 12]
+    assert [end.row for end in ends] == [0, 1]
+    for step in steps:
+        assert (step.tokens == np.where(step.open, -1, 0)).all()
+        assert (step.latents[step.open] == 0).all()
+        assert (step.latents[~step.open] == last.latents[~step.open]).all()  # type: ignore[index]
+    assert last.nfe == (4, 4)
+    assert last.forward_rows == (4, 4)
+    assert last.tokens_fed == (64, 64)
+    assert set(last.seconds) == {"backbone", "head"}
+    assert [len(step.positions) for step in last.trace.steps[0]] == [2, 3, 5, 6]
+    assert sorted(place for step in last.trace.steps[0] for place in step.positions) == list(range(16))
+    assert (last.trace.commit_step[0] != last.trace.commit_step[1]).any()  # each row has an order of its own
+
+
+def test_a_row_alone_is_the_row_in_any_batch(model: ContinuousModel) -> None:
+    together = drawn(model, "mar:steps=5", labels=(3, 1, 4), seeds=(5, 6, 7), cfg=2.5)
+    for row, (label, seed) in enumerate(((3, 5), (1, 6), (4, 7))):
+        alone = drawn(model, "mar:steps=5", labels=(label,), seeds=(seed,), cfg=2.5)
+        scale = np.abs(alone.latents).max()
+        np.testing.assert_allclose(together.latents[row] / scale, alone.latents[0] / scale, atol=1e-5)  # type: ignore[index]
+        assert (together.trace.commit_step[row] == alone.trace.commit_step[0]).all()
+
+
+def test_one_token_a_step_is_sequential(model: ContinuousModel) -> None:
+    one, other = drawn(model, "sequential"), drawn(model, "mar:steps=16")
+    assert (one.latents == other.latents).all()  # type: ignore[union-attr]
+    assert one.nfe == (16,)
+    assert drawn(model, "mar:steps=900").nfe == (16,)
+
+
+def test_settings_reach_the_picture(model: ContinuousModel) -> None:
+    plain = drawn(model, "mar:steps=4").latents
+    for spec, more in (
+        ("mar:steps=4", {"temperature": 0.5}),
+        ("mar:steps=4", {"cfg": 3.0}),
+        ("mar:steps=4,last=x1", {}),
+        ("mar:steps=4,last=noise", {}),
+        ("mar:steps=4,head=5", {}),
+        ("mar:steps=3", {}),
+    ):
+        assert not np.allclose(plain, drawn(model, spec, **more).latents), (spec, more)  # type: ignore[arg-type]
+    constant = drawn(model, "mar:steps=4,guidance=constant", cfg=3.0).latents
+    assert not np.allclose(constant, drawn(model, "mar:steps=4", cfg=3.0).latents)  # type: ignore[arg-type]
+    assert drawn(model, "mar:steps=4", cfg=3.0).forward_rows == (8,)
+
+
+def test_no_class_is_guided_nowhere(model: ContinuousModel) -> None:
+    free, guided = (drawn(model, "mar:steps=4", labels=(-1,), cfg=cfg).latents for cfg in (None, 3.0))  # type: ignore[arg-type]
+    np.testing.assert_allclose(free, guided, rtol=1e-3, atol=1e-3 * float(np.abs(free).max()))  # type: ignore[arg-type]
+
+
+def test_what_cannot_work_is_refused() -> None:
+    for spec, match in (
+        ("mar:steps=0", "steps must be at least 1"),
+        ("mar:head=1", "head must be at least 2"),
+        ("mar:last=x2", "map, x1, noise"),
+        ("mar:guidance=cubic", "linear, constant"),
+        ("mar+sequential", "several parts"),
+        ("threshold", "masked models"),
+        ("lookup", "autoregressive models"),
+    ):
+        with pytest.raises(SpecError, match=match):
+            resolve(spec, "continuous")
+    with pytest.raises(SpecError, match="vectors"):
+        resolve("mar:steps=4", "ar")
+    assert resolve("mar:steps=4").exact == "distribution"
