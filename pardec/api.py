@@ -11,21 +11,26 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import torch
 from torch import Tensor
 
+from pardec import requests, vector_requests
 from pardec.environment import versions
-from pardec.models.errors import PardecError, SpecError
-from pardec.models.load import load as load_language_model
+from pardec.models.continuous import ContinuousModel
+from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.load import load_any
 from pardec.models.plan import Plan
 from pardec.picture_requests import drawn
-from pardec.requests import Call, check_length, prepare
+from pardec.requests import Call, check_length
 from pardec.result import Result, Timing, plain_row
 from pardec.samplers.events import Event, Finished, RowFinished
-from pardec.samplers.loops import masked, verify
+from pardec.samplers.loops import continuous, masked, verify
 from pardec.samplers.verifying import Speculation
-from pardec.settings import Arguments, Settings
+from pardec.settings import VECTORS, Arguments, Settings
 from pardec.streaming import Texts
+from pardec.vector_requests import VectorCall
 
 if TYPE_CHECKING:
+    from pardec.models.imaging import Pictures
     from pardec.models.language_model import LanguageModel
+    from pardec.samplers.cards import Family
 
 
 class OutOfMemory(PardecError, MemoryError):
@@ -56,7 +61,8 @@ def load(
         offline: use what is on the disk already.
         mask_id: the mask token, where the checkpoint's own files do not name it.
         block: the block length of a block-causal model, where they do not name it.
-        decoder: the image tokenizer of a model of pictures, a file or a folder, where none lies beside the weights.
+        decoder: of a model of pictures, its image tokenizer or autoencoder, a file or a folder, where none lies beside
+            the weights.
         text_encoder: what reads its captions, a folder or a hub id.
 
     Raises:
@@ -66,7 +72,7 @@ def load(
     'tiny-dream'
     """
     return Model(
-        load_language_model(
+        load_any(
             name,
             device=device,
             dtype=dtype,
@@ -84,35 +90,54 @@ def load(
 class Model:
     """A loaded model. Holds no state of any request, so calls may be interleaved."""
 
-    def __init__(self, language_model: LanguageModel) -> None:
-        self.language_model = language_model
+    def __init__(self, network: LanguageModel | ContinuousModel) -> None:
+        self.network = network
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The network of a model whose tokens are ids. Raises ModelError for one whose tokens are vectors."""
+        if isinstance(self.network, ContinuousModel):
+            raise ModelError(f"{self.name} draws vectors and is no language model", "model.network is what was loaded")
+        return self.network
+
+    @property
+    def family(self) -> Family:
+        """Whose samplers it takes: "masked", "ar", or "continuous" where tokens are vectors."""
+        if isinstance(self.network, ContinuousModel):
+            return "continuous"
+        return "masked" if self.network.facts.masked else "ar"
 
     @property
     def name(self) -> str:
-        return self.language_model.name
+        return self.network.name
+
+    @property
+    def imaging(self) -> Pictures | None:
+        """The picture side of a model of pictures, None of one of text."""
+        return self.network.imaging
 
     @property
     def tokenizer(self) -> Any:
         """The transformers tokenizer, or None."""
-        return self.language_model.tokenizer
+        return None if isinstance(self.network, ContinuousModel) else self.network.tokenizer
 
     @property
     def _reader(self) -> Any:
         """The tokenizer, where ids are text: those of a model of pictures are codes."""
-        return self.tokenizer if self.language_model.imaging is None else None
+        return self.tokenizer if self.imaging is None else None
 
     @property
     def config(self) -> Mapping[str, Any]:
         """The checkpoint's config.json as published."""
-        return self.language_model.config
+        return self.network.config
 
     @property
     def path(self) -> Path | None:
         """The folder the weights came from."""
-        return self.language_model.path
+        return self.network.path
 
     def __repr__(self) -> str:
-        return f"<Model {self.language_model.describe()}>"
+        return f"<Model {self.network.describe()}>"
 
     def generate(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Result:
         """Decodes one row or a batch and returns when all rows are done.
@@ -123,10 +148,13 @@ class Model:
             sampler: a spec such as "threshold:tau=0.9@dual", a "preset:name", or None for the default.
             max_new_tokens: positions to fill after the prompt.
             block_length: None takes min(32, max_new_tokens); block-causal models have their own.
-            temperature, top_k, top_p: shape the law tokens are drawn from; temperature 0 takes the likeliest.
-            cfg: guidance, l_u + cfg * (l_c - l_u); None is off.
+            temperature, top_k, top_p: shape the law tokens are drawn from; temperature 0 takes the likeliest. Where
+                tokens are vectors, which have neither top_k nor top_p, the temperature scales the noise of each step of
+                the head, and is 1 if not given.
+            cfg: guidance, l_u + cfg * (l_c - l_u); None is off. Where tokens are vectors, the noise is guided so.
             cfg_interval: of pictures, guide the first cfg_interval + 2 tokens only.
-            label: in place of a prompt, the class or classes that a model of pictures draws.
+            label: in place of a prompt, the class or classes that a model of pictures draws; where tokens are vectors,
+                -1 is none.
             num_images: pictures of each prompt or label, one row each.
             prompt_embeds: in place of a prompt, what the model's text encoder makes of captions, [B, n, D] or a list.
             seed: one number (row i gets the seed derived from it and i), or a list with one a row.
@@ -173,11 +201,14 @@ class Model:
         return self.run(self.prepare(prompt, **arguments), text=True)
 
     def logits(self, input_ids: Tensor) -> Tensor:
-        """What the checkpoint puts out: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache."""
+        """What the checkpoint puts out: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.
+
+        Raises ModelError for a model whose tokens are vectors: it has no vocabulary.
+        """
+        model = self.language_model
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.numel() == 0:
             shape = list(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
             raise SpecError(f"input_ids is a LongTensor [B, L], got {shape}", hint="one row of ids is ids[None]")
-        model = self.language_model
         check_length(model, [len(row) for row in input_ids])
         low, high = int(input_ids.min()), int(input_ids.max())
         if low < 0 or high >= model.vocab_size:
@@ -191,20 +222,21 @@ class Model:
 
     # --- the three steps of generate, for those who want to stand between them ---
 
-    def prepare(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Call:
+    def prepare(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Call | VectorCall:
         """Reads the prompt and checks every argument, without a forward."""
-        return prepare(self.language_model, prompt, Settings.of(arguments))
+        if isinstance(self.network, ContinuousModel):
+            return vector_requests.prepare(self.network, prompt, Settings.of(arguments, VECTORS))
+        return requests.prepare(self.network, prompt, Settings.of(arguments))
 
-    def run(self, call: Call, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
+    def run(self, call: Call | VectorCall, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
         """Decodes; the one place that calls the loop. With `text`, and for a callback, events tell their text.
 
         Without `steps` there is no event a step, which spares making it.
         """
         texts = Texts(self._reader if text or call.callback is not None else None, call)
-        canvases = call.request.canvases
-        size = f"{len(canvases)} rows of up to {max(map(len, canvases))} tokens"
+        size = f"{len(call.seeds)} rows of up to {max(call.lengths)} tokens"
         with _memory(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
-            decoded = _decode(self.language_model, call, steps=steps)
+            decoded = self._decode(call, steps=steps)
             with closing(cast("Generator[Event]", decoded)) as events:  # freed at once, however this ends
                 for told in events:
                     event = texts(told)
@@ -216,7 +248,7 @@ class Model:
         """Ids as text, special tokens left out; None without a tokenizer, and of a model of pictures."""
         return None if self._reader is None else str(self._reader.decode(tokens, skip_special_tokens=True))
 
-    def row(self, call: Call, end: RowFinished) -> dict[str, Any]:
+    def row(self, call: Call | VectorCall, end: RowFinished) -> dict[str, Any]:
         """A row that has just finished, as plain values."""
         tokens, generated = call.generated(end.row, end.tokens.tolist())
         return plain_row(
@@ -230,16 +262,26 @@ class Model:
 
     def environment(self) -> dict[str, str]:
         """Versions, device and dtype, as results record them."""
-        model = self.language_model
-        return {**versions(), "device": str(model.device), "dtype": str(model.dtype).removeprefix("torch.")}
+        device, dtype = self.network.device, str(self.network.dtype)
+        return {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
 
-    def result(self, call: Call, end: Finished, seconds: float, *, draw: bool = True) -> Result:
-        """What a run came to; `seconds` is its length. Without `draw`, codes are not decoded to pictures."""
-        request, model, imaging = call.request, self.language_model, self.language_model.imaging
+    def result(self, call: Call | VectorCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
+        """What a run came to; `seconds` is its length. Without `draw`, codes or vectors are not decoded to pictures."""
+        imaging = self.imaging
         made = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
         tokens, generated = [tokens for tokens, _ in made], [count for _, count in made]
+        sequences, latents = torch.as_tensor(end.tokens), None
+        if end.latents is not None:
+            assert imaging is not None, "vectors are those of pictures"
+            latents = torch.from_numpy(end.latents).unflatten(1, imaging.layout.grid)
+            sequences = sequences[:, :0]  # vectors have no ids
+        images = None
+        if imaging is not None and draw:
+            codes = latents if latents is not None else [imaging.layout.codes(torch.tensor(row)) for row in tokens]
+            images = drawn(imaging, codes)
         return Result(
-            sequences=torch.as_tensor(end.tokens),
+            sequences=sequences,
+            latents=latents,
             tokens=tokens,
             text=None if self._reader is None else [str(self.text(row)) for row in tokens],
             generated=generated,
@@ -252,27 +294,29 @@ class Model:
             spec=str(call.sampler.spec),
             exact=call.sampler.exact,
             trace=end.trace,
-            timing=Timing(seconds, sum(generated)),
+            timing=Timing(seconds, sum(generated), dict(end.seconds)),
             finish=list(end.reasons),
-            prompts=list(request.prompts),
-            stop_ids=request.stop_ids,
+            prompts=list(call.prompts),
+            stop_ids=call.stop_ids,
             seeds=list(call.seeds),
-            model=model.name,
+            model=self.name,
             settings=call.settings,
             environment=self.environment(),
             tokenizer=self._reader,
-            images=drawn(imaging, tokens) if imaging is not None and draw else None,
+            images=images,
             shown=call.shown,
             grid=None if imaging is None else imaging.layout.grid,
             stride=None if imaging is None else imaging.layout.stride,
         )
 
-
-def _decode(model: LanguageModel, call: Call, *, steps: bool) -> Iterator[Event]:
-    """The loop of the sampler's family."""
-    if isinstance(call.sampler, Speculation):
-        return verify.decode(model, call.sampler, call.request, steps=steps)
-    return masked.decode(model, call.sampler, call.request, steps=steps)
+    def _decode(self, call: Call | VectorCall, *, steps: bool) -> Iterator[Event]:
+        """The loop of the sampler's family."""
+        if isinstance(call, VectorCall):
+            assert isinstance(self.network, ContinuousModel), "prepared for such a model"
+            return continuous.decode(self.network, call.sampler, call.request, steps=steps)
+        if isinstance(call.sampler, Speculation):
+            return verify.decode(self.language_model, call.sampler, call.request, steps=steps)
+        return masked.decode(self.language_model, call.sampler, call.request, steps=steps)
 
 
 setattr(Model.generate, "__signature__", Settings.signature())  # noqa: B010

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import torch
 from PIL.Image import Image, fromarray
 from torch import Tensor
 
+from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.imaging import Condition
 from pardec.models.vision.vq import to_pictures
@@ -19,12 +20,12 @@ from pardec.settings import MAX_NEW_TOKENS, Settings
 
 if TYPE_CHECKING:
     from pardec.models.conditioned import Prefix
-    from pardec.models.imaging import Imaging
+    from pardec.models.imaging import Imaging, Pictures
     from pardec.models.language_model import LanguageModel
 
 _OWN = ("label", "prompt_embeds", "cfg_interval")
 _SHAPING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
-_FOREIGN = ("input_ids", "template", "logits_processor", "stop_ids", "block_length")
+FOREIGN = ("input_ids", "template", "logits_processor", "stop_ids", "block_length")
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,24 @@ class Conditions:
     rows: list[Row]  # -1 where the condition stands, and where a code is to come
 
 
-def drawn(imaging: Imaging, tokens: Sequence[Sequence[int]]) -> list[Image] | None:
-    """The pictures of rows of codes; None without a decoder. One by one: a picture is the same in any batch."""
+def drawn(imaging: Pictures, pictures: Iterable[Tensor]) -> list[Image] | None:
+    """The pictures of codes [h, w] or vectors [h, w, d]; None without a decoder.
+
+    One by one: a picture is the same in any batch.
+    """
     if not imaging.drawable:
         return None
-    codes = [imaging.layout.codes(torch.tensor([row])) for row in tokens]
-    return [fromarray(to_pictures(imaging.decode(picture))[0]) for picture in codes]
+    return [fromarray(to_pictures(imaging.decode(picture[None]))[0]) for picture in pictures]
 
 
-def with_defaults(imaging: Imaging, given: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(imaging: Pictures, given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `generate` with what the checkpoint's authors draw with where `given` says nothing.
 
     Where they say nothing either, the temperature is 1 and nothing is guided. A preset's own arguments hold as well.
     """
     made: dict[str, Any] = {"temperature": 1.0}
-    made |= {name: imaging.defaults[name] for name in _SHAPING if imaging.defaults.get(name) is not None}
+    named = ("sampler", *_SHAPING)
+    made |= {name: imaging.defaults[name] for name in named if imaging.defaults.get(name) is not None}
     if not made.get("top_k"):  # 0 is a way to say all of them
         made.pop("top_k", None)
     sampler = given.get("sampler")
@@ -59,10 +63,15 @@ def with_defaults(imaging: Imaging, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**made, **given}
 
 
-def check_drawable(model: LanguageModel, imaging: Imaging, *, hint: str) -> None:
-    """Raises ModelError where codes cannot be decoded."""
-    if not imaging.drawable:
-        raise ModelError(f"{model.name} has no image tokenizer, so its codes cannot be drawn", hint)
+def check_drawable(model: LanguageModel | ContinuousModel, *, hint: str) -> None:
+    """Raises ModelError where codes, or vectors, cannot be decoded; `hint` says of what is missing, {decoder}."""
+    assert model.imaging is not None, "asked of models of pictures"
+    if not model.imaging.drawable:
+        of_vectors = isinstance(model, ContinuousModel)
+        missing, lost = ("autoencoder", "vectors") if of_vectors else ("image tokenizer", "codes")
+        raise ModelError(
+            f"{model.name} has no {missing}, so its {lost} cannot be drawn", hint.replace("{decoder}", missing)
+        )
 
 
 def refuse_pictures(model: LanguageModel, settings: Settings) -> None:
@@ -77,7 +86,7 @@ def refuse_pictures(model: LanguageModel, settings: Settings) -> None:
 
 def conditions(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Settings) -> Conditions:
     """Reads what the pictures are to show. Raises SpecError for what the model cannot draw."""
-    for name in _FOREIGN:
+    for name in FOREIGN:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for text and {model.name} draws pictures", hint=f"leave {name} out")
     count = imaging.layout.tokens
@@ -86,31 +95,38 @@ def conditions(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Se
             f"a picture of {model.name} has {count} tokens, max_new_tokens={settings.max_new_tokens} were asked for",
             hint="leave max_new_tokens out",
         )
-    once = _labels(model, imaging, prompt, settings) if imaging.kind == "class" else _captions(model, prompt, settings)
+    if imaging.kind == "class":
+        once = [Condition(label=label) for label in labels(model.name, imaging.classes, prompt, settings)]
+    else:
+        once = _captions(model, prompt, settings)
     prefix = imaging.prefix(once)
     each = [row for row in range(len(once)) for _ in range(settings.num_images)]
     rows = [Row(torch.full((length,), -1), torch.full((count,), -1)) for length in prefix.lengths]
     return Conditions(tuple(once[row] for row in each), prefix.take(each), [rows[row] for row in each])
 
 
-def _labels(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Settings) -> list[Condition]:
+def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: int = 0) -> list[int]:
+    """The classes that the model called `name` is asked for; `least` is -1 where it draws without one as well.
+
+    Raises:
+        SpecError: there is none, or one that the model does not have.
+    """
     if prompt is not None or settings.prompt_embeds is not None:
         what = "a prompt" if prompt is not None else "prompt_embeds"
-        raise SpecError(f"{model.name} draws classes and cannot read {what}", hint="pass label=, a whole number")
+        raise SpecError(f"{name} draws classes and cannot read {what}", hint="pass label=, a whole number")
     given = settings.label
     if given is None:
-        raise SpecError("no class is given", hint=f"pass label=, one of 0..{imaging.classes - 1}, or a list of them")
+        raise SpecError("no class is given", hint=f"pass label=, one of 0..{classes - 1}, or a list of them")
     if isinstance(given, Tensor):
         given = given.tolist()
-    labels = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    if not labels:
+    asked = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if not asked:
         raise SpecError("the list of classes is empty", hint="give at least one label")
-    for label in labels:
-        if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < imaging.classes:
-            raise SpecError(
-                f"label {label!r} is no class of {model.name}", hint=f"classes are 0..{imaging.classes - 1}"
-            )
-    return [Condition(label=label) for label in labels]
+    for label in asked:
+        if not isinstance(label, int) or isinstance(label, bool) or not least <= label < classes:
+            none = ", and -1 is none" if least < 0 else ""
+            raise SpecError(f"label {label!r} is no class of {name}", hint=f"classes are 0..{classes - 1}{none}")
+    return asked
 
 
 def _captions(model: LanguageModel, prompt: Any, settings: Settings) -> list[Condition]:

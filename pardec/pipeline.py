@@ -6,7 +6,6 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,15 +17,16 @@ from torch import Tensor
 
 from pardec.api import Model, load
 from pardec.models.errors import SpecError
-from pardec.models.imaging import Imaging
+from pardec.models.imaging import Pictures
 from pardec.picture_requests import check_drawable, with_defaults
 from pardec.requests import Call
 from pardec.result import Result
 from pardec.samplers.events import Finished, Step
-from pardec.samplers.rng import Keyed
+from pardec.samplers.painting import Drawing
 from pardec.samplers.spec import Spec
 from pardec.samplers.verifying import Speculation
-from pardec.views.unfinished import Codes, unfinished
+from pardec.vector_requests import VectorCall
+from pardec.views.unfinished import Codes, decodable, unfinished
 
 _TENSORS = ("latents", "committed")
 _TYPES = ("pil", "np", "pt", "latent")
@@ -54,7 +54,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
                 f"model is a pardec Model, a name or a folder, got {type(model).__name__}",
                 hint="ImagePipeline(pardec.load(name))",
             )
-        if made.language_model.imaging is None:
+        if made.imaging is None:
             raise SpecError(f"{made.name} is a text model and draws no pictures", hint="use its generate")
         self.register_modules(model=made)
         self.loading: tuple[Any, dict[str, Any]] | None = (model, {}) if made is not model else None
@@ -89,16 +89,16 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        return self.model.language_model.device  # type: ignore[no-any-return]
+        return self.model.network.device  # type: ignore[no-any-return]
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.language_model.dtype  # type: ignore[no-any-return]
+        return self.model.network.dtype  # type: ignore[no-any-return]
 
     @property
-    def imaging(self) -> Imaging:
+    def imaging(self) -> Pictures:
         """The picture side of the model."""
-        return self.model.language_model.imaging  # type: ignore[no-any-return]
+        return self.model.imaging  # type: ignore[no-any-return]
 
     @property
     def interrupt(self) -> bool:
@@ -145,7 +145,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
         *,
         class_labels: int | list[int] | Tensor | None = None,
-        sampler: str | Spec | Speculation | None = None,
+        sampler: str | Spec | Speculation | Drawing | None = None,
+        num_inference_steps: int | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -160,16 +161,19 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             guidance_scale: 1 or less is none; None, here and below, takes what the checkpoint names, else none.
             num_images_per_prompt: of each caption or class.
             generator: where the seeds come from, one a picture; a list has one generator a picture. None: torch's own.
-            output_type: "pil" pictures, "np" [B, H, W, 3] or "pt" [B, 3, H, W] float32 in 0..1, or "latent": the codes,
-                int64 [B, h, w], which need no decoder.
+            output_type: "pil" pictures, "np" [B, H, W, 3] or "pt" [B, 3, H, W] float32 in 0..1, or "latent", which
+                needs no decoder: codes, int64 [B, h, w], or vectors, float32 [B, h, w, d].
             return_dict: an ImagePipelineOutput, or (images,).
             callback_on_step_end: called as callback(pipe, step, timestep, tensors) after every round of decoding;
                 `timestep` is the number of cells that the picture furthest behind has still to get. It sees and changes
-                no token; with `pipe._interrupt = True` it stops the decoding, and cells not known yet stay blank (-1).
-            callback_on_step_end_tensor_inputs: "latents", the codes so far, -1 where there is none yet, and
-                "committed", what this round added; [B, h, w] both.
+                no token; with `pipe._interrupt = True` it stops the decoding, and cells not known yet stay blank (-1,
+                and 0 in vectors).
+            callback_on_step_end_tensor_inputs: "latents", the codes so far, -1 where there is none yet, or the vectors,
+                0 there; and "committed", what this round added: bool [B, h, w].
             class_labels: a class or classes, for a model that draws them.
-            sampler: as in `Model.generate`; None decodes token by token.
+            sampler: as in `Model.generate`; None takes what the checkpoint names, else codes come one by one, and
+                vectors by `mar`.
+            num_inference_steps: where tokens are vectors, and in place of a sampler: steps of `mar`.
             temperature, top_k, top_p, cfg_interval: as in `Model.generate`; the temperature's last resort is 1.
             prompt_embeds: what the text encoder makes of captions, in their place: [B, n, D], or a list of [n, D].
             prompt_attention_mask: [B, n], 0 where prompt_embeds is padding.
@@ -181,10 +185,12 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         if output_type not in _TYPES:
             raise SpecError(f"output_type {output_type!r} is unknown", hint=f"it is one of {', '.join(_TYPES)}")
         if output_type != "latent":
-            hint = 'load it with decoder="vq.pt", or ask for output_type="latent"'
-            check_drawable(self.model.language_model, self.imaging, hint=hint)
+            hint = 'load it with decoder=FILE, its {decoder}, or ask for output_type="latent"'
+            check_drawable(self.model.network, hint=hint)
         if prompt_attention_mask is not None:
             prompt_embeds = _unpadded(prompt_embeds, prompt_attention_mask)
+        if num_inference_steps is not None:
+            sampler = self._in_steps(num_inference_steps, sampler)
         given: dict[str, Any] = {"sampler": sampler, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         given |= {"cfg": guidance_scale, "cfg_interval": cfg_interval}
         given |= {"label": class_labels, "prompt_embeds": prompt_embeds, "num_images": num_images_per_prompt}
@@ -206,12 +212,19 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
                 elif isinstance(event, Finished):
                     draw = output_type == "pil"
                     self.result = self.model.result(call, event, time.perf_counter() - started, draw=draw)
-        images = self._output(codes.codes, output_type)
+        images = self._output(codes, output_type)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
-    def _seeded(self, prompt: Any, arguments: dict[str, Any], generator: Any) -> Call:
+    def _in_steps(self, steps: int, sampler: object) -> str:
+        """The spec that diffusers' name for a number of steps stands for."""
+        if self.model.family != "continuous" or sampler is not None:
+            why = "tokens of this model have ids" if sampler is None else "a sampler is given as well"
+            raise SpecError(f"num_inference_steps={steps} is for mar, and {why}", hint="sampler= says how many steps")
+        return f"mar:steps={steps}"
+
+    def _seeded(self, prompt: Any, arguments: dict[str, Any], generator: Any) -> Call | VectorCall:
         """The request, each row with a seed from the generators."""
-        call: Call = self.model.prepare(prompt, **arguments)
+        call: Call | VectorCall = self.model.prepare(prompt, **arguments)
         rows = len(call.seeds)
         if isinstance(generator, (list, tuple)):
             if len(generator) != rows:
@@ -220,21 +233,22 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         else:
             seeds = _drawn(generator, rows)
         # And not prepared anew: reading captions takes long.
-        return replace(call, seeds=tuple(seeds), request=replace(call.request, source=Keyed(tuple(seeds))))
+        return call.seeded(seeds)
 
-    def _output(self, codes: np.ndarray, output_type: str) -> Any:
-        """Codes [B, h*w] as the caller wants them."""
+    def _output(self, told: Codes, output_type: str) -> Any:
+        """Codes or vectors as the caller wants them."""
+        held = told.codes, told.latents
         if output_type == "pil":
             drawn = None if self.result is None else self.result.images
-            return unfinished(self.imaging, codes) if drawn is None else drawn
+            return unfinished(self.imaging, *held) if drawn is None else drawn
         if output_type == "latent":
-            return torch.from_numpy(codes.reshape(-1, *self.imaging.layout.grid)).to(self.device)
-        if (codes < 0).any():  # interrupted: the blank cells are those of the pictures
-            pixels = np.stack([np.asarray(one) for one in unfinished(self.imaging, codes)])
+            return told.tensor().to(self.device)
+        if (told.codes < 0).any():  # interrupted: the blank cells are those of the pictures
+            pixels = np.stack([np.asarray(one) for one in unfinished(self.imaging, *held)])
             made = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
         else:  # one by one: a picture is the same in any batch
-            rows = torch.from_numpy(codes.reshape(-1, 1, *self.imaging.layout.grid))
-            made = torch.cat([self.imaging.decode(row) for row in rows]).div(2).add(0.5).clamp(0, 1)
+            rows = decodable(self.imaging, *held)
+            made = torch.cat([self.imaging.decode(row[None]) for row in rows]).div(2).add(0.5).clamp(0, 1)
         return made if output_type == "pt" else made.permute(0, 2, 3, 1).cpu().numpy()
 
 
@@ -255,8 +269,9 @@ class _Told:
     def tell(self, event: Step) -> None:
         if self.callback is None:
             return
-        grid, held = self.pipe.imaging.layout.grid, {"latents": self.codes.codes, "committed": self.codes.fresh}
-        handed = {n: torch.from_numpy(held[n].reshape(-1, *grid).copy()).to(self.pipe.device) for n in self.names}
+        fresh = torch.from_numpy(self.codes.fresh).unflatten(1, self.pipe.imaging.layout.grid)
+        held = {"latents": self.codes.tensor(), "committed": fresh}
+        handed = {name: held[name].clone().to(self.pipe.device) for name in self.names}
         before = {name: tensor.clone() for name, tensor in handed.items()}
         behind = int((self.codes.codes < 0).sum(1).max())
         answer = self.callback(self.pipe, event.number, behind, handed) or {}

@@ -14,6 +14,7 @@ from pardec.picture_requests import Conditions, conditions, refuse_pictures
 from pardec.prompts import Row, rows
 from pardec.samplers import registry
 from pardec.samplers.contracts import Allowed, Request, Sampler
+from pardec.samplers.painting import Drawing
 from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Spec, parse
 from pardec.samplers.verifying import Speculation
@@ -67,6 +68,25 @@ class Call:
         )
         return replace(self, request=request, seeds=seeds)
 
+    def seeded(self, seeds: Sequence[int]) -> Call:
+        """The same request with other seeds, one a row."""
+        return replace(self, seeds=tuple(seeds), request=replace(self.request, source=Keyed(tuple(seeds))))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Per row, how many tokens its canvas has."""
+        return [len(canvas) for canvas in self.request.canvases]
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        """Per row, how many tokens are given before the generated region."""
+        return self.request.prompts
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """End tokens."""
+        return self.request.stop_ids
+
     @property
     def constraints(self) -> list[str | None]:
         """A short name per row of what `allowed` says of it; equal names, equal constraints."""
@@ -103,7 +123,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         given = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
     check_length(model, [len(row.canvas) for row in given])
     stop_ids = _stop_ids(model, settings)
-    seeds = _seeds(settings, len(given))
+    seeds = seeds_of(settings, len(given))
     block_causal = model.facts.attention == "block-causal"
     request = Request(
         canvases=tuple(row.canvas for row in given),
@@ -130,7 +150,8 @@ def _allowed(model: LanguageModel, settings: Settings, given: list[Row]) -> Allo
     return asked if model.imaging is None else within(model.imaging.layout, asked, given, model.vocab_size)
 
 
-def _seeds(settings: Settings, count: int) -> tuple[int, ...]:
+def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:
+    """One seed a row. Raises SpecError where a list has another length."""
     if not isinstance(settings.seed, Sequence):
         return row_seeds(int(settings.seed), count)
     if len(settings.seed) != count:
@@ -164,10 +185,9 @@ def _sampler(model: LanguageModel, settings: Settings) -> Sampler | Speculation:
                 hint="accept with speculative or match, or leave temperature out",
             )
         return made
-    if isinstance(given, Speculation):
-        raise SpecError(
-            f"{given.spec} is for autoregressive models and {model.name} is masked", hint="name another sampler"
-        )
+    if isinstance(given, Speculation | Drawing):
+        whom = registry.OF["ar" if isinstance(given, Speculation) else "continuous"]
+        raise SpecError(f"{given.spec} is for {whom} and {model.name} is masked", hint="name another sampler")
     sampler = registry.resolve(given, "masked")
     if attention == "block-causal" and not isinstance(given, Sampler) and _names_no_cache(given):
         with suppress(SpecError):  # a stage that cannot go with it keeps what it can go with

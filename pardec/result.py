@@ -17,6 +17,8 @@ from pardec.samplers.trace import Trace
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+CELL = "■ "  # what a vector is shown as where there is no picture
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -24,6 +26,7 @@ class Timing:
 
     total_s: float
     tokens: int  # the sum of Result.generated
+    parts: Mapping[str, float] = field(default_factory=dict)  # seconds of the model's parts, where the loop tells them
 
     @property
     def tokens_per_second(self) -> float:
@@ -35,8 +38,10 @@ class Result:
     """One finished request of B rows. Tensors are on the CPU.
 
     Attributes:
-        sequences: [B, L] int64, prompt and generation, right-padded; for a masked model the whole canvas.
-        tokens: ids per row behind the prompt, cut after the first end token that was generated.
+        sequences: [B, L] int64, prompt and generation, right-padded; for a masked model the whole canvas. Where tokens
+            are vectors, which have no ids, [B, 0].
+        tokens: ids per row behind the prompt, cut after the first end token that was generated; of vectors none.
+        latents: the vectors of pictures, [B, h, w, d] float32; None where tokens are ids.
         text: the same as text, special tokens left out; None without a tokenizer.
         generated: per row, how many generated tokens stand before the first end token.
         nfe: forwards each row took part in; a guided call counts once.
@@ -49,12 +54,13 @@ class Result:
         padding: positions fed beside `tokens_fed`, in forwards of rows of unequal length (verify loop).
         exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is drawn from the same
             law, else "relaxed".
-        trace: which forward committed each position, and what each forward queried.
+        trace: which forward committed each position, and what each forward queried. Where tokens are vectors its
+            forwards are calls of the backbone, and 0 stands for the id that a vector does not have.
         finish: per row "stop" (first end token) or "length" (nothing left to fill).
         prompts: per row how many tokens were given before the generated region.
         seeds: per row; a row with its seed gives the same tokens alone and in any batch.
         settings: the arguments as resolved.
-        pieces: sequences as text, one piece a token; None without a tokenizer.
+        pieces: sequences as text, one piece a token; None without a tokenizer. Vectors are shown as a grid of `CELL`.
         images: the pictures; None for text, and without a decoder.
         shown: per picture the caption or class that was asked for, None where features were given; None for text.
         grid: rows and columns of cells of a picture; None for text.
@@ -85,6 +91,7 @@ class Result:
     stride: int | None = None
     tokenizer: Any = field(default=None, repr=False)
     saved_pieces: list[list[str]] | None = field(default=None, repr=False)
+    latents: Tensor | None = None
     draft_forwards: list[int] = field(default_factory=list)
     deviation: list[float | None] = field(default_factory=list)
     padding: int = 0
@@ -97,12 +104,28 @@ class Result:
     @property
     def acceptance_length(self) -> float | None:
         """Tokens gained per round of the verify loop, the next token included, and what an end token cuts off not; the
-        prompt's round is left out, and so are tokens without an alternative. None for masked models."""
-        gained = [count for row in self.trace.gained for count in row[1:] if count] if self.trace.accepted else []
+        prompt's round is left out, and so are tokens without an alternative. None for masked models and vectors."""
+        if not self.trace.accepted or self.latents is not None:
+            return None
+        gained = [count for row in self.trace.gained for count in row[1:] if count]
         return sum(gained) / len(gained) if gained else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of the drafted tokens that were accepted, over all rows; None where nothing was drafted."""
+        drafted = sum(map(sum, self.trace.drafted))
+        return sum(map(sum, self.trace.accepted)) / drafted if drafted else None
+
+    def span(self, row: int) -> slice:
+        """Where in the trace the tokens of a row stand: behind the prompt, up to and with the first end token."""
+        start = self.prompts[row]
+        return slice(start, start + (len(self.tokens[row]) if self.latents is None else self.generated[row]))
 
     @cached_property
     def pieces(self) -> list[list[str]] | None:
+        if self.latents is not None and self.grid is not None:
+            rows, columns = self.grid
+            return [([CELL] * (columns - 1) + [f"{CELL}\n"]) * rows for _ in self.tokens]
         if self.saved_pieces is not None or self.tokenizer is None:
             return self.saved_pieces
         read = Pieces(self.tokenizer)
@@ -125,7 +148,7 @@ class Result:
     def __repr__(self) -> str:
         shown: object = self.text[0] if self.text else self.tokens[0]
         if self.shown:
-            shown = "picture" if self.shown[0] is None else self.shown[0]
+            shown = "picture" if self.shown[0] in (None, -1) else self.shown[0]
         more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
         return f"<Result {shown!r}{more}: {self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward>"
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class ResultError(PardecError, ValueError):
 def save(result: Result, target: Path) -> Path:
     """Writes `result` to a folder, or to one file if `target` ends in .json."""
     tensors = {
+        **({} if result.latents is None else {"latents": result.latents}),
         "sequences": result.sequences,
         "commit_step": torch.from_numpy(np.ascontiguousarray(result.trace.commit_step)),
         "commit_score": torch.from_numpy(np.ascontiguousarray(result.trace.commit_score)),
@@ -88,8 +90,8 @@ def _plain(result: Result) -> dict[str, Any]:
         "settings": dict(result.settings),
         "environment": dict(result.environment),
         "stop_ids": list(result.stop_ids),
-        "timing": {"total_s": result.timing.total_s, "tokens": result.timing.tokens},
-        "pieces": result.pieces,
+        "timing": asdict(result.timing),
+        "pieces": None if result.latents is not None else result.pieces,
         "lengths": result.trace.lengths.tolist(),
         "fed": [[_pack(fed) for fed in row] for row in result.trace.fed],
         "clocks": [list(row) for row in result.trace.clocks],
@@ -136,7 +138,11 @@ def _image(folder: Path, row: int) -> Path:
 
 def _read(held: dict[str, Any], found: dict[str, Any], images: list[Image.Image] | None) -> Result:
     tensors: dict[str, Tensor] = {name: torch.as_tensor(found[name], dtype=dtype) for name, dtype in _TENSORS.items()}
-    shape = tensors["sequences"].shape
+    sequences, shape = tensors["sequences"], tensors["commit_step"].shape
+    grid = None if held.get("grid") is None else (int(held["grid"][0]), int(held["grid"][1]))
+    latents = _latents(found, len(sequences), grid)
+    if latents is not None:
+        tensors["sequences"] = torch.zeros(shape, dtype=torch.int64)  # what stands for ids in the trace
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or tensor.shape != shape:
             raise ValueError(f"{name} is {list(tensor.shape)} where sequences is {list(shape)}")
@@ -157,19 +163,32 @@ def _read(held: dict[str, Any], found: dict[str, Any], images: list[Image.Image]
         accepted=tuple(map(tuple, held["accepted"])),
         forced=tuple(map(tuple, held.get("forced", ()))),
     )
+    timing = held["timing"]
+    parts = {str(name): float(seconds) for name, seconds in timing.get("parts", {}).items()}
     return Result(
-        sequences=tensors["sequences"],
+        sequences=sequences,
+        latents=latents,
         trace=trace,
-        timing=Timing(float(held["timing"]["total_s"]), int(held["timing"]["tokens"])),
+        timing=Timing(float(timing["total_s"]), int(timing["tokens"]), parts),
         stop_ids=tuple(held["stop_ids"]),
         saved_pieces=held["pieces"],
         padding=int(held["padding"]),
         images=images,
         shown=held.get("shown"),
-        grid=None if held.get("grid") is None else (int(held["grid"][0]), int(held["grid"][1])),
+        grid=grid,
         stride=held.get("stride"),
         **{name: held[name] for name in _PLAIN},
     )
+
+
+def _latents(found: dict[str, Any], rows: int, grid: tuple[int, int] | None) -> Tensor | None:
+    """The vectors of a result's pictures, None where tokens have ids."""
+    if "latents" not in found:
+        return None
+    latents = torch.as_tensor(found["latents"], dtype=torch.float32)
+    if latents.ndim != 4 or len(latents) != rows or tuple(latents.shape[1:3]) != grid:
+        raise ValueError(f"latents is {list(latents.shape)}, expected {rows} pictures of {grid}")
+    return latents
 
 
 def _pack(fed: Fed) -> list[int] | dict[str, int]:

@@ -16,19 +16,21 @@ if TYPE_CHECKING:
 
     from pardec.samplers.contracts import Sampler
     from pardec.samplers.events import Event
+    from pardec.samplers.painting import Drawing
     from pardec.samplers.rng import Source
     from pardec.samplers.spec import Spec
     from pardec.samplers.verifying import Speculation
 
 
 MAX_NEW_TOKENS = 64
+VECTORS: Mapping[str, Any] = {"temperature": 1.0}  # the defaults that are others where tokens are vectors
 
 
 class Arguments(TypedDict, total=False):
     """What `generate` and `stream` take beside the prompt; `Settings` has the defaults and the meaning."""
 
     input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
-    sampler: str | Spec | Sampler | Speculation | None
+    sampler: str | Spec | Sampler | Speculation | Drawing | None
     max_new_tokens: int
     block_length: int | None
     temperature: float
@@ -54,10 +56,10 @@ class Settings:
     """One checked set of arguments."""
 
     input_ids: Any = None
-    sampler: str | Spec | Sampler | Speculation | None = None
+    sampler: str | Spec | Sampler | Speculation | Drawing | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
-    temperature: float = 0.0
+    temperature: float = 0.0  # of vectors 1.0
     top_k: int | None = None
     top_p: float | None = None
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
@@ -68,7 +70,7 @@ class Settings:
     logits_processor: Any = None  # transformers' processors, run on each token's own history; AR models only
     stop_ids: Any = None  # None: the model's end tokens; [] never stops
     block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
-    label: Any = None  # of a model of pictures: a class, or one a row
+    label: Any = None  # of a model of pictures: a class, or one a row; of vectors, -1 is none
     num_images: int = 1  # of each prompt or label
     prompt_embeds: Any = None  # of a model of pictures: what its text encoder makes of captions, [B, n, D] or a list
     source: Any = None  # recorded uniforms in place of a seed
@@ -108,8 +110,8 @@ class Settings:
             )
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Settings:
-        """Reads keyword arguments; what they leave open comes from a named preset, then from the defaults."""
+    def of(cls, arguments: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
+        """Reads keyword arguments; what they leave open comes from a named preset, then from `defaults`, then from here."""
         known = [field.name for field in fields(cls)]
         for name in arguments:
             if name not in known:
@@ -117,7 +119,7 @@ class Settings:
                     f"generate takes no argument {name!r}{did_you_mean(name, known)}",
                     hint=f"it takes {', '.join(known)}",
                 )
-        made = cls(**arguments)
+        made = cls(**{**(defaults or {}), **arguments})
         if isinstance(made.sampler, str) and made.sampler.startswith("preset:"):
             from pardec.samplers.registry import preset
 

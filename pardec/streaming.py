@@ -14,6 +14,7 @@ import numpy as np
 
 from pardec.requests import Call
 from pardec.samplers.events import Event, RowFinished, Started, Step
+from pardec.vector_requests import VectorCall
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that is one byte of a character
 _BROKEN = "\ufffd"  # what stands for bytes that make no character yet
@@ -22,9 +23,9 @@ _BROKEN = "\ufffd"  # what stands for bytes that make no character yet
 class Texts:
     """Puts the text into the events of one request, which must all come through here, in order."""
 
-    def __init__(self, tokenizer: Any, call: Call) -> None:
+    def __init__(self, tokenizer: Any, call: Call | VectorCall) -> None:
         self.tokenizer, self.call = tokenizer, call
-        rows = len(call.request.canvases)
+        rows = len(call.seeds)
         self.told = [""] * rows  # the text given out
         self.read = [0] * rows  # how many positions behind the prompt it was made of
         self.ended = [False] * rows  # an end token stands there: the rest is no text
@@ -48,12 +49,12 @@ class Texts:
 
     def _grown(self, row: int, canvas: np.ndarray, settled: int) -> str:
         """What became certain in a row whose tokens before `settled` are final."""
-        start = self.call.request.prompts[row]
+        start = self.call.prompts[row]
         if self.ended[row] or settled - start <= self.read[row]:
             return ""
         self.read[row] = settled - start
         tokens = canvas[start:settled]
-        ends = np.flatnonzero(np.isin(tokens, self.call.request.stop_ids) & self.open[row, start:settled])
+        ends = np.flatnonzero(np.isin(tokens, self.call.stop_ids) & self.open[row, start:settled])
         if len(ends):
             self.ended[row], tokens = True, tokens[: ends[0] + 1]
         held, text = self.told[row], self._certain(tokens.tolist())

@@ -20,6 +20,7 @@ from pardec.requests import Call
 from pardec.result import Result
 from pardec.rows import RowsFile, key_of
 from pardec.samplers.events import Event, Finished, RowFinished, Step
+from pardec.vector_requests import VectorCall
 from pardec.views.terminal import Watch
 
 EVERY_S = 10.0  # seconds between two lines of progress
@@ -28,13 +29,13 @@ EVERY_S = 10.0  # seconds between two lines of progress
 class Batches:
     """All prompts of one command: `call` holds them as rows, `items` as they were given."""
 
-    def __init__(self, model: Model, call: Call, items: list[Item], *, stream: bool, quiet: bool) -> None:
+    def __init__(self, model: Model, call: Call | VectorCall, items: list[Item], *, stream: bool, quiet: bool) -> None:
         self.model, self.call, self.items, self.stream, self.quiet = model, call, items, stream, quiet
         self.watched = stream and not quiet
         self.rows: dict[int, dict[str, Any]] = {}  # by index of the prompt
         self.file: RowsFile | None = None
         self.keys: list[str] = []
-        self.last: tuple[Call, Finished] | None = None
+        self.last: tuple[Call | VectorCall, Finished] | None = None
         self.seconds = 0.0
         self.tokens = self.forwards = 0  # of the rows made by this run
 
@@ -44,7 +45,7 @@ class Batches:
             "model": self.model.name,
             "spec": str(self.call.sampler.spec),
             **self.call.settings,
-            "dtype": str(self.model.language_model.dtype).removeprefix("torch."),
+            "dtype": str(self.model.network.dtype).removeprefix("torch."),
         }
         self.file = RowsFile(output, settings, overwrite=overwrite, warn=say)
         each = zip(self.items, self.call.seeds, self.call.constraints, strict=True)

@@ -19,6 +19,7 @@ from pardec.samplers.events import RowFinished
 if TYPE_CHECKING:
     from pardec.api import Model
     from pardec.requests import Call
+    from pardec.vector_requests import VectorCall
 
 
 def check(name: str, output: Path | None, prompts: Path | None, *, given: bool, stream: bool) -> None:
@@ -42,10 +43,10 @@ def placed(crew: Executor, name: str, placing: dict[str, Any], *, quiet: bool) -
 
     if not isinstance(crew, Ray):
         model = load(name, **placing)
-        say(model.language_model.describe(), quiet=quiet)
+        say(model.network.describe(), quiet=quiet)
         return model
     model = outline(name, on_gpu=crew.gpus > 0, **placing)
-    placing["dtype"] = str(model.language_model.dtype).removeprefix("torch.")
+    placing["dtype"] = str(model.network.dtype).removeprefix("torch.")
     say(f"{model.name} in {placing['dtype']}, loaded by Ray actors", quiet=quiet)
     return model
 
@@ -58,7 +59,7 @@ class Generation:
     placing: dict[str, Any]  # arguments of `load`
     prompts: list[Any]
     arguments: dict[str, Any]  # of `generate`
-    ready: tuple[Model, Call] | None = None
+    ready: tuple[Model, Call | VectorCall] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "ready": None}
@@ -77,7 +78,7 @@ class Decoding:
     """The worker: a unit is the number of a prompt, its row names it as "at"."""
 
     model: Model
-    call: Call
+    call: Call | VectorCall
 
     def run(self, batch: Sequence[int]) -> list[dict[str, Any]]:
         part = self.call.take(batch)
@@ -105,7 +106,7 @@ def deal(run: Batches, crew: Executor, job: Generation, batch_size: int) -> None
     assert file is not None, "workers meet in a file"
     todo = [at for at in range(len(run.items)) if at not in run.rows]
     # Rows of like length waste little on each other; the longest come first, so that no worker begins one at the end.
-    todo.sort(key=lambda at: -len(run.call.request.canvases[at]))
+    todo.sort(key=lambda at: -run.call.lengths[at])
     batches = [todo[start : start + batch_size] for start in range(0, len(todo), batch_size)]
     told, others = time.monotonic(), file.count() - len(run.rows)  # the file may hold rows of prompts not asked for
 

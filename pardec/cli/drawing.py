@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from pardec.api import Model
     from pardec.requests import Call
     from pardec.result import Result
+    from pardec.vector_requests import VectorCall
 
 
 class Drawing:
     """The pictures of one command, batch by batch, each in its file as soon as its batch is finished."""
 
-    def __init__(self, model: Model, call: Call, each: Path | None, loaded: dict[str, Any]) -> None:
+    def __init__(self, model: Model, call: Call | VectorCall, each: Path | None, loaded: dict[str, Any]) -> None:
         self.model, self.call, self.each, self.loaded = model, call, each, loaded
         self.pictures: list[Image] = []
         self.made: list[pngs.Made] = []
@@ -49,7 +50,7 @@ class Drawing:
 
     @contextmanager
     def _watch(self, quiet: bool) -> Iterator[Callable[[Event], None]]:
-        imaging = self.model.language_model.imaging
+        imaging = self.model.imaging
         if quiet or imaging is None:
             yield lambda event: None
             return

@@ -87,7 +87,7 @@ def generate(
     placing: Any = {"device": device, "dtype": dtype, "device_map": device_map}
     placing |= {"revision": revision, "offline": offline, "mask_id": mask_id}
     loaded = dealing.placed(crew, model, placing, quiet=quiet)
-    if loaded.language_model.imaging is not None:
+    if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is a model of pictures", hint=f'try "pardec image {model} -o out.png"')
     call = loaded.prepare([item.prompt for item in items], **arguments)
     run = Batches(loaded, call, items, stream=stream, quiet=quiet)

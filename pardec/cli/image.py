@@ -15,6 +15,7 @@ from pardec.models.errors import SpecError
 if TYPE_CHECKING:
     from pardec.api import Model
     from pardec.requests import Call
+    from pardec.vector_requests import VectorCall
 
 _TOLD = ("decoder", "text_encoder", "revision")  # of how the model was loaded, what a picture's file tells
 
@@ -141,20 +142,17 @@ def _loaded(name: str, placing: dict[str, Any], *, quiet: bool) -> Model:
     from pardec.picture_requests import check_drawable
 
     model = load(name, **placing)
-    say(model.language_model.describe(), quiet=quiet)
-    imaging = model.language_model.imaging
-    if imaging is None:
+    say(model.network.describe(), quiet=quiet)
+    if model.imaging is None:
         raise SpecError(f"{model.name} is a text model and draws no pictures", hint=f'try "pardec generate {name}"')
-    check_drawable(
-        model.language_model, imaging, hint="pass --decoder FILE, or put the image tokenizer beside the weights"
-    )
+    check_drawable(model.network, hint="pass --decoder FILE, or put the {decoder} beside the weights")
     return model
 
 
-def _prepared(model: Model, shown: list[Any], of_classes: bool, given: dict[str, Any]) -> Call:
+def _prepared(model: Model, shown: list[Any], of_classes: bool, given: dict[str, Any]) -> Call | VectorCall:
     from pardec.picture_requests import with_defaults
 
-    imaging = model.language_model.imaging
+    imaging = model.imaging
     assert imaging is not None, "a text model was refused"
     if of_classes != (imaging.kind == "class"):
         if of_classes:

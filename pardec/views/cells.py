@@ -25,8 +25,8 @@ def cells(result: Result) -> list[list[Cell]]:
     trace = result.trace
     texts = result.pieces or [Pieces(None)(row) for row in trace.tokens.tolist()]
     found = []
-    for row, start in enumerate(result.prompts):
-        end = start + len(result.tokens[row])
+    for row in range(len(result.prompts)):
+        end = result.span(row).stop
         steps, scores = trace.commit_step[row, :end].tolist(), trace.commit_score[row, :end].tolist()
         found.append([Cell(*cell) for cell in zip(texts[row][:end], steps, scores, strict=True)])
     return found

@@ -69,7 +69,13 @@ def heat(counts: np.ndarray, top: int, size: tuple[int, int]) -> Image.Image:
 def title(result: Result, row: int) -> str:
     """What the picture was to show."""
     shown = result.shown[row] if result.shown else None
-    return shown if isinstance(shown, str) else f"picture {row}" if shown is None else f"class {shown}"
+    return shown if isinstance(shown, str) else f"picture {row}" if shown in (None, -1) else f"class {shown}"
+
+
+def accepted(result: Result, row: int) -> str:
+    """How many of the drafted vectors of a row were accepted, in words; empty where none was drafted, and for ids."""
+    drafted = sum(result.trace.drafted[row]) if result.latents is not None and result.trace.drafted else 0
+    return f"{sum(result.trace.accepted[row])} of {drafted} drafts accepted" if drafted else ""
 
 
 # --- PNG and GIF ---
@@ -149,12 +155,20 @@ def data(result: Result) -> dict[str, Any]:
                 "grid": list(when.shape),
                 "steps": when.ravel().tolist(),
                 "gained": gained(result, row).ravel().tolist(),
-                "codes": result.tokens[row],
+                "codes": result.tokens[row] or None,
+                **_tested(result, row),
                 "nfe": result.nfe[row],
                 "seed": str(result.seeds[row]),  # more digits than JavaScript's numbers hold
             }
         )
     return {"pictures": pictures, "most": most(result)}
+
+
+def _tested(result: Result, row: int) -> dict[str, Any]:
+    """Of vectors that were drafted, per forward how many it tested, and how many of them it accepted."""
+    if not accepted(result, row):
+        return {}
+    return {"drafted": result.trace.drafted[row], "accepted": result.trace.accepted[row]}
 
 
 def fragment(result: Result) -> str:
@@ -167,11 +181,16 @@ def fragment(result: Result) -> str:
         figures.append(
             f'<figure><img src="{source(picture)}" alt="{name}">'
             f'<img src="{source(heated)}" alt="tokens that the forward of each cell gained, at most {top}">'
-            f"<figcaption>{name}<br><small>seed {result.seeds[row]}, {result.nfe[row]} forwards</small></figcaption>"
+            f"<figcaption>{name}<br><small>{_counted(result, row)}</small></figcaption>"
             "</figure>"
         )
     said = f"<small>{escape(heading(result))}<br>{_legend(top)}</small>"
     return f'<style>{_STYLE}</style><div class="pardec-drawn">{said}<div>{"".join(figures)}</div></div>'
+
+
+def _counted(result: Result, row: int) -> str:
+    parts = (f"seed {result.seeds[row]}", f"{result.nfe[row]} forwards", accepted(result, row))
+    return ", ".join(filter(None, parts))
 
 
 def source(picture: Image.Image) -> str:
@@ -196,5 +215,7 @@ class _Sized:
 def finished(result: Result) -> Group:
     """The finished pictures, and what each shows."""
     line = partial(Text, style="dim")
-    lines = [line(f"{title(result, row)} | seed {result.seeds[row]}") for row in range(len(result.prompts))]
+    each = range(len(result.prompts))
+    told = [filter(None, (title(result, row), f"seed {result.seeds[row]}", accepted(result, row))) for row in each]
+    lines = [line(" | ".join(parts)) for parts in told]
     return Group(line(heading(result)), _Sized(list(result.images or [])), *lines)

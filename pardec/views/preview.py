@@ -20,7 +20,7 @@ from pardec.views.blocks import extent, fitting, half_blocks, inline, way
 from pardec.views.unfinished import Codes, unfinished
 
 if TYPE_CHECKING:
-    from pardec.models.imaging import Imaging
+    from pardec.models.imaging import Pictures
 
 EVERY_S = 10.0  # between two lines of progress in a log
 LEAST_S = 0.2  # between two drawings
@@ -39,7 +39,7 @@ class Preview:
 
     def __init__(
         self,
-        imaging: Imaging,
+        imaging: Pictures,
         count: int,
         stream: TextIO,
         *,
@@ -105,7 +105,7 @@ class Preview:
             self.cost = self.drawn_at - now
 
     def _sheet(self) -> Image.Image:
-        pictures = unfinished(self.imaging, self.codes.codes)
+        pictures = unfinished(self.imaging, self.codes.codes, self.codes.latents)
         return sheet(pictures, squarest(len(pictures)))
 
     def _draw(self, picture: Image.Image) -> None:

@@ -25,8 +25,8 @@ def run(result: Result, row: int, name: str) -> dict[str, Any]:
         the request, -2 never committed.
     """
     trace = result.trace
-    start, length = result.prompts[row], int(trace.lengths[row])
-    end = start + len(result.tokens[row])
+    here, length = result.span(row), int(trace.lengths[row])
+    start = here.start
     return {
         "name": name,
         "spec": result.spec,
@@ -34,7 +34,7 @@ def run(result: Result, row: int, name: str) -> dict[str, Any]:
         "nfe": result.nfe[row],
         "finish": result.finish[row],
         "text": None if result.text is None else result.text[row],
-        "texts": pieces(result, row)[start:end],
+        "texts": pieces(result, row)[here],
         "steps": trace.commit_step[row, start:length].tolist(),
         "scores": [round(float(score), 4) for score in trace.commit_score[row, start:length]],
     }

@@ -1,4 +1,4 @@
-"""Pictures that are still being decoded: the codes that events told so far, drawn with what is not known left blank."""
+"""Pictures that are still being decoded: what events told so far, drawn with what is not known left blank."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from PIL import Image
 
 from pardec.models.vision.vq import to_pictures
 from pardec.pngs import BLANK
-from pardec.samplers.events import Event, RowFinished, Started, Step
+from pardec.samplers.events import Event, Finished, Painted, RowFinished, Started, Step
 
 if TYPE_CHECKING:
-    from pardec.models.imaging import Imaging, Layout
+    from pardec.models.imaging import Layout, Pictures
 
 
 class Codes:
-    """The codes of a request's pictures as its events tell them; every event must come through here, in order.
+    """The codes or vectors of a request's pictures as its events tell them; all must come through here, in order.
 
     Attributes:
-        codes: [B, h*w] int64, row by row of the picture; -1 where a code is not known yet.
+        codes: [B, h*w] int64, row by row of the picture; -1 where a code is not known yet. 0 stands for any vector.
         fresh: [B, h*w] bool: what the latest step committed.
+        latents: [B, h*w, d] float32, the vectors, 0 where one is not known yet; None where tokens are ids.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.codes = np.zeros((0, layout.rows * layout.columns), dtype=np.int64)
         self.fresh = np.zeros(self.codes.shape, dtype=bool)
+        self.latents: np.ndarray | None = None
+
+    def tensor(self) -> torch.Tensor:
+        """The codes [B, h, w], or the vectors [B, h, w, d]; -1, or 0, where none is known."""
+        return torch.from_numpy(self.codes if self.latents is None else self.latents).unflatten(1, self.layout.grid)
 
     @property
     def known(self) -> int:
@@ -41,6 +47,7 @@ class Codes:
             self.starts = event.prompts.copy()
             self.codes = np.full((len(self.starts), self.codes.shape[1]), -1, dtype=np.int64)
             self.fresh = np.zeros(self.codes.shape, dtype=bool)
+            self.latents = None
         elif isinstance(event, Step):
             where = self.starts[event.rows, None] + places
             tokens, still = (np.take_along_axis(array, where, 1) for array in (event.tokens, event.open))
@@ -48,23 +55,37 @@ class Codes:
             self.fresh[:] = False
             fresh = np.take_along_axis(event.committed, where, 1)
             self.fresh[event.rows] = self._codes(np.where(fresh, tokens, -1)) >= 0
+            if isinstance(event, Painted):
+                if self.latents is None:
+                    self.latents = np.zeros((*self.codes.shape, event.latents.shape[-1]), dtype=np.float32)
+                self.latents[event.rows] = event.latents
         elif isinstance(event, RowFinished):
             start = int(self.starts[event.row])
             self.codes[event.row] = self._codes(event.tokens[start : start + len(places)])
+        elif isinstance(event, Finished) and event.latents is not None:
+            self.latents = event.latents
 
     def _codes(self, tokens: np.ndarray) -> np.ndarray:
         """[..., h*w] of tokens [..., T]."""
         return self.layout.codes(torch.from_numpy(tokens)).flatten(-2).numpy()
 
 
-def unfinished(imaging: Imaging, codes: np.ndarray) -> list[Image.Image]:
-    """The pictures of codes [B, h*w], a cell without one (-1) blank. A decoder sees past the cell: edges may change."""
-    grid = imaging.layout.grid
+def unfinished(imaging: Pictures, codes: np.ndarray, latents: np.ndarray | None = None) -> list[Image.Image]:
+    """The pictures of codes [B, h*w], or of vectors [B, h*w, d], where `codes` says which there are.
+
+    A cell without one (-1) is blank. A decoder sees past the cell: edges may change.
+    """
     made = []
-    for row in codes:
-        whole = imaging.decode(torch.from_numpy(row.clip(min=0)).view(1, *grid))
-        made.append(blanked(Image.fromarray(to_pictures(whole)[0]), (row >= 0).reshape(grid)))
+    for row, whole in zip(codes >= 0, decodable(imaging, codes, latents), strict=True):
+        picture = Image.fromarray(to_pictures(imaging.decode(whole[None]))[0])
+        made.append(blanked(picture, row.reshape(imaging.layout.grid)))
     return made
+
+
+def decodable(imaging: Pictures, codes: np.ndarray, latents: np.ndarray | None = None) -> torch.Tensor:
+    """What `imaging.decode` takes: codes [B, h, w], or vectors [B, h, w, d]; 0 where nothing is known."""
+    found = torch.from_numpy(codes.clip(min=0) if latents is None else latents)
+    return found.unflatten(1, imaging.layout.grid)
 
 
 def blanked(picture: Image.Image, known: np.ndarray) -> Image.Image:

@@ -18,6 +18,7 @@ from pardec.interop.transformers.lending import lent
 from pardec.interop.transformers.refusals import real, refuse
 from pardec.interop.transformers.rules import Padded, Stopping
 from pardec.models.errors import SpecError
+from pardec.requests import Call
 from pardec.samplers.events import Accepted, Event, RowFinished
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def generate(
             stop_ids=[token for token in stopping.stop_ids if token < view.language_model.vocab_size],
             seed=seed,
         )
+        assert isinstance(call, Call), "what is lent has ids"
         processors = (Padded(logits_processor, input_ids, kept),) if logits_processor else ()
         call = replace(call, request=replace(call.request, processors=processors))
         with closing(cast("Generator[Event]", view.run(call))) as events:

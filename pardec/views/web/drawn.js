@@ -44,6 +44,7 @@ function easel(held, tint) {
   const left = make("canvas", { role: "img", "aria-label": held.title });
   const right = make("canvas", { role: "img", "aria-label": `tokens gained, by cell: ${held.title}`, width: columns, height: rows });
   const count = make("span", { class: "soft small" }), told = make("p", { class: "told" });
+  const rates = held.drafted ? rated(held) : null;
   let now = 0;
   const there = cell => held.steps[cell] >= 0 && held.steps[cell] < now;
 
@@ -73,19 +74,34 @@ function easel(held, tint) {
     const column = Math.min(columns - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * columns)));
     const cell = row * columns + column, step = held.steps[cell], many = held.gained[cell];
     told.textContent = `row ${row + 1}, column ${column + 1}: ` + (there(cell)
-      ? `code ${held.codes[cell]}, committed in forward ${step + 1} of ${held.nfe}, which gained ${many} token${many === 1 ? "" : "s"}`
+      ? `${held.codes ? `code ${held.codes[cell]}, ` : ""}committed in forward ${step + 1} of ${held.nfe}, which gained ${many} token${many === 1 ? "" : "s"}`
       : "not known yet");
   }
   for (const canvas of [left, right]) canvas.addEventListener("pointermove", point);
   source.addEventListener("load", draw);
   source.src = held.source;
   const element = make("article", {}, make("h3", {}, held.title), make("div", { class: "pair" }, left, right),
-    make("p", { class: "soft small" }, count), told);
+    make("p", { class: "soft small" }, count), ...(rates ? [rates.element] : []), told);
 
   function show(forward) {
     now = Math.min(forward, held.nfe);
     count.textContent = `seed ${held.seed}, ${now} of ${held.nfe} forwards, ${held.steps.filter((_, cell) => there(cell)).length} of ${rows * columns} tokens`;
+    rates?.show(now);
     draw();
   }
+  return { element, show };
+}
+
+/** Of drafted vectors, a bar a forward: as high as the share of them that it accepted. */
+function rated(held) {
+  const forwards = held.drafted.flatMap((many, at) => many ? [{ at, many, taken: held.accepted[at] }] : []);
+  const sum = name => forwards.reduce((all, one) => all + one[name], 0);
+  const bars = forwards.map(one => make("i", {
+    style: `height:${100 * one.taken / one.many}%`, title: `forward ${one.at + 1}: ${one.taken} of ${one.many} drafts accepted`,
+  }));
+  const told = `${sum("taken")} of ${sum("many")} drafts accepted, by forward`;
+  const element = make("div", { class: "rates" }, make("p", { class: "soft small" }, told),
+    make("div", { class: "bars", role: "img", "aria-label": told }, ...bars));
+  const show = now => bars.forEach((bar, at) => bar.classList.toggle("later", forwards[at].at >= now));
   return { element, show };
 }
