@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,11 @@ from torch import Tensor, nn
 from .errors import ModelError
 from .hidden import Hidden
 from .kernels.attention import attend
+from .kernels.choice import Backend, backend
+from .kernels.norm import norm
 from .kernels.sight import Sight, look
+from .kernels.swiglu import gated
+from .kernels.turn import turn_and_store
 from .kv_cache import Address, KVCache, Views
 from .plan import Plan, moved
 from .rope import GridRope, Rope, rotate
@@ -70,6 +73,9 @@ class _Pass:
     sight: Sight
     cos: Tensor
     sin: Tensor
+    kernels: Backend  # of what is faster in Triton ...
+    norms: Backend  # ... and of norms, which the library does as fast
+    where: Tensor | None  # [B * Q] flat slots, for Triton
 
     def store(self, cache: KVCache, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Writes k, v [B, Q, K, D] of layer `index`; what its queries read, [rows, >= S, K, D] each."""
@@ -115,24 +121,27 @@ class DecoderLayer(nn.Module):
         if not skip or (index, "attn") not in skip:
             h = self._attention(h, step, index, picked)
         if not skip or (index, "mlp") not in skip:
-            h = self._mlp(h)
+            h = self._mlp(h, step)
         return h
 
     def _attention(self, h: Tensor, step: _Pass, index: int, picked: Tensor | None) -> Tensor:
         config, cache, sight = self.config, step.cache, step.sight
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
-        fused = F.linear(_norm(h, self.attn_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
+        fused = F.linear(norm(h, self.attn_norm, config.norm_eps, step.norms), self.qkv_weight, self.qkv_bias)
         fused = fused.view(*step.plan.tokens.shape, heads + 2 * kv_heads, dim)
+        v = fused[:, :, heads + kv_heads :]
         if config.qk_norm:
-            q = _norm(fused[:, :, :heads], self.q_norm, config.norm_eps)
-            k = _norm(fused[:, :, heads : heads + kv_heads], self.k_norm, config.norm_eps)
-            turned = torch.cat((q, k), 2)
+            q = norm(fused[:, :, :heads], self.q_norm, config.norm_eps, step.norms)
+            k = norm(fused[:, :, heads : heads + kv_heads], self.k_norm, config.norm_eps, step.norms)
+            fused = torch.cat((q, k) if step.where is None else (q, k, v), 2)
+        if cache is not None and step.where is not None:
+            k, v = cache.k[index], cache.v[index]
+            q = turn_and_store(fused, step.cos, step.sin, k, v, step.where, heads, step.kernels)
         else:
-            turned = fused[:, :, : heads + kv_heads]
-        turned = rotate(turned, step.cos, step.sin)
-        q, k, v = turned[:, :, :heads], turned[:, :, heads:], fused[:, :, heads + kv_heads :]
-        if cache is not None:
-            k, v = step.store(cache, index, k, v)
+            turned = rotate(fused[:, :, : heads + kv_heads], step.cos, step.sin)
+            q, k = turned[:, :, :heads], turned[:, :, heads:]
+            if cache is not None:
+                k, v = step.store(cache, index, k, v)
         if picked is not None:
             rows, width = picked, q.shape[1]
             if len(q) > 1:
@@ -143,13 +152,10 @@ class DecoderLayer(nn.Module):
         out = attend(q, k, v, sight).reshape(-1, heads * dim)
         return _add_linear(h, out, self.out_weight, self.out_bias)
 
-    def _mlp(self, h: Tensor) -> Tensor:
-        config = self.config
-        both = F.linear(_norm(h, self.mlp_norm, config.norm_eps), self.gate_up_weight, self.gate_up_bias)
-        gate, up = both[..., : config.mlp_width], both[..., config.mlp_width :]
-        # In place where nothing is to be differentiated: a fresh tensor of this size costs more than the arithmetic.
-        gated = F.silu(gate) * up if both.requires_grad else F.silu(gate, inplace=True).mul_(up)
-        return _add_linear(h, gated, self.down_weight, self.down_bias)
+    def _mlp(self, h: Tensor, step: _Pass) -> Tensor:
+        normed = norm(h, self.mlp_norm, self.config.norm_eps, step.norms)
+        both = F.linear(normed, self.gate_up_weight, self.gate_up_bias)
+        return _add_linear(h, gated(both, step.kernels), self.down_weight, self.down_bias)
 
 
 class Decoder(nn.Module):
@@ -256,28 +262,16 @@ class Decoder(nn.Module):
         sight = look(plan, extent=extent, dtype=dtype, device=device, plain=plain)
         views = cache.views(plan) if cache is not None else None
         address = cache.address(plan) if cache is not None and views is None else None
-        return _Pass(plan, cache, address, views, sight, cos, sin)
+        kernels: Backend = "reference" if plain else backend(device)
+        norms: Backend = "reference" if plain else backend(device, suited=False)
+        where = cache.flat(plan).to(device) if cache is not None and kernels == "triton" else None
+        return _Pass(plan, cache, address, views, sight, cos, sin, kernels, norms, where)
 
 
 def _add_linear(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """h + x @ weight.T (+ bias), the sum made by the product itself."""
     out = torch.addmm(h, x, weight.t())
     return out if bias is None else out + bias
-
-
-def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """RMSNorm; on a CPU the library's is a dozen small operations, where five do."""
-    if x.device.type != "cpu" or x.dtype != torch.float32 or x.requires_grad or weight is None:
-        return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    mean_square = torch.addcmul(_constant(eps), length, length, value=1 / x.shape[-1])
-    return (x * mean_square.rsqrt_()).mul_(weight)
-
-
-@cache
-def _constant(value: float) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.tensor(value, device="cpu")
 
 
 def _bias(size: int, present: bool) -> nn.Parameter | None:

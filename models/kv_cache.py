@@ -82,6 +82,10 @@ class KVCache:
         """Where `plan` writes: worked out once a forward and handed to `write` for each layer."""
         if plan.rows is None and plan.span is not None:
             return plan.span
+        return self.flat(plan)
+
+    def flat(self, plan: Plan) -> Tensor:
+        """Where `plan` writes, as flat slots [B * Q]: row * (capacity + 1) + slot."""
         rows = plan.rows if plan.rows is not None else torch.arange(plan.batch, device=plan.slots.device)
         return self._flat(rows, plan.slots)
 
