@@ -69,7 +69,7 @@ def load_any(
     source = locate(name_or_path, revision=revision, offline=offline)
     place, place_reason = choose_device(device)
     asked = None if decoder is None else os.fspath(decoder)
-    config, published = _described(source)
+    config, published = described(source)
     if config.get("model_type") == "mar":
         given = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
         for name, value in given.items():
@@ -127,7 +127,7 @@ def load_any(
     )
 
 
-def _described(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:
+def described(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:
     """The configuration, stated or read off the tensors, and the tensors where it took to look at them."""
     if source.file is not None:
         published = inspect([source.file])

@@ -111,7 +111,7 @@ class Settings:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
-        """Reads keyword arguments; what they leave open comes from a named preset, then from `defaults`, then from here."""
+        """Reads arguments; what they leave open comes from a preset, then from `defaults`, then from the class."""
         known = [field.name for field in fields(cls)]
         for name in arguments:
             if name not in known:

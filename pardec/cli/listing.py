@@ -23,23 +23,26 @@ def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     json_: Json = False,
     stage: Annotated[str | None, typer.Option(help="Samplers of this stage only.")] = None,
+    family: Annotated[str | None, typer.Option(help="Samplers for masked, ar or continuous models only.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Samplers as a Markdown table.")] = False,
     debug: Debug = False,
 ) -> None:
     """List the samplers, models, tasks or presets there are.
 
     pardec list samplers --stage select
+
+    pardec list samplers --family continuous
     """
-    if (stage is not None or markdown) and kind != "samplers":
-        raise SpecError("--stage and --markdown are for samplers", hint='try "pardec list samplers --markdown"')
+    asked = {"stage": stage, "family": family}
+    if (any(asked.values()) or markdown) and kind != "samplers":
+        raise SpecError(
+            "--stage, --family and --markdown are for samplers", hint='try "pardec list samplers --markdown"'
+        )
     found = entries(kind)
-    if stage is not None:
-        stages = list(dict.fromkeys(entry["stage"] for entry in found))
-        if stage not in stages:
-            raise SpecError(
-                f"unknown stage {stage!r}{did_you_mean(stage, stages)}", hint=f"stages: {', '.join(stages)}"
-            )
-        found = [entry for entry in found if entry["stage"] == stage]
+    for name, wanted in asked.items():
+        if wanted is not None:
+            _check(name, wanted, entries(kind))
+            found = [entry for entry in found if entry[name] == wanted]
     if json_:
         dump(found)
     elif markdown:
@@ -62,22 +65,37 @@ def show(
     """
     named = name.startswith("preset:")  # some presets are called what a sampler is called
     kinds: tuple[Kind, ...] = ("presets",) if named else ("samplers", "models", "tasks", "presets")
-    known: dict[str, dict[str, Any]] = {}
-    for kind in reversed(kinds):
-        known |= {entry["name"]: entry for entry in entries(kind)}
-    entry = known.get(name.removeprefix("preset:"))
-    if entry is None:
+    known: dict[str, list[dict[str, Any]]] = {}
+    for kind in kinds:
+        of_kind: dict[str, list[dict[str, Any]]] = {}
+        for entry in entries(kind):  # a sampler may have a namesake in each family
+            of_kind.setdefault(entry["name"], []).append(entry)
+        known = of_kind | known
+    found = known.get(name.removeprefix("preset:"))
+    if found is None:
         what, hint = ("preset", "presets") if named else ("name", "samplers")
         near = did_you_mean(name.removeprefix("preset:"), known)
         raise UnknownNameError(f"unknown {what} {name!r}{near}", hint=f'run "pardec list {hint}"')
     if json_:
-        dump(entry)
-    elif "stage" in entry:
-        print(_sampler(entry))
-    elif "tasks" in entry or "scoring" in entry:
-        print(_task(entry))
+        dump(found[0] if len(found) == 1 else found)
     else:
-        print("\n".join(f"{key}: {value}" for key, value in entry.items()))
+        print("\n\n".join(map(_shown, found)))
+
+
+def _shown(entry: dict[str, Any]) -> str:
+    if "stage" in entry:
+        return _sampler(entry)
+    if "tasks" in entry or "scoring" in entry:
+        return _task(entry)
+    return "\n".join(f"{key}: {value}" for key, value in entry.items())
+
+
+def _check(what: str, wanted: str, found: list[dict[str, Any]]) -> None:
+    """Refuses a stage or a family that no sampler has."""
+    known = list(dict.fromkeys(entry[what] for entry in found))
+    if wanted not in known:
+        words = {"stage": "stages", "family": "families"}[what]
+        raise SpecError(f"unknown {what} {wanted!r}{did_you_mean(wanted, known)}", hint=f"{words}: {', '.join(known)}")
 
 
 def entries(kind: Kind) -> list[dict[str, Any]]:
@@ -152,7 +170,7 @@ def _plain(card: Card | ModelCard | Preset) -> dict[str, Any]:
 def _sampler(entry: dict[str, Any]) -> str:
     from pardec.samplers.registry import find
 
-    module = inspect.getmodule(find(entry["name"]).make)
+    module = inspect.getmodule(find(entry["name"], entry["family"]).make)
     lines = [f"{entry['name']} ({entry['stage']} stage, {entry['family']} models)", ""]
     lines += [inspect.getdoc(module) or entry["summary"], ""]
     if entry["parameters"]:

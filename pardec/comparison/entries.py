@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from pardec.models.errors import SpecError, did_you_mean
+from pardec.samplers.cards import Family
 from pardec.samplers.registry import resolve
 from pardec.samplers.spec import Part, Spec, parse
-from pardec.settings import Settings
-
-Family = Literal["masked", "ar"]
+from pardec.settings import VECTORS, Settings
 
 # The arguments of `generate` that hold for every row alike and that a run's folder can name.
 ARGUMENTS = (
@@ -65,7 +64,12 @@ def entries(samplers: Sequence[str | Spec], arguments: Mapping[str, Any], family
 
 
 def with_references(asked: Sequence[Entry], family: Family) -> tuple[list[Entry], list[str]]:
-    """The entries, held to references where there can be any, then the references; and notes of what is left out."""
+    """The entries, held to references where there can be any, then the references; and notes of what is left out.
+
+    Vectors are the same as others or not, and say little in being so: of them there are none.
+    """
+    if family == "continuous":
+        return list(asked), []
     known = {_identity(entry): entry for entry in asked}
     held, notes = [], []
     for entry in asked:
@@ -96,7 +100,8 @@ def _references(entry: Entry, family: Family) -> dict[str, tuple[str, ...]]:
 
 
 def _entry(sampler: str | Spec, arguments: Mapping[str, Any], family: Family) -> Entry:
-    settings = Settings.of({**arguments, "sampler": sampler})  # lets a preset put its own arguments in
+    defaults = VECTORS if family == "continuous" else None
+    settings = Settings.of({**arguments, "sampler": sampler}, defaults)  # lets a preset put its own arguments in
     asked = str(settings.sampler) if isinstance(settings.sampler, Spec) else settings.sampler
     if not isinstance(asked, str):
         raise SpecError(

@@ -15,6 +15,7 @@ GAINS = (
     "tokens_per_second",
     "acceptance_length",
     "draft_depth",
+    "acceptance_rate",
     "speed_up",
     "simulated_speed_up",
     "floor_share",

@@ -190,6 +190,40 @@ def distance(rows: Rows) -> float | None:
     return apart(made, true)
 
 
+def part(name: str) -> Callable[[Rows], float | None]:
+    """Mean seconds that a problem spent in a part of a model whose tokens are vectors."""
+    return lambda rows: _mean([row["parts"][name] for row in done(rows) if name in (row.get("parts") or ())])
+
+
+def acceptance_rate(rows: Rows) -> float | None:
+    """Share of the drafted vectors that were accepted."""
+    some = [row for row in done(rows) if row.get("tested")]
+    tested = sum(sum(row["tested"]) for row in some)
+    return sum(sum(row["kept"]) for row in some) / tested if tested else None
+
+
+def by_forward(rows: Rows) -> list[tuple[int, int]]:
+    """For each forward of the target, the drafted vectors that it accepted, and that it tested, over all rows."""
+    found: list[tuple[int, int]] = []
+    for row in done(rows):
+        pairs = list(zip(row.get("kept") or (), row.get("tested") or (), strict=True))
+        found += [(0, 0)] * (len(pairs) - len(found))
+        for at, (kept, tested) in enumerate(pairs):
+            found[at] = found[at][0] + kept, found[at][1] + tested
+    return found
+
+
+# What rows of the continuous loop say besides.
+PAINTING: dict[str, Callable[[Rows], float | None]] = {
+    "acceptance_rate": acceptance_rate,
+    "seconds": lambda rows: _mean([row["seconds"] for row in done(rows) if row.get("parts")]),
+    "backbone_seconds": part("backbone"),
+    "head_seconds": part("head"),
+    "draft_backbone_seconds": part("draft backbone"),
+    "draft_head_seconds": part("draft head"),
+}
+
+
 # What is read off the rows of a sampler alone.
 FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "nfe": mean("nfe"),
@@ -200,6 +234,7 @@ FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "peak_memory": most("peak_memory"),
     "distance": distance,
     **DRAFTING,
+    **PAINTING,
 }
 
 

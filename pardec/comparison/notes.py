@@ -48,7 +48,8 @@ def _of_one(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{text}; whether the likeliest tokens were tied there is not recorded"
         else:
             yield f"{text}, {row['ties']} of them at a tie of the likeliest tokens"
-    if row["draft_forwards"] and row["cost_ratio"] is None:
+    if row["draft_forwards"] and row["cost_ratio"] is None and row["acceptance_length"] is not None:
         yield f"{row['sampler']}: no simulated speed-up, since the cost of the drafter's forwards is not known"
-    if row["acceptance_length"] is not None and row["exact"] == "relaxed" and row["deviation"] is None:
+    drafted = row["acceptance_length"] is not None or row["acceptance_rate"] is not None
+    if drafted and row["exact"] == "relaxed" and row["deviation"] is None:
         yield f"{row['sampler']}: relaxed, and how far its law is from the model's is not known"

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec import __version__
 from pardec.comparison import entries, sources, units
-from pardec.comparison.entries import Entry, Family
+from pardec.comparison.entries import Entry
 from pardec.comparison.run import FORMAT
 from pardec.comparison.units import Problems, Unit
 from pardec.comparison.worker import Job
 from pardec.models.errors import SpecError
 from pardec.models.families import match
+from pardec.models.load import described
 from pardec.models.sources import locate, read_json
+from pardec.samplers.cards import Family
 from pardec.samplers.spec import Spec
 from pardec.tasks import Task
 
@@ -97,9 +99,10 @@ def plan(
     """
     if cost_ratio is not None and not 0 <= cost_ratio < math.inf:
         raise SpecError(f"cost_ratio is at least 0, got {cost_ratio}", hint="0.2: a drafter's forward costs a fifth")
-    family, defaults = _known(model, loading)
-    _fitting(tasks, defaults is not None, model)
-    arguments = {**(defaults or {}), **arguments}
+    known = _known(model, loading)
+    family = known.family
+    _fitting(tasks, known, model)
+    arguments = {**known.defaults, **arguments}
     listed = entries.entries(samplers, arguments, family)
     notes: list[str] = []
     if grid.references:
@@ -125,38 +128,60 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
     if isinstance(model, str):
         kept = {"dtype": loading.dtype, "revision": loading.revision, "mask_id": loading.mask_id}
         return {"model": model, **kept}
-    held = model.language_model
-    dtype = str(held.dtype).removeprefix("torch.")
-    return {"model": held.name, "dtype": dtype, "revision": loading.revision, "mask_id": held.facts.mask_id}
+    mask_id = None if model.family == "continuous" else model.language_model.facts.mask_id
+    dtype = str(model.network.dtype).removeprefix("torch.")
+    return {"model": model.name, "dtype": dtype, "revision": loading.revision, "mask_id": mask_id}
 
 
-def _known(model: Model | str, loading: Loading) -> tuple[Family, dict[str, Any] | None]:
-    """Which loop decodes the model, and of a model of pictures what it draws with where nothing is said.
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a model before its weights are."""
 
-    Read off its configuration where it is not loaded.
-    """
+    family: Family  # which loop decodes it
+    draws: bool = False  # whether its answers are pictures
+    reads: str | None = "text"  # what it draws: "text" or "class"; None where only its weights tell
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # what it draws with where nothing is said
+
+
+def _known(model: Model | str, loading: Loading) -> _Known:
+    """Read off the configuration, where the model is not loaded."""
     if not isinstance(model, str):
-        held = model.language_model
-        drawn = None if held.imaging is None else dict(held.imaging.defaults)
-        return "masked" if held.facts.masked else "ar", drawn
+        imaging = model.imaging
+        if imaging is None:
+            return _Known(model.family)
+        return _Known(model.family, True, imaging.kind, _drawn_with(imaging.defaults))
     source = locate(model, revision=loading.revision, offline=loading.offline)
-    if source.file is not None:  # only models of pictures are single files
-        return "ar", {}
-    config = read_json(source.folder / "config.json", required=True)
+    config, _ = described(source)
+    defaults = _drawn_with(read_json(source.folder / "generation_config.json"))
+    if config.get("model_type") == "mar":
+        return _Known("continuous", True, "class", defaults)
+    if config.get("model_type") == "janus":
+        return _Known("ar", True, "text", defaults)
     spec = match(config)
-    draws = config.get("model_type") == "janus" or (spec is not None and bool(spec.imaging))
-    defaults = read_json(source.folder / "generation_config.json") if draws else None
-    kept = None if defaults is None else {name: defaults[name] for name in _DRAWN_WITH if name in defaults}
-    return "ar" if spec is None or spec.attention == "causal" else "masked", kept
+    if spec is not None and spec.imaging:
+        return _Known("ar", True, _READS.get(config.get("gpt_type", "")), {} if source.file else defaults)
+    return _Known("ar" if spec is None or spec.attention == "causal" else "masked")
 
 
-def _fitting(tasks: Mapping[str, Task], draws: bool, model: Model | str) -> None:
+_READS = {"c2i": "class", "t2i": "text"}  # by what LlamaGen's files say of themselves
+
+
+def _drawn_with(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: defaults[name] for name in _DRAWN_WITH if name in defaults}
+
+
+def _fitting(tasks: Mapping[str, Task], known: _Known, model: Model | str) -> None:
     """Refuses tasks that the model's answers are no answers to."""
     name = model if isinstance(model, str) else model.name
     for task in tasks.values():
-        if (task.answers == "picture") != draws:
-            what = "pictures" if draws else "text"
+        if (task.answers == "picture") != known.draws:
+            what = "pictures" if known.draws else "text"
             raise SpecError(
                 f"{name} answers in {what} and the task {task.name!r} asks for {task.answers}",
-                hint="captions is for models of pictures, the other tasks are for text",
+                hint="captions and classes are for models of pictures, the other tasks are for text",
+            )
+        if known.reads not in (task.asks, None):
+            theirs, others = ("classes", "captions") if known.reads == "class" else ("captions", "classes")
+            raise SpecError(
+                f"{name} draws {theirs} and the task {task.name!r} gives it {others}", hint=f"try the task {theirs}"
             )

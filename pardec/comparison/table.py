@@ -211,8 +211,18 @@ def _identical(row: Mapping[str, Any]) -> str:
     return _share(row, "identical") + (" (!)" if broken(row) else "")
 
 
+def _seconds(row: Mapping[str, Any]) -> str:
+    """Of a problem, and in brackets those in backbone and head, the drafter's among them."""
+    if row["seconds"] is None:
+        return ""
+    backbone, head = (
+        sum(row[f"{who}{what}_seconds"] or 0.0 for who in ("", "draft_")) for what in ("backbone", "head")
+    )
+    return f"{row['seconds']:.2f} ({backbone:.2f} + {head:.2f})"
+
+
 def _deviation(row: Mapping[str, Any]) -> str:
-    unknown = row["exact"] == "relaxed" and row["acceptance_length"] is not None
+    unknown = row["exact"] == "relaxed" and (row["acceptance_length"], row["acceptance_rate"]) != (None, None)
     return "none known" if unknown and row["deviation"] is None else _number(row, "deviation", ".3f")
 
 
@@ -228,10 +238,12 @@ _SHORT = (
     ("forwards a token", lambda row: _number(row, "forwards_per_token", ".3f")),
     ("acceptance length", lambda row: _number(row, "acceptance_length", ".2f")),
     ("draft depth", lambda row: _number(row, "draft_depth", ".2f")),
+    ("accepted", lambda row: _share(row, "acceptance_rate")),
     ("drafter's forwards", lambda row: _number(row, "draft_forwards", ".1f") if row["draft_forwards"] else ""),
     ("fed a token", lambda row: _number(row, "fed_per_token", ".1f")),
     ("padding", lambda row: _share(row, "padding")),
     ("tokens/s", _rate),
+    ("seconds", _seconds),
     ("speed-up", lambda row: _number(row, "speed_up", ".2f")),
     ("simulated", lambda row: _number(row, "simulated_speed_up", ".2f")),
     ("deviation", _deviation),

@@ -45,6 +45,9 @@ FIGURES = (
     "draft_forwards",
     "cost_ratio",
     "deviation",
+    "tested",
+    "kept",
+    "parts",
     "seconds",
     "batch",
     "peak_memory",
@@ -78,8 +81,8 @@ class Worker:
         self.job = job
         self.model = load(job.model, **job.loading) if isinstance(job.model, str) else job.model
         self.entries = {entry.sampler: entry for entry in job.entries}
-        self.peak = Peak(self.model.language_model.device)
-        self.device = device_name(self.model.language_model.device)
+        self.peak = Peak(self.model.network.device)
+        self.device = device_name(self.model.network.device)
         self.warm: set[str] = set()
         self.costs: dict[str, float | None] = {}
 
@@ -108,9 +111,12 @@ class Worker:
         return [self._row(unit, entry, one_row(result, at), timed, memory) for at, unit in enumerate(batch)]
 
     def _generate(self, entry: Entry, batch: Sequence[Unit]) -> Result:
-        prompts: Any = [self.job.problems[unit.task][unit.index].prompt for unit in batch]
+        problems = [self.job.problems[unit.task][unit.index] for unit in batch]
+        given: dict[str, Any] = {"prompt": [problem.prompt for problem in problems]}
+        if problems[0].label is not None:  # a batch is of one task
+            given = {"label": [problem.label for problem in problems]}
         seeds = [row_seeds(unit.seed, unit.index + 1)[unit.index] for unit in batch]
-        return self.model.generate(prompts, sampler=entry.asked, seed=seeds, **entry.arguments)
+        return self.model.generate(**given, sampler=entry.asked, seed=seeds, **entry.arguments)
 
     def _row(self, unit: Unit, entry: Entry, result: Result, timed: Mapping[str, Any], memory: int | None) -> Row:
         problem, text = self.job.problems[unit.task][unit.index], result.text[0] if result.text else None
@@ -139,6 +145,7 @@ class Worker:
             "steps": steps,
             "scores": scores,
             **self._drafting(entry, result),
+            **_painting(result),
             "seconds": timed["seconds"] / timed["rows"],
             "batch": dict(timed),
             "peak_memory": memory,
@@ -146,9 +153,9 @@ class Worker:
         return {**self._named(unit, entry), "spec": result.spec, "exact": result.exact, **figures, **self._end(None)}
 
     def _drafting(self, entry: Entry, result: Result) -> Row:
-        """What the verify loop tells of a one-row result beside the others; null for masked models."""
+        """What the verify loop tells of a one-row result beside the others; null for masked models and vectors."""
         trace = result.trace
-        if not trace.accepted:
+        if not trace.accepted or result.latents is not None:
             return dict.fromkeys(("drafted", "accepted", "draft_forwards", "cost_ratio", "deviation"))
         forced = {"forced": list(trace.forced[0])} if trace.forced else {}
         return forced | {
@@ -184,14 +191,26 @@ class Worker:
         }
 
     def _end(self, error: str | None) -> Row:
-        dtype = str(self.model.language_model.dtype).removeprefix("torch.")
+        dtype = str(self.model.network.dtype).removeprefix("torch.")
         return {"device": self.device, "dtype": dtype, "error": error}
+
+
+def _painting(result: Result) -> Row:
+    """What the continuous loop tells of a one-row result beside the others; null where tokens have ids."""
+    if result.latents is None:
+        return dict.fromkeys(("tested", "kept", "parts"))
+    return {
+        "tested": list(result.trace.drafted[0]),
+        "kept": list(result.trace.accepted[0]),
+        "draft_forwards": result.draft_forwards[0],
+        "deviation": result.deviation[0] if result.exact == "relaxed" else None,
+        "parts": dict(result.timing.parts),
+    }
 
 
 def commits(result: Result) -> tuple[list[int], list[float | None]]:
     """The forward, from 0, and the score that each of a one-row result's tokens was committed with; -1 if given."""
-    start = result.prompts[0]
-    here = slice(start, start + len(result.tokens[0]))
+    here = result.span(0)
     steps, scores = result.trace.forward[0, here], result.trace.commit_score[0, here]
     # Five digits: the others differ with the size of the batch.
     return steps.tolist(), [round(score, 5) if math.isfinite(score) else None for score in scores.tolist()]
@@ -207,10 +226,12 @@ def one_row(result: Result, row: int) -> Result:
         return type(value)([value[row]]) if isinstance(value, list | tuple) and len(value) == count else value
 
     trace = replace(result.trace, **{f.name: cut(getattr(result.trace, f.name)) for f in fields(result.trace)})
-    whole = ("trace", "timing", "stop_ids", "grid")
+    whole = ("trace", "timing", "stop_ids", "grid", "latents")
     parts = {f.name: cut(getattr(result, f.name)) for f in fields(result) if f.name not in whole}
-    timing = Timing(result.timing.total_s / count, result.generated[row])
-    return replace(result, trace=trace, timing=timing, **parts)
+    shares = {name: seconds / count for name, seconds in result.timing.parts.items()}
+    timing = Timing(result.timing.total_s / count, result.generated[row], shares)
+    latents = None if result.latents is None else result.latents[row : row + 1]
+    return replace(result, trace=trace, timing=timing, latents=latents, **parts)
 
 
 def device_name(device: torch.device) -> str:

@@ -9,6 +9,7 @@ from pardec.models.errors import UnknownNameError, did_you_mean
 from pardec.tasks.arithmetic import Arithmetic
 from pardec.tasks.base import Generator, Problem, Task
 from pardec.tasks.captions import Captions
+from pardec.tasks.classes import Classes
 from pardec.tasks.files import FileTask
 from pardec.tasks.lists import Lists
 from pardec.tasks.parallel import Insert, Remove, Replace, Shuffle, Sort
@@ -18,7 +19,9 @@ __all__ = ["GROUPS", "FileTask", "Generator", "Problem", "Task", "expand", "list
 
 _TASKS: dict[str, Task] = {
     made.name: made
-    for made in (Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort(), Captions())
+    for made in (
+        Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort(), Captions(), Classes()
+    )
 }  # fmt: skip
 GROUPS: dict[str, tuple[str, ...]] = {"parallel": ("insert", "remove", "shuffle", "replace", "sort")}
 

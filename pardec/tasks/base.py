@@ -26,6 +26,7 @@ class Problem:
     id: str
     prompt: str | list[dict[str, Any]]
     answer: Any
+    label: int | None = None  # in place of the prompt, the class that a model of pictures is asked for
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Task(ABC):
     name: str
     summary: str
     answers: ClassVar[str] = "text"  # or "picture": what `score` is given
+    asks: ClassVar[str] = "text"  # or "class": what a model is given of a problem, its prompt or its label
 
     @abstractmethod
     def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:

@@ -43,26 +43,26 @@ class Captions(Task):
         """Features of the picture, and of a true one of the same caption: what `distance` is made from."""
         caption = str(problem.prompt)
         true = draw([parse(caption)], [_TRUE + sum(map(ord, caption))])
-        pair = features(np.concatenate([_pixels(answer)[None], true]))
+        pair = features(np.concatenate([pixels(answer)[None], true]))
         return {"features": np.round(pair[0], 4).tolist(), "true_features": np.round(pair[1], 4).tolist()}
 
 
-def _pixels(picture: Any) -> NDArray[np.uint8]:
+def pixels(picture: Any) -> NDArray[np.uint8]:
+    """A picture [S, S, 3] of 0..255. Raises SpecError for one of a size that cannot be read back."""
     found = np.asarray(picture)
     if found.shape != (SIDE, SIDE, 3):
         raise SpecError(
             f"a picture of {'x'.join(map(str, found.shape))} cannot be read",
-            hint=f"captions are scored on pictures of {SIDE}x{SIDE} pixels, such as tiny-llamagen draws",
+            hint=f"it takes pictures of {SIDE}x{SIDE} pixels, such as tiny-llamagen draws",
         )
     return found
 
 
 def _scored(problem: Problem, picture: Any) -> Score:
-    pixels = _pixels(picture)
-    return _read(pixels.tobytes(), str(problem.prompt))
+    return _read(pixels(picture).tobytes(), str(problem.prompt))
 
 
 @lru_cache(maxsize=4)  # strict and lenient are asked one after the other
-def _read(pixels: bytes, caption: str) -> Score:
-    picture = np.frombuffer(pixels, np.uint8).reshape(1, SIDE, SIDE, 3)
+def _read(held: bytes, caption: str) -> Score:
+    picture = np.frombuffer(held, np.uint8).reshape(1, SIDE, SIDE, 3)
     return score(picture, [caption])[0]

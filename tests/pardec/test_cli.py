@@ -231,7 +231,7 @@ def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, pro
         (("decode",), 2, "No such command"),
         (("list", "sampler"), 2, "samplers"),
         (("list", "samplers", "--stage", "selekt"), 2, "did you mean 'select'"),
-        (("list", "models", "--stage", "select"), 2, "--stage and --markdown are for samplers"),
+        (("list", "models", "--stage", "select"), 2, "--stage, --family and --markdown are for samplers"),
         (("show", "treshold"), 2, "did you mean 'threshold'"),
         (("view", "nowhere.json"), 1, "cannot read a result from nowhere.json"),
     ],

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pardec.result import Result
     from pardec.rows import Row
 
-_TOLD = """<p>For each caption a picture of every sampler, and its map: how many tokens the forward gained that drew
-each cell, from 1 (dark) to {top} (light).</p>"""
+_TOLD = """<p>For each caption or class a picture of every sampler, and its map: how many tokens the forward gained
+that drew each cell, from 1 (dark) to {top} (light).</p>"""
 
 
 def section(run: Run) -> str:
@@ -31,7 +31,9 @@ def section(run: Run) -> str:
     parts = [_TOLD.format(top=top)]
     for place in sorted(shown):
         pairs = sorted(shown[place], key=lambda pair: (order[pair[0]["sampler"]], pair[0]["seed"]))
-        parts.append(f"<h3>{escape(drawn.title(pairs[0][1], 0))}</h3>")
+        title = drawn.title(pairs[0][1], 0)
+        named = "" if pairs[0][1].shown == [title] else f": {pairs[0][0]['problem']}"
+        parts.append(f"<h3>{escape(title + named)}</h3>")
         parts.append(f'<div class="drawn">{"".join(_figure(*pair, top) for pair in pairs)}</div>')
     return "\n".join(parts)
 

@@ -77,6 +77,27 @@ def order_section(rows: Sequence[Row], run_rows: Sequence[Mapping[str, Any]]) ->
     return f'{_ORDER}{choice if len(maps) > 1 else ""}{_LEGEND}<div id="orders">{groups}</div>'
 
 
+def rates(rows: Rows) -> dict[str, list[Mean]]:
+    """Of the drafted vectors that each forward tested, the share that it accepted, by sampler."""
+    held: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        held.setdefault(row["sampler"], []).append(dict(row))
+    counts = {name: metrics.by_forward(some) for name, some in held.items()}
+    return {
+        name: [(kept / tested if tested else 0.0, tested) for kept, tested in some]
+        for name, some in counts.items()
+        if any(tested for _, tested in some)
+    }
+
+
+def rate_section(rows: Sequence[Row], run_rows: Rows) -> str:
+    """A heat map of acceptance over forwards; nothing where no vectors were drafted."""
+    found = rates(row for row in run_rows if not row["reference"])
+    table = _map("Acceptance over forwards", rows, found, "vectors", "forward")
+    told = "Of the drafted vectors that a forward of the model tested, the share that it accepted, in percent."
+    return f"<p>{told}</p>{table}" if table else ""
+
+
 def acceptance_section(rows: Sequence[Row], run_rows: Rows) -> str:
     """A heat map of acceptance by draft position; nothing where no row has it."""
     found = acceptance(row for row in run_rows if not row["reference"])
@@ -85,7 +106,9 @@ def acceptance_section(rows: Sequence[Row], run_rows: Rows) -> str:
     return f"<p>{told}</p>{table}" if table else ""
 
 
-def _map(title: str, rows: Sequence[Row], means: Mapping[str, list[Mean]], over: str = "problems") -> str:
+def _map(
+    title: str, rows: Sequence[Row], means: Mapping[str, list[Mean]], over: str = "problems", place: str = "position"
+) -> str:
     if not means:
         return ""
     longest = max(map(len, means.values()))
@@ -94,12 +117,12 @@ def _map(title: str, rows: Sequence[Row], means: Mapping[str, list[Mean]], over:
     lines = []
     for number, row in enumerate(rows, 1):
         if row["sampler"] in means:
-            cells = binned(means[row["sampler"]], width, over)
+            cells = binned(means[row["sampler"]], width, over, place)
             lines.append((tables.name(number, row), [*cells, *[None] * (len(heads) - len(cells))]))
     return tables.heat(title, heads, lines)
 
 
-def binned(means: Sequence[Mean], width: int, over: str = "problems") -> list[Cell]:
+def binned(means: Sequence[Mean], width: int, over: str = "problems", place: str = "position") -> list[Cell]:
     """Positions as cells of a heat map, `width` positions a cell, each weighing as many problems as it has."""
     cells: list[Cell] = []
     for start in range(0, len(means), width):
@@ -108,7 +131,7 @@ def binned(means: Sequence[Mean], width: int, over: str = "problems") -> list[Ce
         if count:
             mean = sum(value * seen for value, seen in part) / count
             most = max(seen for _, seen in part)
-            cells.append((mean, f"position {span(start, width)}: {100 * mean:.1f}%, {most} {over}"))
+            cells.append((mean, f"{place} {span(start, width)}: {100 * mean:.1f}%, {most} {over}"))
         else:
             cells.append(None)
     return cells

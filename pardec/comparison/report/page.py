@@ -10,7 +10,7 @@ from pardec.comparison.report import grids, played, tables
 from pardec.comparison.report.columns import Row, columns, plain
 from pardec.comparison.report.commands import python, shell
 from pardec.comparison.report.finding import finding
-from pardec.comparison.report.orders import acceptance_section, order_section
+from pardec.comparison.report.orders import acceptance_section, order_section, rate_section
 from pardec.views import replays
 from pardec.views.colour import ramp
 from pardec.views.document import asset, document, fill, spec, web
@@ -41,6 +41,7 @@ def page(run: Run) -> str:
         "decode": ("Decode replay", asset("pardec.views", "web/replay.html") if prompts else ""),
         "order": ("Commit order", order_section(rows, run.rows)),
         "accepted": ("Acceptance by draft position", acceptance_section(rows, run.rows)),
+        "rates": ("Acceptance over forwards", rate_section(rows, run.rows)),
         "tasks": ("By task", tables.by_task(rows)),
         "again": ("Run it again", _again(run.config)),
         "made": ("Made with", _made(run)),

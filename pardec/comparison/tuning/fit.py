@@ -29,6 +29,11 @@ class Fit:
         from pardec.api import load
 
         held = load(model, **loading) if isinstance(model, str | Path) else model
+        if held.family == "continuous":
+            raise SpecError(
+                f"{held.name} draws vectors, and tune searches samplers of tokens that have ids",
+                hint="compare its samplers: pardec compare MODEL --task classes -s mar:steps=16 -s mar:steps=64",
+            )
         return cls(held, str(model) if isinstance(model, str | Path) else held.name, dict(arguments))
 
     def space(self, baseline: str, caches: Sequence[str] | None, block_lengths: Sequence[int], *, mix: bool) -> Space:
@@ -39,9 +44,8 @@ class Fit:
         for cache in caches or ():
             if cache != "none":
                 self._prepared({**self.arguments, "sampler": f"{baseline}@{cache}"})
-        family = "masked" if self.model.language_model.facts.masked else "ar"
         blocks = tuple(block_lengths) or (None,)
-        return Space(self.spec, family, str(default.spec), baseline, caches, mix, blocks)
+        return Space(self.spec, self.model.family, str(default.spec), baseline, caches, mix, blocks)
 
     def spec(self, candidate: Candidate) -> str | None:
         """The candidate's spec as this model resolves it; None where it cannot take it."""

@@ -1,0 +1,80 @@
+"""Pictures of one coloured shape, asked for by class: does a picture show what its class says?"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pardec.models.errors import SpecError, did_you_mean
+from pardec.pictures.classes import NAMES, Score, scene, score
+from pardec.pictures.distance import features
+from pardec.pictures.drawing import draw
+from pardec.pictures.shapes import SIDE
+from pardec.tasks.base import SPLITS, Problem, Task, checked_count
+from pardec.tasks.captions import pixels
+
+_TRUE = 1 << 42  # picture seeds from here on are of the pictures that drawn ones are compared with
+
+
+class Classes(Task):
+    """Classes of one shape; a picture is right if it shows one thing, of the size, colour and shape of its class."""
+
+    name = "classes"
+    summary = "pictures of one coloured shape, asked for by class and read back from their pixels"
+    answers: ClassVar[str] = "picture"
+    asks: ClassVar[str] = "class"
+
+    def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:
+        """Every class once in an order of the seed's, then every class once more, and so on.
+
+        The splits are the same: a class says nothing that could be held out. Raises SpecError for an unknown one.
+        """
+        if split not in SPLITS:
+            raise SpecError(
+                f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
+            )
+        found: list[Problem] = []
+        for turn in range(-(-checked_count(self.name, n) // len(NAMES))):
+            labels = list(range(len(NAMES)))
+            random.Random(f"{self.name}/{seed}/{turn}").shuffle(labels)
+            found += [_problem(label, turn) for label in labels]
+        return found[:n]
+
+    def score(self, problem: Problem, answer: Any) -> float:
+        return float(_scored(problem, answer).right)
+
+    def lenient(self, problem: Problem, answer: Any) -> float:
+        """The mean of what can be right: that there is one thing, its shape, its colour and its size."""
+        found = _scored(problem, answer)
+        parts = (found.count, found.shape, found.colour, found.size)
+        return sum(map(float, parts)) / len(parts)
+
+    def seen(self, problem: Problem, answer: Any) -> dict[str, Any]:
+        """Features of the picture, and of a true one of the same class: what `distance` is made from."""
+        number = zlib.crc32(problem.id.encode())
+        true = draw([scene(_label(problem), random.Random(number))], [_TRUE + number])
+        pair = features(np.concatenate([pixels(answer)[None], true]))
+        return {"features": np.round(pair[0], 4).tolist(), "true_features": np.round(pair[1], 4).tolist()}
+
+
+def _problem(label: int, turn: int) -> Problem:
+    name = NAMES[label].replace(" ", "-")
+    return Problem(f"{name}-{turn + 1}" if turn else name, NAMES[label], NAMES[label], label=label)
+
+
+def _label(problem: Problem) -> int:
+    assert problem.label is not None, "made by `problems`"
+    return problem.label
+
+
+def _scored(problem: Problem, picture: Any) -> Score:
+    return _read(pixels(picture).tobytes(), _label(problem))
+
+
+@lru_cache(maxsize=4)  # strict and lenient are asked one after the other
+def _read(held: bytes, label: int) -> Score:
+    return score(np.frombuffer(held, np.uint8).reshape(1, SIDE, SIDE, 3), [label])[0]
