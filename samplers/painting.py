@@ -84,11 +84,13 @@ class Painting:
 
     def uniforms(self, wanted: Tensor, purpose: str, width: int = 0, *, again: int = 0) -> Tensor:
         """[N], or [N, width], uniforms in (0, 1), float64; keyed as `noise` is."""
+        asked = wanted.any(1).nonzero()[:, 0]  # one token of one row must not cost what all rows do
+        wanted, rows = wanted[asked], self.rows[asked.cpu().numpy()]
         place = torch.where(wanted, torch.arange(self.tokens, device=self.device), self.tokens)
         place = place.sort(1).values[:, : int(wanted.sum(1).max())]
         real, place = place < self.tokens, place.clamp(max=self.tokens - 1)
-        key = place + self.tokens * self.visits.gather(1, place)
-        return self.source.uniform(self.rows, np.full_like(self.rows, again), key, purpose, width)[real]
+        key = place + self.tokens * self.visits[asked].gather(1, place)
+        return self.source.uniform(rows, np.full_like(rows, again), key, purpose, width)[real]
 
     def count(self, calls: int = 1) -> None:
         """Every live row took part in `calls` calls of the backbone."""
@@ -156,7 +158,7 @@ class Round:
 
     drafted: np.ndarray | None = None  # [n] tokens that were tested
     accepted: np.ndarray | None = None  # [n] of them, those that stand
-    draft_forwards: int = 0  # calls of a drafting model's backbone
+    draft_forwards: int | np.ndarray = 0  # calls of a drafting model's backbone, for each row or [n]
     deviation: np.ndarray | None = None  # [n] what a relaxed rule says it adds, in total variation
     contexts: np.ndarray | None = None  # [n] rows that the target's backbone took, guidance not counted; None: one each
 

@@ -63,6 +63,7 @@ def preset(name: str) -> Preset:
 
 
 Resolved = Sampler | Speculation | Drawing
+_FAMILIES: tuple[Family, ...] = ("masked", "ar", "continuous")
 
 
 @overload
@@ -116,7 +117,16 @@ def _drawing(parsed: Spec) -> Drawing:
 
 
 def family_of(spec: Spec) -> Family:
-    """The family whose methods a spec names."""
+    """The family whose methods a spec names; of several, the first that takes what it says of them.
+
+    >>> family_of(parse("seeded_jacobi:window=4")), family_of(parse("seeded_jacobi:tol=0"))
+    ('ar', 'continuous')
+    """
     parts = (*spec.parts, *([] if spec.cache is None else [spec.cache]))
-    own: list[Family] = [found[0].family for part in parts if len(found := named(part.name)) == 1]
-    return own[0] if own else "masked"
+    found = [{card.family: {entry["name"] for entry in card.parameters} for card in named(part.name)} for part in parts]
+    shared: list[Family] = [family for family in _FAMILIES if all(family in each for each in found)]
+    for family in shared:
+        if all({key for key, _ in part.params} <= each[family] for part, each in zip(parts, found, strict=True)):
+            return family
+    own = [next(iter(each)) for each in found if len(each) == 1]
+    return [*shared, *own, *_FAMILIES][0]

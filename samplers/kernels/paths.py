@@ -19,6 +19,7 @@ from torch import Tensor
 from pardec.models.continuous import Gaussian, Head, States
 
 Last = Literal["map", "x1", "noise"]
+ROWS = 16384  # of a head in one call of `along`: more take memory and no less time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,13 +73,21 @@ def token(path: Path, head: Head, last: Last) -> Tensor:
 
 
 def along(head: Head, states: States, path: Path, *, temperature: float = 1.0) -> Path:
-    """The same points with the laws that another head, or other states, have there: one call of T * N rows."""
+    """The same points with the laws that another head, or other states, have there: one call of T * N rows.
+
+    More than ROWS are asked for in several calls, some transitions each.
+    """
     steps, count = path.means.shape[:2]
     index = torch.arange(steps - 1, -1, -1, device=path.points.device).repeat_interleave(count)
-    which = torch.arange(count, device=index.device).repeat(steps)
-    law: Gaussian = head.law(path.points[:-1].flatten(0, 1), index, states.take(which))
-    deviations = law.log_deviation + _log(temperature)
-    return Path(path.points, law.mean.view_as(path.means), deviations.view_as(path.means))
+    points, each = path.points[:-1].flatten(0, 1), max(1, ROWS // max(1, count))
+    found: list[Gaussian] = []
+    for part in range(0, steps, each):
+        rows = slice(part * count, (part + each) * count)
+        which = torch.arange(count, device=index.device).repeat(len(index[rows]) // max(1, count))
+        found.append(head.law(points[rows], index[rows], states.take(which)))
+    means = torch.cat([law.mean for law in found])
+    deviations = torch.cat([law.log_deviation for law in found]) + _log(temperature)
+    return Path(path.points, means.view_as(path.means), deviations.view_as(path.means))
 
 
 def log_density(path: Path, last: Last) -> Tensor:
