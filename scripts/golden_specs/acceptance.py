@@ -16,12 +16,15 @@ from pardec.samplers.acceptance.gsd import Grouped
 from pardec.samplers.acceptance.lantern import Lantern
 from pardec.samplers.acceptance.speculative import Speculative
 from pardec.samplers.acceptance.typical import Typical
+from pardec.samplers.continuous._cspd_published import TRIES
+from pardec.samplers.kernels.ratios import Ending, last_taken, log_ratio, share
 from pardec.samplers.verifying import Acceptance, Draft, Laws
 
 Case = dict[str, Any]
 CALLS: dict[str, Any] = {}  # none is a decode
 
 _CLOSE = 1e-5  # of probabilities
+_LEAST = 1e-12  # of probabilities that are compared by their ratio
 
 
 class Indexed:
@@ -270,7 +273,45 @@ def lantern_greedy(case: Case, *_: object) -> str | None:
     return _differs("accepted", _taken(tree, made), _best(case)) or _differs("next", int(made.next), likeliest)
 
 
+def cspd(case: Case, *_: object) -> str | None:
+    """Vectors tested by the ratio of their last transitions, widened, and what stands in for the rejected ones."""
+    target, other = (
+        Ending(
+            torch.tensor(case[f"{who}_mean"]),
+            torch.tensor(case[f"{who}_std"]).log(),
+            torch.tensor(case[f"{who}_log_var"]),
+        )
+        for who in ("target", "draft")
+    )
+    x, uniforms = torch.tensor(case["x"]), torch.tensor(case["accept_uniforms"])
+    chance = log_ratio(x, target, other, tau=case["params"]["temperature"]).exp()
+    if not torch.allclose(chance, _numbers(case["accept_prob"]), rtol=_CLOSE, atol=_LEAST):
+        return f"acceptance {chance.tolist()}, expected {case['accept_prob']}"
+    for points, shares in zip(case["probe_points"], case["subtracted_ratio"], strict=True):
+        found, expected = share(log_ratio(torch.tensor(points), target, other)), _numbers(shares)
+        if not torch.allclose(found[~expected.isnan()], expected[~expected.isnan()], rtol=0, atol=_CLOSE):
+            return f"share of the target {found.tolist()}, expected {shares}"
+    stands = chance > uniforms
+    made = x
+    if not bool(stands.all()):
+        normals = torch.tensor(case["rejection_normals"])
+        proposals = target.mean + target.log_deviation.exp() * normals
+        taken = share(log_ratio(proposals, target, other)) > torch.tensor(case["rejection_uniforms"])
+        if len(taken) < TRIES and not bool(taken.any(0).all() and (taken.sum(0)[taken[-1]] == 1).any()):
+            return "the tries end elsewhere"
+        made = torch.where(stands[:, None], x, last_taken(proposals, taken))
+    elif case["rejection_normals"]:
+        return "nothing is rejected, and tries were recorded"
+    off = float((made - torch.tensor(case["output"])).abs().max())
+    return f"the output differs by {off:.1e}" if off > _CLOSE else None
+
+
+def _numbers(found: Sequence[float | None]) -> Tensor:
+    return torch.tensor([np.nan if value is None else value for value in found], dtype=torch.float64)
+
+
 PURE = {
+    "cspd": cspd,
     "eagle_greedy": eagle_greedy,
     "eagle_typical_sampling": eagle_sampling,
     "gsd": gsd,
