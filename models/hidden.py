@@ -40,6 +40,16 @@ class Hidden:
             logits = self.head(states).float()
             return logits.view(*rows.shape, logits.shape[-1])
 
+    def some(self, index: Tensor, positions: Tensor | None = None) -> Tensor:
+        """`logits` at these places only, counted over all rows and columns: [N] -> float32 [N, V]."""
+        with (
+            torch.inference_mode() if self.states.is_inference() and not torch.is_inference_mode_enabled() else _NOTHING
+        ):
+            if not self.narrowed or positions is not None:
+                rows = self.plan.want if positions is None else self._rows(positions)
+                index = self._flat(rows)[index]
+            return self.head(self.states.flatten(0, 1).index_select(0, index)).float()
+
     def has(self, positions: Tensor) -> Tensor:
         """Whether each of `positions` [B, K] has a row -> bool [B, K]."""
         return self._rows(positions) >= 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -104,14 +104,16 @@ class Evidence:
         r = self.request
         if not r.temperature and r.top_k is None and r.top_p is None:
             return self.law
-        return Law(filtered(self.logits, temperature=r.temperature, top_k=r.top_k, top_p=r.top_p))
+        return self.law.mapped(partial(filtered, temperature=r.temperature, top_k=r.top_k, top_p=r.top_p))
 
     def draw(self, canvas: Canvas) -> Tensor:
         """A candidate per position, [B, W] int64: the argmax at temperature 0, else a keyed draw from `filtered`."""
         if not self.request.temperature:
             return self.law.greedy[0]
-        width = self.logits.shape[-1]
-        return self.filtered.draw(self.request.source.uniform(canvas.rows, canvas.step, self.positions, "token", width))
+        uniform, vocab = self.request.source.uniform, self.law.vocab
+        return self.filtered.draw(
+            lambda some: uniform(canvas.rows, canvas.step, self.positions[:, some], "token", vocab)
+        )
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
         """The candidates with their scores where eligible."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -29,6 +30,11 @@ class Law:
     def logits(self) -> Tensor:
         """[B, W, V]."""
         return self.rows if self.place is None else self.aligned(self.rows)
+
+    @cached_property
+    def vocab(self) -> int:
+        """V."""
+        return self.rows.shape[-1]
 
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor]:
@@ -62,9 +68,20 @@ class Law:
         """
         return Raised(self, tokens, by)
 
-    def draw(self, uniform: Tensor) -> Tensor:
-        """One token [B, W] per row of `uniform` [B, W, V] in (0, 1): the Gumbel-max rule, in float64."""
-        return (wide(self.logits) + gumbel(uniform)).argmax(-1)
+    def draw(self, noise: Callable[[slice], Tensor]) -> Tensor:
+        """One token [B, W] each: the Gumbel-max rule, in float64.
+
+        `noise` is asked for uniforms [B, w, V] in (0, 1) of w positions that follow each other.
+        """
+        return (wide(self.logits) + gumbel(noise(slice(None)))).argmax(-1)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
+        """The law with its logits changed, [B, W, V] -> [B, W, V], position by position."""
+        return Law(change(self.logits))
+
+    def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        """`embed` of the probabilities, [..., V] -> [..., E], for each position [B, W, E]."""
+        return self.aligned(embed(self.rows.softmax(-1)))
 
     def aligned(self, found: Tensor) -> Tensor:
         """What was computed for `rows`, handed out for the block: [R, ...] -> [B, W, ...]."""

@@ -17,6 +17,7 @@ from pardec.models.plan import Plan
 from pardec.samplers.canvas import GIVEN, Canvas
 from pardec.samplers.contracts import Ask, Filling, Request, Sampler
 from pardec.samplers.kernels.law import Law
+from pardec.samplers.kernels.pieces import Pieced, joined, too_many
 from pardec.samplers.loops.layout import Group, Layout, Queries
 
 # Picking out what is wanted pays from so many numbers fewer on: states of the last layer, and logits.
@@ -109,21 +110,12 @@ class Asking:
             forward = self.model.run  # a plan that was checked, with other tokens
         self._begun = True
         self._made.clear()
-        if len(self._groups) == 1:
-            logits, place, twin = self._forward(self._groups[0], wanted, soft, forward)
-            return Law(logits, place), None if twin is None else Law(twin)
-        rows, places, twins, count = [], [], [], 0
-        for group in self._groups:
-            logits, place, twin = self._forward(group, wanted, soft, forward)
-            if place is None:
-                place = torch.arange(logits.shape[0] * logits.shape[1], device=logits.device).view(logits.shape[:2])
-            rows.append(logits.reshape(-1, logits.shape[-1]))
-            places.append(place + count)
-            count += len(rows[-1])
-            if twin is not None:
-                twins.append(twin)
-        law = Law(torch.cat(rows), torch.cat(places)[self._order])
-        return law, Law(torch.cat(twins)[self._order]) if self.shadow else None
+        found = [self._forward(group, wanted, soft, forward) for group in self._groups]
+        if len(found) == 1:
+            return found[0]
+        assert self._order is not None, "groups have an order"
+        twins = [twin for _, twin in found if twin is not None]
+        return joined([law for law, _ in found], self._order), joined(twins, self._order) if twins else None
 
     # --- the outlook: the forward just made, at any of its positions ---
 
@@ -140,9 +132,8 @@ class Asking:
         found = []
         for group, hidden in zip(self._groups, self._made, strict=True):
             chosen = self._of(positions, group)
-            logits = self._guided(hidden.logits(self._doubled(self.model.rows(chosen))))
-            found.append(self._permitted(logits, group, chosen))
-        return Law(torch.cat(found)[self._order] if self._order is not None else found[0])
+            found.append(self._says(hidden, group, chosen, self._doubled(self.model.rows(chosen))))
+        return joined(found, self._order) if self._order is not None else found[0]
 
     # --- one forward ---
 
@@ -152,8 +143,8 @@ class Asking:
         wanted: np.ndarray,
         soft: Tensor | None,
         forward: Callable[[Plan, KVCache | None], Hidden],
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """`rows` and `place` of the law of one group, and the shadow's logits."""
+    ) -> tuple[Law, Law | None]:
+        """The law of one group, and the shadow's."""
         tokens, want, place, narrow = self._at(self.canvas.tokens, group), group.want, None, not self.whole
         positions = self._of(self.canvas.window, group)
         if want.device.type == "cpu" and not self.shadow:  # elsewhere the shapes had better stay what they are
@@ -172,12 +163,45 @@ class Asking:
         hidden = forward(plan, self.cache)
         if self.whole:
             self._made.append(hidden)
-        logits, twin = self._guided(hidden.logits()), None
+        if self.shadow and not too_many(2 * tokens.shape[0] * self.shadow, self.model.vocab_size):
+            both = self._guided(hidden.logits()).split(self.shadow, 1)
+            law, twin = (Law(self._permitted(logits, group, positions)) for logits in both)
+            return law, twin
         if self.shadow:
-            twin, logits = logits[:, self.shadow :], logits[:, : self.shadow]
-            twin = self._permitted(twin, group, positions)
-        logits = self._permitted(logits, group, positions)
-        return (logits, None, twin) if place is None else (logits.flatten(0, 1), place, twin)
+            law, twin = (self._says(hidden, group, positions, first=first) for first in (0, self.shadow))
+            return law, twin
+        law = self._says(hidden, group, positions)
+        if place is None:
+            return law, None
+        return (law.placed(place) if isinstance(law, Pieced) else Law(law.rows.flatten(0, 1), place)), None
+
+    def _says(
+        self,
+        hidden: Hidden,
+        group: Group,
+        positions: Tensor,
+        queries: Tensor | None = None,
+        first: int = 0,
+    ) -> Law:
+        """What a forward says of `positions` [n, M], without the mask id and what is not allowed there.
+
+        Args:
+            queries: the absolute positions that say them, [copies * n, M]; None: those that the plan wants.
+            first: with a shadow, where among the wanted columns its own or the others begin.
+        """
+        n, vocab = len(positions), self.model.vocab_size
+        every = (hidden.plan.want if queries is None else queries).shape[1]
+        if not too_many(self.copies * n * every, vocab):
+            return Law(self._permitted(self._guided(hidden.logits(queries)), group, positions))
+        width = self.shadow or every
+
+        def make(index: Tensor) -> Tensor:
+            row, column = index.div(width, rounding_mode="floor"), index % width
+            at = row * every + first + column
+            both = at if self.cfg is None else torch.cat([at, at + n * every])
+            return self._permitted(self._guided(hidden.some(both, queries)), group, positions[row, column], row)
+
+        return Pieced(make, n * width, vocab, torch.arange(n * width, device=positions.device).view(n, width))
 
     def _doubled(self, tensor: Tensor) -> Tensor:
         """The rows once more for the unconditional half of guidance."""
@@ -189,12 +213,16 @@ class Asking:
         conditional, unconditional = logits.chunk(2)
         return unconditional + self.cfg * (conditional - unconditional)
 
-    def _permitted(self, logits: Tensor, group: Group, positions: Tensor) -> Tensor:
-        """`logits` [n, M, V] at `positions` [n, M] without the mask id and what is not allowed there."""
+    def _permitted(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+        """`logits` without the mask id and what is not allowed there, changed in place.
+
+        They are of `positions` [n, M], or of one position [N] each of these `rows` [N] of the group.
+        """
         logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
         if self.allowed is None or self.limits is None:
             return logits
-        which = self._of(self.limits, group).gather(1, positions)
+        limits = self._of(self.limits, group)
+        which = limits.gather(1, positions) if rows is None else limits[rows, positions]
         return logits.masked_fill_(~self.allowed.sets[which], -torch.inf)
 
     def _wanted_only(self, group: Group, wanted: np.ndarray, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -56,4 +56,4 @@ class Smoothing:
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Mixture) -> None:
         if self.weight or self.growth:
-            state.expected = evidence.law.aligned(embed(evidence.law.rows.softmax(-1)))
+            state.expected = evidence.law.expected(embed)

@@ -1,0 +1,122 @@
+"""A law over so many positions that their logits are not held: they are made piece by piece, when they are asked for.
+
+    [B, W, V] is never there; of W positions with V logits each, as many are made at a time as fit into HELD bytes
+
+Statistics take one pass of the head, and so do logits of a few tokens and draws. What reads all logits at once
+(`rows`, `logits`) still makes them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pardec.samplers.kernels.confidence import Confidence, confidence, greedy
+from pardec.samplers.kernels.law import Law
+from pardec.samplers.rng import gumbel, wide
+
+HELD = 1 << 28  # bytes of float32 logits that are made at once; less is simply held
+
+Make = Callable[[Tensor], Tensor]  # indices [N] of rows -> their logits [N, V] float32
+
+
+def too_many(rows: int, vocab: int) -> bool:
+    """Whether logits of so many rows are made piece by piece."""
+    return rows * vocab * 4 > HELD
+
+
+class Pieced(Law):
+    """softmax(make(row)) at each position, `place` [B, W] saying the row of each, of `count` in all."""
+
+    def __init__(self, make: Make, count: int, vocab: int, place: Tensor) -> None:
+        vars(self).update(make=make, count=count, vocab=vocab, place=place)  # frozen, as laws are
+        self.make: Make
+        self.count: int
+        self.place: Tensor
+
+    def placed(self, place: Tensor) -> Pieced:
+        """The same rows at other positions, `place` [B, W]."""
+        return Pieced(self.make, self.count, self.vocab, place)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        return self.make(torch.arange(self.count, device=self.place.device))
+
+    @property
+    def logits(self) -> Tensor:
+        return self.make(self.place.flatten()).view(*self.place.shape, self.vocab)
+
+    @cached_property
+    def greedy(self) -> tuple[Tensor, Tensor]:
+        if "confidence" in vars(self):
+            return self.confidence.ids, self.confidence.probability
+        ids, probability = zip(*(greedy(rows) for _, rows in self._pieces()), strict=True)
+        return self.aligned(torch.cat(ids)), self.aligned(torch.cat(probability))
+
+    @cached_property
+    def confidence(self) -> Confidence:
+        found = zip(*(confidence(rows) for _, rows in self._pieces()), strict=True)
+        return Confidence(*(self.aligned(torch.cat(part)) for part in found))
+
+    def at(self, tokens: Tensor) -> Tensor:
+        place, wanted = self.place.flatten(), tokens.flatten(0, 1)
+        out = torch.empty(wanted.shape, dtype=torch.float32, device=wanted.device)
+        for index, rows in self._pieces():
+            first = int(index[0])
+            here = ((place >= first) & (place < first + len(index))).nonzero()[:, 0]
+            out[here] = rows[place[here] - first].gather(1, wanted[here])
+        return out.view(tokens.shape)
+
+    def draw(self, noise: Callable[[slice], Tensor]) -> Tensor:
+        batch, width = self.place.shape
+        step = max(1, HELD // (16 * batch * self.vocab))  # the noise is of twice the width, and made in steps
+        drawn = []
+        for start in range(0, width, step):
+            some = slice(start, min(start + step, width))
+            logits = self.make(self.place[:, some].flatten()).view(batch, -1, self.vocab)
+            drawn.append((wide(logits) + gumbel(noise(some))).argmax(-1))
+        return torch.cat(drawn, 1)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
+        return Pieced(lambda index: change(self.make(index)[None])[0], self.count, self.vocab, self.place)
+
+    def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.aligned(torch.cat([embed(rows.softmax(-1)) for _, rows in self._pieces()]))
+
+    def _pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Indices of rows that follow each other, and their logits."""
+        step = max(1, HELD // (4 * self.vocab))
+        for start in range(0, self.count, step):
+            index = torch.arange(start, min(start + step, self.count), device=self.place.device)
+            yield index, self.make(index)
+
+
+def joined(laws: Sequence[Law], order: Tensor) -> Law:
+    """The laws of groups of rows as one of all rows, in `order`."""
+    places, count = [], 0
+    for law in laws:
+        size = law.count if isinstance(law, Pieced) else law.rows.shape[:-1].numel()
+        place = law.place if law.place is not None else torch.arange(size, device=order.device).view(law.rows.shape[:2])
+        places.append(place + count)
+        count += size
+    place = torch.cat(places)[order]
+    if not any(isinstance(law, Pieced) for law in laws) and not too_many(count, laws[0].vocab):
+        return Law(torch.cat([law.rows.reshape(-1, law.vocab) for law in laws]), place)
+    return Pieced(lambda index: _of(laws, index), count, laws[0].vocab, place)
+
+
+def _of(laws: Sequence[Law], index: Tensor) -> Tensor:
+    """The rows `index` [N] of the laws, counted over all of them."""
+    out = torch.empty((len(index), laws[0].vocab), dtype=torch.float32, device=index.device)
+    first = 0
+    for law in laws:
+        size = law.count if isinstance(law, Pieced) else law.rows.shape[:-1].numel()
+        here = ((index >= first) & (index < first + size)).nonzero()[:, 0]
+        if len(here):
+            own = index[here] - first
+            out[here] = law.make(own) if isinstance(law, Pieced) else law.rows.reshape(-1, law.vocab)[own]
+        first += size
+    return out
