@@ -3,6 +3,9 @@
     python scripts/train_image.py --model tiny-vq --steps 4000
     python scripts/train_image.py --model tiny-llamagen --minutes 180 --batch 32 --lr 3e-3
     python scripts/train_image.py --model tiny-llamagen-draft --minutes 15 --teacher models/embedded/tiny-llamagen
+    python scripts/train_image.py --model tiny-kl --minutes 32 --batch 8
+    python scripts/train_image.py --model tiny-mar --minutes 180 --batch 64
+    python scripts/train_image.py --model tiny-mar-draft --minutes 15 --batch 64
 
 The state lies in runs/<model>/ and a run that finds one goes on from it; --fresh starts over. The weights exported
 are a moving average over steps, rounded to 16 bit, and they are what the card's figures were measured with.
@@ -19,14 +22,28 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from image_training import export_mar  # noqa: E402
+from image_training.autoencoder import AutoencoderRun  # noqa: E402
 from image_training.drawer import DrawerRun  # noqa: E402
 from image_training.drawn import drawn_right  # noqa: E402
 from image_training.export import SUMMARY  # noqa: E402
 from image_training.export_drawer import with_figures, write_card  # noqa: E402
+from image_training.mar import MARRun  # noqa: E402
 from image_training.options import Options  # noqa: E402
+from image_training.painted import painted_right  # noqa: E402
+from image_training.run import Training  # noqa: E402
 from image_training.tokenizer import TokenizerRun  # noqa: E402
 from text_training.loop import read_card  # noqa: E402
 from until_done import until_done  # noqa: E402
+
+RUNS: dict[str, type[Training]] = {
+    "tiny-vq": TokenizerRun,
+    "tiny-kl": AutoencoderRun,
+    "tiny-mar": MARRun,
+    "tiny-mar-draft": MARRun,
+    "tiny-llamagen": DrawerRun,
+    "tiny-llamagen-draft": DrawerRun,
+}
 
 
 def sizes(text: str) -> dict[str, object]:
@@ -49,10 +66,12 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="export folder (default models/embedded/<model>)")
     parser.add_argument("--state", type=Path, help="folder of state and log (default runs/<model>)")
+    parser.add_argument("--compile", action="store_true", help="compile the step: a third faster on a CPU")
     parser.add_argument("--measure", action="store_true", help="train nothing: draw, read back, write the card anew")
     parser.add_argument("--fresh", action="store_true", help="start over though there is a state")
     parser.add_argument("--chunks", type=int, default=40, help="of 2048 pictures, that a model of pictures learns from")
     parser.add_argument("--corpus", type=Path, help="folder of these, where other runs made them already")
+    parser.add_argument("--autoencoder", type=Path, help="folder of tiny-kl, where it is not yet embedded")
     parser.add_argument("--init", type=Path, help="exported model of pictures to start from")
     parser.add_argument("--teacher", type=Path, help="exported model of pictures whose laws are learned too")
     parser.add_argument("--shape", default="", help="changed sizes, e.g. codebook_size=512,ch_mult=1-2-2")
@@ -69,9 +88,13 @@ def main(argv: list[str] | None = None) -> None:
     given = options(argv)
     if given.measure:
         card = read_card(given.out)
-        write_card(given.out, with_figures(card, drawn_right(given.out, given.pictures)))
+        if RUNS[given.model] is MARRun:
+            found = painted_right(given.out, given.pictures, autoencoder=given.autoencoder)
+            export_mar.write_card(given.out, export_mar.with_figures(card, found))
+        else:
+            write_card(given.out, with_figures(card, drawn_right(given.out, given.pictures)))
         return
-    until_done(TokenizerRun(given) if given.model == "tiny-vq" else DrawerRun(given))
+    until_done(RUNS[given.model](given))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from image_training.data import fresh
+from pardec.models.vision.kl import KL
 from pardec.models.vision.vq import VQ, to_pictures, to_pixels
 from pardec.pictures.reading import read
-from pardec.pictures.scenes import captions, parse
+from pardec.pictures.scenes import Scene, captions, parse
 
 SEED = 7
 TOGETHER = 25  # pictures at a time
@@ -22,9 +24,7 @@ def reconstruction(model: VQ, count: int) -> dict[str, Any]:
 
     Captions are gone through again, with other pictures, where there are fewer than `count`.
     """
-    held = captions("heldout", min(count, 500), SEED)
-    wanted = [held[i % len(held)] for i in range(count)]
-    pictures = fresh(wanted, SEED)
+    wanted, pictures = _asked(count)
     used = np.zeros(model.shape.codebook_size, np.int64)
     made = []
     for start in range(0, count, TOGETHER):
@@ -32,15 +32,51 @@ def reconstruction(model: VQ, count: int) -> dict[str, Any]:
         used += np.bincount(codes.flatten().numpy(), minlength=len(used))
         made.append(to_pictures(model.decode(codes)))
     back = np.concatenate(made)
-    scenes = [parse(caption).canonical() for caption in wanted]
-    right = [seen.scene() == scene for seen, scene in zip(read(back), scenes, strict=True)]
-    originals = [seen.scene() == scene for seen, scene in zip(read(pictures), scenes, strict=True)]
     share = used[used > 0] / used.sum()
     return {
         "pictures": count,
-        "right": sum(right) / count,
-        "originals_right": sum(originals) / count,
-        "error": round(float(np.abs(back.astype(np.float32) - pictures).mean()), 2),
+        "right": _right(back, wanted),
+        "originals_right": _right(pictures, wanted),
+        "error": _error(back, pictures),
         "codes_used": int((used > 0).sum()),
         "code_entropy_nats": round(float(-(share * np.log(share)).sum()), 3),
     }
+
+
+@torch.inference_mode()
+def kept(model: KL, count: int) -> dict[str, Any]:
+    """As `reconstruction`, of an autoencoder: from the means of the latents, and from samples of them."""
+    wanted, pictures = _asked(count)
+    rng = torch.Generator().manual_seed(SEED)
+    from_mean, from_sample, deviations = [], [], []
+    for start in range(0, count, TOGETHER):
+        found = model.encode(to_pixels(pictures[start : start + TOGETHER]))
+        from_mean.append(to_pictures(model.decode(found.mean)))
+        from_sample.append(to_pictures(model.decode(found.sample(torch.randn(found.mean.shape, generator=rng)))))
+        deviations.append(found.deviation.mean((0, 1, 2)))
+    back, sampled = np.concatenate(from_mean), np.concatenate(from_sample)
+    return {
+        "pictures": count,
+        "right": _right(back, wanted),
+        "right_sampled": _right(sampled, wanted),
+        "originals_right": _right(pictures, wanted),
+        "error": _error(back, pictures),
+        "deviations": [round(float(value), 3) for value in torch.stack(deviations).mean(0)],
+    }
+
+
+def _asked(count: int) -> tuple[list[Scene], NDArray[np.uint8]]:
+    """Scenes, in their canonical form, and their pictures."""
+    held = captions("heldout", min(count, 500), SEED)
+    wanted = [held[i % len(held)] for i in range(count)]
+    return [parse(caption).canonical() for caption in wanted], fresh(wanted, SEED)
+
+
+def _right(pictures: NDArray[np.uint8], scenes: list[Scene]) -> float:
+    """Share of the pictures that read back as their scenes."""
+    return sum(seen.scene() == scene for seen, scene in zip(read(pictures), scenes, strict=True)) / len(scenes)
+
+
+def _error(back: NDArray[np.uint8], pictures: NDArray[np.uint8]) -> float:
+    """Mean absolute error, in levels of 255."""
+    return round(float(np.abs(back.astype(np.float32) - pictures).mean()), 2)

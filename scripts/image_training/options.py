@@ -29,3 +29,5 @@ class Options:
     corpus: Path | None = None
     chunks: int = 40
     measure: bool = False
+    compile: bool = False
+    autoencoder: Path | None = None

@@ -1,0 +1,119 @@
+"""How the KL autoencoder is trained: steps, evaluation, card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from image_training import data
+from image_training.evaluate import kept
+from image_training.export import SUMMARY, export_kl, rounded
+from image_training.options import Options
+from image_training.run import AVERAGE, Training, device_of
+from pardec.models.vision.kl import KL
+from pardec.models.vision.kl_shape import KLShape
+from pardec.models.vision.vq import to_pixels
+
+SHAPE: dict[str, Any] = {"embed_dim": 16, "ch": 32, "ch_mult": (1, 1, 2, 2), "num_res_blocks": 1, "attention": (3,)}
+SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and colours count more than texture
+# Weight of the divergence of latents' laws from standard normal ones, in nats a number of the picture. Much more than
+# latent diffusion's 1e-6: what a small model will get a little wrong then lies within what was decoded in training.
+NARROW = 0.01
+QUIET = -8.0  # log variance that latents start with: the decoder hears them from the first step on
+FREE, RISING = 300, 700  # steps without that weight, and steps in which it rises: else latents first learn to be silent
+MEASURED = 512  # pictures that the scale of the latents is measured on
+
+
+class AutoencoderRun(Training):
+    """Trains a KL autoencoder. Its scale is 1 until it is exported.
+
+    Never compiled: in torch 2.13 on a CPU, no gradient reaches what lies before the decoder's last levels then.
+    """
+
+    def __init__(self, options: Options) -> None:
+        device = device_of(options)
+        model = KL(KLShape(**{**SHAPE, **options.shape}), scale=1.0)
+        nn.init.constant_(model.network.quant_conv.bias[model.channels :], QUIET)
+        super().__init__(options, model.to(device))
+        self.model: KL
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)
+        self.restore()
+
+    def parts(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer}
+
+    def pictures(self, step: int) -> Tensor:
+        """What a step sees, [B, 3, S, S] in [-1, 1]."""
+        return to_pixels(data.batch(self.o.seed, step, self.o.batch)[1]).to(self.device)
+
+    def remade(self, pixels: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Pixels as decoded from a sample of their latents, and the latents' means and deviations."""
+        found = self.model.encode(pixels)
+        return self.model.decode(found.sample(noise)), found.mean, found.deviation
+
+    def take(self) -> Tensor:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.o.lr * self.rate()
+        pixels = self.pictures(self.step)
+        cells = [side // self.model.downsample for side in pixels.shape[2:]]
+        noise = torch.randn(len(pixels), *cells, self.model.channels, generator=self.noise()).to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            made, mean, deviation = self.remade(pixels, noise)
+        error = made - pixels
+        told = error.abs().mean() + SQUARED * error.square().mean()
+        weight = NARROW * min(1.0, max(0.0, (self.step - FREE) / RISING))
+        loss = told + weight * apart(mean, deviation) / pixels.numel()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return told.detach()
+
+    # -- what comes out ----------------------------------------------------------------------------------------
+
+    def evaluate(self, final: bool) -> dict[str, Any]:
+        model = KL(self.model.shape, scale=1.0)
+        model.load_state_dict({key: value.float() for key, value in rounded(self.average).items()})
+        model.eval().requires_grad_(False)
+        model.scale = round(1 / spread(model), 4)
+        found = kept(model, self.o.pictures if final else max(1, self.o.pictures // 5))
+        self.curve.append({**self.point(), **{key: found[key] for key in ("right", "right_sampled", "error")}})
+        export_kl(self.o.out, model, self.card(found, model.scale))
+        return {**found, "scale": model.scale}
+
+    def card(self, found: dict[str, Any], scale: float) -> dict[str, Any]:
+        recipe = {
+            "script": "scripts/train_image.py",
+            "data": "pictures of captions of the train split, drawn on the fly",
+            "pictures a step": self.o.batch,
+            "steps": self.step,
+            "pictures": self.step * self.o.batch,
+            "loss": f"absolute error + {SQUARED:g} squared error of what a sample of the latents is decoded to "
+            f"+ {NARROW:g} divergence of the latents' laws from standard normal ones, in nats a number of the picture",
+            "scale": f"{scale:g}, which brings samples of the latents of {MEASURED} pictures to unit deviation",
+            "optimizer": f"AdamW, peak learning rate {self.o.lr:g}, linear decay",
+            "seconds": round(self.seconds),
+            "device": self.device.type,
+            "precision": "float32 weights, bfloat16 products",
+            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
+            "seed": self.o.seed,
+        }
+        head = {"name": self.name, "summary": SUMMARY[self.name]}
+        size = sum(value.numel() for value in self.model.parameters())
+        return head | {"parameters": size, "recipe": recipe, "reconstruction": found, "curve": self.curve}
+
+
+def apart(mean: Tensor, deviation: Tensor) -> Tensor:
+    """The divergence of normal laws from standard ones, in nats, summed."""
+    return (0.5 * (mean.square() + deviation.square() - 1) - deviation.log()).sum()
+
+
+@torch.inference_mode()
+def spread(model: KL) -> float:
+    """The deviation of samples of latents of training pictures, over all their numbers."""
+    pixels = to_pixels(data.batch(0, 0, MEASURED)[1])
+    found = [model.encode(some) for some in pixels.split(64)]
+    mean, deviation = (torch.cat([getattr(part, name) for part in found]) for name in ("mean", "deviation"))
+    return float((mean.var() + deviation.square().mean()).sqrt())

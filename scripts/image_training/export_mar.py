@@ -1,0 +1,88 @@
+"""Write a trained model of classes in MAR's format, with a card; read one back to draw or to teach."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from text_training.export import items, write_pages
+from torch import Tensor, nn
+
+from pardec.models.families.mar import networks
+from pardec.models.mar import MARBackbone, MARHead
+
+DEFAULTS = {"temperature": 1.0, "cfg": 2.5}  # what its pictures are drawn with where nothing is said
+_HEAD = "diffloss.net."  # what the head's tensors are published under
+
+
+class Network(nn.Module):
+    """A backbone and its head."""
+
+    def __init__(self, backbone: MARBackbone, head: MARHead) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+
+def network(config: dict[str, Any]) -> Network:
+    """The network of a config.json, its weights not yet set."""
+    cells = config["img_size"] // config["vae_stride"]
+    return Network(*networks({**config, "tokens": cells**2, "token_size": config["vae_embed_dim"]}))
+
+
+def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], card: dict[str, Any]) -> None:
+    """Write the folder; `weights` of the whole network, rounded to 16 bit already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {published(name): value.bfloat16().contiguous() for name, value in weights.items()}
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (folder / "generation_config.json").write_text(json.dumps(DEFAULTS, indent=1) + "\n", encoding="utf-8")
+    write_pages(folder, card, _readme(card))
+
+
+def published(name: str) -> str:
+    """The published name of a tensor of a network."""
+    return name.removeprefix("backbone.") if name.startswith("backbone.") else _HEAD + name.removeprefix("head.")
+
+
+def loaded(folder: Path) -> Network:
+    """An exported model, without gradients."""
+    model = network(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    state = load_file(folder / "model.safetensors")
+    model.load_state_dict({name: state[published(name)].float() for name in model.state_dict()})
+    return model.eval().requires_grad_(False)
+
+
+def with_figures(card: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The card with what was measured of its pictures."""
+    accuracy = {}
+    if found:
+        counted = {"classes": found["pictures"]}
+        accuracy = {"mar": {"problems": counted, "classes": found["right"], "classes_nfe": found["forwards"]}}
+    return {**card, "classes": found, "accuracy": accuracy}
+
+
+def write_card(folder: Path, card: dict[str, Any]) -> None:
+    """Writes a card and its page anew."""
+    write_pages(folder, card, _readme(card))
+
+
+def _readme(card: dict[str, Any]) -> str:
+    found = card["classes"]
+    lines = [f"# {card['name']}", "", card["summary"], "", "## Measured", ""]
+    if found:
+        lines += [f"Pictures of classes drawn evenly ({found['settings']}), with these very weights, read back.", ""]
+        lines += [
+            "| pictures | right | one thing | shape | colour | size | FID (own features) |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        shares = " | ".join(f"{found[of]:.1%}" for of in ("count", "shape", "colour", "size"))
+        right = f"{found['right']:.1%} ({found['right_from']:.1%} to {found['right_to']:.1%})"
+        lines += [f"| {found['pictures']} | {right} | {shares} | {found['distance']} |"]
+    lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
+    lines += ["| seconds | step | loss | right |", "|---|---|---|---|"]
+    for point in card["curve"]:
+        shown = (f"{point['seconds']:.0f}", point["step"], f"{point['loss']:.3f}", f"{point['right']:.1%}")
+        lines.append(f"| {' | '.join(map(str, shown))} |")
+    return "\n".join(lines)

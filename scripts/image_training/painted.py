@@ -1,0 +1,59 @@
+"""How often a model of classes draws what it is asked for: pictures of each class in turn, read back."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pardec
+from image_training.data import FRESH
+from image_training.export_mar import DEFAULTS
+from pardec.comparison.metrics import wilson
+from pardec.pictures.classes import NAMES, scene, score
+from pardec.pictures.distance import distance
+from pardec.pictures.drawing import draw
+
+SEED = 7
+STEPS = 18  # forwards of a picture
+TOGETHER = 36  # pictures at a time
+_FIELDS = ("count", "shape", "colour", "size")
+
+
+def painted_right(
+    folder: Path,
+    count: int,
+    *,
+    autoencoder: Path | None = None,
+    steps: int = STEPS,
+    cfg: float = DEFAULTS["cfg"],
+    temperature: float = DEFAULTS["temperature"],
+) -> dict[str, Any]:
+    """Shares of `count` pictures that show what their class says."""
+    model = pardec.load(folder, device="cpu", decoder=None if autoencoder is None else str(autoencoder))
+    labels = [row % len(NAMES) for row in range(count)]
+    made, forwards = [], 0
+    for start in range(0, count, TOGETHER):
+        some = labels[start : start + TOGETHER]
+        seeds = [SEED * 1_000_003 + row for row in range(start, start + len(some))]
+        result = model.generate(label=some, sampler=f"mar:steps={steps}", cfg=cfg, temperature=temperature, seed=seeds)
+        forwards += sum(result.nfe)
+        made += [np.asarray(picture) for picture in result.images or ()]
+    pictures = np.stack(made)
+    scores = score(pictures, labels)
+    right = float(np.mean([one.right for one in scores]))
+    low, high = wilson(right, count)
+    rng = random.Random(SEED)
+    true = draw([scene(label, rng) for label in labels], [FRESH + SEED * 1_000_003 + row for row in range(count)])
+    return {
+        "pictures": count,
+        "settings": f"{steps} steps, temperature {temperature:g}, cfg {cfg:g}",
+        "forwards": forwards / count,
+        "right": right,
+        "right_from": low,
+        "right_to": high,
+        **{of: round(float(np.mean([getattr(one, of) for one in scores])), 3) for of in _FIELDS},
+        "distance": round(distance(pictures, true), 2) if count > 1 else None,
+    }
