@@ -273,7 +273,7 @@ class Model:
         sequences, latents = torch.as_tensor(end.tokens), None
         if end.latents is not None:
             assert imaging is not None, "vectors are those of pictures"
-            latents = torch.from_numpy(end.latents).unflatten(1, imaging.layout.grid)
+            latents = torch.from_numpy(end.latents).reshape(len(made), *imaging.layout.grid, -1)
             sequences = sequences[:, :0]  # vectors have no ids
         images = None
         if imaging is not None and draw:

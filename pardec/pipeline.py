@@ -26,7 +26,7 @@ from pardec.samplers.painting import Drawing
 from pardec.samplers.spec import Spec
 from pardec.samplers.verifying import Speculation
 from pardec.vector_requests import VectorCall
-from pardec.views.unfinished import Codes, decodable, unfinished
+from pardec.views.unfinished import Codes, decodable, gridded, unfinished
 
 _TENSORS = ("latents", "committed")
 _TYPES = ("pil", "np", "pt", "latent")
@@ -269,8 +269,7 @@ class _Told:
     def tell(self, event: Step) -> None:
         if self.callback is None:
             return
-        fresh = torch.from_numpy(self.codes.fresh).unflatten(1, self.pipe.imaging.layout.grid)
-        held = {"latents": self.codes.tensor(), "committed": fresh}
+        held = {"latents": self.codes.tensor(), "committed": gridded(self.codes.fresh, self.codes.layout)}
         handed = {name: held[name].clone().to(self.pipe.device) for name in self.names}
         before = {name: tensor.clone() for name, tensor in handed.items()}
         behind = int((self.codes.codes < 0).sum(1).max())

@@ -148,7 +148,7 @@ class Result:
     def __repr__(self) -> str:
         shown: object = self.text[0] if self.text else self.tokens[0]
         if self.shown:
-            shown = "picture" if self.shown[0] in (None, -1) else self.shown[0]
+            shown = "picture" if self.shown[0] is None else "no class" if self.shown[0] == -1 else self.shown[0]
         more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
         return f"<Result {shown!r}{more}: {self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward>"
 

@@ -85,9 +85,11 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
         ModelError: a sampler that cannot go with the model.
     """
     sampler = registry.resolve(settings.sampler, "continuous")
-    sampler.method.check_model(model)
-    model.head.respaced(getattr(sampler.method, "head_steps", None) or model.head.steps)
     _refuse(model, settings)
+    check = getattr(sampler.method, "check_model", None)
+    if check is not None:
+        check(model)
+    model.head.respaced(getattr(sampler.method, "head_steps", None) or model.head.steps)
     once = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
     asked = tuple(label for label in once for _ in range(settings.num_images))
     seeds = seeds_of(settings, len(asked))

@@ -88,7 +88,7 @@ class Batches:
                     self.last = (part, event)
         self.seconds += time.perf_counter() - started
 
-    def _keep(self, at: int, part: Call, event: RowFinished) -> None:
+    def _keep(self, at: int, part: Call | VectorCall, event: RowFinished) -> None:
         row = self.model.row(part, event)
         if self.file is not None:
             self.file.append([self.named(at, row)])

@@ -69,7 +69,9 @@ def heat(counts: np.ndarray, top: int, size: tuple[int, int]) -> Image.Image:
 def title(result: Result, row: int) -> str:
     """What the picture was to show."""
     shown = result.shown[row] if result.shown else None
-    return shown if isinstance(shown, str) else f"picture {row}" if shown in (None, -1) else f"class {shown}"
+    if isinstance(shown, str):
+        return shown
+    return f"picture {row}" if shown is None else "no class" if shown < 0 else f"class {shown}"
 
 
 def accepted(result: Result, row: int) -> str:
@@ -87,7 +89,8 @@ def png(result: Result) -> bytes:
     tiles = []
     for row, picture in enumerate(_grown(result)):
         pair = [picture, heat(gained(result, row), top, picture.size)]
-        tiles.append(_labelled(pngs.sheet(pair, (1, 2), gap=8), title(result, row)))
+        told = ", ".join(filter(None, (title(result, row), accepted(result, row))))
+        tiles.append(_labelled(pngs.sheet(pair, (1, 2), gap=8), told))
     return encode([_page(tiles, heading(result), _legend(top))], "PNG")
 
 

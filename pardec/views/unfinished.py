@@ -33,7 +33,7 @@ class Codes:
 
     def tensor(self) -> torch.Tensor:
         """The codes [B, h, w], or the vectors [B, h, w, d]; -1, or 0, where none is known."""
-        return torch.from_numpy(self.codes if self.latents is None else self.latents).unflatten(1, self.layout.grid)
+        return gridded(self.codes if self.latents is None else self.latents, self.layout)
 
     @property
     def known(self) -> int:
@@ -84,8 +84,12 @@ def unfinished(imaging: Pictures, codes: np.ndarray, latents: np.ndarray | None 
 
 def decodable(imaging: Pictures, codes: np.ndarray, latents: np.ndarray | None = None) -> torch.Tensor:
     """What `imaging.decode` takes: codes [B, h, w], or vectors [B, h, w, d]; 0 where nothing is known."""
-    found = torch.from_numpy(codes.clip(min=0) if latents is None else latents)
-    return found.unflatten(1, imaging.layout.grid)
+    return gridded(codes.clip(min=0) if latents is None else latents, imaging.layout)
+
+
+def gridded(cells: np.ndarray, layout: Layout) -> torch.Tensor:
+    """Cells [B, h*w, ...] as [B, h, w, ...]."""
+    return torch.from_numpy(cells).reshape(len(cells), *layout.grid, *cells.shape[2:])
 
 
 def blanked(picture: Image.Image, known: np.ndarray) -> Image.Image:

@@ -1,0 +1,258 @@
+"""`pardec image`, its preview and the pipeline object, on models whose tokens are vectors."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import pardec
+from pardec import pngs
+from pardec.models.errors import ModelError, SpecError
+from pardec.samplers.events import Painted
+from pardec.views.preview import Preview
+from pardec.views.unfinished import BLANK, Codes, unfinished
+from tests.pardec.vector_painters import CLASSES, DEFAULTS, SIDE, SIZE, vector_painter
+
+Cli = Callable[..., tuple[int, str, str]]
+STEPS = "mar:steps=5"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vector_painter(tmp_path_factory.mktemp("painters") / "vectors", sampler="mar:steps=3")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vector_painter(tmp_path_factory.mktemp("painters") / "bare", channels=None)
+
+
+@pytest.fixture(scope="module")
+def pipe(folder: Path) -> pardec.ImagePipeline:
+    made = pardec.ImagePipeline.from_pretrained(folder, device="cpu")
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def near(one: Image.Image, other: Image.Image) -> bool:
+    """The same picture, but for rounding."""
+    left, right = (np.asarray(each.convert("RGB")).astype(int) for each in (one, other))
+    return left.shape == right.shape and bool(np.abs(left - right).max() <= 2)
+
+
+# --- the command ---
+
+
+def test_the_command_draws_as_the_checkpoint_says_and_its_file_makes_it_again(
+    cli: Cli, folder: Path, tmp_path: Path
+) -> None:
+    out, saved = tmp_path / "out.png", tmp_path / "run"
+    code, told, err = cli(
+        "image", folder, "--class", 3, "--class", -1, "--grid", "2x2", "-o", out, "--save", saved, "--json"
+    )
+    assert (code, err.splitlines()[-1].startswith("4 pictures, 64 tokens in 12 forwards")) == (0, True), err
+    said = pngs.read(out)
+    assert said["spec"].startswith("mar:steps=3,")
+    assert {name: said[name] for name in DEFAULTS} == DEFAULTS
+    assert [one["class"] for one in said["pictures"]] == [3, 3, -1, -1]
+    assert json.loads(told)["settings"] == DEFAULTS
+    again = pardec.load(said["loaded"]["name"], device="cpu").generate(**pngs.again(said)).images
+    assert again is not None
+    assert near(Image.open(out), pngs.sheet(again, (2, 2)))
+    held = pardec.Result.load(saved)
+    assert held.latents is not None
+    assert held.latents.shape == (4, SIDE, SIDE, SIZE)
+    one = said["pictures"][2]
+    flags = ("--class", one["class"], "--seeds", one["seed"], "-s", said["spec"], "-o", tmp_path / "one.png", "--quiet")
+    assert cli("image", folder, *flags)[:2] == (0, "")
+    assert near(Image.open(tmp_path / "one.png"), again[2])
+    code, _, _ = cli("view", saved, "--html", tmp_path / "a.html", "--png", tmp_path / "a.png")
+    assert code == 0
+    assert "no class | seed" in cli("view", saved)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said", "hint"),
+    [
+        (("--class", CLASSES), 2, f"label {CLASSES} is no class", f"0..{CLASSES - 1}, and -1 is none"),
+        (("-p", "a circle"), 2, "draws classes and cannot read captions", "--class N"),
+        (("--class", 1, "--top-k", 3), 2, "top_k is for tokens that have ids", "leave top_k out"),
+        (("--class", 1, "-s", "sjd"), 2, "and this is for models whose tokens are vectors", "--family continuous"),
+    ],
+)
+def test_refused_before_the_first_forward(
+    cli: Cli,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: Any,
+    code: int,
+    said: str,
+    hint: str,
+) -> None:
+    monkeypatch.setattr("pardec.samplers.loops.continuous.decode", lambda *_, **__: pytest.fail("a forward was made"))
+    found, out, err = cli("image", folder, *arguments, "-o", tmp_path / "out.png", "--quiet")
+    lines = err.splitlines()
+    assert (found, out, len(lines)) == (code, "", 2), err
+    assert said in lines[0]
+    assert hint in lines[1]
+
+
+def test_other_commands_say_what_to_use(cli: Cli, folder: Path, bare: Path, tmp_path: Path) -> None:
+    code, _, err = cli("generate", folder, "-p", "a")
+    assert (code, "is a model of pictures" in err, "pardec image" in err) == (2, True, True)
+    code, _, err = cli("tune", folder, "--task", "classes", "--quiet")
+    assert (code, "vectors draws vectors, and tune searches" in err, "pardec compare" in err) == (2, True, True)
+    code, _, err = cli("image", bare, "--class", 1, "-o", tmp_path / "out.png", "--quiet")
+    assert (code, "bare has no autoencoder, so its vectors cannot be drawn" in err, "--decoder FILE" in err) == (
+        1,
+        True,
+        True,
+    )
+
+
+def test_samplers_of_vectors_are_listed(cli: Cli) -> None:
+    listed = json.loads(cli("list", "samplers", "--family", "continuous", "--json")[1])
+    assert {"mar", "sequential"} <= {entry["name"] for entry in listed}
+    assert {entry["stage"] for entry in listed} == {"vectors"}
+    code, _, err = cli("list", "samplers", "--family", "vectors")
+    assert (code, "families: masked, ar, continuous" in err) == (2, True)
+    assert cli("show", "mar")[1].startswith("mar (vectors stage, continuous models)")
+    both = cli("show", "sequential")[1]
+    for head in ("select stage, masked", "draft stage, ar", "vectors stage, continuous"):
+        assert f"sequential ({head} models)" in both
+    assert [entry["family"] for entry in json.loads(cli("show", "sequential", "--json")[1])] == [
+        "masked", "ar", "continuous",
+    ]  # fmt: skip
+
+
+# --- what is not finished ---
+
+
+def test_vectors_are_told_as_they_come(pipe: pardec.ImagePipeline) -> None:
+    seen = Codes(pipe.imaging.layout)
+    made = pipe.model.generate(label=[1, 2], sampler=STEPS, seed=[3, 4])
+    assert made.latents is not None
+    last = 0
+    for event in pipe.model.stream(label=[1, 2], sampler=STEPS, seed=[3, 4]):
+        seen(event)
+        assert seen.known >= last
+        last = seen.known
+        if isinstance(event, Painted):
+            assert seen.latents is not None
+            assert int(seen.fresh.sum()) == int(event.committed.sum())
+            there = torch.from_numpy(seen.codes >= 0).view(2, SIDE, SIDE)
+            assert torch.equal(seen.tensor()[there], made.latents[there])
+            assert (seen.latents[seen.codes < 0] == 0).all()
+            (first, _) = unfinished(pipe.imaging, seen.codes, seen.latents)
+            side = first.height // SIDE
+            middle = np.asarray(first)[side // 2 :: side, side // 2 :: side]
+            assert np.array_equal((middle == BLANK).all(2), ~there[0].numpy())
+    assert torch.equal(seen.tensor(), made.latents)
+
+
+def test_the_preview_draws_vectors(pipe: pardec.ImagePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    drawn, plain = Terminal(), io.StringIO()
+    for stream, given in ((drawn, {}), (plain, {"every": 0.0})):
+        with Preview(pipe.imaging, 2, stream, environment={}, **given) as preview:
+            for event in pipe.model.stream(label=[1, 2], sampler=STEPS):
+                preview(event)
+    assert "▀" in drawn.getvalue()
+    assert "32 of 32 tokens, 5 forwards" in drawn.getvalue()
+    assert re.match(r"\d+ of 32 tokens, 1 forward", plain.getvalue())
+
+
+# --- the pipeline ---
+
+
+def test_the_pipeline_draws_vectors(pipe: pardec.ImagePipeline) -> None:
+    shape: dict[str, Any] = {"class_labels": [2, 0], "guidance_scale": 3.0, "temperature": 0.8}
+    made = {kind: pipe(**shape, generator=seeded(5), output_type=kind).images for kind in ("pil", "np", "pt", "latent")}
+    assert pipe.result is not None
+    assert pipe.result.spec.startswith("mar:steps=3,")  # the checkpoint's own
+    seeds = torch.randint(2**62, (2,), generator=seeded(5)).tolist()
+    plain = pipe.model.generate(label=[2, 0], cfg=3.0, temperature=0.8, seed=seeds, sampler="mar:steps=3")
+    assert plain.images is not None
+    assert plain.latents is not None
+    assert [one.tobytes() for one in made["pil"]] == [one.tobytes() for one in plain.images]
+    assert made["latent"].dtype == torch.float32
+    assert torch.equal(made["latent"], plain.latents)
+    assert np.array_equal(made["np"], made["pt"].permute(0, 2, 3, 1).numpy())
+    assert np.abs(made["np"] * 255 - np.stack([np.asarray(one) for one in made["pil"]])).max() <= 0.5 + 1e-3
+
+
+def test_inference_steps_are_mar_s(pipe: pardec.ImagePipeline) -> None:
+    pipe(class_labels=1, num_inference_steps=7, generator=seeded(0), output_type="latent")
+    assert pipe.result is not None
+    assert (pipe.result.spec, pipe.result.nfe) == ("mar:steps=7,guidance=linear,last=map,head=none", [7])
+    with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and a sampler is given as well"):
+        pipe(class_labels=1, num_inference_steps=7, sampler=STEPS)
+    codes = pardec.ImagePipeline("tiny-llamagen")
+    with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and tokens of this model have ids"):
+        codes("a small red circle on grey", num_inference_steps=7)
+
+
+def test_the_callback_sees_vectors_and_may_stop(pipe: pardec.ImagePipeline) -> None:
+    seen: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+
+    def look(pipe: Any, step: int, timestep: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        seen.append((timestep, tensors["latents"], tensors["committed"]))
+        pipe._interrupt = stopping and step == 1
+        return tensors
+
+    shape: dict[str, Any] = {"class_labels": [0, 1], "sampler": STEPS, "callback_on_step_end": look}
+    shape |= {"callback_on_step_end_tensor_inputs": ["latents", "committed"]}
+    stopping = False
+    whole = pipe(**shape, generator=seeded(2), output_type="latent").images
+    known = torch.zeros(2, SIDE, SIDE, dtype=torch.bool)
+    for timestep, latents, committed in seen:
+        assert not (known & committed).any()
+        known |= committed
+        assert torch.equal(latents[known], whole[known])
+        assert timestep == SIDE**2 - int(known[0].sum())
+    assert known.all()
+    seen.clear()
+    stopping = True
+    partial = pipe(**shape, generator=seeded(2), output_type="latent").images
+    known = seen[0][2] | seen[1][2]
+    assert pipe.result is None
+    assert torch.equal(partial[known], whole[known])
+    assert (partial[~known] == 0).all()
+    picture = np.asarray(pipe(**shape, generator=seeded(2)).images[0])
+    side = picture.shape[0] // SIDE
+    assert np.array_equal((picture[side // 2 :: side, side // 2 :: side] == BLANK).all(2), ~known[0].numpy())
+
+    def write(pipe: Any, step: int, timestep: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"latents": tensors["latents"] + 1}
+
+    with pytest.raises(SpecError, match="changes latents"):
+        pipe(class_labels=1, callback_on_step_end=write)
+
+
+def test_vectors_need_no_decoder_and_pictures_do(bare: Path) -> None:
+    pipe = pardec.ImagePipeline(bare)
+    pipe.set_progress_bar_config(disable=True)
+    assert pipe(class_labels=1, output_type="latent", sampler=STEPS).images.shape == (1, SIDE, SIDE, SIZE)
+    with pytest.raises(ModelError, match="bare has no autoencoder") as caught:
+        pipe(class_labels=1)
+    assert "decoder=FILE, its autoencoder" in str(caught.value.hint)
