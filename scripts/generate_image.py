@@ -2,6 +2,7 @@
 
 python scripts/generate_image.py --out pictures
 python scripts/generate_image.py --model c2i_B_256.pt --decoder vq_ds16_c2i.pt --class 207 --cfg 4 --sampler sjd
+python scripts/generate_image.py --model mar_base/checkpoint-last.pth --decoder kl16.ckpt --class 207 --cfg 2.9
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pardec import pngs
 from pardec.samplers.spec import parse
 
 SAMPLERS = ("sequential", "sjd:window=8", "sjd:window=32", "lookup")
+OF_VECTORS = ("sequential", "mar:steps=64", "mar:steps=16", "mar:steps=16,head=25")
 CAPTION = "a small red circle left of a large blue square on grey"
 
 
@@ -25,7 +27,7 @@ def main() -> int:
     parser.add_argument("--model", default="tiny-llamagen", help="embedded model, folder, file or hub id")
     parser.add_argument("--decoder", help="its image tokenizer, if that does not lie beside the weights")
     parser.add_argument("--prompt", default=CAPTION)
-    parser.add_argument("--class", dest="label", type=int, help="in place of the prompt, for a model of classes")
+    parser.add_argument("--class", dest="label", type=int, default=0, help="what a model of classes draws")
     parser.add_argument("--images", type=int, default=4, help="pictures a sampler")
     parser.add_argument("--cfg", type=float, default=3.0, help="guidance")
     parser.add_argument("--seed", type=int, default=0)
@@ -34,12 +36,15 @@ def main() -> int:
     given = parser.parse_args()
     try:
         model = pardec.load(given.model, decoder=given.decoder)
-        what = {"label": given.label} if given.label is not None else {"prompt": given.prompt}
+        of_classes = model.imaging is not None and model.imaging.kind == "class"
+        what = {"label": given.label} if of_classes else {"prompt": given.prompt}
+        samplers = OF_VECTORS if model.family == "continuous" else SAMPLERS
         shaping = {"temperature": 1.0, "cfg": given.cfg, "seed": given.seed}
-        for sampler in given.sampler or SAMPLERS:
+        for sampler in given.sampler or samplers:
             result = model.generate(**what, sampler=sampler, num_images=given.images, **shaping)
             rate = f"{sum(result.nfe):4d} forwards  {result.tokens_per_forward:5.2f} tokens a forward"
-            print(f"{sampler:24s} {rate}  {result.timing.total_s:6.2f} s  {result.exact}")
+            parts = "".join(f", {name} {seconds:.2f} s" for name, seconds in result.timing.parts.items())
+            print(f"{sampler:24s} {rate}  {result.timing.total_s:6.2f} s{parts}  {result.exact}")
             if given.out is not None and result.images:
                 given.out.mkdir(parents=True, exist_ok=True)
                 sheet = pngs.sheet(result.images, pngs.squarest(given.images))
