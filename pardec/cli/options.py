@@ -50,7 +50,7 @@ Offline = Annotated[bool, _option(RUN, "Use what is on the disk already.", "--of
 
 Captions = Annotated[list[str] | None, _option(IO, "A caption; may be repeated.", "--prompt", "-p")]
 CaptionFile = Annotated[Path | None, _option(IO, "Captions, one a line, .jsonl or text; - is stdin.", "--prompts")]
-Classes = Annotated[list[int] | None, _option(IO, "A class; may be repeated.", "--class", "-c")]
+Classes = Annotated[list[int] | None, _option(IO, "A class; may be repeated; of vectors, -1 is none.", "--class", "-c")]
 NumImages = Annotated[int | None, _option(IO, "Pictures of each; as many as fill --grid if not given.", min=1)]
 Picture = Annotated[Path | None, _option(IO, "FILE.png takes all pictures, side by side.", "--output", "-o")]
 Each = Annotated[Path | None, _option(IO, "A folder that takes them one by one.", metavar="DIR")]
@@ -62,7 +62,7 @@ PictureTemperature = Annotated[float | None, _option(SHAPE, "0 takes the likelie
 PictureSeed = Annotated[int | None, _option(SHAPE, "Picture i draws from a seed of this, 0, and i.")]
 PictureSeeds = Annotated[str | None, _option(SHAPE, "Each picture's own, as files and --json tell: 5,12.")]
 PictureBatch = Annotated[int, _option(RUN, "Pictures decoded at once.", "--batch-size", min=1)]
-Decoder = Annotated[str | None, _option(RUN, "The image tokenizer, a file or folder, if not beside the weights.")]
+Decoder = Annotated[str | None, _option(RUN, "The image tokenizer or autoencoder, if not beside the weights.")]
 TextEncoder = Annotated[str | None, _option(RUN, "What reads captions, a folder or hub id.")]
 
 # --- of `compare` ---

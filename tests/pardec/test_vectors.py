@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from pardec.views.terminal import finished
 from tests.pardec.vector_painters import CLASSES, SIDE, SIZE, vector_painter
 
 TOKENS = SIDE**2
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MAR = "mar:steps=5"
 
 
@@ -43,11 +46,6 @@ def folder(home: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def draft(home: Path) -> Path:
-    return vector_painter(home / "draft", seed=9)
-
-
-@pytest.fixture(scope="module")
 def model(folder: Path) -> pardec.Model:
     return pardec.load(folder, device="cpu")
 
@@ -58,9 +56,9 @@ def result(model: pardec.Model) -> pardec.Result:
 
 
 @pytest.fixture(scope="module")
-def speculated(model: pardec.Model, draft: Path) -> pardec.Result:
-    """A sampler that drafts with another model, and tests."""
-    return model.generate(label=[3, 1], sampler=f'cspd:draft="{draft}",k=2,steps=8', seed=[5, 6])
+def speculated(model: pardec.Model, folder: Path) -> pardec.Result:
+    """The model drafts for itself, and accepts some: it tests from less than the drafts were made from."""
+    return model.generate(label=[3, 1], sampler=f'cspd:draft="{folder}",k=2,steps=8', seed=[5, 6])
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -266,7 +264,7 @@ def test_a_draft_of_another_shape_is_refused(model: pardec.Model, home: Path) ->
 
 def test_what_was_tested_and_accepted_is_told(speculated: pardec.Result) -> None:
     tested, kept = (sum(map(sum, rows)) for rows in (speculated.trace.drafted, speculated.trace.accepted))
-    assert tested > 0
+    assert 0 < kept < tested
     assert speculated.acceptance_rate == kept / tested
     assert speculated.acceptance_length is None
     assert all(forwards > 0 for forwards in speculated.draft_forwards)
@@ -276,6 +274,46 @@ def test_what_was_tested_and_accepted_is_told(speculated: pardec.Result) -> None
     (first, _) = drawn.data(speculated)["pictures"]
     assert (first["drafted"], first["accepted"]) == (speculated.trace.drafted[0], speculated.trace.accepted[0])
     assert "drafts accepted" in fragment(speculated)
+
+
+def test_the_page_draws_a_bar_for_each_test_of_drafts(speculated: pardec.Result, tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine (Debian and Ubuntu: apt install chromium)")
+    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
+    (tmp_path / "page.html").write_text(page(speculated), encoding="utf-8")
+    complaints: list[str] = []
+    with sync_playwright() as play:
+        sandbox = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu", "--no-first-run", *sandbox])
+        view = browser.new_page(viewport={"width": 1280, "height": 900})
+        view.on("console", lambda told: complaints.append(told.text))
+        view.on("pageerror", lambda error: complaints.append(str(error)))
+        view.goto((tmp_path / "page.html").as_uri())
+        first = view.locator("article").first
+        tested = [(many, taken, at) for at, (many, taken) in enumerate(
+            zip(speculated.trace.drafted[0], speculated.trace.accepted[0], strict=True)
+        ) if many]  # fmt: skip
+        bars = first.locator(".bars i")
+        assert [bars.nth(at).get_attribute("title") for at in range(bars.count())] == [
+            f"forward {at + 1}: {taken} of {many} drafts accepted" for many, taken, at in tested
+        ]
+        assert drawn.accepted(speculated, 0) in first.inner_text()
+        heights = [bars.nth(at).evaluate("bar => bar.style.height") for at in range(bars.count())]
+        assert [float(height.rstrip("%")) for height in heights] == pytest.approx(
+            [100 * taken / many for many, taken, _ in tested]
+        )
+        assert first.locator(".bars i.later").count() == 0
+        view.locator("#drawn-slider").fill("0")
+        assert first.locator(".bars i.later").count() == len(tested)
+        first.locator("canvas").last.hover()
+        assert "not known yet" in first.inner_text()
+        view.locator("#drawn-slider").fill(str(speculated.nfe[0]))
+        first.locator("canvas").last.hover(position={"x": 5, "y": 5})
+        assert "committed in forward" in first.locator(".told").inner_text()
+        assert "code" not in first.locator(".told").inner_text()
+        view.screenshot(path=str(tmp_path / "page.png"))
+        browser.close()
+    assert not complaints
 
 
 # --- on disk, and shown ---
