@@ -35,6 +35,8 @@ class Drawing:
         self.files: list[Path] = []
         self.result: Result | None = None  # of the latest batch
         self.seconds = 0.0
+        self.parts: dict[str, float] = {}  # seconds of the model's parts, where the loop tells them
+        self.tested = self.accepted = 0  # drafted vectors
 
     def draw(self, batch_size: int, *, quiet: bool) -> None:
         """Decodes all rows; shows them on stderr meanwhile."""
@@ -69,6 +71,11 @@ class Drawing:
             self.made.append(said)
         self.result = result
         self.seconds += result.timing.total_s
+        for name, seconds in result.timing.parts.items():
+            self.parts[name] = self.parts.get(name, 0.0) + seconds
+        if result.latents is not None:
+            self.tested += sum(map(sum, result.trace.drafted))
+            self.accepted += sum(map(sum, result.trace.accepted))
 
     def said(self, made: list[pngs.Made], grid: tuple[int, int]) -> pngs.Made:
         """What a file with these pictures says of itself."""
@@ -95,7 +102,7 @@ class Drawing:
             "exact": kept["exact"],
             "settings": self.call.settings,
             "environment": kept["environment"],
-            "timing": {"total_s": self.seconds, "tokens": tokens, "forwards": forwards},
+            "timing": {"total_s": self.seconds, "tokens": tokens, "forwards": forwards, **self._of_vectors()},
             "grid": list(grid),
             "files": files,
             "pictures": [{**one, **name} for one, name in zip(self.made, names, strict=True)],
@@ -106,7 +113,16 @@ class Drawing:
         tokens, forwards = (sum(one[name] for one in self.made) for name in ("generated", "nfe"))
         many = f"{len(self.made)} picture{'' if len(self.made) == 1 else 's'}"
         rate = f"{tokens / max(forwards, 1):.2f} tokens a forward"
-        return f"{many}, {tokens} tokens in {forwards} forwards, {rate}, {self.seconds:.1f} s"
+        drafts = f", {self.accepted} of {self.tested} drafts accepted" if self.tested else ""
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.parts.items())
+        where = f" ({parts})" if parts else ""
+        return f"{many}, {tokens} tokens in {forwards} forwards, {rate}{drafts}, {self.seconds:.1f} s{where}"
+
+    def _of_vectors(self) -> dict[str, Any]:
+        """What only pictures of vectors are told with."""
+        if not self.parts:
+            return {}
+        return {"parts": dict(self.parts), "drafted": self.tested, "accepted": self.accepted}
 
 
 def check_places(output: Path | None, each: Path | None, save: Path | None) -> None:

@@ -70,7 +70,11 @@ def test_the_command_draws_as_the_checkpoint_says_and_its_file_makes_it_again(
     assert said["spec"].startswith("mar:steps=3,")
     assert {name: said[name] for name in DEFAULTS} == DEFAULTS
     assert [one["class"] for one in said["pictures"]] == [3, 3, -1, -1]
-    assert json.loads(told)["settings"] == DEFAULTS
+    document = json.loads(told)
+    assert document["settings"] == DEFAULTS
+    assert set(document["timing"]["parts"]) == {"backbone", "head"}
+    assert (document["timing"]["drafted"], document["timing"]["accepted"]) == (0, 0)
+    assert re.search(r" s \(backbone \d+\.\d s, head \d+\.\d s\)$", err.splitlines()[-1])
     again = pardec.load(said["loaded"]["name"], device="cpu").generate(**pngs.again(said)).images
     assert again is not None
     assert near(Image.open(out), pngs.sheet(again, (2, 2)))
@@ -111,6 +115,18 @@ def test_refused_before_the_first_forward(
     assert (found, out, len(lines)) == (code, "", 2), err
     assert said in lines[0]
     assert hint in lines[1]
+
+
+def test_a_drafting_sampler_says_what_was_accepted(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    spec = f'cspd:draft="{folder}",k=2,steps=8'
+    given = ("--class", 1, "--num-images", 3, "--batch-size", 2, "-s", spec, "-o", tmp_path / "out.png", "--json")
+    code, told, err = cli("image", folder, *given)
+    assert code == 0, err
+    timing = json.loads(told)["timing"]
+    assert set(timing["parts"]) == {"backbone", "head", "draft backbone", "draft head"}
+    assert 0 < timing["accepted"] < timing["drafted"]
+    assert f", {timing['accepted']} of {timing['drafted']} drafts accepted, " in err
+    assert sum(timing["parts"].values()) < timing["total_s"]
 
 
 def test_other_commands_say_what_to_use(cli: Cli, folder: Path, bare: Path, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ COLUMNS = (
     Column(
         "distance",
         "FID",
-        "Fr\u00e9chet distance of the pictures from true ones of the same captions, in features of the scorer's own",
+        "Fr\u00e9chet distance of the pictures from true ones of the same, in features of the scorer's own",
         better="low",
     ),
     Column("peak_memory", "Peak memory", "the most that was held on the device", size, better="low"),
