@@ -98,7 +98,9 @@ def toy(name: str, head: Any, backbone: Any) -> ContinuousModel:
     )
 
 
-def pair(tokens: int, size: int, steps: int, *, curved: bool = False, far: float = 1.0) -> tuple[Any, Any]:
+def pair(
+    tokens: int, size: int, steps: int, *, curved: bool = False, far: float = 1.0, wider: float = 0.12
+) -> tuple[Any, Any]:
     """Target and draft; other means and other deviations. `far` says how far apart, 0 not at all."""
     bend = {"bend": 0.3, "lean": 0.2} if curved else {}
     more: dict[str, Any] = {"curved": True, "placed": 0.4} if curved else {}
@@ -107,7 +109,7 @@ def pair(tokens: int, size: int, steps: int, *, curved: bool = False, far: float
     draft = replace(
         target,
         pull=target.pull * (1 - 0.5 * share),
-        spread=target.spread + 0.12 * share,
+        spread=target.spread + wider * share,
         keep=target.keep + 0.06 * share,
     )
     backbone = ToyBackbone(tokens, size, **more)

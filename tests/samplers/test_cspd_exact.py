@@ -1,0 +1,243 @@
+"""`cspd` on denoising paths keeps the law of `mar`: against known densities, against `mar`, and with faults in it.
+
+Samples pass through the loop: several groups of several tokens, each depending on all before it, so that contexts, the
+groups that are dropped and the noise of those drawn again matter. Draft and target differ in means and deviations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.models.continuous import ContinuousModel, Head, States
+from pardec.samplers.continuous import _cspd_exact
+from pardec.samplers.continuous._ahead import Group, contexts
+from pardec.samplers.continuous.cspd import CSpD
+from pardec.samplers.kernels.paths import Last, Path, along, log_density, trace, width
+from pardec.samplers.kernels.unmasking import unmasking
+from pardec.samplers.painting import Easel, Painting, PictureRequest
+from pardec.samplers.rng import Keyed, row_seeds
+from tests.samplers.vector_toys import ToyHead, drawn, energy, kolmogorov, pair, pictures
+
+TOKENS, STEPS, K = 6, 4, 3
+MANY, SOME = 50_000, 10_000
+LEAST, FAR = 1e-4, 4.0  # of p, and of standard errors: what chance alone does not do in so many tests
+SPEC = f"cspd:draft=d,mode=exact,steps={STEPS},prefill=0,k={K}"
+
+
+def by_rank(model: ContinuousModel, seed: int, made: np.ndarray) -> np.ndarray:
+    """Pictures [B, S, d] with their tokens in the order in which they came."""
+    count = len(made)
+    rank = Painting(model, PictureRequest((1,) * count, Keyed(row_seeds(seed, count)))).rank.numpy()
+    return np.take_along_axis(made, rank.argsort(1)[..., None], 1)
+
+
+def known_law(model: ContinuousModel, steps: int, last: Last) -> tuple[np.ndarray, np.ndarray]:
+    """Mean [S] and covariance [S, S] of the linear toy's tokens by rank, each of their numbers being independent.
+
+    Each token is a + b * (sum of the tokens of earlier groups) + noise, worked out transition by transition.
+    """
+    head, backbone = model.head, model.backbone
+    assert isinstance(head, ToyHead)
+    gain, variance = 0.0, 1.0  # of z, and of what does not come from it
+    for index in reversed(range(0 if last == "noise" else 1, head.steps)):
+        gain = head.keep * gain + head.pull
+        variance = head.keep**2 * variance + math.exp(2 * (head.spread + head.growth * index))
+    unit = 1.0 if last == "noise" else float(head.signal[0])
+    gain, variance = gain / unit, variance / unit**2
+    bounds = unmasking(TOKENS, steps).bounds
+    depends = np.zeros((TOKENS, TOKENS))
+    for start, stop in pairwise(bounds):
+        depends[start:stop, :start] = gain * backbone.weight  # type: ignore[attr-defined]
+    spread = np.linalg.inv(np.eye(TOKENS) - depends)
+    shift = np.full(TOKENS, gain * backbone.shift)  # type: ignore[attr-defined]
+    return spread @ shift, variance * spread @ spread.T
+
+
+def against_density(model: ContinuousModel, made: np.ndarray, last: Last) -> float:
+    """The least p of margins and of projections of the joint, against the known normal law of each."""
+    mean, covariance = known_law(model, STEPS, last)
+    generator = np.random.RandomState(7)
+    projections = [*np.eye(TOKENS), np.ones(TOKENS), *generator.standard_normal((6, TOKENS))]
+    found = []
+    for along_ in projections:
+        deviation = math.sqrt(along_ @ covariance @ along_)
+        for number in range(made.shape[2]):
+            found.append(kolmogorov(made[..., number] @ along_, mean=float(along_ @ mean), deviation=deviation))
+    return min(found)
+
+
+def against_mar(made: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """The least p of the margins' Kolmogorov-Smirnov tests, and the joint's energy distance in standard errors."""
+    tokens, size = made.shape[1:]
+    least = min(kolmogorov(made[:, at, of], other[:, at, of]) for at in range(tokens) for of in range(size))
+    return least, energy(made.reshape(len(made), -1), other.reshape(len(other), -1))[1]
+
+
+def rate(end: Any) -> float:
+    return sum(map(sum, end.trace.accepted)) / sum(map(sum, end.trace.drafted))
+
+
+def check_density(size: int, steps: int, last: Last, count: int) -> None:
+    target, draft = pair(TOKENS, size, steps)
+    plain = by_rank(target, 11, pictures(drawn(target, f"mar:steps={STEPS},last={last}", count=count, seed=11)))
+    assert against_density(target, plain, last) > LEAST  # the law that is worked out is the toy's
+    end = drawn(target, f"{SPEC},last={last}", draft=draft, count=count, seed=12)
+    assert 0.5 < rate(end) < 0.97
+    assert against_density(target, by_rank(target, 12, pictures(end)), last) > LEAST
+    drafted = by_rank(draft, 13, pictures(drawn(draft, f"mar:steps={STEPS},last={last}", count=count, seed=13)))
+    assert against_density(target, drafted, last) < 1e-12  # and the test tells the draft's law from it
+
+
+@pytest.mark.parametrize(("size", "steps", "last"), [(1, 1, "noise"), (1, 2, "x1"), (2, 6, "x1")])
+def test_the_law_is_the_known_density(size: int, steps: int, last: Last) -> None:
+    check_density(size, steps, last, SOME)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("steps", "last"), [(1, "noise"), (2, "x1"), (2, "noise"), (6, "x1"), (6, "noise"), (20, "x1"), (20, "noise")]
+)
+def test_the_law_is_the_known_density_at_50_000_samples(size: int, steps: int, last: Last) -> None:
+    check_density(size, steps, last, MANY)
+
+
+def check_mar(steps: int, spec: str, last: Last, count: int, cfg: float | None = None) -> None:
+    target, draft = pair(TOKENS, 2, steps, curved=True)
+    plain = pictures(drawn(target, f"mar:steps={STEPS},last={last}", count=count, seed=21, cfg=cfg))
+    end = drawn(target, f"{spec},last={last}", draft=draft, count=count, seed=22, cfg=cfg)
+    assert 0.3 < rate(end) < 0.97
+    least, distance = against_mar(pictures(end), plain)
+    assert least > LEAST
+    assert distance < FAR
+
+
+def test_the_law_is_that_of_mar_where_no_density_is_known() -> None:
+    check_mar(6, SPEC, "x1", SOME, cfg=1.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cfg", [None, 1.5])
+@pytest.mark.parametrize(
+    ("steps", "k", "last"), [(2, 3, "x1"), (6, 2, "x1"), (6, 4, "noise"), (20, 3, "x1"), (6, 1, "map")]
+)
+def test_the_law_is_that_of_mar_at_50_000_samples(steps: int, k: int, last: Last, cfg: float | None) -> None:
+    check_mar(steps, f"cspd:draft=d,mode=exact,steps={STEPS},prefill=0,k={k}", last, MANY, cfg)
+
+
+# --- faults, each of which the same tests notice ---
+
+
+def narrow(path: Path, last: Last) -> Tensor:
+    """`log_density` without its normalisers."""
+    count = path.transitions(last)
+    spread = path.log_deviations[:count].double().sum((0, 2))
+    return log_density(path, last) + spread
+
+
+def all_kept(accepted: Tensor, number: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`settled` that drops nothing behind a rejection."""
+    return accepted, (number < count) & ~accepted, torch.zeros_like(accepted)
+
+
+def first_try(*given: Any) -> Tensor:
+    """`_residual` that takes the target's own first path."""
+    easel, _, again, target, _, last = given
+    noise = easel.painting.noise(again, "residual", width(easel.head))
+    path = trace(easel.head, target, noise)
+    return _cspd_exact.token(path, easel.head, last)
+
+
+def blind(easel: Easel, groups: list[Group], latents: Tensor) -> Any:
+    """`contexts` of a target that does not see the drafts before a group."""
+    return contexts(easel, groups, latents, easel.painting.known())
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "none": lambda: patch.object(_cspd_exact, "log_density", log_density),
+    "no normalisers": lambda: patch.object(_cspd_exact, "log_density", narrow),
+    "groups behind a rejection kept": lambda: patch.object(_cspd_exact, "settled", all_kept),
+    "the target's path for the residual": lambda: patch.object(_cspd_exact, "_residual", first_try),
+    "drafts not seen by the test of the next": lambda: patch.object(_cspd_exact, "contexts", blind),
+}
+
+
+@contextmanager
+def _unchecked_map() -> Iterator[None]:
+    """Commits the target's last mean while keeping later drafts, which saw the draft's: what is refused by name."""
+
+    def settle(self: CSpD) -> None:
+        object.__setattr__(self, "last", "map")
+
+    with patch.object(CSpD, "__post_init__", settle):
+        yield
+
+
+def noticed(last: Last, fault: Callable[[], Any], steps: int) -> bool:
+    target, draft = pair(TOKENS, 1, steps, far=2.5, wider=-0.2)
+    with fault():
+        end = drawn(target, SPEC, draft=draft, count=SOME, seed=32)
+    made = by_rank(target, 32, pictures(end))
+    if last == "map":
+        plain = by_rank(target, 31, pictures(drawn(target, f"mar:steps={STEPS}", count=SOME, seed=31)))
+        least, distance = against_mar(made, plain)
+        return least < LEAST or distance > FAR
+    return against_density(target, made, last) < LEAST
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_noticed(name: str) -> None:
+    assert noticed("x1", FAULTS[name], 6) == (name != "none")
+
+
+def test_the_targets_last_mean_with_drafts_kept_behind_it_is_noticed() -> None:
+    assert noticed("map", _unchecked_map, 2)
+
+
+# --- how often drafts stand ---
+
+
+@pytest.mark.parametrize("steps", [3, 10, 20])
+def test_drafts_stand_as_often_as_the_divergence_of_paths_says(steps: int) -> None:
+    """erfc(sqrt(KL) / 2), KL the mean of -L over the draft's paths: L is near normal over many transitions."""
+    head = ToyHead(4, steps)
+    other: Head = replace(head, pull=0.42, spread=-0.57)
+    states = States(torch.linspace(-1, 1, 4).expand(4000, 4))
+    uniforms = Keyed((3,)).uniform(np.array([0]), np.array([0]), torch.arange(4000)[None], "any", width(head))[0]
+    path = trace(other, states, torch.special.ndtri(uniforms).float())
+    ratio = log_density(along(head, states, path), "x1") - log_density(path, "x1")
+    stands = float(ratio.exp().clamp(max=1).mean())
+    assert stands == pytest.approx(math.erfc(math.sqrt(-float(ratio.mean())) / 2), abs=0.03)
+    assert 0.3 < stands < 0.95
+
+
+def test_one_transition_is_speculative_sampling_of_numbers() -> None:
+    """T = 1: the share that stands is the overlap of two normal laws, by integration."""
+    target, draft = pair(1, 1, 1)
+    end = drawn(target, "cspd:draft=d,mode=exact,k=1,steps=1,prefill=0,last=noise", draft=draft, count=MANY, seed=5)
+    grid = np.linspace(-12, 12, 200_001)
+    laws = []
+    for model in (target, draft):
+        head, z = model.head, model.backbone.shift  # type: ignore[attr-defined]
+        assert isinstance(head, ToyHead)
+        # The first point is the same in both, so that the overlap is averaged over it.
+        laws.append((head.keep, head.pull * z, math.exp(head.spread)))
+    first = np.linspace(-5, 5, 201)
+    weight = np.exp(-(first**2) / 2)
+    overlap = []
+    for x in first:
+        p, q = (np.exp(-0.5 * ((grid - k * x - b) / s) ** 2) / s for k, b, s in laws)
+        overlap.append(np.minimum(p, q).sum() * (grid[1] - grid[0]) / math.sqrt(2 * math.pi))
+    expected = float((weight * overlap).sum() / weight.sum())
+    assert rate(end) == pytest.approx(expected, abs=4 * math.sqrt(0.25 / MANY))
