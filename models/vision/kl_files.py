@@ -42,9 +42,6 @@ def load_kl(
 
     Raises:
         ModelError: the file is damaged or holds something else, in one line that says what.
-
-    >>> load_kl("tiny-kl").channels
-    16
     """
     file = find_kl(os.fspath(source))
     tensors = {name: value for name, value in read_tensors(file).items() if not ignored(name)}
