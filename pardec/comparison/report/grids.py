@@ -43,9 +43,10 @@ def _figure(row: Row, result: Result, top: int) -> str:
     picture = result.images[0]
     counts = drawn.gained(result, 0)
     right = {None: "", 1.0: ", right", 0.0: ", wrong"}.get(row["score"], "")
+    told = ", ".join(filter(None, (f"{row['nfe']} forwards", drawn.accepted(result, 0))))
     about = f"{row['sampler']}: {drawn.title(result, 0)}"
     return (
         f'<figure><img src="{drawn.source(picture)}" alt="{escape(about, quote=True)}">'
         f'<img src="{drawn.source(drawn.heat(counts, top, picture.size))}" alt="tokens gained a forward, at most '
-        f'{int(counts.max())}"><figcaption>{spec(row["sampler"])}<br>{row["nfe"]} forwards{right}</figcaption></figure>'
+        f'{int(counts.max())}"><figcaption>{spec(row["sampler"])}<br>{told}{right}</figcaption></figure>'
     )

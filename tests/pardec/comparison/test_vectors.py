@@ -79,6 +79,8 @@ def test_the_table_and_the_report_say_it(table: pardec.Table, home: Path) -> Non
     assert 'id="rates"' in html
     assert 'id="accepted"' not in html
     assert "forward 2: 0.0%" in html or "forward 3: " in html
+    assert re.search(r"<br>6 forwards, wrong</figcaption>", html)
+    assert re.search(r"forwards, \d+ of \d+ drafts accepted, wrong</figcaption>", html)
     assert re.search(r"<h3>class \d+: a-", html)
 
 
