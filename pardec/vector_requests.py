@@ -86,10 +86,8 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
     """
     sampler = registry.resolve(settings.sampler, "continuous")
     _refuse(model, settings)
-    check = getattr(sampler.method, "check_model", None)
-    if check is not None:
-        check(model)
-    model.head.respaced(getattr(sampler.method, "head_steps", None) or model.head.steps)
+    sampler.method.check_model(model)
+    model.head.respaced(sampler.method.head_steps or model.head.steps)
     once = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
     asked = tuple(label for label in once for _ in range(settings.num_images))
     seeds = seeds_of(settings, len(asked))
