@@ -79,8 +79,8 @@ class Painting:
 
         Keyed by row, place, how often the place was visited, `again` and purpose: no number serves twice.
         """
-        u = self.uniforms(wanted, purpose, width, again=again)
-        return torch.special.ndtri(u).float()
+        made: Tensor = torch.special.ndtri(self.uniforms(wanted, purpose, width, again=again)).float()
+        return made
 
     def uniforms(self, wanted: Tensor, purpose: str, width: int = 0, *, again: int = 0) -> Tensor:
         """[N], or [N, width], uniforms in (0, 1), float64; keyed as `noise` is."""
@@ -166,9 +166,17 @@ class Round:
 class Method(Protocol):
     """How vectors are drawn, round by round.
 
-    What it may say of itself besides: `head_steps` (transitions of the head; None is the model's own), `exact`, and
-    `check_model(model)`, which raises for a model that it cannot go with, before weights of a draft are read.
+    What it may say of itself besides: `exact`.
     """
+
+    @property
+    def head_steps(self) -> int | None:
+        """Transitions of the head; None is the model's own."""
+        ...
+
+    def check_model(self, model: ContinuousModel) -> None:
+        """Raises for a model that it cannot go with, before weights of a draft are read."""
+        ...
 
     def start(self, easel: Easel) -> Any:
         """What it remembers of this request; rows of tensors and arrays first."""

@@ -5,7 +5,8 @@ Autoregressive Image Generation without Vector Quantization, https://arxiv.org/a
     left after step k of K: S cos(pi/2 (k+1)/K);  each token of a step: its own denoising path, from z of what is known
 
 Deviates from the authors' code: `last` says what a token is; theirs is "map".
-Exact: the baseline of the family. What others keep, they keep of `mar` with the same `steps`, `last` and `guidance`.
+Exact: distribution: the baseline of the family. What others keep, they keep of `mar` with the same `steps`, `last` and
+`guidance`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Draws the vectors of a picture one after the other: `mar` with as many steps as there are tokens.
 
-Exact: it is what a model of vectors says of a picture in a given order, and the longest way to it.
+Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
+
+Exact: distribution: what a model of vectors says of a picture in a given order, and the longest way to it.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from pardec.samplers.painting import Easel, Round
 from pardec.samplers.registry import register
 
 
-@register("sequential", stage="vectors", exact="distribution")
+@register("sequential", stage="vectors", paper="arXiv:2406.11838", exact="distribution")
 @dataclass(frozen=True)
 class Sequential(Groups):
-    steps: ClassVar[int] = 1 << 20  # more than there are tokens: each step draws one
+    steps: ClassVar[int] = 1 << 20  # type: ignore[misc]  # more than there are tokens: each step draws one
 
     guidance: Guidance = "linear"  # how cfg grows over the steps: linear or constant
     last: Last = "map"  # what a token is: map, x1 or noise
