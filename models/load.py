@@ -71,10 +71,10 @@ def load_any(
     asked = None if decoder is None else os.fspath(decoder)
     config, published = described(source)
     if config.get("model_type") == "mar":
-        given = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
-        for name, value in given.items():
-            if value is not None:
-                raise ModelError(f"{name}={value} was given, and {source.name} draws classes from vectors")
+        foreign = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
+        for name, given in foreign.items():
+            if given is not None:
+                raise ModelError(f"{name}={given} was given, and {source.name} draws classes from vectors")
         kind, kind_reason = choose_dtype(dtype, place, stored_dtype(published))
         choice = f"on {place} ({place_reason}), {short(kind)} ({kind_reason})"
         make = partial(mar.load_mar, source, config, published, device=place, dtype=kind, decoder=asked, choice=choice)

@@ -53,7 +53,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
         x = x + self.attn(self.norm1(x), seen)
-        return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
+        out: Tensor = x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
+        return out
 
 
 class MARBackbone(nn.Module):
@@ -148,7 +149,8 @@ class Modulated(nn.Module):
 
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         shift, scale, gate = self.adaLN_modulation(y).chunk(3, -1)
-        return h + gate * self.mlp(self.in_ln(h) * (1 + scale) + shift)
+        out: Tensor = h + gate * self.mlp(self.in_ln(h) * (1 + scale) + shift)
+        return out
 
 
 class Last(nn.Module):
@@ -173,7 +175,8 @@ class Times(nn.Module):
         half = WAVES // 2
         rate = torch.exp(-math.log(PERIOD) * torch.arange(half, dtype=torch.float32, device=timesteps.device) / half)
         angle = timesteps[:, None].float() * rate
-        out: Tensor = self.mlp(torch.cat((angle.cos(), angle.sin()), -1).to(self.mlp[0].weight.dtype))
+        told = torch.cat((angle.cos(), angle.sin()), -1)
+        out: Tensor = self.mlp(told.to(next(self.mlp.parameters()).dtype))
         return out
 
 

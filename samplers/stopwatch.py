@@ -21,7 +21,7 @@ class Stopwatch:
     def __call__(self, name: str) -> Iterator[None]:
         """Counts what runs inside towards `name`."""
         if self._cuda:
-            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             first.record()
             yield
             last.record()

@@ -12,10 +12,10 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..continuous import ContinuousModel, stated
 from ..errors import ModelError, listed
@@ -101,7 +101,6 @@ def networks(config: Config) -> tuple[MARBackbone, MARHead]:
 class MARPictures:
     """The picture side of one MAR checkpoint: vectors in raster order, and the KL autoencoder that draws them."""
 
-    kind = "class"
 
     def __init__(self, config: Config, decoder: Any, *, defaults: Mapping[str, Any], device: torch.device, name: str):
         """`decoder` names the autoencoder, None where there is none; it is read when it is needed."""
@@ -116,6 +115,10 @@ class MARPictures:
         self._named, self._device, self._name = decoder, device, name
         self._size = int(config["token_size"])
         self._decoder: Any = None
+
+    @property
+    def kind(self) -> Literal["class", "text"]:
+        return "class"
 
     @property
     def drawable(self) -> bool:
@@ -161,7 +164,7 @@ def load_mar(
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors."""
     with torch.device("meta"):
         backbone, net = networks(config)
-    wanted = {name: (backbone, name) for name in backbone.state_dict()}
+    wanted: dict[str, tuple[nn.Module, str]] = {name: (backbone, name) for name in backbone.state_dict()}
     wanted |= {_HEAD + name: (net, name) for name in net.state_dict()}
     used = {name: entry for name, entry in published.items() if not name.startswith(_HARMLESS)}
     _check(source.name, wanted, used)

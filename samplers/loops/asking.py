@@ -164,7 +164,7 @@ class Asking:
         if self.whole:
             self._made.append(hidden)
         if self.shadow and not too_many(2 * tokens.shape[0] * self.shadow, self.model.vocab_size):
-            both = self._guided(hidden.logits()).split(self.shadow, 1)
+            both = self._guided(hidden.logits()).chunk(2, 1)
             law, twin = (Law(self._permitted(logits, group, positions)) for logits in both)
             return law, twin
         if self.shadow:
