@@ -23,9 +23,7 @@ _ROWS = 256  # tries that are made at once, where there are not more tokens to t
 
 def exact_round(method: CSpD, easel: Easel, drafter: Drafter) -> Round:
     """Drafts k groups, tests each from what is before it, and commits those before the first rejection and its own."""
-    painting, temperature = easel.painting, easel.request.temperature
-    last = method.last
-    assert last is not None, "settled when the spec was resolved"
+    painting, temperature, last = easel.painting, easel.request.temperature, method.ending
     groups = method.ahead(easel, method.k)
     drafts = draft(easel, drafter, groups, last)
     states, rows = contexts(easel, groups, drafts.latents)

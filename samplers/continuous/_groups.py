@@ -18,7 +18,7 @@ class Groups:
 
     steps: int
     guidance: Guidance
-    last: Last
+    last: Last | None  # settled by `__post_init__` where a spec may leave it open
     head: int | None
 
     def __post_init__(self) -> None:
@@ -26,6 +26,11 @@ class Groups:
             raise SpecError(f"steps must be at least 1, got {self.steps}")
         if self.head is not None and self.head < 2:
             raise SpecError(f"head must be at least 2, got {self.head}", hint="none takes the model's own")
+
+    @property
+    def ending(self) -> Last:
+        """What a token is."""
+        return self.last or "map"
 
     @property
     def head_steps(self) -> int | None:
@@ -60,7 +65,7 @@ class Groups:
         painting.count()
         with easel.watch("head"):
             noise = painting.noise(wanted, "token", width(easel.head))
-            made = walk(easel.head, states, noise, temperature=easel.request.temperature, last=self.last)
+            made = walk(easel.head, states, noise, temperature=easel.request.temperature, last=self.ending)
         before = painting.done
         painting.commit(wanted, made)
         gained: np.ndarray = painting.done - before

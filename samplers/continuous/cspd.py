@@ -41,7 +41,7 @@ class CSpD(Ahead):
     mode: Literal["reference", "exact"] = "reference"  # as published, or keeping the target's law
     steps: int = 64  # of the schedule; more than there are tokens are not taken
     guidance: Guidance = "linear"  # how cfg grows over the steps: linear or constant
-    last: Last | None = None  # type: ignore[assignment]  # what a token is: map, x1 or noise; none: map, or x1 if exact
+    last: Last | None = None  # what a token is: map, x1 or noise; none: map, or x1 with mode=exact
     head: int | None = None  # transitions of both heads; none takes the model's
     prefill: float = 0.15  # share of the steps that the target takes alone, the first ones
     tau: float = 42.0  # mode=reference: how much wider the last transition's kernels are made for the test
