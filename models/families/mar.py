@@ -101,7 +101,6 @@ def networks(config: Config) -> tuple[MARBackbone, MARHead]:
 class MARPictures:
     """The picture side of one MAR checkpoint: vectors in raster order, and the KL autoencoder that draws them."""
 
-
     def __init__(self, config: Config, decoder: Any, *, defaults: Mapping[str, Any], device: torch.device, name: str):
         """`decoder` names the autoencoder, None where there is none; it is read when it is needed."""
         side = math.isqrt(int(config["tokens"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,7 +27,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 TOKENIZER = "tiny-vq"
 FEATURES, READING = 128, 2  # width and layers of the text encoder
 UNSAID = 0.1  # share of the captions that are left out
-NAMING = 0.2  # weight of the loss that names what the next cell shows
+NAMING = 0.2  # weight of the losses that name what the next cell shows, and the cell below it
+NAMED = (GROUND + 1, words.KINDS[0])  # colours, and kinds of things; the ground is one of either
+UNNAMED = -100  # what lies below the last row
 TELLING = 0.1  # weight of the loss that tells what is said from the mean of its states, which is all that cells see
 
 
@@ -52,7 +55,7 @@ class DrawerRun(Training):
         }
         self.taught_by = loaded(options.teacher) if options.teacher else None
         reader = text_encoder(len(words.vocabulary()), FEATURES, READING, words.PLACES_OF_A_CAPTION, words.PAD)
-        parts = {"drawer": Drawer(self.config), "namer": nn.Linear(self.config["dim"], GROUND + 1)}
+        parts = {"drawer": Drawer(self.config), "namer": nn.Linear(self.config["dim"], 2 * sum(NAMED))}
         parts["teller"] = nn.Linear(self.config["dim"], sum(words.KINDS))
         if self.taught_by is None:
             parts["reader"] = reader
@@ -66,6 +69,7 @@ class DrawerRun(Training):
         self.optimizers = _optimizers(model, options.lr)
         corpus = options.corpus or options.state / "corpus"
         self.corpus = Corpus(corpus, vq, seed=options.seed, chunks=options.chunks)
+        self.drawn = torch.compile(self._drawn, dynamic=False) if options.compile else self._drawn
         self.restore()
 
     def parts(self) -> dict[str, Any]:
@@ -94,12 +98,11 @@ class DrawerRun(Training):
                 read = self.reader(input_ids=captions, attention_mask=known.long()).last_hidden_state
             features, places = words.right_aligned(read, known)
             given = torch.where(left_out, drawer.cls_embedding.uncond_embedding.to(features.dtype), features)
-            states = drawer.states(given, places, codes)
-            logits, named = drawer.output(states), self.model["namer"](states)
-        flat = logits.float().flatten(0, 1)
+            logits, named = self.drawn(given, places, codes)
+        flat, said = logits.float().flatten(0, 1), batch.said.to(self.device)
         told = F.cross_entropy(flat, codes.flatten())
-        loss = told + NAMING * F.cross_entropy(named.float().flatten(0, 1), shown.flatten())
-        loss = loss + TELLING * self.telling(drawer.cls_embedding(features.float()), places, batch.said.to(self.device))
+        loss = told + NAMING * self.naming(named.float(), shown, said)
+        loss = loss + TELLING * self.telling(drawer.cls_embedding(features.float()), places, said)
         if self.taught_by is not None:
             teacher = self.taught_by["drawer"]
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
@@ -107,6 +110,24 @@ class DrawerRun(Training):
                 laws = teacher.output(teacher.states(torch.where(left_out, unsaid, features), places, codes))
             loss = 0.5 * loss + F.cross_entropy(flat, laws.float().softmax(-1).flatten(0, 1))
         return loss, told.detach()
+
+    def _drawn(self, given: Tensor, places: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of every code, and of what its cell and the one below show."""
+        drawer = self.model["drawer"]
+        states = drawer.states(given, places, codes)
+        return drawer.output(states), self.model["namer"](states)
+
+    def naming(self, named: Tensor, shown: Tensor, said: Tensor) -> Tensor:
+        """How far `named` [B, cells, *] is from naming colour and kind of what is `shown`, here and a row below."""
+        ground = torch.zeros_like(said[:, :1])
+        kind = torch.cat((said[:, :GROUND], ground), 1).gather(1, shown)
+        side = math.isqrt(shown.shape[1])
+        below = torch.full_like(shown[:, :side], UNNAMED)
+        loss = torch.zeros((), device=named.device)
+        for what, guess in zip((shown, kind), named.split([2 * many for many in NAMED], -1), strict=True):
+            there = torch.stack((what, torch.cat((what[:, side:], below), 1)), -1).flatten()
+            loss = loss + F.cross_entropy(guess.unflatten(-1, (2, -1)).flatten(0, 2), there, ignore_index=UNNAMED)
+        return loss
 
     def telling(self, states: Tensor, places: Tensor, said: Tensor) -> Tensor:
         """How far the mean of captions' states [B, P, E] is from telling what they say: cross entropy, summed."""
@@ -137,7 +158,8 @@ class DrawerRun(Training):
             "captions": f"read by a text encoder of {READING} layers"
             + (", trained along" if self.taught_by is None else ", the teacher's")
             + f"; {UNSAID:.0%} are left out, for guidance",
-            "loss": f"cross entropy of the next code + {NAMING:g} of the colour that its cell shows + {TELLING:g} of "
+            "loss": f"cross entropy of the next code + {NAMING:g} of the colour and the kind of thing that its cell "
+            f"and the one below show + {TELLING:g} of "
             "what the caption says, told from the mean of its states (both training only)"
             + ("" if self.o.teacher is None else f"; half of it, and the cross entropy to {self.o.teacher.name}'s law"),
             "optimizer": f"Muon for the layers, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
