@@ -105,7 +105,7 @@ def cleaner() -> Callable[[str], str]:
     if missing:
         warnings.warn(
             f"captions are read in lower case and otherwise as they are: cleaning them needs {' and '.join(missing)} "
-            f"(pip install {' '.join(missing)}; config.json with clean_captions false leaves it out)",
+            f"(the extra pardec[captions] brings them; clean_captions false in config.json leaves it out)",
             stacklevel=3,
         )
         return lambda caption: caption.lower().strip()
