@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from text_training.export import items, write_pages
 from torch import Tensor, nn
 
 from pardec.models.families.mar import networks
 from pardec.models.mar import MARBackbone, MARHead
+from pardec.models.vision.files import write_tensors
 
 DEFAULTS = {"temperature": 1.0, "cfg": 2.5}  # what its pictures are drawn with where nothing is said
 _HEAD = "diffloss.net."  # what the head's tensors are published under
@@ -34,8 +35,7 @@ def network(config: dict[str, Any]) -> Network:
 def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], card: dict[str, Any]) -> None:
     """Write the folder; `weights` of the whole network, rounded to 16 bit already."""
     folder.mkdir(parents=True, exist_ok=True)
-    named = {published(name): value.bfloat16().contiguous() for name, value in weights.items()}
-    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", {published(name): value.bfloat16() for name, value in weights.items()})
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     (folder / "generation_config.json").write_text(json.dumps(DEFAULTS, indent=1) + "\n", encoding="utf-8")
     write_pages(folder, card, _readme(card))
