@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.continuous import States
+from pardec.models.errors import ModelError
 from pardec.samplers.continuous._ahead import contexts
 from pardec.samplers.continuous._drafting import Drafter, draft
 from pardec.samplers.kernels.paths import Last, along, log_density, token, trace, width
@@ -82,7 +83,13 @@ def _residual(easel: Easel, drafter: Drafter, again: Tensor, target: States, oth
         which = left.repeat(size)
         path = trace(easel.head, target.take(which), noise, temperature=temperature)
         drafts = along(drafter.head, other.take(which), path, temperature=temperature)
-        stands = (u < share(log_density(path, last) - log_density(drafts, last))).view(size, len(left))
+        ratio = log_density(path, last) - log_density(drafts, last)
+        if bool(ratio.isnan().any()):  # none would ever stand
+            raise ModelError(
+                f"{easel.model.name} or {drafter.model.name} says laws that are not numbers",
+                hint="load both with dtype=float32",
+            )
+        stands = (u < share(ratio)).view(size, len(left))
         found, first = stands.any(0), stands.int().argmax(0)
         tokens = token(path, easel.head, last).view(size, len(left), -1)
         made[left[found]] = tokens[first, torch.arange(len(left), device=left.device)][found]

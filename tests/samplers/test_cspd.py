@@ -229,6 +229,13 @@ def test_slack_accepts_more() -> None:
     assert shares[0] < shares[1] < shares[2]
 
 
+def test_laws_that_are_no_numbers_end_in_an_error() -> None:
+    target, draft = pair(4, 2, 3)
+    broken = replace(draft, head=replace(draft.head, pull=float("nan")))  # type: ignore[type-var]
+    with pytest.raises(ModelError, match="target or draft says laws that are not numbers"):
+        drawn(target, "cspd:draft=d,mode=exact,prefill=0", draft=broken)
+
+
 @pytest.mark.parametrize("mode", ["reference", "exact"])
 def test_mar_drafts_for_mar(mode: str) -> None:
     """With the networks and their own heads; every token is drawn, and none is left at 0."""
