@@ -34,7 +34,11 @@ UNSAID = 0.1  # share of the classes that are left out
 # The share of a picture that is masked: normal about 1 with this deviation, cut at 0 and 1. The paper's is 0.25, cut at
 # 0.7; a model this small draws better where it has seen nearly whole pictures too.
 SPREAD = 0.5
+LOUD = 6.0  # see guess_the_point
 LEVELS = 4  # of noise, that each token is seen with
+# A squared error counts 1 / alpha_bar, and this at most: drawing a token multiplies an error in nearly pure noise by
+# 1 / sqrt(alpha_bar), so that every level then counts like an error of the token itself.
+HEAVIEST = 1000.0
 GOLDEN = (math.sqrt(5) - 1) / 2  # steps of this length, counted round from 1 to 0, fill the range evenly
 
 
@@ -110,12 +114,12 @@ class MARRun(Training):
         alpha_bar = self.table[times, :1]
         points = alpha_bar.sqrt() * clean + (1 - alpha_bar).sqrt() * noise
         said, share = self.say(self.model, latents, known, labels, points, times)
-        told = (said - noise).square().mean()
+        told = ((said - noise).square() / alpha_bar.clamp(min=1 / HEAVIEST)).mean()
         loss = told + self.bound(said.detach(), share, clean, points, times)
         if self.taught_by is not None:
             with torch.no_grad():
                 better, _ = self.say(self.taught_by, latents, known, labels, points, times)
-            loss = loss + (said - better).square().mean()
+            loss = loss + ((said - better).square() / alpha_bar.clamp(min=1 / HEAVIEST)).mean()
         return loss, told.detach()
 
     def say(
@@ -166,7 +170,8 @@ class MARRun(Training):
             "masks": f"a share that is normal about 1 with deviation {SPREAD:g}, cut at 0 and 1; one a step",
             "classes": f"{UNSAID:.0%} are left out, for guidance",
             "loss": f"squared error of the noise at {LEVELS} levels a masked token, one in each part of {TRAINED} "
-            "steps, + the variational bound for the variance, in bits"
+            f"steps, over the share of signal, at most {HEAVIEST:g}-fold, + the variational bound for the variance, in "
+            "bits"
             + ("" if self.o.teacher is None else f" + squared distance to what {self.o.teacher.name} says"),
             "optimizer": f"Muon for the blocks, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
             "seconds": round(self.seconds),
@@ -204,6 +209,23 @@ def initialise(model: nn.Module) -> None:
             nn.init.normal_(value, std=0.2)
         elif value.ndim == 2:
             nn.init.xavier_uniform_(value)
+    guess_the_point(model.head)
+
+
+@torch.no_grad()
+def guess_the_point(head: nn.Module) -> None:
+    """Has the head begin by saying that a point is all noise, which it nearly is at most levels.
+
+    Sampling multiplies errors in nearly pure noise by hundreds, and a norm stands between point and answer: the point
+    goes in twice, once negated, beside constants of LOUD times its size, over which the norm is nearly constant.
+    """
+    size, width = head.size, head.input_proj.weight.shape[0]
+    one = torch.eye(size)
+    head.input_proj.weight.zero_()
+    head.input_proj.weight[: 2 * size] = torch.cat((one, -one))
+    head.input_proj.bias[2 * size :] = LOUD * (1 - 2 * (torch.arange(width - 2 * size) % 2))
+    spread = math.sqrt((2 * size + LOUD**2 * (width - 2 * size)) / width)
+    head.final_layer.linear.weight[:size, : 2 * size] = torch.cat((one, -one), 1) * spread / 2
 
 
 def _optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
