@@ -28,7 +28,9 @@ def test_the_kernels_agree_with_their_definition_under_the_interpreter():
     # Triton decides on its interpreter when it is imported, so it needs a process of its own.
     here = Path(__file__)
     stack = here.with_name("test_decoder.py")
-    again = [here, here.with_name("test_kernels_triton.py"), here.parents[1] / "samplers" / "test_confidence_triton.py"]
+    samplers = here.parents[1] / "samplers"
+    again = [here, here.with_name("test_kernels_triton.py")]
+    again += [samplers / f"test_{name}_triton.py" for name in ("confidence", "verdict")]
     again += [f"{stack}::test_a_tree_draft_equals_its_branches_as_chains"]
     again += [f"{stack}::test_a_row_alone_gives_what_it_gives_in_a_ragged_batch"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PARDEC_KERNELS": "triton", "OMP_NUM_THREADS": "1"}
