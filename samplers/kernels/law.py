@@ -113,11 +113,11 @@ class Scaled(Law):
         return self.base.device
 
     @property
-    def rows(self) -> Tensor:  # type: ignore[override]
+    def rows(self) -> Tensor:
         return self.base.rows / self.temperature
 
     @property
-    def logits(self) -> Tensor:  # type: ignore[override]
+    def logits(self) -> Tensor:
         return self.base.logits / self.temperature
 
     @cached_property

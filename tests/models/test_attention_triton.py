@@ -30,7 +30,7 @@ def test_the_kernels_agree_with_their_definition_under_the_interpreter():
     stack = here.with_name("test_decoder.py")
     samplers = here.parents[1] / "samplers"
     again = [here, here.with_name("test_kernels_triton.py")]
-    again += [samplers / f"test_{name}_triton.py" for name in ("confidence", "verdict")]
+    again += [samplers / f"test_{name}_triton.py" for name in ("confidence", "verdict", "neighbourhood")]
     again += [f"{stack}::test_a_tree_draft_equals_its_branches_as_chains"]
     again += [f"{stack}::test_a_row_alone_gives_what_it_gives_in_a_ragged_batch"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PARDEC_KERNELS": "triton", "OMP_NUM_THREADS": "1"}
