@@ -98,4 +98,4 @@ def within(law: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[
 
 
 def _block(nearest: Tensor) -> int:
-    return min(1024, triton.next_power_of_2(max(1, nearest.shape[1])))
+    return int(min(1024, triton.next_power_of_2(max(1, nearest.shape[1]))))
