@@ -21,21 +21,21 @@ class Keyed:
     device: torch.device
 
     def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
-        return self._one("accept", node)
+        return self.number("accept", node)
 
     def accepts(self, width: int) -> Tensor:
         where = torch.arange(width, device=self.device).expand(len(self.rows), width)
         return self.source.uniform(self.rows, self.rounds, where, "accept")
 
     def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        return drawn(weights, self._one(purpose, node))
+        return drawn(weights, self.number(purpose, node))
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
         return self.source.uniform(
             self.rows, np.zeros_like(self.rounds) if fixed else self.rounds, positions, purpose, width
         )
 
-    def _one(self, purpose: str, node: int) -> Tensor:
+    def number(self, purpose: str, node: int = 0) -> Tensor:
         where = torch.full((len(self.rows), 1), node, device=self.device)
         return self.source.uniform(self.rows, self.rounds, where, purpose)[:, 0]
 

@@ -104,6 +104,8 @@ class Evidence:
         r = self.request
         if not r.temperature and r.top_k is None and r.top_p is None:
             return self.law
+        if r.top_k is None and r.top_p is None:
+            return self.law.scaled(r.temperature)
         return self.law.mapped(partial(filtered, temperature=r.temperature, top_k=r.top_k, top_p=r.top_p))
 
     def draw(self, canvas: Canvas) -> Tensor:

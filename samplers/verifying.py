@@ -185,6 +185,15 @@ class AtOnce(Protocol):
         ...
 
 
+@runtime_checkable
+class Numbered(AtOnce, Protocol):
+    """Chances at once whose draws are the inverse CDF of one number a row, so that a kernel may make them."""
+
+    def number(self, purpose: str, node: int = 0) -> Tensor:
+        """[B] float64: what `draw` goes by."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Scene:
     """What a drafter has to work with for the length of a request."""

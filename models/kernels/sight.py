@@ -30,14 +30,15 @@ class Sight:
     positions: Tensor | None = None  # the rest is for the Triton version, which reads the pattern itself
     lengths: Tensor | None = None
     visible: Visible | None = None
-    allowed: Tensor | None = None  # [B, Q, S] bool, patterns that are not a rule on positions
+    allowed: Tensor | None = None  # [B, Q, S] bool, patterns that are not a rule on positions or parents
+    nodes: Tensor | None = None  # [B, Q] int64, of tree drafts: the node that each query is
 
     def narrowed(self, picked: Tensor) -> Sight:
         """What the queries `picked` [B, M] see."""
         if self.mask is None and self.positions is None and not self.causal:
             return self
         rows = torch.arange(len(picked), device=picked.device)[:, None]
-        mask, positions, allowed = self.mask, self.positions, self.allowed
+        mask, positions, allowed, nodes = self.mask, self.positions, self.allowed, self.nodes
         if self.causal or hasattr(mask, "seq_len_q"):  # queries stand at the end of what is read, in order
             slot = torch.arange(self.extent, device=picked.device)
             width = self.extent if self.causal else mask.seq_len_q  # type: ignore[union-attr]
@@ -48,7 +49,9 @@ class Sight:
             positions = positions[rows, picked]
         if allowed is not None:
             allowed = allowed[rows, picked]
-        return replace(self, mask=mask, causal=False, positions=positions, allowed=allowed)
+        if nodes is not None:
+            nodes = nodes[rows, picked]
+        return replace(self, mask=mask, causal=False, positions=positions, allowed=allowed, nodes=nodes)
 
 
 def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, plain: bool = False) -> Sight:
@@ -66,7 +69,9 @@ def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, p
 
             return Sight(chosen, extent, plan.rows, mask=causal_lower_right(plan.width, extent))
     if chosen == "triton":
-        ruled = plan.visible.kind in ("bidirectional", "causal") or plan.visible.block is not None
+        tree = plan.visible.parents is not None
+        ruled = tree or plan.visible.kind in ("bidirectional", "causal") or plan.visible.block is not None
+        index = torch.arange(plan.width, device=plan.positions.device)
         return Sight(
             chosen,
             extent,
@@ -75,6 +80,7 @@ def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, p
             lengths=plan.lengths,
             visible=plan.visible,
             allowed=None if ruled else seen(plan, extent),
+            nodes=index.expand(plan.positions.shape) if tree else None,
         )
     allowed = seen(plan, extent)
     # A query that sees nothing is padding: it may see anything, as long as its row stays finite.

@@ -33,10 +33,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pardec.models.errors import SpecError
 from pardec.samplers.acceptance._looks import Looks, appearance, neighbours
+from pardec.samplers.kernels.neighbourhood import within
 from pardec.samplers.kernels.relaxed import relaxed
 from pardec.samplers.kernels.transport import moved
 from pardec.samplers.kernels.verdict import Trial, judge, total
@@ -93,9 +93,7 @@ class Lantern:
         limit = torch.full_like(own, self.delta) if self.ratio is None else (self.ratio - 1) * own
         if self.mode == "principled":
             limit = torch.where(own > 0, limit.clamp(max=self.delta), -1)
-        mass = pad(r.gather(1, nearest[token, : self.k].long()).cumsum(1), (1, 0))  # of the nearest 0, 1, 2, ...
-        fits = mass <= limit
-        return torch.where(fits, mass, 0).amax(1), fits[:, 1:].any(1)
+        return within(r, token, nearest[:, : self.k], limit[:, 0])
 
     def _greedy(self, draft: Draft, laws: Laws, nearest: Tensor) -> Verdict:
         """The longest path of tokens that are the likeliest with what they borrow."""

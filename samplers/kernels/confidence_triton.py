@@ -12,7 +12,22 @@ from torch import Tensor
 
 
 @triton.jit
-def _confidence(logits_ptr, ids_ptr, top1_ptr, top2_ptr, mass_ptr, entropy_ptr, vocab, stride, BLOCK: tl.constexpr):
+def _confidence(
+    logits_ptr,
+    ids_ptr,
+    top1_ptr,
+    top2_ptr,
+    mass_ptr,
+    entropy_ptr,
+    tokens_ptr,  # [N, K], read if RAISED
+    by_ptr,  # [N, K], read if RAISED
+    vocab,
+    stride,
+    temperature,
+    RAISED: tl.constexpr,  # K
+    SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     top1 = float("-inf")
     top2 = float("-inf")
@@ -22,6 +37,11 @@ def _confidence(logits_ptr, ids_ptr, top1_ptr, top2_ptr, mass_ptr, entropy_ptr, 
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(logits_ptr + row * stride + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        for k in range(RAISED):
+            token = tl.load(tokens_ptr + row * RAISED + k)
+            x += tl.where(at == token, tl.load(by_ptr + row * RAISED + k), 0.0)
+        if SCALED:
+            x = x / temperature
         high = tl.max(x, 0)
         where = tl.min(tl.where(x == high, at, vocab), 0)  # the lowest id on ties
         second = tl.max(tl.where(at == where, float("-inf"), x), 0)
@@ -44,16 +64,38 @@ def _confidence(logits_ptr, ids_ptr, top1_ptr, top2_ptr, mass_ptr, entropy_ptr, 
     tl.store(entropy_ptr + row, tl.log(mass) - moment / mass)
 
 
-def confidence(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """ids (int64), top1, top2, mass, entropy (float32), each [...], of `logits` [..., V] of any floating-point type."""
+def confidence(
+    logits: Tensor, temperature: float = 1.0, tokens: Tensor | None = None, by: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """ids (int64), top1, top2, mass, entropy (float32), each [...], of `logits` [..., V] of any floating-point type.
+
+    `tokens` and `by`, [..., K] both, are read once for each block of the vocabulary.
+    """
     shape, vocab = logits.shape[:-1], logits.shape[-1]
     rows = logits.reshape(-1, vocab)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     count = rows.shape[0]
     ids = torch.empty(count, dtype=torch.int64, device=logits.device)
     top1, top2, mass, entropy = torch.empty((4, count), dtype=torch.float32, device=logits.device)
+    raised = 0
+    if tokens is not None and by is not None:
+        raised, tokens, by = tokens.shape[-1], tokens.contiguous(), by.float().contiguous()
     if count:
         launch: Any = _confidence[(count,)]
-        block = min(4096, triton.next_power_of_2(vocab))
-        launch(rows, ids, top1, top2, mass, entropy, vocab, rows.stride(0), BLOCK=block)
+        launch(
+            rows,
+            ids,
+            top1,
+            top2,
+            mass,
+            entropy,
+            tokens if raised else ids,
+            by if raised else top1,
+            vocab,
+            rows.stride(0),
+            temperature,
+            RAISED=raised,
+            SCALED=temperature != 1,
+            BLOCK=min(4096, triton.next_power_of_2(vocab)),
+        )
     return ids.view(shape), top1.view(shape), top2.view(shape), mass.view(shape), entropy.view(shape)

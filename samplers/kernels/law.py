@@ -11,6 +11,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from pardec.models.kernels.choice import backend
 from pardec.samplers.kernels.confidence import Confidence, confidence, greedy
 from pardec.samplers.rng import gumbel, wide
 
@@ -36,10 +37,15 @@ class Law:
         """V."""
         return self.rows.shape[-1]
 
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.rows.device
+
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor]:
         """The argmax and its probability, [B, W]."""
-        if "confidence" in vars(self):  # computed already
+        if "confidence" in vars(self) or backend(self.device) == "triton":  # computed already, or on the way
             return self.confidence.ids, self.confidence.probability
         ids, probability = greedy(self.rows)
         return self.aligned(ids), self.aligned(probability)
@@ -75,6 +81,12 @@ class Law:
         """
         return (wide(self.logits) + gumbel(noise(slice(None)))).argmax(-1)
 
+    def scaled(self, temperature: float) -> Law:
+        """The law with its logits over the temperature, above 0."""
+        if temperature != 1 and backend(self.device) == "triton":
+            return Scaled(self, temperature)
+        return self.mapped(lambda logits: logits if temperature == 1 else logits / temperature)
+
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
         """The law with its logits changed, [B, W, V] -> [B, W, V], position by position."""
         return Law(change(self.logits))
@@ -88,6 +100,45 @@ class Law:
         return found if self.place is None else found[self.place]
 
 
+class Scaled(Law):
+    """A law over a temperature: its statistics are read off the other law's logits, and its own are not kept."""
+
+    def __init__(self, base: Law, temperature: float) -> None:
+        vars(self).update(base=base, temperature=temperature, place=base.place)  # frozen, as laws are
+        self.base: Law
+        self.temperature: float
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.device
+
+    @property
+    def rows(self) -> Tensor:
+        return self.base.rows / self.temperature
+
+    @property
+    def logits(self) -> Tensor:
+        return self.base.logits / self.temperature
+
+    @cached_property
+    def vocab(self) -> int:
+        return self.base.vocab
+
+    @cached_property
+    def greedy(self) -> tuple[Tensor, Tensor]:
+        return self.confidence.ids, self.confidence.probability
+
+    @cached_property
+    def confidence(self) -> Confidence:
+        law = self.base
+        if isinstance(law, Raised):
+            return confidence(law.base.logits, temperature=self.temperature, tokens=law.tokens, by=law.by)
+        return Confidence(*map(self.aligned, confidence(law.rows, temperature=self.temperature)))
+
+    def at(self, tokens: Tensor) -> Tensor:
+        return self.base.at(tokens) / self.temperature
+
+
 class Raised(Law):
     """A law with a few logits raised: its statistics follow from the other law's, its logits are made if asked for."""
 
@@ -98,6 +149,10 @@ class Raised(Law):
         self.base: Law
         self.tokens: Tensor
         self.by: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.device
 
     @cached_property
     def rows(self) -> Tensor:

@@ -4,6 +4,9 @@
 
 Statistics take one pass of the head, and so do logits of a few tokens and draws. What reads all logits at once
 (`rows`, `logits`) still makes them all.
+
+They are cut by rows and not by the vocabulary (`confidence_of`): so many rows read the head's weight no more often than
+its product does anyway, guidance and what is ruled out come before the statistics, and the numbers are the head's own.
 """
 
 from __future__ import annotations
@@ -40,6 +43,10 @@ class Pieced(Law):
     def placed(self, place: Tensor) -> Pieced:
         """The same rows at other positions, `place` [B, W]."""
         return Pieced(self.make, self.count, self.vocab, place)
+
+    @property
+    def device(self) -> torch.device:
+        return self.place.device
 
     @cached_property
     def rows(self) -> Tensor:
@@ -79,6 +86,9 @@ class Pieced(Law):
             logits = self.make(self.place[:, some].flatten()).view(batch, -1, self.vocab)
             drawn.append((wide(logits) + gumbel(noise(some))).argmax(-1))
         return torch.cat(drawn, 1)
+
+    def scaled(self, temperature: float) -> Law:
+        return self.mapped(lambda logits: logits if temperature == 1 else logits / temperature)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
         return Pieced(lambda index: change(self.make(index)[None])[0], self.count, self.vocab, self.place)

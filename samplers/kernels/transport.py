@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pardec.samplers.kernels.neighbourhood import around
 from pardec.samplers.rng import wide
 from pardec.samplers.verifying import Draft
 
@@ -99,8 +100,7 @@ def _gathers(wish: Tensor, nearest: Tensor, takers: int) -> tuple[Sums, Sums]:
         return torch.zeros_like(values).scatter_add_(1, places, each.flatten(1))
 
     def to_takers(values: Tensor) -> Tensor:
-        found = values.gather(1, places).view_as(near).sum(-1)
-        return torch.zeros_like(values).scatter_(1, ids, found)
+        return torch.zeros_like(values).scatter_(1, ids, around(values, ids, nearest, near))
 
     return to_givers, to_takers
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pardec.models.kernels.choice import backend
 from pardec.samplers.kernels.walk import Walk, descend, reached
 from pardec.samplers.rng import wide
-from pardec.samplers.verifying import AtOnce, Chances, Draft, Verdict
+from pardec.samplers.verifying import AtOnce, Chances, Draft, Numbered, Verdict
 
 _NOTHING = 1e-12  # a residual without a heavier token is rounding: p and q are the same, and p is drawn from
 
@@ -46,6 +47,14 @@ def judge(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
     this is speculative sampling for chains, and recursive rejection sampling for siblings with and without
     replacement (arXiv:2211.17192, 2302.01318, 2305.09781).
     """
+    if draft.parents is None and isinstance(chances, Numbered) and backend(p.device) == "triton":
+        from pardec.samplers.kernels.verdict_triton import judge_chains
+
+        u, next_u = chances.accepts(draft.width), chances.number("next")
+        count, following, ratio = judge_chains(draft.tokens, draft.tested, p, draft.q, draft.point, u, next_u)
+        index = torch.arange(draft.width, device=p.device)
+        within = draft.tested & (index <= count[:, None] + 1)
+        return Verdict(index.expand_as(draft.tokens), count, following, within, ratio)
     if draft.width == 1:
         first = torch.zeros_like(draft.tokens)
         return Verdict(first, first[:, 0], chances.draw(p[:, 0], "next"), draft.tested, first.float())

@@ -28,7 +28,9 @@ def test_the_kernels_agree_with_their_definition_under_the_interpreter():
     # Triton decides on its interpreter when it is imported, so it needs a process of its own.
     here = Path(__file__)
     stack = here.with_name("test_decoder.py")
-    again = [here, here.with_name("test_kernels_triton.py"), here.parents[1] / "samplers" / "test_confidence_triton.py"]
+    samplers = here.parents[1] / "samplers"
+    again = [here, here.with_name("test_kernels_triton.py")]
+    again += [samplers / f"test_{name}_triton.py" for name in ("confidence", "verdict", "neighbourhood")]
     again += [f"{stack}::test_a_tree_draft_equals_its_branches_as_chains"]
     again += [f"{stack}::test_a_row_alone_gives_what_it_gives_in_a_ragged_batch"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PARDEC_KERNELS": "triton", "OMP_NUM_THREADS": "1"}
@@ -45,6 +47,8 @@ def test_the_kernels_agree_with_their_definition_under_the_interpreter():
     ids=str,
 )
 def test_kernel_equals_the_definition(batch, queries, slots, heads, kv_heads, dim, dtype, monkeypatch):
+    from pardec.models.kernels.attention_triton import attend_triton
+
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
     torch.manual_seed(queries)
     stored = batch + 1
@@ -66,6 +70,7 @@ def test_kernel_equals_the_definition(batch, queries, slots, heads, kv_heads, di
         Visible.segments(4),
         Visible.segments(ids=torch.randint(0, 4, (batch, slots)).sort(-1).values),
         Visible.tree(torch.arange(-1, queries - 1), bases),
+        Visible.tree(parents(batch, queries), bases),
         Visible.mask(torch.rand(batch, queries, slots) < 0.5),
     ):
         plan = ask(ids(batch, queries), positions, visible, lengths, rows=rows)
@@ -74,6 +79,55 @@ def test_kernel_equals_the_definition(batch, queries, slots, heads, kv_heads, di
         there = moved(plan, DEVICE)
         sight = look(there, extent=slots, dtype=dtype, device=DEVICE)
         assert sight.backend == "triton"
+        assert sight.allowed is None or visible.kind in ("mask", "segments")  # no dense mask for a tree
         out = attend(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), sight).cpu()
-        assert out.isfinite().all(), visible.kind
-        assert (out - expected)[held].abs().max() <= TOLERANCE[dtype] * expected[held].abs().max(), visible.kind
+        near(out, expected, held, visible.kind)
+        if visible.kind in ("bidirectional", "segments"):
+            continue
+        near(attend_triton(*(x.to(DEVICE) for x in (q, k, v)), sight, split=32).cpu(), expected, held, visible.kind)
+        if queries > 1:  # the last layer asks for a few queries only
+            picked = torch.stack([torch.randperm(queries)[:2] for _ in range(batch)])
+            index = torch.arange(batch)[:, None]
+            out = attend(q[index, picked].to(DEVICE), k.to(DEVICE), v.to(DEVICE), sight.narrowed(picked.to(DEVICE)))
+            near(out.cpu(), expected[index, picked], held[index, picked], visible.kind)
+
+
+def parents(batch: int, nodes: int) -> torch.Tensor:
+    """[B, T]: any earlier node each, or none."""
+    drawn = torch.rand(batch, nodes) * (torch.arange(nodes) + 1)
+    return drawn.long().clamp(max=torch.arange(nodes)) - 1
+
+
+def near(out: torch.Tensor, expected: torch.Tensor, held: torch.Tensor, what: str) -> None:
+    assert out.isfinite().all(), what
+    if held.any():
+        gap = (out - expected)[held].abs().max()
+        assert gap <= TOLERANCE[expected.dtype] * expected[held].abs().max(), what
+
+
+@pytest.mark.skipif(not RUNS, reason="runs in the process that the test above starts")
+def test_a_row_alone_adds_up_what_it_adds_up_in_a_batch_of_longer_ones(monkeypatch):
+    monkeypatch.setenv("PARDEC_KERNELS", "triton")
+    from pardec.models.kernels.attention_triton import parts_of
+
+    torch.manual_seed(0)
+    slots, lengths = 300, torch.tensor([290, 40, 257])
+    k, v = torch.randn(2, 3, slots, 1, 16, device=DEVICE).unbind(0)
+    q = torch.randn(3, 2, 2, 16, device=DEVICE)
+    positions = torch.stack((lengths - 2, lengths - 1), 1)
+
+    def run(rows: list[int], extent: int) -> torch.Tensor:
+        plan = ask(ids(len(rows), 2), positions[rows], Visible.causal(), lengths[rows], rows=torch.tensor(rows))
+        sight = look(moved(plan, DEVICE), extent=extent, dtype=q.dtype, device=DEVICE)
+        return attend(q[rows], k, v, sight)
+
+    together = run([0, 1, 2], slots)
+    assert parts_of(4) < lengths.max()  # there are parts, and a row that lies in one of them
+    for row, length in enumerate(lengths.tolist()):
+        assert torch.equal(run([row], length)[0], together[row])
+
+
+def test_long_queries_are_not_split():
+    from pardec.models.kernels.attention_triton import parts_of
+
+    assert [parts_of(stacked) for stacked in (1, 16, 17, 64, 65)] == [256, 256, 512, 1024, 0]

@@ -49,3 +49,76 @@ def test_no_rows_give_no_rows():
     from pardec.samplers.kernels.confidence_triton import confidence
 
     assert [value.shape for value in confidence(torch.empty(0, 4, 7, device=DEVICE))] == [(0, 4)] * 5
+
+
+def raised(count: int, vocab: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three tokens [N, 3] of each row and what they get: one nothing, one twice."""
+    tokens = torch.randint(0, vocab, (count, 3), generator=generator)
+    tokens[0, 1] = tokens[0, 0]
+    by = torch.rand(count, 3, generator=generator) * 4
+    by[:, 2] = 0
+    return tokens, by
+
+
+def near(found, expected) -> None:
+    assert torch.equal(found[0].cpu(), expected[0])
+    for got, wanted in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(got.cpu().double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
+@pytest.mark.parametrize("vocab", [3, 97, 4500])
+def test_temperature_and_raised_logits_are_folded_in(vocab, temperature, monkeypatch):
+    from pardec.samplers.kernels.confidence import confidence
+
+    monkeypatch.setenv("PARDEC_KERNELS", "triton")
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(4, 2 * vocab, generator=generator)[:, :vocab]  # rows lie apart
+    tokens, by = raised(4, vocab, generator)
+    by[1, 0] = float("-inf")  # ruled out
+    changed = logits.double().scatter_add(-1, tokens, by.double()) / temperature
+    found = confidence(logits.to(DEVICE), temperature=temperature, tokens=tokens.to(DEVICE), by=by.to(DEVICE))
+    near(found, define(changed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("count", "width", "vocab"), [(1, 5, 7), (3, 40, 130), (17, 33, 1100)])
+def test_statistics_of_a_head_whose_logits_are_not_stored(count, width, vocab, dtype, monkeypatch):
+    from pardec.samplers.kernels.confidence import confidence_of
+
+    monkeypatch.setenv("PARDEC_KERNELS", "triton")
+    generator = torch.Generator().manual_seed(vocab)
+    held = torch.randint(-2, 3, (count + vocab, 2 * width), generator=generator).to(dtype)  # sums that no type rounds
+    held[:, width:] = float("nan")
+    states, weight = held[:count, :width], held[count:, :width]
+    tokens, by = raised(count, vocab, generator)
+    logits = states.double() @ weight.double().T
+    expected = define(logits.scatter_add(-1, tokens, by.double()) / 0.7)
+    near(
+        confidence_of(
+            states.to(DEVICE), weight.to(DEVICE), temperature=0.7, tokens=tokens.to(DEVICE), by=by.to(DEVICE)
+        ),
+        expected,
+    )
+    near(confidence_of(states.to(DEVICE), weight.to(DEVICE)), define(logits))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature, monkeypatch):
+    from pardec.samplers.kernels.law import Law
+
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 3, 50, generator=generator)
+    tokens, by = raised(6, 50, generator)
+    base = Law(logits).raised(tokens.view(2, 3, 3), by.view(2, 3, 3))
+    monkeypatch.setenv("PARDEC_KERNELS", "reference")
+    plain = base.scaled(temperature)
+    expected, drawn = plain.confidence, plain.draw(lambda some: torch.full((2, 3, 50), 0.3).double())
+    monkeypatch.setenv("PARDEC_KERNELS", "triton")
+    law = Law(logits.to(DEVICE)).raised(tokens.view(2, 3, 3).to(DEVICE), by.view(2, 3, 3).to(DEVICE))
+    law = law.scaled(temperature)
+    near(law.confidence, [each.double() if each.is_floating_point() else each for each in expected])
+    assert torch.equal(law.draw(lambda some: torch.full((2, 3, 50), 0.3, device=DEVICE).double()).cpu(), drawn)
+    assert torch.allclose(law.greedy[1].cpu(), plain.greedy[1])
+    assert torch.equal(law.at(law.greedy[0][..., None]).cpu(), plain.at(plain.greedy[0][..., None]))
+    assert temperature == 1 or "rows" not in vars(law)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardec.samplers.kernels.confidence import confidence, greedy
+from pardec.samplers.kernels.confidence import confidence, confidence_of, greedy
 from pardec.samplers.kernels.law import Law, filtered
 from pardec.samplers.kernels.rank import best, descending, top
 from pardec.samplers.kernels.schedule import even_share
@@ -52,6 +52,24 @@ def test_confidence_is_its_definition(shape: tuple[int, ...], dtype: torch.dtype
     assert torch.equal(ids, found.ids)
     assert probability.dtype == torch.float32
     np.testing.assert_allclose(probability, law.max(-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 4, 10, 64])
+def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(width: int) -> None:
+    drawn = torch.Generator().manual_seed(3)
+    states, weight = torch.randn(2, 3, 6, generator=drawn), torch.randn(21, 6, generator=drawn)
+    weight[13] = weight[4]  # a tie across parts, where one of the two leads
+    states[0, 0] = 3 * weight[4]
+    tokens = torch.randint(0, 21, (2, 3, 5), generator=drawn)
+    by = torch.rand(2, 3, 5, generator=drawn).masked_fill(tokens == 0, -INF)  # token 0 is ruled out where named
+    expected = confidence(states @ weight.T, temperature=0.6, tokens=tokens, by=by)
+    found = confidence_of(states, weight, temperature=0.6, tokens=tokens, by=by, width=width)
+    assert torch.equal(found.ids, expected.ids)
+    for got, wanted in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    plain = confidence_of(states, weight, width=width)
+    assert plain.ids[0, 0] == 4
+    assert plain.top1[0, 0] == plain.top2[0, 0]
 
 
 def test_ties_go_to_the_lowest_id() -> None:

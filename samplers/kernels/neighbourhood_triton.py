@@ -1,0 +1,101 @@
+"""Sums over neighbours in Triton: one program a token, which reads its line of the table once and stores no gathers."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _around(
+    values_ptr,  # [N, V]
+    ids_ptr,  # [N, M]
+    nearest_ptr,  # [V, K]
+    out_ptr,  # [N, M]
+    count,  # M
+    width,  # K
+    values_n,
+    nearest_v,
+    nearest_k,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    place = row * count + tl.program_id(1)
+    line = nearest_ptr + tl.load(ids_ptr + place).to(tl.int64) * nearest_v
+    total = tl.zeros([BLOCK], out_ptr.dtype.element_ty)
+    for start in range(0, width, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        near = tl.load(line + k * nearest_k, mask=k < width, other=0)
+        total += tl.load(values_ptr + row * values_n + near, mask=k < width, other=0.0)
+    tl.store(out_ptr + place, tl.sum(total, 0))
+
+
+@triton.jit
+def _within(
+    law_ptr,  # [N, V]
+    token_ptr,  # [N]
+    nearest_ptr,  # [V, K]
+    limit_ptr,  # [N]
+    mass_ptr,  # [N]
+    any_ptr,  # [N] int8
+    width,  # K
+    law_n,
+    nearest_v,
+    nearest_k,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    line = nearest_ptr + tl.load(token_ptr + row).to(tl.int64) * nearest_v
+    limit = tl.load(limit_ptr + row)
+    before = tl.zeros([1], mass_ptr.dtype.element_ty)
+    most = tl.zeros([1], mass_ptr.dtype.element_ty)
+    some = tl.zeros([1], tl.int32)
+    start = tl.full([], 0, tl.int32)
+    while (start < width) & (tl.max(before, 0) <= limit):
+        k = start + tl.arange(0, BLOCK)
+        near = tl.load(line + k * nearest_k, mask=k < width, other=0)
+        each = tl.load(law_ptr + row * law_n + near, mask=k < width, other=0.0)
+        mass = before + tl.cumsum(each, 0)
+        fits = (k < width) & (mass <= limit)
+        most = tl.maximum(most, tl.max(tl.where(fits, mass, 0.0), 0))
+        some = tl.maximum(some, tl.max(fits.to(tl.int32), 0))
+        before += tl.sum(each, 0)
+        start += BLOCK
+    first = tl.arange(0, 1)
+    tl.store(mass_ptr + row + first, most)
+    tl.store(any_ptr + row + first, some.to(tl.int8))
+
+
+def around(values: Tensor, ids: Tensor, nearest: Tensor) -> Tensor:
+    """[N, M] in the type of `values` [N, V]; `ids` [N, M], `nearest` [V, K]."""
+    values = values if values.stride(-1) == 1 else values.contiguous()
+    out = torch.empty(ids.shape, dtype=values.dtype, device=values.device)
+    if out.numel():
+        launch: Any = _around[tuple(ids.shape)]
+        strides = values.stride(0), *nearest.stride()
+        sizes = ids.shape[1], nearest.shape[1]
+        launch(values, ids.contiguous(), nearest, out, *sizes, *strides, BLOCK=_block(nearest))
+    return out
+
+
+def within(law: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+    """The mass [N] and whether the first fits [N], of `law` [N, V], `token` [N], `nearest` [V, K] and `limit` [N]."""
+    law = law if law.stride(-1) == 1 else law.contiguous()
+    mass = torch.empty(len(law), dtype=law.dtype, device=law.device)
+    some = torch.empty(len(law), dtype=torch.int8, device=law.device)
+    if len(law):
+        launch: Any = _within[(len(law),)]
+        strides = law.stride(0), *nearest.stride()
+        limit = limit.to(law.dtype).contiguous()
+        block = _block(nearest)
+        launch(law, token.contiguous(), nearest, limit, mass, some, nearest.shape[1], *strides, BLOCK=block)
+    return mass, some.bool()
+
+
+def _block(nearest: Tensor) -> int:
+    return int(min(1024, triton.next_power_of_2(max(1, nearest.shape[1]))))

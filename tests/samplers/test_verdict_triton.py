@@ -1,0 +1,100 @@
+"""Chains judged in Triton against the definition; without a GPU, test_attention_triton.py (models) interprets it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.samplers.chances import Keyed
+from pardec.samplers.kernels.verdict import judge
+from pardec.samplers.rng import Keyed as Source
+from pardec.samplers.verifying import Draft, Verdict
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+    pytest.mark.skipif(not INTERPRETED and DEVICE.type != "cuda", reason="needs a GPU or Triton's interpreter"),
+]
+
+
+def both(draft: Draft, p: Tensor, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> tuple[Verdict, Verdict]:
+    """What the definition and the kernel decide."""
+    rows = np.arange(len(p))
+    chances = Keyed(Source(tuple(range(seed, seed + len(p)))), rows, rows + 3, DEVICE)
+    found = []
+    for kernels in ("reference", "triton"):
+        monkeypatch.setenv("PARDEC_KERNELS", kernels)
+        found.append(judge(draft, p, chances))
+    return found[0], found[1]
+
+
+def same(expected: Verdict, found: Verdict) -> None:
+    for name in ("path", "count", "next", "tested"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert found.ratio is not None
+    assert expected.ratio is not None
+    torch.testing.assert_close(found.ratio, expected.ratio)
+
+
+@pytest.mark.parametrize("kind", ["laws", "points", "mixed"])
+@pytest.mark.parametrize(("batch", "nodes", "vocab"), [(1, 1, 5), (6, 2, 3), (9, 6, 37), (2, 33, 4500)])
+def test_a_ragged_chain_is_judged_as_it_is_defined(batch, nodes, vocab, kind, monkeypatch):
+    drawn = torch.Generator().manual_seed(nodes)
+    p, q = torch.randn(2, batch, nodes, 2 * vocab, generator=drawn).mul(2)[..., :vocab].softmax(-1)  # laws with gaps
+    q = 0.2 * q + 0.8 * torch.cat((q[:, :1], p[:, :-1]), 1)  # alike, so that some are accepted
+    tokens = q.flatten(0, 1).multinomial(1, generator=drawn).view(batch, nodes)
+    sizes = torch.randint(1, nodes + 1, (batch,), generator=drawn).numpy()
+    held = torch.full((2, batch, nodes, vocab + 3), float("nan"))  # neither whole nor without poison
+    for row, size in enumerate(sizes):
+        held[0, row, :size, :vocab], held[1, row, :size, :vocab] = p[row, :size], q[row, :size]
+    p, q = held.to(DEVICE)[..., :vocab]
+    more = {
+        "laws": {"q": q},
+        "points": {},
+        "mixed": {"q": q, "point": (torch.rand(batch, nodes, generator=drawn) < 0.5).to(DEVICE)},
+    }[kind]
+    verify = torch.rand(batch, nodes, generator=drawn) < 0.95
+    draft = Draft(tokens.to(DEVICE), sizes, np.zeros(batch, int), verify=verify.to(DEVICE), **more)
+    for seed in (0, 10):
+        same(*both(draft, p, monkeypatch, seed))
+
+
+def test_where_nothing_is_left_the_law_itself_is_drawn_from(monkeypatch):
+    p = torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]], device=DEVICE)
+    for q, token in ((p[0], 0), (None, 1)):  # a law that is p, rejected by a token it cannot draw; a certain token
+        laws = None if q is None else (q * torch.tensor([1.0, 1.0, 1.0], device=DEVICE)).expand(4, 2, 3)
+        tokens = torch.tensor([[0, token]] * 4, device=DEVICE)
+        draft = Draft(tokens, np.full(4, 2), np.zeros(4, int), q=laws)
+        same(*both(draft, p[0 if q is not None else 1].expand(4, 2, 3), monkeypatch))
+
+
+@pytest.mark.parametrize("point", [False, True])
+def test_what_comes_out_has_the_law_of_the_target(point, monkeypatch):
+    from pardec.samplers.kernels.verdict_triton import judge_chains
+
+    p = torch.tensor([0.1, 0.0, 0.4, 0.2, 0.3])
+    q = torch.tensor([0.3, 0.2, 0.1, 0.2, 0.2])
+    grid = (torch.arange(20).double() + 0.5) / 20
+    law, half = torch.zeros(5, dtype=torch.float64), torch.ones(20, 2).double()
+    for token in range(5):
+        if point and token != 2:
+            continue  # a point mass is not drawn
+        weight = 1.0 if point else float(q[token])
+        tokens = torch.tensor([[0, token]]).expand(20, 2).to(DEVICE)
+        laws = None if point else q.expand(20, 2, 5).to(DEVICE)
+        tested = torch.tensor([[False, True]]).expand(20, 2).to(DEVICE)
+        target = p.expand(20, 2, 5).to(DEVICE)
+        one = tokens[:1], tested[:1], target[:1], laws if laws is None else laws[:1]
+        chance = judge_chains(*one, None, half[:1].to(DEVICE), grid[:1].to(DEVICE))[2][0, 1].item()
+        law[token] += weight * chance
+        rejected = judge_chains(tokens, tested, target, laws, None, 2 * half.to(DEVICE), grid.to(DEVICE))
+        if chance < 1:
+            assert (rejected[0] == 0).all()
+            law += weight * (1 - chance) * torch.bincount(rejected[1].cpu(), minlength=5) / 20
+    assert (law - p).abs().max() < 1 / 20
