@@ -86,9 +86,7 @@ def floor(decoder: Decoder, fed: Sequence[Fed], heads: int, measured: Rates) -> 
     share = heads / max(len(fed), 1)
     moved = [_bytes(decoder.config, one, size) for one in fed]
     made = [_operations(decoder.config, one, share) for one in fed]
-    seconds = sum(
-        max(b / measured.bandwidth, o / measured.operations) for b, o in zip(moved, made, strict=True)
-    )
+    seconds = sum(max(b / measured.bandwidth, o / measured.operations) for b, o in zip(moved, made, strict=True))
     return Floor(sum(moved), sum(made), seconds)
 
 

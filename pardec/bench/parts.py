@@ -1,4 +1,4 @@
-"""The three loops with a clock: backbone, head, drafting models, decision, host. Loops that are not timed know none of it.
+"""The three loops with a clock, of which loops that are not timed know nothing.
 
     backbone   the stack, without its head; of vectors, the backbone
     head       final norm and product with the vocabulary; of vectors, the denoising steps
@@ -137,7 +137,9 @@ def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> 
         assert isinstance(network, LanguageModel), "prepared for such a model"
         stack = TimedStack(network.decoder, clock)
         timed = replace(network, decoder=stack)
-        steps, tokens = _verify(timed, call, clock) if isinstance(call.sampler, Speculation) else _masked(timed, call, clock)
+        steps, tokens = (
+            _verify(timed, call, clock) if isinstance(call.sampler, Speculation) else _masked(timed, call, clock)
+        )
     settle(network.device)
     total, spent = now() - started, clock.seconds
     spent["decision"] = spent.get("decision", 0.0) + spent.pop(_DRAFTING, 0.0)

@@ -1,4 +1,4 @@
-"""Other people's loops on the same weights: the papers' plain loop, transformers' generate, diffusers' LLaDA2Pipeline."""
+"""Other people's loops on the same weights: a plain one, transformers' generate, diffusers' LLaDA2Pipeline."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def rivals(model: LanguageModel, call: Call) -> Rivals:
         if cache == "dual":
             found.left_out["diffusers"] = "its pipeline keeps no cache"
         elif prompt % block or (length - prompt) % block:
-            found.left_out["diffusers"] = f"its blocks of {block} are laid from position 0: --context and --new must fit"
+            found.left_out["diffusers"] = (
+                f"its blocks of {block} are laid from position 0: --context and --new must fit"
+            )
         else:
             found.runs["diffusers"] = _pipeline(model, canvas, prompt, block)
     return found

@@ -98,7 +98,9 @@ def shaped(name: str, *, device: str = "auto", dtype: str = "auto", seed: int = 
     return build(name, SHAPES[name], device=device, dtype=dtype, seed=seed)
 
 
-def build(name: str, config: dict[str, Any], *, device: str = "auto", dtype: str = "auto", seed: int = 0) -> pardec.Model:
+def build(
+    name: str, config: dict[str, Any], *, device: str = "auto", dtype: str = "auto", seed: int = 0
+) -> pardec.Model:
     """A model of any `config` of a native family, as a published config.json has it."""
     place, reason = choose_device(device)
     kind, _ = choose_dtype(dtype, place, torch.bfloat16)
