@@ -67,9 +67,6 @@ def best(run: Callable[[], Any], device: torch.device, *, least: float = 0.02) -
 def rates(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Rates:
     """Measures a device with as many threads as torch has now."""
     size = min(max(weight_bytes, _SMALLEST), _LARGEST)
-    held = torch.ones(size // 4, device=device)
-    other = torch.empty_like(held)
-    reading_s, copying_s = best(lambda: held.sum(), device), best(lambda: other.copy_(held), device)
     sizes = (4096, 8192) if device.type == "cuda" else (256, 512, 1024)
     fastest = 0.0
     for n in sizes:
@@ -77,7 +74,16 @@ def rates(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Rates:
         out = torch.empty(n, n, device=device, dtype=dtype)
         product = best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)  # type: ignore[misc]
         fastest = max(fastest, 2 * n**3 / product)
-    return Rates(max(held.nbytes / reading_s, 2 * held.nbytes / copying_s), fastest, held.nbytes)
+    return Rates(bandwidth(device, size), fastest, size)
+
+
+@torch.inference_mode()
+def bandwidth(device: torch.device, size: int) -> float:
+    """Bytes a second of reading a buffer of `size` bytes again and again, or of copying it: the better of the two."""
+    held = torch.ones(size // 4, device=device)
+    other = torch.empty_like(held)
+    reading_s, copying_s = best(lambda: held.sum(), device), best(lambda: other.copy_(held), device)
+    return max(held.nbytes / reading_s, 2 * held.nbytes / copying_s)
 
 
 def floor(decoder: Decoder, fed: Sequence[Fed], heads: int, measured: Rates) -> Floor:
