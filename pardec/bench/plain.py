@@ -25,20 +25,25 @@ Kept = list[tuple[Tensor, Tensor]]  # keys and values of each layer, [B, S, K, D
 class Plain:
     """Fast-dLLM's way of decoding with `sequential`, for a shifted or unshifted model; rows of equal length."""
 
-    def __init__(self, model: LanguageModel, *, cached: bool) -> None:
-        """`cached` keeps what lies outside of the active block, as `dual` does. Raises ModelError for other stacks."""
+    def __init__(self, model: LanguageModel, length: int, *, cached: bool) -> None:
+        """Rows of up to `length` tokens; `cached` keeps what lies outside of the active block, as `dual` does.
+
+        Raises ModelError for other stacks.
+        """
         decoder = model.decoder
         if not isinstance(decoder, Decoder) or model.facts.attention != "bidirectional" or decoder.config.grid:
             raise ModelError(f"{model.name} is no bidirectional model of text on the native stack")
-        self.model, self.decoder, self.cached = model, decoder, cached
-        angles = torch.arange(model.max_positions or 2048)[:, None] * torch.tensor(decoder.config.frequencies)
+        assert model.facts.mask_id is not None, "of a masked model"
+        self.decoder, self.cached = decoder, cached
+        self.mask, self.shift = model.facts.mask_id, model.facts.shift
+        angles = torch.arange(length)[:, None] * torch.tensor(decoder.config.frequencies)
         cos, sin = torch.cat([angles.cos(), angles.cos()], -1), torch.cat([-angles.sin(), angles.sin()], -1)
         self.cos, self.sin = (table[None, :, None].to(model.device) for table in (cos, sin))  # as `rotate` takes them
 
     @torch.inference_mode()
     def run(self, tokens: Tensor, prompt: int, block: int) -> Tensor:
         """`tokens` [B, L], whose first `prompt` are given, filled."""
-        tokens, mask, shift = tokens.clone(), self.model.facts.mask_id, self.model.facts.shift
+        tokens, mask, shift = tokens.clone(), self.mask, self.shift
         for lo in range(prompt, tokens.shape[1], block):
             hi = min(lo + block, tokens.shape[1])
             kept: Kept | None = None
@@ -50,13 +55,13 @@ class Plain:
                 if shift:
                     logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1) if start == 0 else logits[:, :-1]
                 first = lo if start == 0 else 0
-                self.commit(tokens[:, lo:hi], logits[:, first : first + hi - lo], mask)
+                self.commit(tokens[:, lo:hi], logits[:, first : first + hi - lo])
         return tokens
 
-    def commit(self, block: Tensor, logits: Tensor, mask: int | None) -> None:
+    def commit(self, block: Tensor, logits: Tensor) -> None:
         """Writes the surest open position of each row of `block` [B, W], from `logits` [B, W, V]."""
-        masked = block == mask
-        logits[..., mask] = -torch.inf
+        masked = block == self.mask
+        logits[..., self.mask] = -torch.inf
         candidates = logits.argmax(-1)
         confidence = F.softmax(logits.float(), dim=-1).gather(-1, candidates[..., None])[..., 0]
         candidates = torch.where(masked, candidates, block)
@@ -88,8 +93,9 @@ class Plain:
         if kept is not None:
             pairs = zip(kept, fresh, strict=True)
             k, v = (torch.cat([old[:, :start], new, old[:, stop:]], dim=1) for old, new in pairs)
-        shared = config.heads != config.kv_heads
-        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=shared)
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=config.heads != config.kv_heads
+        )
         h = h + F.linear(rearrange(out, "b h q d -> b q (h d)"), layer.out_weight, layer.out_bias)
         normed = F.rms_norm(h, (config.width,), layer.mlp_norm, config.norm_eps)
         gate, up = F.linear(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)

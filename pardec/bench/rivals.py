@@ -49,7 +49,7 @@ def rivals(model: LanguageModel, call: Call) -> Rivals:
         if cache is None:
             found.left_out["plain"] = f"it decodes sequential@none and sequential@dual, and not {call.sampler.spec}"
             return found
-        plain = Plain(model, cached=cache == "dual")
+        plain = Plain(model, length, cached=cache == "dual")
         found.runs["plain"] = lambda: plain.run(canvas, prompt, block)[:, prompt:]
         if cache == "dual":
             found.left_out["diffusers"] = "its pipeline keeps no cache"
