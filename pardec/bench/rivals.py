@@ -120,7 +120,12 @@ def _pipeline(model: LanguageModel, canvas: Tensor, prompt: int, block: int) -> 
     length = canvas.shape[1]
     pipeline = LLaDA2Pipeline(model=Shim(model, length, block), scheduler=BlockRefinementScheduler())
     pipeline.set_progress_bar_config(disable=True)
-    how = {"block_length": block, "num_inference_steps": block, "threshold": _NEVER, "editing_threshold": None}
+    how: dict[str, Any] = {
+        "block_length": block,
+        "num_inference_steps": block,
+        "threshold": _NEVER,
+        "editing_threshold": None,
+    }
     how |= {"minimal_topk": 1, "eos_early_stop": False, "output_type": "seq", "mask_token_id": model.facts.mask_id}
 
     @torch.inference_mode()

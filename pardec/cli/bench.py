@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ def decode(
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
     columns = report.MEMORY if memory else report.DECODE
-    for named, make in [*((name, pardec.load) for name in model or ()), *((name, shaped) for name in shape or ())]:
+    for named, published in [*((name, True) for name in model or ()), *((name, False) for name in shape or ())]:
+        make: Callable[..., pardec.Model] = pardec.load if published else shaped
         loaded = make(named, device=device, dtype=dtype)
         say(repr(loaded), quiet=quiet)
         if memory:
