@@ -18,14 +18,16 @@ def sweep(model: pardec.Model, sizes: Sequence[tuple[int, int]] = SIZES) -> Iter
     """A row a size, smallest first: the first step wants every position of one block as long as the canvas.
 
     `logits_bytes` is what float32 logits of all positions would take, `peak_bytes` what the decode held beyond what was
-    held before it; None where it is not known. Run it in a fresh process: memory that was given back is not counted.
+    held before it; None where it is not known. Lengths end at what the model has positions for. Run it in a fresh
+    process: what was given back and is still the process's own is not counted.
 
     Raises ModelError for models that are not masked, whose forwards want no whole canvas.
     """
     if model.family != "masked":
         raise ModelError(f"{model.name} fills no canvas, so that its forwards never want all positions at once")
     network = model.language_model
-    for rows, length in sizes:
+    for rows, asked in sizes:
+        length = min(asked, (network.max_positions or asked + 1) - 1)
         ids = given(model, 1).repeat(rows, 1)
         call = model.prepare(
             input_ids=ids, sampler="fixed:steps=2", max_new_tokens=length, block_length=length, stop_ids=[]

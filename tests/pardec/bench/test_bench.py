@@ -14,11 +14,13 @@ import pardec
 from pardec.bench import decode, kernels
 from pardec.bench.decode import Differs, bench, prepared
 from pardec.bench.memory import sweep
+from pardec.bench.report import DECODE, markdown
 from pardec.bench.rivals import published, rivals
 from pardec.bench.shapes import build
 from pardec.models.errors import ModelError
 from pardec.requests import Call
 from pardec.samplers.kernels import pieces
+from tests.pardec.bench.test_clock import MAR
 
 Cli = Callable[..., tuple[int, str, str]]
 WIDE = {"model_type": "llada", "d_model": 8, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 8, "vocab_size": 60000}
@@ -76,6 +78,22 @@ def test_a_row_says_what_was_measured(model: pardec.Model) -> None:
     json.dumps(rows)
 
 
+def test_random_weights_have_the_same_rivals_as_loaded_ones() -> None:
+    tied = {"model_type": "llama", "tie_word_embeddings": True, "hidden_size": 16, "num_hidden_layers": 2}
+    tied |= {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24, "vocab_size": 40}
+    model = build("little", tied, device="cpu", dtype="float32")
+    (row,) = bench(model, batches=(2,), contexts=(5,), new=(6,), pairs=1)
+    assert row["beside"]["transformers"]["same_rows"] == 1
+    assert (row["steps"], row["tokens_fed"]) == (6, 2 * (5 + 5))
+
+
+def test_vectors_are_timed_without_a_floor() -> None:
+    model = build("little-mar", MAR, device="cpu", dtype="float32")
+    (row,) = bench(model, ["mar:steps=3"], batches=(2,), pairs=1)
+    assert (row["steps"], row["new"], row["floor"], row["beside"]) == (3, 4, None, {})
+    assert markdown(DECODE, [row]).count("\n") == 3
+
+
 def test_other_tokens_end_a_benchmark(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*_: Any) -> Any:
         return decode.Rivals({"plain": lambda: torch.zeros((1, 8), dtype=torch.int64)})
@@ -123,6 +141,8 @@ def test_the_command_writes_json_with_machine_versions_and_command(cli: Cli, fol
     code, out, err = cli("bench", "decode", folder, "-s", "threshold", *size, "--no-beside")
     assert (code, out.splitlines()[0].split(" | ")[:2]) == (0, ["| model", "sampler"])
     assert "ms a step" in err
+    code, out, _ = cli("bench", "decode", folder, "--memory", "--device", "cpu", "--json")
+    assert [(row["batch"], row["new"]) for row in json.loads(out)["rows"]] == [(1, 127), (2, 127), (4, 127), (8, 127)]
 
 
 @pytest.mark.parametrize(
