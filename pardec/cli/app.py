@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pardec import __version__
+from pardec.cli.bench import bench
 from pardec.cli.compare import compare
 from pardec.cli.environment import env
 from pardec.cli.generate import generate
@@ -43,6 +44,7 @@ app.command("generate")(generate)
 app.command("image")(image)
 app.command("compare")(compare)
 app.command("tune")(tune)
+app.add_typer(bench, name="bench")
 app.command("list")(list_)
 app.command("show")(show)
 app.command("view")(view)

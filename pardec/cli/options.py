@@ -92,3 +92,24 @@ NoReferences = Annotated[
     bool, _option(IO, "Decode no sequential and no oracle: no agreement, no floor.", "--no-references")
 ]
 ComparedBy = Annotated[str, _option(RUN, "local, torchrun or ray: who decodes.", "--executor")]
+
+# --- of `bench` ---
+
+Timed = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Embedded models, folders, hub ids.")]
+Shapes = Annotated[
+    list[str] | None,
+    _option(
+        IO,
+        "A published shape with random weights: llada-8b, dream-7b, llamagen-xl, mar-l, random-100m, random-100m-ar or "
+        "random-wide; may be repeated.",
+        "--shape",
+    ),
+]
+Document = Annotated[Path | None, _option(IO, "Write the JSON document there.", "--output", "-o", metavar="FILE")]
+Batches = Annotated[str, _option(SHAPE, "Rows decoded at once, with commas.", "--batch")]
+NewTokens = Annotated[str, _option(SHAPE, "Tokens to fill, with commas.", "--new")]
+Contexts = Annotated[str, _option(SHAPE, "Tokens before them, with commas; 0 is a short question.", "--context")]
+Pairs = Annotated[int, _option(RUN, "How often each loop is timed, all in turn.", min=1)]
+Threads = Annotated[int, _option(RUN, "Threads of the processor.", min=1)]
+NoBeside = Annotated[bool, _option(RUN, "Time no other loops beside.", "--no-beside")]
+Memory = Annotated[bool, _option(RUN, "Measure how memory grows in place of time.", "--memory")]

@@ -1,0 +1,202 @@
+"""Times whole decodes: where a step's time goes, the floor beside it, other loops in turn, memory."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pardec
+from pardec.bench.clock import reading, settle
+from pardec.bench.floor import Rates, floor, rates
+from pardec.bench.parts import PARTS, Split, split
+from pardec.bench.rivals import Rivals, rivals
+from pardec.comparison.memory import Peak
+from pardec.models.continuous import ContinuousModel
+from pardec.models.decoder import Decoder
+from pardec.models.errors import PardecError
+from pardec.requests import Call
+from pardec.samplers.events import Finished
+from pardec.vector_requests import VectorCall
+
+QUESTION = "Tom has 12 apples. He buys 7 more. How many apples does Tom have now?"
+DEFAULTS = {"masked": ("sequential", "sequential@dual"), "ar": ("sequential",), "continuous": ("mar",)}
+
+
+class Differs(PardecError, RuntimeError):
+    """Two loops that should give the same tokens do not."""
+
+
+def bench(
+    model: pardec.Model,
+    specs: Sequence[str] = (),
+    *,
+    batches: Sequence[int] = (1, 8),
+    contexts: Sequence[int] = (0,),
+    new: Sequence[int] = (64,),
+    block_length: int | None = None,
+    pairs: int = 5,
+    beside: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """A row for each spec, batch, context and length, as soon as it is there; times in seconds, memory in bytes.
+
+    Args:
+        specs: samplers; those of `DEFAULTS` where there are none.
+        contexts: tokens before the first new one; 0 is a question, or one token where there is no tokenizer.
+        new: tokens to fill; of vectors, whose pictures have as many tokens as they have, neither is looked at.
+        pairs: how often each loop is timed, all in turn; one more time comes before, and is not counted.
+        beside: time other people's loops too, where there are any.
+
+    Raises:
+        SpecError: a request that cannot work.
+        Differs: another loop gave other tokens.
+    """
+    network = model.network
+    vectors = isinstance(network, ContinuousModel)
+    measured = rates(network.device, network.dtype, _weight_bytes(model))
+    lengths = [(0, 0)] if vectors else list(product(contexts, new))
+    for spec, (context, count), batch in product(specs or DEFAULTS[model.family], lengths, batches):
+        call = prepared(model, spec, batch, context, count, block_length)
+        found = rivals(network, call) if beside and isinstance(call, Call) and not vectors else Rivals()  # type: ignore[arg-type]
+        yield {"model": model.name, "parameters": network.parameters, **_measure(model, call, found, pairs, measured)}
+
+
+def prepared(
+    model: pardec.Model, spec: str, batch: int, context: int, new: int, block_length: int | None
+) -> Call | VectorCall:
+    """The request that is timed: equal rows that never stop early."""
+    if isinstance(model.network, ContinuousModel):
+        return model.prepare(label=[row % 8 for row in range(batch)], sampler=spec)
+    ids = given(model, context)
+    masked: dict[str, Any] = {"block_length": block_length} if model.family == "masked" else {}
+    return model.prepare(input_ids=ids.repeat(batch, 1), sampler=spec, max_new_tokens=new, stop_ids=[], **masked)
+
+
+def given(model: pardec.Model, context: int) -> Tensor:
+    """The ids [context] of a prompt: a question again and again, or small ids at random where there is no tokenizer."""
+    language = model.language_model
+    if language.tokenizer is None:
+        generator = torch.Generator().manual_seed(context)
+        return torch.randint(1, min(language.vocab_size - 1, 1000), (max(context, 1),), generator=generator)
+    ids = torch.tensor(language.tokenizer(QUESTION)["input_ids"])
+    return ids.repeat(-(-context // len(ids)))[:context] if context else ids
+
+
+def _weight_bytes(model: pardec.Model) -> int:
+    return model.network.parameters * torch.empty((), dtype=model.network.dtype).element_size()
+
+
+def _measure(
+    model: pardec.Model, call: Call | VectorCall, found: Rivals, pairs: int, measured: Rates
+) -> dict[str, Any]:
+    device = model.network.device
+    runs: dict[str, Callable[[], Any]] = {"pardec": lambda: _whole(model, call), **found.runs}
+    spent: dict[str, list[float]] = {name: [] for name in runs}
+    splits: list[Split] = []
+    same: dict[str, float] = {}
+    peak = Peak(device)
+    peak.reset()
+    held = _held(device, peak)
+    finished = _whole(model, call)
+    most = peak.read()
+    for pair in range(pairs + 1):
+        order = list(runs) if pair % 2 else list(runs)[::-1]
+        for name in order:
+            made, seconds = _timed(runs[name], device)
+            if pair:
+                spent[name].append(seconds)
+            elif name != "pardec":
+                same[name] = _same(name, made, finished, call, model.network.dtype)
+        splits.append(split(model.network, call))
+    one = splits[-1]
+    ours = finished.latents if finished.latents is not None else finished.tokens
+    if (one.tokens != ours).any():
+        raise Differs(f"{call.sampler.spec}: the run with a clock gave other tokens than the one without")
+    middle = {part: statistics.median(each.seconds[part] for each in splits[1:]) / one.steps for part in PARTS}
+    total = sum(middle.values())
+    step = statistics.median(spent["pardec"]) / one.steps
+    tokens = sum(length - prompt for length, prompt in zip(call.lengths, call.prompts, strict=True))
+    return {
+        "spec": str(call.sampler.spec),
+        "batch": len(call.lengths),
+        "context": call.prompts[0],
+        "new": call.lengths[0] - call.prompts[0],
+        "block_length": call.request.block_length if isinstance(call, Call) and model.family == "masked" else None,
+        "steps": one.steps,
+        "step_s": step,
+        "tokens_per_second": tokens / (step * one.steps),
+        "split_s": middle,
+        "decision_and_host": (middle["decision"] + middle["host"]) / total,
+        **_floored(model, one, step, measured),
+        "tokens_fed": sum(finished.tokens_fed) + finished.padding,
+        "peak_bytes": None if most is None or held is None else most - held,
+        "beside": {name: {"same_rows": same[name], **_against(spent["pardec"], spent[name])} for name in found.runs},
+        "left_out": found.left_out,
+    }
+
+
+def _floored(model: pardec.Model, one: Split, step: float, measured: Rates) -> dict[str, Any]:
+    """What the floor says of a step; of stacks that are not native, and of vectors, it says nothing."""
+    stack = None if isinstance(model.network, ContinuousModel) else model.network.decoder
+    if not isinstance(stack, Decoder):
+        return {"floor": None, "over_floor": None, "rates": asdict(measured)}
+    least = floor(stack, one.fed, one.heads, measured)
+    each = {
+        "bytes": least.bytes / one.steps,
+        "operations": least.operations / one.steps,
+        "bytes_s": least.bytes / one.steps / measured.bandwidth,
+        "operations_s": least.operations / one.steps / measured.operations,
+        "step_s": least.seconds / one.steps,
+    }
+    return {"floor": each, "over_floor": step / each["step_s"], "rates": asdict(measured)}
+
+
+def _whole(model: pardec.Model, call: Call | VectorCall) -> Finished:
+    """A decode as `generate` makes it."""
+    *_, last = model.run(call, steps=False)
+    assert isinstance(last, Finished)
+    return last
+
+
+def _timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
+    now = reading(device)[1]
+    settle(device)
+    started = now()
+    made = run()
+    settle(device)
+    return made, now() - started
+
+
+def _same(name: str, made: Tensor, finished: Finished, call: Call | VectorCall, dtype: torch.dtype) -> float:
+    """The share of rows in which another loop gives the same tokens: all, in float32.
+
+    In less, products that are grouped in another way round to other logits, so that near ties may fall otherwise.
+    """
+    ours = torch.as_tensor(finished.tokens)[:, call.prompts[0] : call.lengths[0]]
+    found = made.cpu()
+    same = (found == ours).all(1) if found.shape == ours.shape else torch.zeros(len(ours), dtype=torch.bool)
+    if dtype == torch.float32 and not same.all():
+        raise Differs(f"{call.sampler.spec}: {name} gives other tokens in {int((~same).sum())} of {len(ours)} rows")
+    return float(same.float().mean())
+
+
+def _against(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Seconds of a whole decode, and how many times as long as pardec's, pair by pair."""
+    ratios = sorted(other / own for own, other in zip(ours, theirs, strict=True))
+    return {
+        "seconds": statistics.median(theirs),
+        "pardec_s": statistics.median(ours),
+        "speed_up": statistics.median(ratios),
+        "speed_up_min": ratios[0],
+        "speed_up_max": ratios[-1],
+    }
+
+
+def _held(device: torch.device, peak: Peak) -> int | None:
+    """What is held before a run."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else peak.read()

@@ -1,0 +1,157 @@
+"""Each kernel's definition against its Triton version, beside what reading and writing its bytes takes.
+
+Triton's versions run on CUDA only: under the interpreter they say whether they are right, and nothing of speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pardec.bench.floor import bandwidth, best
+from pardec.models.kernels.attention import attend
+from pardec.models.kernels.choice import Backend
+from pardec.models.kernels.norm import add_norm, norm
+from pardec.models.kernels.sight import Sight, look
+from pardec.models.kernels.swiglu import gated
+from pardec.models.kernels.turn import turn_and_store
+from pardec.models.plan import Plan, Visible
+from pardec.samplers.kernels.confidence import _define
+
+WINDOW, CANVAS = 32, 512
+Run = Callable[[Backend], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kernel on one shape: what runs it, and the bytes that it cannot but move."""
+
+    name: str
+    shape: str
+    run: Run
+    moved: int
+
+
+def bench(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+    """A row a kernel, LLaDA-8B's shapes on a GPU and smaller ones on a CPU; seconds are the best of a few trials."""
+    wide = device.type == "cuda"
+    triton = wide and _has_triton()
+    for case in cases(device, dtype, width=4096 if wide else 512, vocab=126464 if wide else 32000):
+        speed = bandwidth(device, max(case.moved, 1 << 16))
+        with torch.inference_mode():
+            reference = best(partial(case.run, "reference"), device)
+            fast = best(partial(case.run, "triton"), device) if triton else None
+            furthest = _furthest(case.run("reference"), case.run("triton")) if triton else None
+        yield {
+            "kernel": case.name,
+            "shape": case.shape,
+            "dtype": str(dtype).removeprefix("torch."),
+            "reference_s": reference,
+            "triton_s": fast,
+            "furthest": furthest,
+            "floor_s": case.moved / speed,
+            "moved_bytes": case.moved,
+        }
+
+
+def cases(device: torch.device, dtype: torch.dtype, *, width: int, vocab: int) -> list[Case]:
+    """A window of 32 queries over a canvas of 512, of a stack of `width` with heads of 64 or 128 numbers."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    dim = 128 if width >= 1024 else 64
+    heads, size = width // dim, torch.empty((), dtype=dtype).element_size()
+    x, y, gain = normal(WINDOW, width), normal(WINDOW, width), normal(width)
+    both = normal(WINDOW, 6 * width)
+    logits = torch.randn(WINDOW, vocab, generator=generator, device=device)
+    found = [
+        Case("norm", f"{WINDOW} x {width}", lambda how: norm(x, gain, 1e-5, how), 2 * x.nbytes),
+        Case("add_norm", f"{WINDOW} x {width}", lambda how: add_norm(x, y, gain, 1e-5, how), 4 * x.nbytes),
+        Case("swiglu", f"{WINDOW} x 2 x {3 * width}", lambda how: gated(both.clone(), how), both.nbytes * 3 // 2),
+        Case("confidence", f"{WINDOW} x {vocab}", partial(_confidence, logits), logits.nbytes),
+        _turning(normal(1, WINDOW, 3 * heads, dim), normal(1, CANVAS, heads, dim), heads, dim),
+    ]
+    kv = heads * dim * size
+    for kind, kv_heads in (("bidirectional", heads), ("causal", heads), ("tree", heads), ("bidirectional", heads // 4)):
+        q, k, v = normal(1, WINDOW, heads, dim), normal(1, CANVAS, kv_heads, dim), normal(1, CANVAS, kv_heads, dim)
+        run = partial(_attention, q, k, v, _plan(kind, device))
+        shape = f"{WINDOW} of {CANVAS}, {heads} heads of {dim}, {kv_heads} kept"
+        found.append(Case(f"attention, {kind}", shape, run, 2 * WINDOW * kv + k.nbytes + v.nbytes))
+    return found
+
+
+def _confidence(logits: Tensor, how: Backend) -> Any:
+    if how == "triton":
+        from pardec.samplers.kernels.confidence_triton import confidence
+
+        return confidence(logits)
+    return tuple(_define(logits))
+
+
+def _turning(fused: Tensor, cache: Tensor, heads: int, dim: int) -> Case:
+    angle = torch.arange(WINDOW, device=fused.device)[None, :, None, None] * torch.ones(dim, device=fused.device)
+    where = torch.arange(WINDOW, device=fused.device)
+    k, v = cache, cache.clone()
+    return Case(
+        "turn_and_store",
+        f"{WINDOW} x {3 * heads} heads of {dim}",
+        lambda how: turn_and_store(fused, angle.cos(), angle.sin(), k, v, where, heads, how),
+        2 * fused.nbytes,
+    )
+
+
+def _plan(kind: str, device: torch.device) -> Plan:
+    """The last 32 positions of a canvas of 512."""
+    order = torch.arange(CANVAS - WINDOW, CANVAS, device=device)[None]
+    parents = torch.arange(-1, WINDOW - 1, device=device)
+    visible = {
+        "bidirectional": Visible.bidirectional(),
+        "causal": Visible.causal(),
+        "tree": Visible.tree(parents, torch.tensor([CANVAS - WINDOW], device=device)),
+    }[kind]
+    lengths = torch.tensor([CANVAS], device=device)
+    want = torch.arange(WINDOW, device=device)[None]
+    return Plan(order, order, order, visible, lengths, want, uniform=CANVAS, span=(CANVAS - WINDOW, CANVAS))
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, how: Backend) -> Tensor:
+    return attend(q, k, v, _sight(plan, q.dtype, how))
+
+
+def _sight(plan: Plan, dtype: torch.dtype, how: Backend) -> Sight:
+    sight = look(plan, extent=CANVAS, dtype=dtype, device=plan.tokens.device, plain=True)
+    if how == "reference":
+        return sight
+    ruled = plan.visible.kind in ("bidirectional", "causal")
+    from pardec.models.kernels.sight import seen
+
+    return replace(
+        sight,
+        backend="triton",
+        mask=None,
+        causal=False,
+        dead=None,
+        positions=plan.positions,
+        lengths=plan.lengths,
+        visible=plan.visible,
+        allowed=None if ruled else seen(plan, CANVAS),
+    )
+
+
+def _furthest(one: Any, other: Any) -> float:
+    """The largest difference between the results of two runs."""
+    ones, others = ((made,) if isinstance(made, Tensor) else tuple(made) for made in (one, other))
+    return max(float((a.float() - b.float()).abs().max()) for a, b in zip(ones, others, strict=True))
+
+
+def _has_triton() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("triton") is not None

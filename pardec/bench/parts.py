@@ -1,0 +1,209 @@
+"""The three loops with a clock, of which loops that are not timed know nothing.
+
+    backbone   the stack, without its head; of vectors, the backbone
+    head       final norm and product with the vocabulary; of vectors, the denoising steps
+    draft      forwards made while drafting: of another model, or of a part of this one
+    decision   from logits to commit: drafting's own work, the method's stages, acceptance, commit
+    host       the rest: plans, bookkeeping, events
+
+A part's time is exclusive. On a GPU the clock waits at each end of a part, so that a run with a clock takes longer than
+one without: the two are separate runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from pardec.bench.clock import Clock, reading, settle
+from pardec.models.continuous import Backbone, ContinuousModel, Gaussian, Head, States
+from pardec.models.errors import SpecError
+from pardec.models.hidden import Hidden
+from pardec.models.kv_cache import KVCache
+from pardec.models.language_model import LanguageModel
+from pardec.models.plan import Plan
+from pardec.models.stack import Stack
+from pardec.requests import Call
+from pardec.samplers.contracts import Referring, Sampler
+from pardec.samplers.loops.continuous import ContinuousLoop
+from pardec.samplers.loops.masked import MaskedLoop
+from pardec.samplers.loops.verify import VerifyLoop
+from pardec.samplers.verifying import Speculation
+from pardec.vector_requests import VectorCall
+
+PARTS = ("backbone", "head", "draft", "decision", "host")
+_DRAFTING = "drafting"  # booked on the decision, but for the forwards inside
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """One forward of the native stack as the floor needs to know it."""
+
+    rows: int
+    width: int  # queries a row, padding included
+    extent: int  # slots that each of them may read
+    last: int  # queries of all rows that go through the whole of the last layer
+    cached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One run with a clock."""
+
+    seconds: dict[str, float]  # of each of `PARTS`
+    steps: int
+    tokens: np.ndarray  # [B, L] int64, or [B, S, d] float32 where tokens are vectors
+    fed: tuple[Fed, ...]
+    heads: int  # rows that the head saw
+
+
+class TimedStack:
+    """A stack behind a clock; what else is asked of it, the stack itself says."""
+
+    def __init__(self, stack: Stack, clock: Clock, *, draft: bool = False) -> None:
+        self._stack, self._clock, self._draft = stack, clock, draft
+        self.fed: list[Fed] = []
+        self.heads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stack, name)
+
+    def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        hidden: Hidden = self._clock.clocked(self._stack, self._named("backbone"))(plan, cache)
+        if not self._drafts():
+            extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
+            last = plan.want.numel() if hidden.narrowed else plan.tokens.numel()
+            self.fed.append(Fed(plan.batch, plan.width, extent, last, cache is not None))
+        head = self._clock.clocked(hidden.head, self._named("head"))
+
+        def counted(states: Tensor) -> Tensor:
+            self.heads += 0 if self._drafts() else len(states)
+            return cast("Tensor", head(states))
+
+        return replace(hidden, head=counted)
+
+    def _drafts(self) -> bool:
+        return self._draft or self._clock.inside(_DRAFTING)
+
+    def _named(self, part: str) -> Callable[[], str]:
+        return lambda: "draft" if self._drafts() else part
+
+
+class TimedBackbone:
+    """A backbone of vectors behind a clock."""
+
+    def __init__(self, backbone: Backbone, clock: Clock) -> None:
+        self._backbone = backbone
+        self._states = clock.clocked(backbone.states, "backbone")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backbone, name)
+
+    def states(self, *args: Any, **options: Any) -> States:
+        return cast("States", self._states(*args, **options))
+
+
+class TimedHead:
+    """A head of vectors behind a clock."""
+
+    def __init__(self, head: Head, clock: Clock) -> None:
+        self._head, self._clock = head, clock
+        self._law = clock.clocked(head.law, "head")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._head, name)
+
+    def law(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
+        return cast("Gaussian", self._law(x, index, states))
+
+    def respaced(self, steps: int) -> TimedHead:
+        return TimedHead(self._head.respaced(steps), self._clock)
+
+
+def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> Split:
+    """Decodes once with a clock. Raises SpecError for a sampler that decodes the request twice."""
+    clock = Clock(network.device)
+    now = reading(network.device)[1]
+    settle(network.device)
+    started = now()
+    if isinstance(call, VectorCall):
+        assert isinstance(network, ContinuousModel), "prepared for such a model"
+        stack, steps, tokens = None, *_continuous(network, call, clock)
+    else:
+        assert isinstance(network, LanguageModel), "prepared for such a model"
+        stack = TimedStack(network.decoder, clock)
+        timed = replace(network, decoder=stack)
+        steps, tokens = (
+            _verify(timed, call, clock) if isinstance(call.sampler, Speculation) else _masked(timed, call, clock)
+        )
+    settle(network.device)
+    total, spent = now() - started, clock.seconds
+    spent["decision"] = spent.get("decision", 0.0) + spent.pop(_DRAFTING, 0.0)
+    seconds = {part: spent.get(part, 0.0) for part in PARTS} | {"host": total - sum(spent.values())}
+    return Split(seconds, steps, tokens, tuple(stack.fed) if stack else (), stack.heads if stack else 0)
+
+
+def _masked(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:
+    sampler = call.sampler
+    assert isinstance(sampler, Sampler), "of a masked model"
+    if isinstance(sampler.select, Referring):
+        raise SpecError(f"{sampler.spec} decodes twice, and one decode is timed", hint="time another sampler")
+    loop: Any = MaskedLoop(model, sampler, call.request)
+    loop.decide = clock.clocked(loop.decide, "decision")
+    loop.canvas.commit = clock.clocked(loop.canvas.commit, "decision")
+    _over(loop.retire())
+    while len(loop.canvas):
+        loop.step()
+        _over(loop.retire())
+    return len(loop.record.history), loop.record.finished().tokens
+
+
+def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:
+    sampler = call.sampler
+    assert isinstance(sampler, Speculation), "of an autoregressive model"
+    draft = clock.stage(sampler.draft, ("propose", "observe"), _DRAFTING)
+    sampler = replace(sampler, draft=draft, accept=clock.stage(sampler.accept, ("accept",), "decision"))
+    loop: Any = VerifyLoop(model, sampler, call.request)
+    for owner, name in ((loop, "process"), (loop, "_commit"), (loop.passes, "take")):
+        setattr(owner, name, clock.clocked(getattr(owner, name), "decision"))
+    try:
+        _over(loop.retire())
+        while len(loop.text):
+            loop.round()
+            if len(loop.passes.fed) == 1:
+                _clock_drafters(loop, clock)
+            _over(loop.retire())
+        return len(loop.passes.fed), loop.finished().tokens
+    finally:
+        loop.memory.clear()
+
+
+def _clock_drafters(loop: VerifyLoop, clock: Clock) -> None:
+    """Puts the clock on the models that drafters have opened in the first round, and have not run on drafts yet."""
+    for state in loop.memory.values():
+        model = getattr(state, "model", None)
+        if isinstance(model, LanguageModel) and model is not loop.model and not isinstance(model.decoder, TimedStack):
+            state.model = replace(model, decoder=TimedStack(model.decoder, clock, draft=True))
+
+
+def _continuous(network: ContinuousModel, call: VectorCall, clock: Clock) -> tuple[int, np.ndarray]:
+    backbone = cast("Backbone", TimedBackbone(network.backbone, clock))
+    timed = replace(network, backbone=backbone, head=TimedHead(network.head, clock))
+    loop = ContinuousLoop(timed, call.sampler, call.request)
+    commit: Any = clock.clocked(loop.painting.commit, "decision")
+    loop.painting.commit = commit  # type: ignore[method-assign]
+    while len(loop.painting):
+        loop.round()
+        _over(loop.retire())
+    latents = loop.finished().latents
+    assert latents is not None, "tokens are vectors"
+    return loop.rounds, latents
+
+
+def _over(events: Any) -> None:
+    for _ in events:
+        pass

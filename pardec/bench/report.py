@@ -1,0 +1,112 @@
+"""What a benchmark prints: one JSON document with machine, versions and command, and tables of it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pardec.environment import machine, versions
+
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+def document(command: Sequence[str], rows: Sequence[Row], settings: Row) -> Row:
+    """All that a run came to, as JSON can hold it."""
+    head = {"command": shlex.join(["pardec", *command]), "settings": settings}
+    where = {"processor": platform.processor() or platform.machine(), **machine()}
+    return {**head, "machine": where, "versions": versions(), "rows": list(rows)}
+
+
+def write(made: Row, file: Path) -> None:
+    """Writes the document of a run."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
+
+
+def _mb(count: float | None) -> str:
+    return "" if count is None else f"{count / 2**20:.1f}"
+
+
+def _beside(row: Row) -> str:
+    return ", ".join(
+        f"{name} {made['speed_up']:.2f}x ({made['speed_up_min']:.2f} to {made['speed_up_max']:.2f})"
+        for name, made in row["beside"].items()
+    )
+
+
+def _part(name: str) -> Callable[[Row], str]:
+    return lambda row: _ms(row["split_s"][name])
+
+
+DECODE: tuple[Column, ...] = (
+    ("model", lambda row: row["model"]),
+    ("sampler", lambda row: f"`{row['spec']}`"),
+    ("rows", lambda row: str(row["batch"])),
+    ("given + new", lambda row: f"{row['context']} + {row['new']}"),
+    ("steps", lambda row: str(row["steps"])),
+    ("ms a step", lambda row: _ms(row["step_s"])),
+    ("backbone", _part("backbone")),
+    ("head", _part("head")),
+    ("draft", _part("draft")),
+    ("decision", _part("decision")),
+    ("host", _part("host")),
+    ("decision and host", lambda row: f"{row['decision_and_host']:.0%}"),
+    ("floor", lambda row: "" if row["floor"] is None else _ms(row["floor"]["step_s"])),
+    ("over floor", lambda row: "" if row["over_floor"] is None else f"{row['over_floor']:.2f}x"),
+    ("fed", lambda row: str(row["tokens_fed"])),
+    ("peak MiB", lambda row: _mb(row["peak_bytes"])),
+    ("others take", _beside),
+)
+MEMORY: tuple[Column, ...] = (
+    ("model", lambda row: row["model"]),
+    ("rows", lambda row: str(row["batch"])),
+    ("new", lambda row: str(row["new"])),
+    ("vocabulary", lambda row: str(row["vocabulary"])),
+    ("all logits MiB", lambda row: _mb(row["logits_bytes"])),
+    ("peak MiB", lambda row: _mb(row["peak_bytes"])),
+)
+KERNELS: tuple[Column, ...] = (
+    ("kernel", lambda row: row["kernel"]),
+    ("shape", lambda row: row["shape"]),
+    ("dtype", lambda row: row["dtype"]),
+    ("definition µs", lambda row: f"{1e6 * row['reference_s']:.1f}"),
+    ("Triton µs", lambda row: "" if row["triton_s"] is None else f"{1e6 * row['triton_s']:.1f}"),
+    ("floor µs", lambda row: f"{1e6 * row['floor_s']:.1f}"),
+    ("furthest", lambda row: "" if row["furthest"] is None else f"{row['furthest']:.1e}"),
+)
+
+
+def markdown(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """The rows as a table; columns that are empty throughout are left out."""
+    table = [[show(row) for row in rows] for _, show in columns]
+    kept = [(name, cells) for (name, _), cells in zip(columns, table, strict=True) if any(cells)]
+    lines = [f"| {' | '.join(name for name, _ in kept)} |", "|---" * len(kept) + "|"]
+    lines += [f"| {' | '.join(cells)} |" for cells in zip(*(cells for _, cells in kept), strict=True)]
+    return "\n".join(lines) + "\n"
+
+
+def line(columns: Sequence[Column], row: Row) -> str:
+    """A row in one line, for whoever waits."""
+    told = ((name, show(row)) for name, show in columns)
+    return "; ".join(f"{name} {cell}" for name, cell in told if cell)
+
+
+def drawn(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
+    """The rows as rich draws them on a terminal."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for name, _ in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(show(row).replace("`", "") for _, show in columns))
+    return table

@@ -1,0 +1,136 @@
+"""Other people's loops on the same weights: a plain one, transformers' generate, diffusers' LLaDA2Pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pardec.bench.plain import Plain
+from pardec.models import assemble
+from pardec.models.decoder import Decoder
+from pardec.models.families import FAMILIES
+from pardec.models.language_model import LanguageModel
+from pardec.models.plan import Plan
+from pardec.requests import Call
+from pardec.samplers import registry
+
+GENERATED = ("llama", "qwen2", "qwen3")  # families whose published class transformers' generate decodes
+_NEVER = 2.0  # a threshold that no probability passes
+
+
+@dataclass(slots=True)
+class Rivals:
+    """What may be timed beside one request, each as a run to its tokens [B, new]; and why others may not."""
+
+    runs: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def rivals(model: LanguageModel, call: Call) -> Rivals:
+    """Those that give the tokens of `call`, whose rows are equally long."""
+    found = Rivals()
+    prompt, length, block = call.prompts[0], call.lengths[0], call.request.block_length
+    canvas = torch.stack(call.request.canvases).to(model.device)
+    if not isinstance(model.decoder, Decoder) or call.request.temperature:
+        return found
+    if model.family in GENERATED:
+        if call.sampler.exact == "relaxed":
+            found.left_out["transformers"] = f"{call.sampler.spec} may give other tokens"
+        else:
+            found.runs["transformers"] = _generate(model, canvas[:, :prompt], length - prompt)
+    elif model.facts.attention == "bidirectional":
+        caches = {str(registry.resolve(f"sequential@{cache}", "masked").spec): cache for cache in ("none", "dual")}
+        cache = caches.get(str(call.sampler.spec))
+        if cache is None:
+            found.left_out["plain"] = f"it decodes sequential@none and sequential@dual, and not {call.sampler.spec}"
+            return found
+        plain = Plain(model, length, cached=cache == "dual")
+        found.runs["plain"] = lambda: plain.run(canvas, prompt, block)[:, prompt:]
+        if cache == "dual":
+            found.left_out["diffusers"] = "its pipeline keeps no cache"
+        elif prompt % block or (length - prompt) % block:
+            found.left_out["diffusers"] = (
+                f"its blocks of {block} are laid from position 0: --context and --new must fit"
+            )
+        else:
+            found.runs["diffusers"] = _pipeline(model, canvas, prompt, block)
+    return found
+
+
+def published(model: LanguageModel) -> nn.Module:
+    """transformers' class of the same config over the same memory."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    settings = {name: value for name, value in model.config.items() if name not in ("model_type", "torch_dtype")}
+    config = CONFIG_MAPPING[model.config["model_type"]].from_dict(settings)
+    network: nn.Module = AutoModelForCausalLM.from_config(config, dtype=model.dtype).to(model.device).eval()
+    assert isinstance(model.decoder, Decoder), "of a native family"
+    state = {}
+    for name, target in assemble.targets(FAMILIES[model.family], model.decoder).items():
+        held = model.decoder.get_parameter(target.parameter).data
+        state[name] = held[target.start : target.start + target.shape[0]]
+    if model.decoder.config.tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    network.load_state_dict(state, strict=True, assign=True)
+    return network
+
+
+def _generate(model: LanguageModel, ids: Tensor, new: int) -> Callable[[], Tensor]:
+    network: Any = published(model)
+    network.generation_config.eos_token_id = None  # no row ends early, and no processor is needed for that
+    network.generation_config.pad_token_id = 0
+    seen = torch.ones_like(ids)
+
+    @torch.inference_mode()
+    def run() -> Tensor:
+        made: Tensor = network.generate(ids, attention_mask=seen, max_new_tokens=new, do_sample=False)
+        return made[:, ids.shape[1] :]
+
+    return run
+
+
+class Shim(nn.Module):
+    """A pardec model as LLaDA2Pipeline calls one: the logits that the model gives with all later blocks masked."""
+
+    def __init__(self, model: LanguageModel, length: int, block: int) -> None:
+        super().__init__()
+        self.model, self.length, self.block = model, length, block
+        self.dtype, self.device = model.dtype, model.device
+
+    def forward(self, input_ids: Tensor, **_: Any) -> Any:
+        """Logits [B, block, V] of the last block of `input_ids` [B, n], which is all that the pipeline looks at."""
+        mask, stop = self.model.facts.mask_id, input_ids.shape[1]
+        assert mask is not None, "a masked model"
+        canvas = nn.functional.pad(input_ids, (0, self.length - stop), value=mask)
+        plan = Plan.full(canvas, self.model.visible())
+        places = torch.arange(stop - self.block, stop, device=canvas.device).expand(len(canvas), -1)
+        logits = self.model.forward(plan).logits(self.model.rows(places)).clone()
+        logits[..., mask] = -1e9  # its scheduler would commit the mask where that is the likeliest
+        return SimpleNamespace(logits=logits)
+
+
+def _pipeline(model: LanguageModel, canvas: Tensor, prompt: int, block: int) -> Callable[[], Tensor]:
+    from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
+
+    length = canvas.shape[1]
+    pipeline = LLaDA2Pipeline(model=Shim(model, length, block), scheduler=BlockRefinementScheduler())
+    pipeline.set_progress_bar_config(disable=True)
+    how: dict[str, Any] = {
+        "block_length": block,
+        "num_inference_steps": block,
+        "threshold": _NEVER,
+        "editing_threshold": None,
+    }
+    how |= {"minimal_topk": 1, "eos_early_stop": False, "output_type": "seq", "mask_token_id": model.facts.mask_id}
+
+    @torch.inference_mode()
+    def run() -> Tensor:
+        made: Tensor = pipeline(input_ids=canvas[:, :prompt], gen_length=length - prompt, **how).sequences
+        return made
+
+    return run

@@ -1,0 +1,144 @@
+"""`pardec bench decode` and `pardec bench kernels`: where the time goes, beside the floor and other people's loops."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from pardec.cli import options as o
+from pardec.cli.common import Debug, Json, dump, say
+from pardec.models.errors import SpecError
+
+bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.", no_args_is_help=True)
+
+
+@bench.command()
+def decode(
+    model: o.Timed = None,
+    shape: o.Shapes = None,
+    sampler: o.Samplers = None,
+    batch: o.Batches = "1,8",
+    new: o.NewTokens = "64",
+    context: o.Contexts = "0",
+    block_length: o.BlockLength = None,
+    pairs: o.Pairs = 5,
+    threads: o.Threads = 1,
+    no_beside: o.NoBeside = False,
+    memory: o.Memory = False,
+    json_: Json = False,
+    output: o.Document = None,
+    quiet: o.Quiet = False,
+    device: o.Device = "auto",
+    dtype: o.Dtype = "auto",
+    debug: Debug = False,
+) -> None:
+    """Time a step and its parts, beside the floor and other loops on the same weights; tokens must agree.
+
+    pardec bench decode tiny-dream --batch 1,8
+
+    pardec bench decode tiny-llama -s sequential -s lookup --context 0,384 -o speed.json
+
+    pardec bench decode --shape llada-8b -s sequential@dual --context 448 --dtype bfloat16
+
+    pardec bench decode --shape random-wide --memory
+    """
+    if not model and not shape:
+        raise SpecError("there is nothing to time", hint="name a model, or a shape with --shape random-100m")
+    numbers = {name: _numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
+
+    # Here and not above: these bring torch, which --help does not need.
+    import torch
+
+    import pardec
+    from pardec.bench import decode as timing
+    from pardec.bench import report
+    from pardec.bench.memory import sweep
+    from pardec.bench.shapes import shaped
+
+    torch.set_num_threads(threads)
+    rows: list[dict[str, Any]] = []
+    columns = report.MEMORY if memory else report.DECODE
+    for named, published in [*((name, True) for name in model or ()), *((name, False) for name in shape or ())]:
+        make: Callable[..., pardec.Model] = pardec.load if published else shaped
+        loaded = make(named, device=device, dtype=dtype)
+        say(repr(loaded), quiet=quiet)
+        if memory:
+            found = sweep(loaded)
+        else:
+            found = timing.bench(
+                loaded,
+                sampler or (),
+                batches=numbers["batch"],
+                contexts=numbers["context"],
+                new=numbers["new"],
+                block_length=block_length,
+                pairs=pairs,
+                beside=not no_beside,
+            )
+        for row in found:
+            rows.append(row)
+            say(report.line(columns, row), quiet=quiet or sys.stdout.isatty())
+    settings = {"pairs": pairs, "threads": threads, "block_length": block_length, "dtype": dtype, "device": device}
+    _tell(report.document(sys.argv[1:], rows, settings), columns, json_, output, quiet)
+
+
+@bench.command()
+def kernels(
+    json_: Json = False,
+    output: o.Document = None,
+    threads: o.Threads = 1,
+    quiet: o.Quiet = False,
+    device: o.Device = "auto",
+    dtype: o.Dtype = "auto",
+    debug: Debug = False,
+) -> None:
+    """Time each kernel's definition against its Triton version, beside what moving its bytes takes."""
+    import torch
+
+    from pardec.bench import kernels as timing
+    from pardec.bench import report
+    from pardec.models.placement import choose_device, choose_dtype
+
+    torch.set_num_threads(threads)
+    place, _ = choose_device(device)
+    kind, _ = choose_dtype(dtype, place, torch.bfloat16)
+    if place.type != "cuda":
+        say(f"on {place} the definitions alone are timed: Triton's versions need CUDA", quiet=quiet)
+    rows = list(timing.bench(place, kind))
+    settings = {"threads": threads, "dtype": str(kind).removeprefix("torch."), "device": str(place)}
+    _tell(report.document(sys.argv[1:], rows, settings), report.KERNELS, json_, output, quiet)
+
+
+def _tell(made: dict[str, Any], columns: Sequence[Any], json_: bool, output: Path | None, quiet: bool) -> None:
+    """The document on stdout as JSON, drawn on a terminal, else as Markdown; and into a file."""
+    from pardec.bench import report
+
+    if output is not None:
+        report.write(made, output)
+        say(f"wrote {output}", quiet=quiet)
+    if json_:
+        dump(made)
+    elif sys.stdout.isatty():
+        from rich import print as drawn
+
+        drawn(report.drawn(columns, made["rows"]))
+    else:
+        print(report.markdown(columns, made["rows"]), end="")
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    """Whole numbers with commas; all but contexts are at least 1."""
+    least = 0 if name == "context" else 1
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < least:
+        raise SpecError(
+            f"--{name} takes whole numbers from {least} on, with commas, got {text!r}", hint=f"--{name} 1,8"
+        )
+    return found
