@@ -7,6 +7,7 @@ and on any device. A mixing function in the style of SplitMix64 (Steele, Lea and
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -62,12 +63,38 @@ class Keyed:
         return wide((bits >> 12) & _MASK52).add_(0.5).mul_(2.0**-52)
 
 
+class Seats:
+    """Like `Keyed`, where rows that are done give their number to others."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.keyed = Keyed(tuple(seeds))
+
+    def seeds(self, rows: np.ndarray) -> list[int]:
+        """Those that these rows draw from."""
+        return [self.keyed.seeds[row] for row in rows]
+
+    def seat(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        """From now on these rows draw from these seeds."""
+        kept = list(self.keyed.seeds)
+        for row, seed in zip(rows, seeds, strict=True):
+            kept[row] = seed
+        self.keyed = Keyed(tuple(kept))
+
+    def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
+        return self.keyed.uniform(rows, step, positions, purpose, width)
+
+
 def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:
     """One seed a row: a list is taken as it is, a single seed gives row i the one derived from (seed, i)."""
     if isinstance(seed, int):
         first = _mix(torch.tensor(_signed(seed)))
         return tuple(_mix(first + torch.arange(count) * _GOLDEN).tolist())
     return tuple(seed)
+
+
+def row_seed(seed: int, row: int) -> int:
+    """What `row_seeds` gives row `row`."""
+    return int(_mix(_mix(torch.tensor([_signed(seed)])) + torch.tensor([row]) * _GOLDEN))
 
 
 def wide(values: Tensor) -> Tensor:
