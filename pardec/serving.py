@@ -10,7 +10,7 @@ once, `allowed`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -249,7 +249,7 @@ class Serving(Iterator[Served]):
 
     # --- decoding ---
 
-    def _serve(self) -> Iterator[Served]:
+    def _serve(self) -> Generator[Served, None, None]:
         while taken := self._take(self.batch_size):
             vectors = isinstance(taken[0].call, VectorCall)
             with closing(cast("Any", self._drawn(taken) if vectors else self._batch(taken))) as served:
@@ -301,7 +301,9 @@ class Serving(Iterator[Served]):
         finally:
             loop.memory.clear()  # states may hold the scene, which reaches them
 
-    def _join(self, loop: Loop, seats: list[_Row], free: np.ndarray, other: Loop, more: list[_Row]) -> Any:
+    def _join(
+        self, loop: Loop, seats: list[_Row], free: np.ndarray, other: Loop, more: list[_Row]
+    ) -> Generator[Served, None, np.ndarray]:
         """Lets the rows of `other` in; yields those that are done at once, and returns the places that stay free."""
         if isinstance(other, VerifyLoop):
             yield from self._ended(other, more, other.over())

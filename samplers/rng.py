@@ -69,19 +69,18 @@ class Seats:
     def __init__(self, seeds: Sequence[int]) -> None:
         self.keyed = Keyed(tuple(seeds))
 
-    def seeds(self, rows: np.ndarray) -> list[int]:
-        """Those that these rows draw from."""
-        return [self.keyed.seeds[row] for row in rows]
-
-    def seat(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """From now on these rows draw from these seeds."""
-        kept = list(self.keyed.seeds)
-        for row, seed in zip(rows, seeds, strict=True):
-            kept[row] = seed
-        self.keyed = Keyed(tuple(kept))
-
     def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
         return self.keyed.uniform(rows, step, positions, purpose, width)
+
+
+def seat(source: Source, rows: np.ndarray, other: Source, theirs: np.ndarray) -> None:
+    """From now on these rows [n] draw from the seeds of rows `theirs` [n] of another request; both have `Seats`."""
+    assert isinstance(source, Seats), "rows can only join where there are seats"
+    assert isinstance(other, Seats), "and only from where they had some"
+    seeds = list(source.keyed.seeds)
+    for row, old in zip(rows.tolist(), theirs.tolist(), strict=True):
+        seeds[row] = other.keyed.seeds[old]
+    source.keyed = Keyed(tuple(seeds))
 
 
 def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:

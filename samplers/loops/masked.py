@@ -40,7 +40,7 @@ from pardec.samplers.kernels.rank import best
 from pardec.samplers.loops.asking import Asking
 from pardec.samplers.loops.record import Before, Record
 from pardec.samplers.registry import resolve
-from pardec.samplers.rng import Seats
+from pardec.samplers.rng import seat
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -273,9 +273,7 @@ class MaskedLoop:
         They take the numbers of those. The samplers and the lengths of blocks are one.
         """
         rows = self.rows[where]
-        for source in (self.request.source, other.request.source):
-            assert isinstance(source, Seats), "rows that join have seats"
-        self.request.source.seat(rows.tolist(), other.request.source.seeds(other.rows))
+        seat(self.request.source, rows, other.request.source, other.rows)
         self.canvas.put(where, other.canvas)
         self.asking.put(other.asking)
         self.record.put(rows, other.canvas.total)

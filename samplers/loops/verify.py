@@ -26,7 +26,7 @@ from pardec.samplers.joining import put_rows, unjoinable
 from pardec.samplers.kernels.process import Processing
 from pardec.samplers.loops.log import Log
 from pardec.samplers.loops.passes import Passes
-from pardec.samplers.rng import Seats
+from pardec.samplers.rng import seat
 from pardec.samplers.sequences import Sequences
 from pardec.samplers.verifying import Draft, Laws, Outcome, Scene, Speculation, Verdict
 
@@ -217,9 +217,7 @@ class VerifyLoop:
         They take the numbers of those. Both loops stand between rounds, and the samplers are one.
         """
         rows = self.rows[where]
-        for source in (self.request.source, other.request.source):
-            assert isinstance(source, Seats), "rows that join have seats"
-        self.request.source.seat(rows.tolist(), other.request.source.seeds(other.rows))
+        seat(self.request.source, rows, other.request.source, other.rows)
         self.text.put(where, other.text)
         self.passes.put(where, other.passes)
         self.log.put(self.passes, rows, other.log, other.passes)
