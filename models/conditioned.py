@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from .errors import CacheError, ModelError
@@ -99,6 +100,19 @@ class Conditioned:
         cache.shift = None if self.even else self.shift.flatten()
         return cache
 
+    def put(self, rows: Tensor, other: Conditioned, whom: Tensor) -> None:
+        """The conditions of rows `whom` [n] of another request in place of those of `rows` [n]."""
+        most = max(self.rows.shape[2], other.rows.shape[2])
+        held, given = (pad(each, (0, 0, 0, most - each.shape[2])) for each in (self.rows, other.rows))
+        rows, whom = (index.to(held.device) for index in (rows, whom))
+        self.rows = held.index_copy(1, rows, given[:, whom])
+        self.lengths = self.lengths.index_copy(1, rows, other.lengths[:, whom])
+        self.places = self.places.index_copy(0, rows, other.places[whom])
+        self.shift = self.lengths - self.places
+        self.even = not bool(self.shift.any())
+        if self.last is not None and other.last is not None:
+            self.last = self.last.index_copy(0, rows, other.last[whom])
+
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if cache is None:
             raise CacheError("a condition stands in the cache, and there is none")
@@ -169,6 +183,17 @@ class Shifted(Hidden):
     def _copied(self, positions: Tensor) -> Tensor:
         """`positions` [B, K] as each copy counts them."""
         return torch.cat([torch.where(positions < 0, -1, positions + by[:, None]) for by in self.shifts])
+
+
+def put_rows(stack: Stack, cache: KVCache, rows: Tensor, others: Stack, other: KVCache) -> None:
+    """The rows of `other`, a cache of the stack `others`, in place of `rows` [n] of a cache of `stack`.
+
+    The two stacks are one, or the same one behind other conditions.
+    """
+    cache.put(rows, other)
+    if isinstance(stack, Conditioned) and isinstance(others, Conditioned):
+        stack.put(cache.ids[rows.cpu()], others, other.ids)
+        cache.shift = None if stack.even else stack.shift[:, cache.ids.to(stack.shift.device)].flatten()
 
 
 def _moved(plan: Plan, by: Tensor) -> Plan:

@@ -143,6 +143,27 @@ class KVCache:
         self.batch = rows.numel()
         self._views.clear()
 
+    def grow(self, capacity: int) -> None:
+        """Room for at least `capacity` slots a row; what is held stays."""
+        if capacity <= self.capacity:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            for store in (self.k, self.v):
+                for layer, tensor in enumerate(store):
+                    store[layer] = tensor.new_zeros(len(tensor), capacity + 1, *tensor.shape[2:])
+                    store[layer][:, : self.capacity] = tensor[:, :-1]
+        self.capacity = capacity
+        self._views.clear()
+
+    def put(self, rows: Tensor, other: KVCache) -> None:
+        """The rows of `other`, all copies of each, in place of `rows` [n]; nothing else moves unless room is short."""
+        self.grow(other.capacity)
+        rows = self._all(rows.cpu())
+        with torch.inference_mode(False), torch.no_grad():
+            for store, theirs in ((self.k, other.k), (self.v, other.v)):
+                for tensor, given in zip(store, theirs, strict=True):
+                    tensor[rows.to(tensor.device), : other.capacity] = given[:, :-1]
+
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
         """Copy slots `source` [B, T] to `target` [B, T], all reads before all writes; -1 in `target` moves nothing.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pardec.models.imaging import Pictures
     from pardec.models.language_model import LanguageModel
     from pardec.samplers.cards import Family
+    from pardec.serving import Serving
 
 
 class OutOfMemory(PardecError, MemoryError):
@@ -199,6 +201,33 @@ class Model:
         length True
         """
         return self.run(self.prepare(prompt, **arguments), text=True)
+
+    def serve_batch(self, prompts: Iterable[Any], *, batch_size: int = 8, **arguments: Unpack[Arguments]) -> Serving:
+        """Decodes prompts of any number, `batch_size` at a time: where a row is done, the next prompt takes its place.
+
+        Args:
+            prompts: read as places become free; each one text, a conversation, or a dict with prompt, messages,
+                input_ids (one row), label or prompt_embeds, and where it is to have its own: seed (of the row, as in a
+                list of seeds), max_new_tokens, template, allowed.
+            arguments: as `generate` takes them, for all prompts. Prompt i has the seed that row i of a batch has.
+
+        Returns:
+            An iterator of finished rows, in the order in which they finish, each with the `index` of its prompt and a
+            `result` of one row. The tokens of a row are those that `generate` gives it alone. `waits` says why a batch
+            drains before the next begins, where its rows cannot be replaced one by one.
+
+        Raises:
+            SpecError: an argument that cannot work; for one of a prompt, once the rows before it are done.
+
+        >>> model = load("tiny-dream", device="cpu")
+        >>> rows = model.serve_batch((f"Tom has {n} cups." for n in range(3)), batch_size=2, max_new_tokens=4)
+        >>> sorted(row.index for row in rows)
+        [0, 1, 2]
+        """
+        from pardec.serving import Serving
+
+        guard = partial(_memory, f"a batch of {batch_size} rows", "serve fewer rows at once (batch_size)")
+        return Serving(self, prompts, batch_size, arguments, guard)
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """What the checkpoint puts out: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.

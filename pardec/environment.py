@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 PACKAGES = ("torch", "transformers", "diffusers", "accelerate", "tokenizers", "safetensors", "triton")
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of pardec, Python and the packages that decide numbers; no import of any of them."""
     from pardec import __version__

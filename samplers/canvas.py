@@ -24,6 +24,7 @@ NEVER = -2  # commit_step of a position that was never committed
 _CLOCKS = 64  # forwards for which there is room at first
 _MOST = np.iinfo(np.int16).max  # what commit_step can count
 _ROWS = ("rows", "prompt", "total", "origin", "lo", "hi", "end", "step", "nfe", "entered", "left", "first_open")
+_TENSORS = ("tokens", "open", "commit_step", "commit_score", "window", "eligible")
 _HOST = (*_ROWS, "asked", "planned", "held", "_clocks", "given_host", "window_host", "eligible_host")
 
 
@@ -112,11 +113,13 @@ class Canvas:
         block_causal: bool = False,
         shift: int = 0,
         device: torch.device | str = "cpu",
+        length: int = 0,
     ) -> None:
+        """Columns are those of the longest row, and at least `length`."""
         total = np.array([len(row) for row in rows])
         if total.max() > _MOST:
             raise CapacityError(f"a row of {total.max()} positions is longer than the {_MOST} that a canvas can record")
-        self.length = int(total.max())
+        self.length = max(int(total.max()), length)
         self.mask_id, self.pad_id, self.block_length, self.shift = mask_id, pad_id, block_length, shift
         tokens = torch.full((len(rows), self.length + 1), pad_id)
         for at, row in enumerate(rows):
@@ -307,9 +310,46 @@ class Canvas:
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows ([n] indices), in this order."""
         index = torch.from_numpy(rows).to(self.tokens.device)
-        for name in ("tokens", "open", "commit_step", "commit_score", "window", "eligible"):
+        for name in _TENSORS:
             setattr(self, name, getattr(self, name)[index])
         for name in _HOST:
             setattr(self, name, getattr(self, name)[rows])
         self._bind()
         self._read()
+
+    def put(self, where: np.ndarray, other: Canvas) -> None:
+        """The rows of `other`, which no forward has seen, in place of those at `where`, whose numbers they take.
+
+        Its columns are at least as many; where they are more, this canvas grows.
+        """
+        self._grow(other.length)
+        with torch.inference_mode(False), torch.no_grad():
+            index = torch.from_numpy(where).to(self.tokens.device)
+            for name in _TENSORS:
+                setattr(self, name, getattr(self, name).index_copy(0, index, getattr(other, name)))
+        for name in _HOST:
+            if name not in ("rows", "_clocks"):
+                held = getattr(self, name).copy()
+                held[where] = getattr(other, name)
+                setattr(self, name, held)
+        past = self._forwards - int(self.nfe.max())  # forwards that no row here took part in
+        self._clocks = np.roll(self._clocks, -past, axis=1)
+        self._forwards -= past
+        self._clocks[where] = -1
+        self._bind()
+        self._read()
+
+    def _grow(self, length: int) -> None:
+        """New columns before the bin, which belong to no row."""
+        more, old = length - self.length, self.length
+        if not more:
+            return
+        for name, blank in (("tokens", self.pad_id), ("open", False), ("commit_step", GIVEN), ("commit_score", 0)):
+            held = getattr(self, name)
+            with torch.inference_mode(False), torch.no_grad():
+                fresh = held.new_full((len(held), more), blank)
+                setattr(self, name, torch.cat([held[:, :-1], fresh, held[:, -1:]], 1))
+        self.given_host = np.pad(self.given_host, ((0, 0), (0, more)), constant_values=True)
+        self.length = length
+        self.window_host = np.where(self.window_host == old, length, self.window_host)
+        self.window = torch.from_numpy(self.window_host).to(self.tokens.device)

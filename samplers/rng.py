@@ -7,6 +7,7 @@ and on any device. A mixing function in the style of SplitMix64 (Steele, Lea and
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -62,12 +63,37 @@ class Keyed:
         return wide((bits >> 12) & _MASK52).add_(0.5).mul_(2.0**-52)
 
 
+class Seats:
+    """Like `Keyed`, where rows that are done give their number to others."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.keyed = Keyed(tuple(seeds))
+
+    def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
+        return self.keyed.uniform(rows, step, positions, purpose, width)
+
+
+def seat(source: Source, rows: np.ndarray, other: Source, theirs: np.ndarray) -> None:
+    """From now on these rows [n] draw from the seeds of rows `theirs` [n] of another request; both have `Seats`."""
+    assert isinstance(source, Seats), "rows can only join where there are seats"
+    assert isinstance(other, Seats), "and only from where they had some"
+    seeds = list(source.keyed.seeds)
+    for row, old in zip(rows.tolist(), theirs.tolist(), strict=True):
+        seeds[row] = other.keyed.seeds[old]
+    source.keyed = Keyed(tuple(seeds))
+
+
 def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:
     """One seed a row: a list is taken as it is, a single seed gives row i the one derived from (seed, i)."""
     if isinstance(seed, int):
         first = _mix(torch.tensor(_signed(seed)))
         return tuple(_mix(first + torch.arange(count) * _GOLDEN).tolist())
     return tuple(seed)
+
+
+def row_seed(seed: int, row: int) -> int:
+    """What `row_seeds` gives row `row`."""
+    return int(_mix(_mix(torch.tensor([_signed(seed)])) + torch.tensor([row]) * _GOLDEN))
 
 
 def wide(values: Tensor) -> Tensor:

@@ -83,9 +83,27 @@ class Sequences:
             self.tokens[place] = torch.from_numpy(tokens[row, column]).to(self.device)
         self.length += counts
 
+    def put(self, where: np.ndarray, other: Sequences) -> None:
+        """The rows of `other` in place of the live rows at `where`, under their numbers in the request."""
+        width = max(self.host.shape[1], other.host.shape[1])
+        blank = {"host": self.pad_id, "commit_step": NEVER, "commit_score": 0}
+        for name in ("prompt", "length", "limit", "nfe", *blank):
+            held, given = getattr(self, name).copy(), getattr(other, name)
+            if name in blank:
+                held, given = (_wider(each, width, blank[name]) for each in (held, given))
+            held[where] = given
+            setattr(self, name, held)
+        shared = torch.from_numpy(self.host)
+        self.tokens = shared if self.device.type == "cpu" else shared.to(self.device)
+
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows."""
         for name in ("rows", "prompt", "length", "limit", "nfe", "host", "commit_step", "commit_score"):
             setattr(self, name, getattr(self, name)[rows])
         on_host = self.device.type == "cpu"
         self.tokens = torch.from_numpy(self.host) if on_host else self.tokens[torch.from_numpy(rows).to(self.device)]
+
+
+def _wider(rows: np.ndarray, width: int, blank: float) -> np.ndarray:
+    """`rows` [B, C] with `blank` behind them up to `width`."""
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=blank)

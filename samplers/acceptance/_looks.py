@@ -35,6 +35,9 @@ class Looks:
     def keep(self, rows: np.ndarray) -> None:
         """Rows that leave leave it as it is."""
 
+    def put(self, where: np.ndarray, other: Looks) -> None:
+        """And so do rows that enter."""
+
 
 def appearance(model: LanguageModel) -> Tensor:
     """[V, C]: the image codebook of a model, else its input embeddings.

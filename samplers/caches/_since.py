@@ -34,6 +34,17 @@ class Since:
         """Before the first forward."""
         return cls(canvas.tokens_host.copy(), np.zeros_like(canvas.step))
 
+    def put(self, where: np.ndarray, other: Since) -> None:
+        """The rows of `other`, whose canvas is as long or longer, in place of the live rows at `where`."""
+        more = other.tokens.shape[1] - self.tokens.shape[1]
+        self.tokens = np.pad(self.tokens, ((0, 0), (0, more)), mode="edge")  # the bin holds what pads
+        self.start = self.start.copy()
+        self.tokens[where], self.start[where] = other.tokens, other.start
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.tokens, self.start = self.tokens[rows], self.start[rows]
+
     def changed(self, canvas: Canvas) -> np.ndarray:
         """[B, L + 1] bool: what was written since, and what was taken back; notes how the rows stand now.
 

@@ -24,6 +24,11 @@ class PerRow(Generic[Row]):
         """Keeps these live rows."""
         self.rows = [self.rows[row] for row in rows]
 
+    def put(self, where: np.ndarray, other: PerRow[Row]) -> None:
+        """The rows of `other` in place of the live rows at `where`."""
+        for row, given in zip(where.tolist(), other.rows, strict=True):
+            self.rows[row] = given
+
 
 class Grams:
     """Where each run of tokens, of some sizes, began in a growing text; what ends the text itself does not count."""

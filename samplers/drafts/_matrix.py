@@ -23,6 +23,13 @@ class Matrix:
         own = self.table[:-2].view(-1, self.vocab, self.k)[torch.from_numpy(rows).to(self.table.device)]
         self.table = torch.cat((own.flatten(0, 1), self.table[-2:]))
 
+    def put(self, where: np.ndarray, other: Matrix) -> None:
+        """The tables of `other` in place of those of the live rows at `where`."""
+        if self.shared:
+            return
+        rows = torch.from_numpy(where).to(self.table.device)
+        self.table[:-2].view(-1, self.vocab, self.k)[rows] = other.table[:-2].view(-1, self.vocab, self.k)
+
     def read(self, tokens: Tensor, ranks: Tensor) -> Tensor:
         """[B, n] int64: candidate `ranks` [n] of `tokens` [B, n], -1 where none is known or the token is -1."""
         place = torch.where(tokens < 0, len(self.table) - 2, tokens + self._first(len(tokens)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pardec.models.conditioned import put_rows
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.language_model import LanguageModel
@@ -70,6 +71,13 @@ class Nodes:
         self.held = self.held[rows]
         if self.own and len(rows):
             self.cache.keep(torch.from_numpy(rows))
+
+    def put(self, where: np.ndarray, other: Nodes) -> None:
+        """The rows of `other` in place of the live rows at `where`; the loop tells the target's cache itself."""
+        self.held = self.held.copy()
+        self.held[where] = other.held
+        if self.own:
+            put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
 
     # --- the voice ---
 

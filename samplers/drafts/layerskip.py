@@ -80,6 +80,11 @@ class Skipping(Nodes):
 
     search: Search | None = None
 
+    @property
+    def joins(self) -> bool:
+        """A search is of the rows that it began with."""
+        return self.search is None
+
     def improve(self, context: int) -> int:
         """One try of the search, on the rows that have `context` generated tokens and slots to feed them to; how many
         forwards it took."""

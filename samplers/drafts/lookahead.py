@@ -16,7 +16,7 @@ Exact: greedy, and distribution with an exact acceptance: every guess is a point
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,10 @@ from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 @dataclass(slots=True)
 class Lines:
     """The window of each row and its pool, on the host."""
+
+    joins: ClassVar[bool] = (
+        False  # all rows have as many iterates: one that begins cannot stand beside one that goes on
+    )
 
     grid: np.ndarray  # [B, R, W] int64: R iterates of the places behind the text, the last one `r + c` behind its end
     known: np.ndarray  # [B] the first so many columns are iterates, the others still to be made

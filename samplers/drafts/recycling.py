@@ -138,3 +138,7 @@ class _Recycled:
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows."""
         self.matrix.keep(rows)
+
+    def put(self, where: np.ndarray, other: _Recycled) -> None:
+        """The rows of `other` in place of the live rows at `where`."""
+        self.matrix.put(where, other.matrix)

@@ -47,7 +47,6 @@ class Asking:
         if sampler.cache.stores or shadow:
             self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
         self.layout = Layout(model, canvas, self.cache, self.copies, self.shadow)
-        self._begun = False
         self._key = b""
         self._groups: list[Group] = []
         self._order: Tensor | None = None
@@ -63,20 +62,37 @@ class Asking:
             self.cache.keep(torch.from_numpy(self.layout.cache_rows(rows)))
         self._key = b""
 
+    def put(self, other: Asking) -> None:
+        """The canvas holds the rows of `other`, too, which no forward has seen: makes room for them.
+
+        Their first forward is full, so that nothing of what the cache held in their place is ever seen.
+        """
+        if self.given is not None:
+            self.given = self.canvas.commit_step == GIVEN  # no forward has changed that
+        if self.cache is not None and other.cache is not None:
+            self.cache.grow(other.cache.capacity)
+        self._key = b""
+
     def queries(self, ask: Ask) -> Queries:
         """What to query so that everything asked is, and everything wanted is predicted.
 
-        The first forward of a request is full. In a shifted family the prediction of p stands in row p - 1, so that the
+        The first forward of a row is full. In a shifted family the prediction of p stands in row p - 1, so that the
         position before the block is asked too, as long as the block's first one is open.
         """
         canvas = self.canvas
-        if not self._begun:
+        new = canvas.nfe == 0
+        if new.all():
             return Queries(canvas.rows, np.zeros_like(canvas.end), canvas.end)
         if ask.mask is None:
             first = canvas.lo if self.every else canvas.first_open
             start = np.minimum(ask.start, np.maximum(first - canvas.shift, 0))
-            return Queries(canvas.rows, start, np.maximum(ask.stop, canvas.hi - canvas.shift))
+            stop = np.maximum(ask.stop, canvas.hi - canvas.shift)
+            if new.any():
+                start, stop = np.where(new, 0, start), np.where(new, canvas.end, stop)
+            return Queries(canvas.rows, start, stop)
         mask = ask.mask[:, : canvas.length].cpu().numpy().copy()
+        if new.any():
+            mask |= new[:, None] & (np.arange(canvas.length) < canvas.end[:, None])
         row, column = np.nonzero(self.wanted(ask))
         mask[row, np.maximum(canvas.lo[row] + column - canvas.shift, 0)] = True
         count = mask.sum(1)
@@ -108,7 +124,6 @@ class Asking:
             forward = self.model.forward
         else:
             forward = self.model.run  # a plan that was checked, with other tokens
-        self._begun = True
         self._made.clear()
         found = [self._forward(group, wanted, soft, forward) for group in self._groups]
         if len(found) == 1:

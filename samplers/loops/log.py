@@ -33,6 +33,8 @@ class Log:
         self.forced: list[list[int]] = [[] for _ in range(count)]
         self.draft_forwards = np.zeros(count, dtype=np.int64)
         self.deviation: np.ndarray | None = None  # [B], once the acceptance tells of any
+        self.since = np.zeros(count, dtype=np.int64)  # [R] the first forward of this loop that each row took part in
+        self.earlier: list[list[range | tuple[int, ...]]] = [[] for _ in range(count)]  # fed before, in another loop
 
     def add(self, rows: np.ndarray, draft: Draft, verdict: Verdict) -> None:
         """One round of the live `rows`, already committed.
@@ -77,26 +79,50 @@ class Log:
         self.done[row] = RowFinished(row, text.row(at).copy(), reason, int(text.nfe[at]))
         return self.done[row]
 
-    def finished(self, passes: Passes) -> Finished:
-        """All rows are done."""
-        count, longest = len(self.tokens), int(self.lengths.max())
-        fed: list[list[range | tuple[int, ...]]] = [[] for _ in range(count)]
-        for forward in passes.fed:
-            for at, row in enumerate(forward.rows):
-                fed[row].append(forward.of(at))
+    def put(self, passes: Passes, rows: np.ndarray, other: Log, others: Passes) -> None:
+        """The live rows of `other` take these numbers, [n], of rows that are done. Forwards before all rows go."""
+        width = max(self.tokens.shape[1], other.tokens.shape[1])
+        for name in ("tokens", "commit_step", "commit_score"):
+            held = getattr(self, name)
+            setattr(self, name, np.pad(held, ((0, 0), (0, width - held.shape[1]))))
+        theirs = other.text.rows.tolist()
+        for row, old in zip(rows.tolist(), theirs, strict=True):
+            self.drafted[row], self.accepted[row] = other.drafted[old], other.accepted[old]
+            self.earlier[row] = other.fed(old, others)
+            self.done.pop(row, None)
+        self.draft_forwards[rows] = other.draft_forwards[theirs]
+        if self.deviation is not None:
+            self.deviation[rows] = 0 if other.deviation is None else other.deviation[theirs]
+        self.since[rows] = len(passes.fed)
+        past = min(int(self.since[self.text.rows].min()), len(passes.fed) - 1)  # one stays: the prompt has been fed
+        del passes.fed[:past]
+        self.since -= past
+
+    def fed(self, row: int, passes: Passes) -> list[range | tuple[int, ...]]:
+        """The positions that each forward of the row asked."""
+        since = passes.fed[int(self.since[row]) :]
+        places = ((forward, np.flatnonzero(forward.rows == row)) for forward in since)
+        return self.earlier[row] + [forward.of(int(at[0])) for forward, at in places if len(at)]
+
+    def finished(self, passes: Passes, row: int | None = None) -> Finished:
+        """All rows are done, or this one, told as if it had been alone: its own padding is nobody's."""
+        which = list(range(len(self.tokens))) if row is None else [row]
+        lengths = self.lengths[which]
+        longest = int(lengths.max())
+        fed = [self.fed(row, passes) for row in which]
         copies = passes.cache.copies
-        commit_step = self.commit_step[:, :longest]
-        commit_step[np.arange(longest) >= self.lengths[:, None]] = GIVEN  # padding
-        ends = [self.done[row] for row in range(count)]
+        commit_step = self.commit_step[which, :longest]
+        commit_step[np.arange(longest) >= lengths[:, None]] = GIVEN  # padding
+        ends = [self.done[row] for row in which]
         trace = Trace(
-            self.tokens[:, :longest],
+            self.tokens[which, :longest],
             commit_step,
-            self.commit_score[:, :longest],
-            self.lengths,
+            self.commit_score[which, :longest],
+            lengths,
             tuple(map(tuple, fed)),
-            drafted=tuple(map(tuple, self.drafted)),
-            accepted=tuple(map(tuple, self.accepted)),
-            forced=() if self.before is None else tuple(map(tuple, self.forced)),
+            drafted=tuple(tuple(self.drafted[row]) for row in which),
+            accepted=tuple(tuple(self.accepted[row]) for row in which),
+            forced=() if self.before is None else tuple(tuple(self.forced[row]) for row in which),
         )
         return Finished(
             tokens=trace.tokens,
@@ -105,7 +131,7 @@ class Log:
             forward_rows=tuple(end.nfe * copies for end in ends),
             tokens_fed=tuple(sum(map(len, row)) * copies for row in fed),
             trace=trace,
-            padding=passes.padded * copies,
-            draft_forwards=tuple(self.draft_forwards.tolist()),
-            deviation=() if self.deviation is None else tuple(self.deviation.tolist()),
+            padding=passes.padded * copies if row is None else 0,
+            draft_forwards=tuple(self.draft_forwards[which].tolist()),
+            deviation=() if self.deviation is None else tuple(self.deviation[which].tolist()),
         )

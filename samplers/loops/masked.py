@@ -35,10 +35,12 @@ from pardec.samplers.contracts import (
     take_rows,
 )
 from pardec.samplers.events import Event, Finished, RowFinished
+from pardec.samplers.joining import put_rows, unjoinable
 from pardec.samplers.kernels.rank import best
 from pardec.samplers.loops.asking import Asking
 from pardec.samplers.loops.record import Before, Record
 from pardec.samplers.registry import resolve
+from pardec.samplers.rng import seat
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -48,8 +50,6 @@ def decode(model: LanguageModel, sampler: Sampler, request: Request, *, steps: b
 
     Without `steps` no `Step` is told, which spares a transfer a step.
     """
-    if isinstance(sampler.select, Referring):
-        request = replace(request, finished=_finished(model, sampler, request))
     loop = MaskedLoop(model, sampler, request)
     yield loop.record.started()
     yield from loop.retire()
@@ -84,13 +84,16 @@ class Decision:
 class MaskedLoop:
     """The state of one request; it dies with it."""
 
-    def __init__(self, model: LanguageModel, sampler: Sampler, request: Request) -> None:
+    def __init__(self, model: LanguageModel, sampler: Sampler, request: Request, *, columns: int = 0) -> None:
+        """Its canvas has at least so many `columns`."""
         facts = model.facts
         if facts.mask_id is None:
             raise ModelError(f"{model.name} has no mask token: it is no masked diffusion model")
         block_causal = facts.attention == "block-causal"
         if block_causal and not (request.absolute and request.block_length == facts.block):
             raise ModelError(f"{model.name} decodes in blocks of {facts.block} laid from position 0, and no others")
+        if isinstance(sampler.select, Referring):
+            request = replace(request, finished=_finished(model, sampler, request))
         self.sampler, self.request = sampler, request
         self.canvas = canvas = Canvas(
             request.canvases,
@@ -102,6 +105,7 @@ class MaskedLoop:
             block_causal=block_causal,
             shift=facts.shift,
             device=model.device,
+            length=columns,
         )
         canvas.revises = bool(sampler.revising)
         if isinstance(sampler.select, Planned):
@@ -214,19 +218,64 @@ class MaskedLoop:
     # --- rows that end ---
 
     def retire(self) -> Iterator[RowFinished]:
-        """Lets finished rows leave: the canvas, the cache and every state keep the others only."""
-        canvas = self.canvas
-        stopped = np.zeros(len(canvas), dtype=bool)
-        for finish in self.sampler.finish:
-            stopped |= finish.done(canvas, self.request)
-        over = canvas.finished | stopped
+        """Lets finished rows leave."""
+        over = self.over()
         if not over.any():
             return
-        if (stopped & ~canvas.finished).any():
-            canvas.close(stopped)
+        yield from self.leave(over)
+        self.keep(np.flatnonzero(~over))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """[B] the number of each live row in the request."""
+        return self.canvas.rows
+
+    def over(self) -> np.ndarray:
+        """[B] bool: the live rows that are done; what is open in those that stopped becomes padding."""
+        canvas = self.canvas
+        self.stopped = np.zeros(len(canvas), dtype=bool)
+        for finish in self.sampler.finish:
+            self.stopped |= finish.done(canvas, self.request)
+        over: np.ndarray = canvas.finished | self.stopped
+        if (self.stopped & ~canvas.finished).any():
+            canvas.close(self.stopped)
+        return over
+
+    def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
+        """Tells of the rows that are done."""
         for at in np.flatnonzero(over):
-            yield self.record.leave(int(at), "stop" if stopped[at] else "length")
-        keep = np.flatnonzero(~over)
-        canvas.keep(keep)
+            yield self.record.leave(int(at), "stop" if self.stopped[at] else "length")
+
+    def keep(self, keep: np.ndarray) -> None:
+        """The canvas, the cache and every state keep these live rows only."""
+        self.canvas.keep(keep)
         self.asking.keep(keep)
         self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
+
+    def finished(self, row: int | None = None) -> Finished:
+        """All rows are done, or this one."""
+        return self.record.finished(row)
+
+    # --- rows that enter ---
+
+    def alone(self) -> str | None:
+        """Why rows cannot join what is under way; None where they can."""
+        if self.request.allowed is not None:
+            return "what is allowed is laid out for the rows of one request"
+        if isinstance(self.sampler.select, Referring):
+            return f"{self.sampler.select.of} decodes the rows of a request beforehand"
+        name = next((name for state in self.memory.values() if (name := unjoinable(state))), None)
+        return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
+
+    def put(self, where: np.ndarray, other: MaskedLoop) -> None:
+        """The rows of `other`, which no forward has seen, in place of the finished ones at `where`.
+
+        They take the numbers of those. The samplers and the lengths of blocks are one.
+        """
+        rows = self.rows[where]
+        seat(self.request.source, rows, other.request.source, other.rows)
+        self.canvas.put(where, other.canvas)
+        self.asking.put(other.asking)
+        self.record.put(rows, other.canvas.total)
+        with torch.inference_mode():
+            self.memory = {stage: put_rows(state, where, other.memory[stage]) for stage, state in self.memory.items()}

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.conditioned import put_rows
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.language_model import LanguageModel
@@ -77,6 +78,11 @@ class Passes:
             tokens = text.tokens[torch.from_numpy(rows).to(text.device)]
             draft = Draft(tokens, text.length[rows], np.zeros_like(rows))
             yield rows, self._run(draft, rows, whole=False, narrow=narrow)
+
+    def put(self, where: np.ndarray, other: Passes) -> None:
+        """The cache's rows of `other`, with what conditions them, in place of the live rows at `where`."""
+        put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
+        self.order = torch.arange(self.cache.capacity + 1, device=self.text.device)
 
     def verify(self, draft: Draft, hidden: tuple[int, ...] = ()) -> tuple[Tensor, Hidden | None]:
         """Raw logits [B, T, V] behind every node, and the forward where there was one group."""

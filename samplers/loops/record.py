@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from pardec.samplers.canvas import Canvas
 from pardec.samplers.events import Finished, RowFinished, Started, Step
@@ -32,6 +33,7 @@ class Record:
         self.held = [getattr(canvas, name).cpu().clone() for name in _HELD]
         self.lengths = canvas.total
         self.clocks: list[tuple[int, ...]] = [()] * len(canvas)
+        self.since = np.zeros(len(canvas), dtype=np.int64)  # [R] the first of these forwards that each row was in
 
     def started(self) -> Started:
         """The canvases before the first forward."""
@@ -65,25 +67,47 @@ class Record:
         row = int(canvas.rows[at])
         for held, name in zip(self.held, _HELD, strict=True):
             held[row] = getattr(canvas, name)[at].cpu()
-        self.clocks[row] = tuple(canvas.clocks[at].tolist())
+        clocks = canvas.clocks[at].tolist()
+        self.clocks[row] = tuple(clocks[len(clocks) - int(canvas.nfe[at]) :])
         tokens = self.held[0][row, : self.lengths[row]].numpy().copy()
         self.done[row] = RowFinished(row, tokens, reason, int(canvas.nfe[at]))
         return self.done[row]
 
-    def finished(self) -> Finished:
-        """All rows are done."""
-        tokens, commit_step, commit_score = (held[:, :-1].numpy() for held in self.held)
-        count = len(tokens)
-        fed: list[list[range | tuple[int, ...]]] = [[] for _ in range(count)]
-        for queries in self.history:
-            for at, row in enumerate(queries.rows):
-                fed[row].append(queries.of(at))
-        ends = [self.done[row] for row in range(count)]
+    def put(self, rows: np.ndarray, total: np.ndarray) -> None:
+        """Rows of `total` tokens, in the canvas by now, take these numbers, [n], of rows that are done.
+
+        Forwards before all rows go.
+        """
+        more = self.canvas.tokens.shape[1] - self.held[0].shape[1]
+        self.held = [torch.nn.functional.pad(held, (0, more)) for held in self.held]
+        self.lengths = self.lengths.copy()
+        self.lengths[rows] = total
+        self.since[rows] = len(self.history)
+        for row in rows.tolist():
+            self.done.pop(row, None)
+        past = int(self.since[self.canvas.rows].min())
+        del self.history[:past]
+        self.since -= past
+
+    def finished(self, row: int | None = None) -> Finished:
+        """All rows are done, or this one, told as if it had been alone."""
+        which = list(range(len(self.lengths))) if row is None else [row]
+        lengths = self.lengths[which]
+        longest = int(lengths.max())
+        tokens, commit_step, commit_score = (held[which, :longest].numpy() for held in self.held)
+        fed = tuple(self._fed(row) for row in which)
+        ends = [self.done[row] for row in which]
+        clocks = tuple(self.clocks[row] for row in which)
         return Finished(
             tokens=tokens,
             reasons=tuple(end.reason for end in ends),
             nfe=tuple(end.nfe for end in ends),
             forward_rows=tuple(end.nfe * self.copies for end in ends),
-            tokens_fed=tuple(self.copies * sum(map(len, row)) for row in fed),
-            trace=Trace(tokens, commit_step, commit_score, self.lengths, tuple(map(tuple, fed)), tuple(self.clocks)),
+            tokens_fed=tuple(self.copies * sum(map(len, each)) for each in fed),
+            trace=Trace(tokens, commit_step, commit_score, lengths, fed, clocks),
         )
+
+    def _fed(self, row: int) -> tuple[range | tuple[int, ...], ...]:
+        """The positions that each forward of the row queried."""
+        places = ((queries, np.flatnonzero(queries.rows == row)) for queries in self.history[int(self.since[row]) :])
+        return tuple(queries.of(int(at[0])) for queries, at in places if len(at))

@@ -22,9 +22,11 @@ from pardec.samplers.chances import Keyed
 from pardec.samplers.conditions import dressed
 from pardec.samplers.contracts import Request, take_rows
 from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started
+from pardec.samplers.joining import put_rows, unjoinable
 from pardec.samplers.kernels.process import Processing
 from pardec.samplers.loops.log import Log
 from pardec.samplers.loops.passes import Passes
+from pardec.samplers.rng import seat
 from pardec.samplers.sequences import Sequences
 from pardec.samplers.verifying import Draft, Laws, Outcome, Scene, Speculation, Verdict
 
@@ -164,21 +166,65 @@ class VerifyLoop:
     # --- rows that end ---
 
     def retire(self) -> Iterator[RowFinished]:
-        """Lets finished rows leave: the text, the cache and every state keep the others only."""
-        over = self.ended | (self.text.room == 0)
+        """Lets finished rows leave."""
+        over = self.over()
         if not over.any():
             return
+        yield from self.leave(over)
+        self.keep(np.flatnonzero(~over))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """[B] the number of each live row in the request."""
+        return self.text.rows
+
+    def over(self) -> np.ndarray:
+        """[B] bool: the live rows that are done."""
+        done: np.ndarray = self.ended | (self.text.room == 0)
+        return done
+
+    def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
+        """Tells of the rows that are done."""
         for at in np.flatnonzero(over):
             yield self.log.leave(int(at), "stop" if self.ended[at] else "length")
-        keep = np.flatnonzero(~over)
+
+    def keep(self, keep: np.ndarray) -> None:
+        """The text, the cache and every state keep these live rows only."""
         self.text.keep(keep)
         self.passes.keep(keep)
         self.ended = self.ended[keep]
         self.memory.update({stage: take_rows(state, keep) for stage, state in self.memory.items()})
 
-    def finished(self) -> Finished:
-        """All rows are done."""
-        return self.log.finished(self.passes)
+    def finished(self, row: int | None = None) -> Finished:
+        """All rows are done, or this one."""
+        return self.log.finished(self.passes, row)
+
+    # --- rows that enter ---
+
+    def alone(self) -> str | None:
+        """Why rows cannot join what is under way; None where they can."""
+        if self.request.allowed is not None:
+            return "what is allowed is laid out for the rows of one request"
+        if any(hasattr(processor, "by_row") for processor in self.request.processors):
+            return "a logits processor counts the rows of one request"
+        name = next((name for state in self.memory.values() if (name := unjoinable(state))), None)
+        return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
+
+    @torch.inference_mode()
+    def put(self, where: np.ndarray, other: VerifyLoop) -> None:
+        """The live rows of `other`, whose prompts have been fed, in place of the finished ones at `where`.
+
+        They take the numbers of those. Both loops stand between rounds, and the samplers are one.
+        """
+        rows = self.rows[where]
+        seat(self.request.source, rows, other.request.source, other.rows)
+        self.text.put(where, other.text)
+        self.passes.put(where, other.passes)
+        self.log.put(self.passes, rows, other.log, other.passes)
+        self.ended = self.ended.copy()
+        self.ended[where] = False
+        for stage, state in self.memory.items():
+            self.memory[stage] = put_rows(state, where, other.memory[stage])
 
 
 def _remembered(memory: dict[int, Any], stage: Any) -> Any:

@@ -1,0 +1,70 @@
+"""Rows that enter a request which is under way: what stages remember of them takes the place of what is done.
+
+The counterpart of `take_rows`. A state joins as it is made: tensors and arrays have the rows first, and what has a
+method `put` of its own is told. One that says `joins = False`, or has `keep` and no `put`, cannot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def put_rows(value: Any, where: np.ndarray, other: Any) -> Any:
+    """`value` with the rows of `other` in place of those at `where` [n], in every tensor and array it holds.
+
+    Where the two differ in their other dimensions, the narrower one is followed by zeros; so is what one of them does
+    not know yet (None). What has a method `put` of its own is told and stays the same object.
+    """
+    if isinstance(value, Tensor):
+        return _put(value, torch.from_numpy(where).to(value.device), other)
+    if isinstance(value, np.ndarray):
+        given = None if other is None else torch.from_numpy(other)
+        return _put(torch.from_numpy(value), torch.from_numpy(where), given).numpy()
+    if callable(getattr(value, "put", None)):
+        value.put(where, other)
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        each = {f.name: (getattr(value, f.name), getattr(other, f.name)) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **{name: put_rows(mine, where, its) for name, (mine, its) in each.items()})
+    if isinstance(value, tuple):
+        return tuple(put_rows(mine, where, its) for mine, its in zip(value, other, strict=True))
+    if isinstance(value, dict):
+        return {key: put_rows(mine, where, other[key]) for key, mine in value.items()}
+    return value
+
+
+def unjoinable(value: Any) -> str | None:
+    """The name of the state in `value` that no row can join; None if all can."""
+    if not getattr(value, "joins", True):
+        return type(value).__name__
+    if callable(getattr(value, "put", None)) or isinstance(value, Tensor | np.ndarray | type):
+        return None
+    if callable(getattr(value, "keep", None)):
+        return type(value).__name__
+    held: list[Any] = []
+    if dataclasses.is_dataclass(value):
+        held = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif isinstance(value, tuple | dict):
+        held = list(value.values()) if isinstance(value, dict) else list(value)
+    return next((name for item in held if (name := unjoinable(item))), None)
+
+
+def _put(mine: Tensor, where: Tensor, other: Tensor | None) -> Tensor:
+    if other is None:
+        other = mine.new_zeros(len(where), *mine.shape[1:])
+    shape = [max(sizes) for sizes in zip(mine.shape[1:], other.shape[1:], strict=True)]
+    return _widened(mine, shape).index_copy(0, where, _widened(other, shape).to(mine))
+
+
+def _widened(value: Tensor, shape: list[int]) -> Tensor:
+    """`value` [B, ...] with zeros behind it in every other dimension, up to `shape`."""
+    sizes = [
+        size for new, old in zip(reversed(shape), reversed(value.shape[1:]), strict=True) for size in (0, new - old)
+    ]
+    return pad(value, sizes) if any(sizes) else value

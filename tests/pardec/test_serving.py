@@ -1,0 +1,258 @@
+"""Rows that enter and leave a batch under way have the tokens that `generate` gives each of them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pardec
+from pardec.api import Model
+from pardec.models.errors import SpecError
+from pardec.result import Result
+from tests.pardec.painters import painter
+from tests.pardec.vector_painters import vector_painter
+
+LENGTHS = (3, 24, 9, 36, 1, 17)
+NAMES = ("Tom", "Ann", "Kim", "Bob", "Eva", "Max")
+
+
+def problems(fewer: int = len(LENGTHS)) -> list[dict[str, Any]]:
+    """Prompts of unequal length that ask for unequally much."""
+    return [
+        {"prompt": f"{name} has {3 * at} cups. " * (1 + at % 3) + "How many?", "max_new_tokens": new}
+        for at, (name, new) in enumerate(zip(NAMES, LENGTHS, strict=True))
+    ][:fewer]
+
+
+def same_alone(model: Model, items: list[dict[str, Any]], *, batch_size: int = 2, **arguments: Any) -> str | None:
+    """Serves the items and decodes each alone; what made the batch drain."""
+    serving = model.serve_batch(iter(items), batch_size=batch_size, **arguments)
+    served = {row.index: row for row in serving}
+    assert sorted(served) == list(range(len(items)))
+    for index, item in enumerate(items):
+        row = served[index]
+        alone = model.generate(**{**arguments, **item, "seed": [row.seed]})
+        result = row.result
+        assert row.tokens == alone.tokens[0], index
+        assert (row.text, row.finish, row.nfe) == (alone.text and alone.text[0], alone.finish[0], alone.nfe[0])
+        assert result.tokens_fed == alone.tokens_fed
+        assert result.forward_rows == alone.forward_rows
+        assert torch.equal(result.sequences, alone.sequences)
+        assert result.settings == alone.settings
+        steps, others = result.trace.steps[0], alone.trace.steps[0]
+        for name in ("positions", "tokens", "fed", "clock"):
+            assert [getattr(step, name) for step in steps] == [getattr(step, name) for step in others], (index, name)
+        assert (result.trace.drafted, result.trace.accepted) == (alone.trace.drafted, alone.trace.accepted)
+    return serving.waits
+
+
+@pytest.fixture(scope="module")
+def dream() -> Model:
+    return pardec.load("tiny-dream", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return pardec.load("tiny-llama", device="cpu")
+
+
+MASKED = (
+    "threshold:tau=0.7",
+    "threshold:tau=0.7@prefix",
+    "threshold:tau=0.7+eos@dual:refresh=3",
+    "fixed:steps=9,order=random@dkv_greedy",
+    "threshold:tau=0.8@dkv:settle=next",
+    "timesteps:steps=7@vicinity:before=4,after=4,warmup=2",
+    "origin:steps=9@dual",
+    "carry@dual:reference=true",
+    "credit+localleap+prophet:region=block@dual",
+    "klass@prefix",
+    "smoothing+threshold:tau=0.7@dual",
+    "wino",
+    "wino@dual",
+    "remdm+threshold@dual",
+    "edit+threshold:tau=0.6",
+    "confident:tau=0.9,steps=12",
+)
+
+
+@pytest.mark.parametrize("sampler", MASKED)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_masked_rows_join_at_any_step(dream: Model, sampler: str, temperature: float) -> None:
+    ends = [] if temperature else None
+    waits = same_alone(dream, problems(), sampler=sampler, temperature=temperature, stop_ids=ends)
+    assert waits is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"cfg": 1.5}, {"block_length": 8}, {"block_length": 8, "block_align": "absolute"}]
+)
+def test_masked_rows_join_with_guidance_and_other_blocks(dream: Model, arguments: dict[str, Any]) -> None:
+    items = [item | {"max_new_tokens": item["max_new_tokens"] + 8} for item in problems(6)]
+    assert same_alone(dream, items, sampler="threshold:tau=0.7@dual", **arguments) is None
+
+
+VERIFIED = (
+    "sequential",
+    "lookup",
+    "copyspec",
+    "recycling:tree=4-6-4",
+    "jacobi:window=6",
+    "jacobi:window=6,policy=block",
+    "seeded_jacobi:window=6",
+    "sjd:window=6",
+    "model:name=tiny-llama-draft,k=3",
+    "model:name=tiny-llama-draft,k=3+dyspec",
+    "model:name=tiny-llama-draft,k=3+heuristic",
+    "model:name=tiny-llama-draft,k=3+calibrated",
+    "earlyexit:layers=1,k=3",
+    "layerskip:ratio=0.5,k=3,skip=uniform",
+    "aggressive",
+    "lookup+typical",
+)
+
+
+@pytest.mark.parametrize("sampler", VERIFIED)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_verified_rows_join_between_rounds(llama: Model, sampler: str, temperature: float) -> None:
+    ends = [] if temperature else None
+    waits = same_alone(llama, problems(), sampler=sampler, temperature=temperature, stop_ids=ends)
+    assert waits is None
+
+
+def test_what_cannot_join_waits_and_says_so(dream: Model, llama: Model) -> None:
+    few, together = problems(5), "is of the rows that began together"
+    assert same_alone(llama, few, sampler="lookahead") == f"what Lines remembers {together}"
+    assert same_alone(dream, few, sampler="oracle") == "sequential decodes the rows of a request beforehand"
+    limited = [item | {"allowed": {0: ["4", "8"]}} for item in few]
+    allowed = "what is allowed is laid out for the rows of one request"
+    assert same_alone(llama, limited, sampler="lookup") == allowed
+    assert same_alone(dream, [few[0], *limited], sampler="threshold@dual") == allowed
+
+
+# --- pictures ---
+
+
+@pytest.mark.parametrize("sampler", ["sequential", "sjd:window=5", "zipar:window=2", "lookup:context=grid"])
+def test_pictures_of_captions_join_with_their_conditions(tmp_path: Path, sampler: str) -> None:
+    model = pardec.load(painter(tmp_path / "captions", "text"), device="cpu")
+    items = [{"prompt_embeds": torch.randn(1, 1 + at % 3, 8, generator=torch.manual_seed(at))} for at in range(5)]
+    for item in items:
+        item["seed"] = 100 + len(item["prompt_embeds"][0])
+    waits = same_alone(model, items, sampler=sampler, temperature=1.0, cfg=2.0, cfg_interval=6)
+    assert waits is None
+
+
+def test_pictures_of_classes_join_beside_a_drafting_model(tmp_path: Path) -> None:
+    folder = painter(tmp_path / "classes", "class")
+    model = pardec.load(folder, device="cpu")
+    items: list[dict[str, Any]] = [{"label": at % 3} for at in range(5)]
+    assert same_alone(model, items, sampler=f'model:name="{folder}",k=3', temperature=1.0, cfg=1.5) is None
+    with model.serve_batch(items[:3], batch_size=2, temperature=1.0) as serving:
+        row = next(serving)
+    alone = model.generate(**items[row.index], seed=[row.seed], temperature=1.0)
+    assert alone.images is not None
+    assert row.image is not None
+    assert row.image.tobytes() == alone.images[0].tobytes()
+
+
+def test_pictures_of_vectors_are_drawn_a_batch_at_a_time(tmp_path: Path) -> None:
+    model = pardec.load(vector_painter(tmp_path / "vectors"), device="cpu")
+    serving = model.serve_batch(({"label": at} for at in range(3)), batch_size=2, sampler="mar:steps=4")
+    found = {row.index: row for row in serving}
+    assert serving.waits == "pictures of vectors are drawn a whole batch at a time"
+    for at, row in found.items():
+        alone = model.generate(label=at, sampler="mar:steps=4", seed=[row.seed])
+        assert row.result.latents is not None
+        assert alone.latents is not None
+        torch.testing.assert_close(row.result.latents, alone.latents, atol=1e-4, rtol=1e-4)
+
+
+# --- what is served ---
+
+
+def test_seeds_are_those_of_a_batch_and_prompts_are_read_as_places_become_free(dream: Model) -> None:
+    read: list[int] = []
+
+    def prompts() -> Iterator[str]:
+        for at in range(6):
+            read.append(at)
+            yield f"Tom has {at} cups. He"
+
+    arguments: dict[str, Any] = {"sampler": "threshold", "max_new_tokens": 6, "temperature": 1.0, "seed": 3}
+    serving = dream.serve_batch(prompts(), batch_size=2, **arguments)
+    assert read == []
+    first = next(serving)
+    assert len(read) == 2
+    rows = {row.index: row for row in (first, *serving)}
+    whole = dream.generate([f"Tom has {at} cups. He" for at in range(6)], **arguments)
+    assert [rows[at].tokens for at in range(6)] == whole.tokens
+    assert [rows[at].seed for at in range(6)] == whole.seeds
+    assert (serving.rows, serving.tokens) == (6, whole.timing.tokens)
+    assert serving.forwards == sum(whole.nfe)
+    assert serving.seconds > 0
+
+
+def test_every_form_of_a_prompt(llama: Model, tmp_path: Path) -> None:
+    ids = llama.tokenizer("Tom has 3 cups.")["input_ids"]
+    forms: list[Any] = ["Tom has 3 cups.", {"prompt": "Tom has 3 cups."}, {"input_ids": ids, "max_new_tokens": 2}]
+    rows = sorted(llama.serve_batch(forms, batch_size=2, max_new_tokens=4, stop_ids=[]), key=lambda row: row.index)
+    assert rows[0].tokens == rows[1].tokens
+    assert rows[2].tokens == rows[0].tokens[:2]
+    assert (rows[2].finish, rows[2].nfe) == ("length", 2)
+    assert Result.load(rows[0].result.save(tmp_path / "row")).text == [rows[0].text]
+
+
+def test_a_template_and_an_end_of_its_own_wait_for_the_batch_to_drain(dream: Model) -> None:
+    items: list[dict[str, Any]] = [*problems(2), {"template": "8 - <mask> = <mask>"}, *problems(1)]
+    same_alone(dream, items, sampler="threshold:tau=0.7@dual")
+
+
+def test_nothing_to_serve_is_nothing_served(dream: Model) -> None:
+    assert list(dream.serve_batch([])) == []
+
+
+def test_a_prompt_that_cannot_work_is_told_when_those_before_it_are_done(dream: Model) -> None:
+    serving = dream.serve_batch(["Tom", "Ann", " ", "Kim"], batch_size=1, max_new_tokens=2)
+    assert [next(serving).index, next(serving).index] == [0, 1]
+    with pytest.raises(SpecError, match="prompt 2 of those served: prompt 0 is empty"):
+        next(serving)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "arguments", "message"),
+    [
+        ("Tom", {}, "prompts are an iterable"),
+        (["Tom"], {"batch_size": 0}, "batch_size is a whole number"),
+        (["Tom"], {"seed": [1]}, "seed is one number"),
+        (["Tom"], {"label": 1}, "serve_batch takes no label="),
+        (["Tom"], {"num_images": 2}, "serve_batch takes no num_images="),
+        (["Tom"], {"max_new_token": 2}, "generate takes no argument"),
+        ([{"prompt": "Tom", "sed": 1}], {}, "has a field 'sed' \\(did you mean 'seed'"),
+        ([["Tom", "Ann"]], {}, "prompt 0 of those served is a list"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(dream: Model, prompts: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        list(dream.serve_batch(prompts, **arguments))
+
+
+def test_a_long_service_keeps_nothing_of_rows_that_are_done(dream: Model, llama: Model) -> None:
+    for model in (dream, llama):
+        serving = model.serve_batch(({"prompt": "Tom", "max_new_tokens": 1 + at % 5} for at in range(24)), batch_size=2)
+        loops = []
+        original = serving._opened
+
+        def opened(rows: Any, beside: Any = None, original: Any = original, loops: Any = loops) -> Any:
+            loops.append(original(rows, beside))
+            return loops[-1]
+
+        serving._opened = opened  # type: ignore[method-assign]
+        assert len(list(serving)) == 24
+        loop = loops[0]
+        kept = loop.record.history if model is dream else loop.passes.fed
+        assert len(kept) <= 12
