@@ -21,6 +21,7 @@ from .families.llamagen import read_config
 from .imaging import Imaging, Picturing
 from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
+from .quantize import Quantizer, check, quantizer
 from .sources import Source, locate, read_json
 from .tokenizers import load_tokenizer
 from .weights import Published, inspect, weight_files
@@ -58,20 +59,23 @@ def load_any(
     block: int | None = None,
     decoder: str | os.PathLike[str] | None = None,
     text_encoder: str | None = None,
+    quantize: str | None = None,
 ) -> LanguageModel | ContinuousModel:
     """Load an embedded name, a local directory or file, or a hub id.
 
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override
     what the checkpoint says. Of a model of pictures, `decoder` is its image tokenizer and `text_encoder` what reads its
-    captions, where they do not lie beside the weights.
+    captions, where they do not lie beside the weights. `quantize` ("int8", "int4", "fp8") keeps matrices in fewer bits.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
+    check(quantize, device_map)
     source = locate(name_or_path, revision=revision, offline=offline)
     place, place_reason = choose_device(device)
     asked = None if decoder is None else os.fspath(decoder)
     config, published = described(source)
     if config.get("model_type") == "mar":
         foreign = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
+        foreign["quantize"] = quantize
         for name, given in foreign.items():
             if given is not None:
                 raise ModelError(f"{name}={given} was given, and {source.name} draws classes from vectors")
@@ -87,7 +91,8 @@ def load_any(
                 raise ModelError(
                     f"{name}={value} was given, but {source.name} runs through transformers as an AR model ({why})"
                 )
-        return load_adapter(source, config, why, device=place, reason=place_reason, dtype=dtype, device_map=device_map)
+        placed: Any = {"device": place, "reason": place_reason, "dtype": dtype, "device_map": device_map}
+        return load_adapter(source, config, why, **placed, quantize=quantize)
     if config.get("quantization_config"):
         raise ModelError(
             f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from"
@@ -100,7 +105,9 @@ def load_any(
     published = published or inspect(weight_files(source.folder))
     stored = stored_dtype(published)
     kind, kind_reason = choose_dtype(dtype, place, stored)
-    stack = guarded(source.name, lambda: _native(spec, config, published, kind, place, device_map), published, kind)
+    smaller = None if quantize is None else quantizer(quantize, place, kind)
+    make_stack = partial(_native, spec, config, published, kind, place, device_map, smaller)
+    stack = guarded(source.name, make_stack, published, kind)
     entry = stack.embed_device
     where = f"on {entry} ({place_reason})" if device_map is None else f"spread by device_map over {_spread(stack)}"
     imaging = None
@@ -122,8 +129,9 @@ def load_any(
         width=shape.width,
         max_positions=spec.positions(config),
         limit=spec.sliding(config),
-        choice=f"{where}, {short(kind)} ({kind_reason})",
+        choice=f"{where}, {short(kind)} ({kind_reason})" + ("" if smaller is None else f", {smaller.said()}"),
         imaging=imaging,
+        quantized=quantize,
     )
 
 
@@ -184,12 +192,16 @@ def _native(
     dtype: torch.dtype,
     device: torch.device,
     device_map: DeviceMap | None,
+    smaller: Quantizer | None,
 ) -> Decoder:
     decoder = assemble.empty(spec.decoder(config))
     wanted = assemble.targets(spec, decoder)
     used = assemble.check(spec, wanted, published, decoder.config.tied)
     if device_map is None:
-        assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device)
+        finish: Any = {} if smaller is None else {"finish": smaller}
+        assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device, **finish)
+        if smaller is not None and decoder.config.tied:
+            smaller.keep("head.weight", "it is the embedding")
         return decoder
     from .dispatch import spread
 

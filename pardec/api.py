@@ -49,6 +49,7 @@ def load(
     block: int | None = None,
     decoder: str | Path | None = None,
     text_encoder: str | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -64,9 +65,12 @@ def load(
         decoder: of a model of pictures, its image tokenizer or autoencoder, a file or a folder, where none lies beside
             the weights.
         text_encoder: what reads its captions, a folder or a hub id.
+        quantize: "int8", "int4" or "fp8" (a GPU that has it) keeps matrices in fewer bits, which changes what the model
+            says; needs torchao (pardec[quant]). `Model.network.describe()` names the matrices that stay as they are.
 
     Raises:
-        ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file.
+        ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file, or
+            a kind of `quantize` that cannot be here.
 
     >>> load("tiny-dream", device="cpu").name
     'tiny-dream'
@@ -83,6 +87,7 @@ def load(
             block=block,
             decoder=decoder,
             text_encoder=text_encoder,
+            quantize=quantize,
         )
     )
 
@@ -110,6 +115,11 @@ class Model:
     @property
     def name(self) -> str:
         return self.network.name
+
+    @property
+    def quantized(self) -> str | None:
+        """What its matrices are kept in ("int8", "int4", "fp8"); None where that is the dtype."""
+        return None if isinstance(self.network, ContinuousModel) else self.network.quantized
 
     @property
     def imaging(self) -> Pictures | None:
@@ -261,9 +271,10 @@ class Model:
         )
 
     def environment(self) -> dict[str, str]:
-        """Versions, device and dtype, as results record them."""
+        """Versions, device and dtype, as results record them; and what matrices are kept in, where that is another."""
         device, dtype = self.network.device, str(self.network.dtype)
-        return {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
+        found = {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
+        return found if self.quantized is None else {**found, "quantize": self.quantized}
 
     def result(self, call: Call | VectorCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
         """What a run came to; `seconds` is its length. Without `draw`, codes or vectors are not decoded to pictures."""

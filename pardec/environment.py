@@ -8,7 +8,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("torch", "transformers", "diffusers", "accelerate", "tokenizers", "safetensors", "triton")
+PACKAGES = ("torch", "transformers", "diffusers", "accelerate", "tokenizers", "safetensors", "triton", "torchao")
 
 
 def versions() -> dict[str, str]:

@@ -37,6 +37,7 @@ def generate(
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
     device_map: o.DeviceMap = None,
+    quantize: o.Quantize = None,
     revision: o.Revision = None,
     offline: o.Offline = False,
     mask_id: o.MaskId = None,
@@ -85,7 +86,7 @@ def generate(
         dealing.check(executor, output, prompts, given=bool(prompt), stream=stream)
     quiet = quiet or not crew.leads
     placing: Any = {"device": device, "dtype": dtype, "device_map": device_map}
-    placing |= {"revision": revision, "offline": offline, "mask_id": mask_id}
+    placing |= {"revision": revision, "offline": offline, "mask_id": mask_id, "quantize": quantize}
     loaded = dealing.placed(crew, model, placing, quiet=quiet)
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is a model of pictures", hint=f'try "pardec image {model} -o out.png"')

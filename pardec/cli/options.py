@@ -42,6 +42,7 @@ Workers = Annotated[int | None, _option(RUN, "Copies of the model; all there is 
 Device = Annotated[str, _option(RUN, "auto, cpu, cuda, cuda:1 or mps.")]
 Dtype = Annotated[str, _option(RUN, "auto, float32, bfloat16 or float16.")]
 DeviceMap = Annotated[str | None, _option(RUN, "auto spreads the layers over devices.")]
+Quantize = Annotated[str | None, _option(RUN, "int8, int4 or fp8: matrices in fewer bits, by pardec\\[quant].")]
 Revision = Annotated[str | None, _option(RUN, "Branch, tag or commit on the hub.")]
 MaskId = Annotated[int | None, _option(RUN, "The mask token, where the checkpoint does not name it.")]
 Offline = Annotated[bool, _option(RUN, "Use what is on the disk already.", "--offline")]
