@@ -11,7 +11,7 @@ from .errors import ModelError, listed, one_line
 from .facts import end_ids, pad_id
 from .language_model import Facts, LanguageModel
 from .placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
-from .quantize import quantize_linears, quantizer
+from .quantize import fitting, quantize_linears, quantizer
 from .quiet import quiet
 from .sources import Source, read_json
 from .tokenizers import load_tokenizer
@@ -51,7 +51,7 @@ def load_adapter(
         module, _, function = where.partition(":")
         opened = getattr(import_module(module), function)(source)
     published = inspect(weight_files(source.folder))
-    kind, kind_reason = choose_dtype(dtype, device, stored_dtype(published))
+    kind, kind_reason = fitting(quantize, dtype) or choose_dtype(dtype, device, stored_dtype(published))
     smaller = None if quantize is None else quantizer(quantize, device, kind)
     placed = device_map if device_map is not None else {"": device}
     model = guarded(

@@ -21,7 +21,7 @@ from .families.llamagen import read_config
 from .imaging import Imaging, Picturing
 from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
-from .quantize import Quantizer, check, quantizer
+from .quantize import Quantizer, check, fitting, quantizer
 from .sources import Source, locate, read_json
 from .tokenizers import load_tokenizer
 from .weights import Published, inspect, weight_files
@@ -104,7 +104,7 @@ def load_any(
     facts = establish(spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block)
     published = published or inspect(weight_files(source.folder))
     stored = stored_dtype(published)
-    kind, kind_reason = choose_dtype(dtype, place, stored)
+    kind, kind_reason = fitting(quantize, dtype) or choose_dtype(dtype, place, stored)
     smaller = None if quantize is None else quantizer(quantize, place, kind)
     make_stack = partial(_native, spec, config, published, kind, place, device_map, smaller)
     stack = guarded(source.name, make_stack, published, kind)

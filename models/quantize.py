@@ -96,6 +96,13 @@ def check(kind: str | None, device_map: object) -> None:
         )
 
 
+def fitting(kind: str | None, asked: str | torch.dtype) -> tuple[torch.dtype, str] | None:
+    """The dtype that "auto" is for the sake of `kind`, and why; None where the kind does not mind."""
+    if kind != "int4" or asked != "auto":
+        return None
+    return torch.bfloat16, "products with int4 are slow in float32, or not to be had"
+
+
 def quantizer(kind: str, device: torch.device, dtype: torch.dtype) -> Quantizer:
     """What keeps matrices in `kind` on `device`.
 

@@ -67,6 +67,7 @@ def load(
         text_encoder: what reads its captions, a folder or a hub id.
         quantize: "int8", "int4" or "fp8" (a GPU that has it) keeps matrices in fewer bits, which changes what the model
             says; needs torchao (pardec[quant]). `Model.network.describe()` names the matrices that stay as they are.
+            With int4, dtype="auto" is bfloat16.
 
     Raises:
         ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file, or

@@ -131,7 +131,8 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
         return {"model": model, **kept, **_bits(loading.quantize)}
     mask_id = None if model.family == "continuous" else model.language_model.facts.mask_id
     dtype = str(model.network.dtype).removeprefix("torch.")
-    return {"model": model.name, "dtype": dtype, "revision": loading.revision, "mask_id": mask_id} | _bits(model.quantized)
+    kept = {"dtype": dtype, "revision": loading.revision, "mask_id": mask_id}
+    return {"model": model.name, **kept, **_bits(model.quantized)}
 
 
 def _bits(quantize: str | None) -> dict[str, str]:

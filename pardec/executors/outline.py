@@ -25,8 +25,9 @@ def outline(name: str, *, on_gpu: bool, device: str = "auto", dtype: str = "auto
     """
     from pardec.api import load
 
-    for own in ("device_map", "quantize"):
-        placing.pop(own, None)
+    placing.pop("device_map", None)
+    if placing.pop("quantize", None) == "int4" and dtype == "auto":
+        dtype = "bfloat16"  # what "auto" is then
     if dtype == "auto" and not (on_gpu if device == "auto" else device.startswith("cuda")):
         dtype = "float32"  # what "auto" is on a CPU
     try:

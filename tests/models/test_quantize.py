@@ -63,9 +63,9 @@ def test_logits_are_those_of_matrices_rounded_by_hand(tmp_path, kind, naive, dty
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_row_is_the_same_alone_and_in_a_batch(tmp_path, kind):
     folder = llama_folder(tmp_path, **WIDE, vocab_size=48)
-    together = logits(folder, quantize=kind)
+    together = logits(folder, quantize=kind, dtype="float32")
     for row in range(len(IDS)):
-        torch.testing.assert_close(logits(folder, IDS[row : row + 1], quantize=kind)[0], together[row])
+        torch.testing.assert_close(logits(folder, IDS[row : row + 1], quantize=kind, dtype="float32")[0], together[row])
 
 
 @needs_torchao
@@ -80,6 +80,14 @@ def test_matrices_take_fewer_bytes_and_count_as_many_numbers(tmp_path):
     assert plain.weight_bytes == 4 * plain.parameters
     assert made.weight_bytes == plain.weight_bytes - 4 * matrices + matrices + 5 * rows  # a scale and a zero point each
     assert load(folder, device="cpu", quantize="int4").weight_bytes < made.weight_bytes
+
+
+@needs_torchao
+def test_int4_is_computed_in_bfloat16_unless_another_dtype_is_named(tmp_path):
+    folder = llama_folder(tmp_path, **WIDE, vocab_size=48)
+    assert load(folder, device="cpu", quantize="int4").dtype == torch.bfloat16
+    assert load(folder, device="cpu", quantize="int4", dtype="float32").dtype == torch.float32
+    assert load(folder, device="cpu", quantize="int8").dtype == torch.float32
 
 
 @needs_torchao
@@ -112,9 +120,7 @@ def test_models_that_transformers_runs_are_quantised_too(tmp_path):
             if weight.ndim == 2 and "embed" not in name:
                 weight.copy_(int8(weight))
         expected = made(IDS).logits
-    torch.testing.assert_close(
-        found.forward(Plan.full(IDS, Visible.causal())).logits(), expected, rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(found.forward(Plan.full(IDS, Visible.causal())).logits(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
