@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import assemble
+from . import assemble, tensor_parallel
 from .adapt import PICTURES, load_adapter
 from .catalog import embedded_names
 from .continuous import ContinuousModel
@@ -23,6 +23,7 @@ from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .quantize import Quantizer, check, fitting, quantizer
 from .sources import Source, locate, read_json
+from .tensor_parallel import Shares
 from .tokenizers import load_tokenizer
 from .weights import Published, inspect, weight_files
 
@@ -60,22 +61,27 @@ def load_any(
     decoder: str | os.PathLike[str] | None = None,
     text_encoder: str | None = None,
     quantize: str | None = None,
+    tp: bool = False,
 ) -> LanguageModel | ContinuousModel:
     """Load an embedded name, a local directory or file, or a hub id.
 
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override
     what the checkpoint says. Of a model of pictures, `decoder` is its image tokenizer and `text_encoder` what reads its
     captions, where they do not lie beside the weights. `quantize` ("int8", "int4", "fp8") keeps matrices in fewer bits.
+    With `tp`, each of the processes that torchrun started holds a share of every layer.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
     check(quantize, device_map)
+    if tp:
+        _alone(quantize=quantize, device_map=device_map)
+        device = tensor_parallel.place(device)
     source = locate(name_or_path, revision=revision, offline=offline)
     place, place_reason = choose_device(device)
     asked = None if decoder is None else os.fspath(decoder)
     config, published = described(source)
     if config.get("model_type") == "mar":
         foreign = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
-        foreign["quantize"] = quantize
+        foreign |= {"quantize": quantize, "tp": tp or None}
         for name, given in foreign.items():
             if given is not None:
                 raise ModelError(f"{name}={given} was given, and {source.name} draws classes from vectors")
@@ -85,7 +91,8 @@ def load_any(
         return guarded(source.name, make, published, kind)
     spec, why = _recognise(config)
     if spec is None:
-        refused = {"mask_id": mask_id, "block": block, "decoder": decoder, "text_encoder": text_encoder}
+        refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "decoder": decoder, "text_encoder": text_encoder}
+        refused["tp"] = tp or None
         for name, value in refused.items():
             if value is not None:
                 raise ModelError(
@@ -106,10 +113,14 @@ def load_any(
     stored = stored_dtype(published)
     kind, kind_reason = fitting(quantize, dtype) or choose_dtype(dtype, place, stored)
     smaller = None if quantize is None else quantizer(quantize, place, kind)
-    make_stack = partial(_native, spec, config, published, kind, place, device_map, smaller)
+    shares = tensor_parallel.shares(place, shape) if tp else None
+    make_stack = partial(_native, spec, config, published, kind, place, device_map, smaller or shares)
     stack = guarded(source.name, make_stack, published, kind)
     entry = stack.embed_device
     where = f"on {entry} ({place_reason})" if device_map is None else f"spread by device_map over {_spread(stack)}"
+    if shares is not None:
+        shares.divide(stack)
+        where += f" and {shares.count - 1} more of {shares.count} processes"
     imaging = None
     if spec.imaging:
         parts = Picturing(source, config, published, shape.vocab, entry, kind, asked, text_encoder, offline)
@@ -132,6 +143,8 @@ def load_any(
         choice=f"{where}, {short(kind)} ({kind_reason})" + ("" if smaller is None else f", {smaller.said()}"),
         imaging=imaging,
         quantized=quantize,
+        processes=1 if shares is None else shares.count,
+        whole=None if shares is None else shares.numbers,
     )
 
 
@@ -192,16 +205,16 @@ def _native(
     dtype: torch.dtype,
     device: torch.device,
     device_map: DeviceMap | None,
-    smaller: Quantizer | None,
+    finish: Quantizer | Shares | None,
 ) -> Decoder:
     decoder = assemble.empty(spec.decoder(config))
     wanted = assemble.targets(spec, decoder)
     used = assemble.check(spec, wanted, published, decoder.config.tied)
     if device_map is None:
-        finish: Any = {} if smaller is None else {"finish": smaller}
-        assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device, **finish)
-        if smaller is not None and decoder.config.tied:
-            smaller.keep("head.weight", "it is the embedding")
+        more: Any = {} if finish is None else {"finish": finish}
+        assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device, **more)
+        if isinstance(finish, Quantizer) and decoder.config.tied:
+            finish.keep("head.weight", "it is the embedding")
         return decoder
     from .dispatch import spread
 
@@ -211,6 +224,13 @@ def _native(
         dtype,
         lambda device_of: assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=device_of),
     )
+
+
+def _alone(**others: Any) -> None:
+    """Refuses what does not go with tensor parallel."""
+    for name, given in others.items():
+        if given is not None:
+            raise ModelError(f"tp and {name}={given} are both given, and they do not go together", f"leave {name} out")
 
 
 def _spread(decoder: Decoder) -> str:

@@ -50,6 +50,7 @@ def load(
     decoder: str | Path | None = None,
     text_encoder: str | None = None,
     quantize: str | None = None,
+    tp: bool = False,
 ) -> Model:
     """Loads a model.
 
@@ -68,6 +69,8 @@ def load(
         quantize: "int8", "int4" or "fp8" (a GPU that has it) keeps matrices in fewer bits, which changes what the model
             says; needs torchao (pardec[quant]). `Model.network.describe()` names the matrices that stay as they are.
             With int4, dtype="auto" is bfloat16.
+        tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
+            make the same calls, and all get the same tokens.
 
     Raises:
         ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file, or
@@ -89,6 +92,7 @@ def load(
             decoder=decoder,
             text_encoder=text_encoder,
             quantize=quantize,
+            tp=tp,
         )
     )
 
@@ -237,7 +241,13 @@ class Model:
         """Reads the prompt and checks every argument, without a forward."""
         if isinstance(self.network, ContinuousModel):
             return vector_requests.prepare(self.network, prompt, Settings.of(arguments, VECTORS))
-        return requests.prepare(self.network, prompt, Settings.of(arguments))
+        call = requests.prepare(self.network, prompt, Settings.of(arguments))
+        if self.network.processes > 1 and any(part.name == "goodput" for part in call.sampler.spec.parts):
+            raise SpecError(
+                "goodput decides by the clock, and the processes that share a model have to decide alike",
+                hint="leave it out, or let the drafts have a fixed length",
+            )
+        return call
 
     def run(self, call: Call | VectorCall, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
         """Decodes; the one place that calls the loop. With `text`, and for a callback, events tell their text.
@@ -275,7 +285,11 @@ class Model:
         """Versions, device and dtype, as results record them; and what matrices are kept in, where that is another."""
         device, dtype = self.network.device, str(self.network.dtype)
         found = {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
-        return found if self.quantized is None else {**found, "quantize": self.quantized}
+        if self.quantized is not None:
+            found["quantize"] = self.quantized
+        if not isinstance(self.network, ContinuousModel) and self.network.processes > 1:
+            found["processes"] = str(self.network.processes)
+        return found
 
     def result(self, call: Call | VectorCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
         """What a run came to; `seconds` is its length. Without `draw`, codes or vectors are not decoded to pictures."""
