@@ -11,6 +11,7 @@ from .errors import ModelError, listed, one_line
 from .facts import end_ids, pad_id
 from .language_model import Facts, LanguageModel
 from .placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
+from .quantize import fitting, quantize_linears, quantizer
 from .quiet import quiet
 from .sources import Source, read_json
 from .tokenizers import load_tokenizer
@@ -30,6 +31,7 @@ def load_adapter(
     reason: str,
     dtype: str | torch.dtype,
     device_map: str | dict[str, Any] | None,
+    quantize: str | None = None,
 ) -> LanguageModel:
     """Load through transformers; `why` no native family does is repeated in what `describe` says.
 
@@ -44,14 +46,19 @@ def load_adapter(
                 f"{source.name} draws pictures, and device_map spreads models of text",
                 'name one device in its place: device="cuda"',
             )
+        if quantize is not None:
+            raise ModelError(f"{source.name} draws pictures, and quantize={quantize} is of models of text")
         module, _, function = where.partition(":")
         opened = getattr(import_module(module), function)(source)
     published = inspect(weight_files(source.folder))
-    kind, kind_reason = choose_dtype(dtype, device, stored_dtype(published))
+    kind, kind_reason = fitting(quantize, dtype) or choose_dtype(dtype, device, stored_dtype(published))
+    smaller = None if quantize is None else quantizer(quantize, device, kind)
     placed = device_map if device_map is not None else {"": device}
     model = guarded(
         source.name, lambda: _pretrained(source, kind, placed, pictures=opened is not None), published, kind
     )
+    if smaller is not None:
+        quantize_linears(smaller, model, model.get_input_embeddings().weight)
     parts, imaging = opened(model) if opened else (Parts.causal(model), None)
     adapter = HFAdapter(model, source.name, parts)
     flat = {**config, **model.config.get_text_config(decoder=True).to_dict()}
@@ -76,8 +83,11 @@ def load_adapter(
         width=int(adapter.embedding.shape[1]),
         max_positions=flat.get("max_position_embeddings"),
         limit=adapter.limit,
-        choice=f"{place}, {short(kind)} ({kind_reason}); {why}",
+        choice=f"{place}, {short(kind)} ({kind_reason})"
+        + ("" if smaller is None else f", {smaller.said()}")
+        + f"; {why}",
         imaging=imaging,
+        quantized=quantize,
     )
 
 

@@ -93,9 +93,14 @@ def fill(
     *,
     dtype: torch.dtype,
     device_of: Callable[[str], torch.device],
+    finish: Callable[[str, Tensor], Tensor] = lambda name, weight: weight,
 ) -> None:
-    """Read every tensor straight into its place; what is held beside the weights is one published tensor."""
+    """Read every tensor straight into its place; what is held beside the weights is one published tensor.
+
+    `finish(name, weight)` gives back what is kept of a parameter, as soon as it is whole.
+    """
     shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    missing = {name: shape[0] for name, shape in shapes.items()}  # rows that are still to come
     filled: dict[str, Tensor] = {}
 
     def place(name: str, tensor: Tensor) -> None:
@@ -107,6 +112,9 @@ def fill(
         filled[target.parameter][target.start : target.start + target.shape[0]].copy_(
             spec.convert(target.parameter, tensor, decoder.config)
         )
+        missing[target.parameter] -= target.shape[0]
+        if not missing[target.parameter]:
+            filled[target.parameter] = finish(target.parameter, filled[target.parameter])
 
     read(published, place)
     for name, tensor in filled.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -97,6 +98,7 @@ class DecoderLayer(nn.Module):
     down_bias: nn.Parameter | None
     q_norm: nn.Parameter | None
     k_norm: nn.Parameter | None
+    group: dist.ProcessGroup | None = None  # of the processes that hold this layer's other heads and inner units
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -150,12 +152,12 @@ class DecoderLayer(nn.Module):
             q = q.flatten(0, 1).index_select(0, rows.flatten()).view(*picked.shape, heads, dim)
             sight = sight.narrowed(picked)
         out = attend(q, k, v, sight).reshape(-1, heads * dim)
-        return _add_linear(h, out, self.out_weight, self.out_bias)
+        return _add_linear(h, out, self.out_weight, self.out_bias, self.group)
 
     def _mlp(self, h: Tensor, step: _Pass) -> Tensor:
         normed = norm(h, self.mlp_norm, self.config.norm_eps, step.norms)
         both = F.linear(normed, self.gate_up_weight, self.gate_up_bias)
-        return _add_linear(h, gated(both, step.kernels), self.down_weight, self.down_bias)
+        return _add_linear(h, gated(both, step.kernels), self.down_weight, self.down_bias, self.group)
 
 
 class Decoder(nn.Module):
@@ -268,8 +270,16 @@ class Decoder(nn.Module):
         return _Pass(plan, cache, address, views, sight, cos, sin, kernels, norms, where)
 
 
-def _add_linear(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """h + x @ weight.T (+ bias), the sum made by the product itself."""
+def _add_linear(
+    h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """h + x @ weight.T (+ bias), the sum made by the product itself; with a `group`, each process has a part of x."""
+    if group is not None:
+        part = F.linear(x, weight)
+        dist.all_reduce(part, group=group)
+        return h + part if bias is None else h + part + bias
+    if type(weight) is not nn.Parameter:  # in fewer bits: such weights know F.linear alone
+        return h + F.linear(x, weight, bias)
     out = torch.addmm(h, x, weight.t())
     return out if bias is None else out + bias
 

@@ -13,6 +13,7 @@ from .errors import CacheError, CapacityError, ModelError
 from .hidden import Hidden
 from .kv_cache import KVCache
 from .plan import Plan, Visible
+from .quantize import held_bytes
 from .stack import Stack
 
 if TYPE_CHECKING:
@@ -61,11 +62,21 @@ class LanguageModel:
     )
     choice: str = field(default="", repr=False)  # why this device and dtype
     imaging: Imaging | None = field(default=None, repr=False)  # of a model of pictures
+    quantized: str | None = None  # what its matrices are kept in, where that is not the dtype
+    processes: int = 1  # that hold a share each
+    whole: int | None = field(default=None, repr=False)  # numbers of the checkpoint, where this process has a share
 
     @property
     def parameters(self) -> int:
         """How many numbers the checkpoint has; those of a tied head count once."""
+        if self.whole is not None:
+            return self.whole
         return sum(weight.numel() for weight in self.decoder.parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of memory that they take in this process."""
+        return held_bytes(self.decoder.parameters())
 
     @property
     def codebook(self) -> Tensor | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import assemble
+from . import assemble, tensor_parallel
 from .adapt import PICTURES, load_adapter
 from .catalog import embedded_names
 from .continuous import ContinuousModel
@@ -21,7 +21,9 @@ from .families.llamagen import read_config
 from .imaging import Imaging, Picturing
 from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
+from .quantize import Quantizer, check, fitting, quantizer
 from .sources import Source, locate, read_json
+from .tensor_parallel import Shares
 from .tokenizers import load_tokenizer
 from .weights import Published, inspect, weight_files
 
@@ -58,20 +60,28 @@ def load_any(
     block: int | None = None,
     decoder: str | os.PathLike[str] | None = None,
     text_encoder: str | None = None,
+    quantize: str | None = None,
+    tp: bool = False,
 ) -> LanguageModel | ContinuousModel:
     """Load an embedded name, a local directory or file, or a hub id.
 
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override
     what the checkpoint says. Of a model of pictures, `decoder` is its image tokenizer and `text_encoder` what reads its
-    captions, where they do not lie beside the weights.
+    captions, where they do not lie beside the weights. `quantize` ("int8", "int4", "fp8") keeps matrices in fewer bits.
+    With `tp`, each of the processes that torchrun started holds a share of every layer.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
+    check(quantize, device_map)
+    if tp:
+        _alone(quantize=quantize, device_map=device_map)
+        device = tensor_parallel.place(device)
     source = locate(name_or_path, revision=revision, offline=offline)
     place, place_reason = choose_device(device)
     asked = None if decoder is None else os.fspath(decoder)
     config, published = described(source)
     if config.get("model_type") == "mar":
         foreign = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
+        foreign |= {"quantize": quantize, "tp": tp or None}
         for name, given in foreign.items():
             if given is not None:
                 raise ModelError(f"{name}={given} was given, and {source.name} draws classes from vectors")
@@ -81,13 +91,15 @@ def load_any(
         return guarded(source.name, make, published, kind)
     spec, why = _recognise(config)
     if spec is None:
-        refused = {"mask_id": mask_id, "block": block, "decoder": decoder, "text_encoder": text_encoder}
+        refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "decoder": decoder, "text_encoder": text_encoder}
+        refused["tp"] = tp or None
         for name, value in refused.items():
             if value is not None:
                 raise ModelError(
                     f"{name}={value} was given, but {source.name} runs through transformers as an AR model ({why})"
                 )
-        return load_adapter(source, config, why, device=place, reason=place_reason, dtype=dtype, device_map=device_map)
+        placed: Any = {"device": place, "reason": place_reason, "dtype": dtype, "device_map": device_map}
+        return load_adapter(source, config, why, **placed, quantize=quantize)
     if config.get("quantization_config"):
         raise ModelError(
             f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from"
@@ -99,10 +111,16 @@ def load_any(
     facts = establish(spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block)
     published = published or inspect(weight_files(source.folder))
     stored = stored_dtype(published)
-    kind, kind_reason = choose_dtype(dtype, place, stored)
-    stack = guarded(source.name, lambda: _native(spec, config, published, kind, place, device_map), published, kind)
+    kind, kind_reason = fitting(quantize, dtype) or choose_dtype(dtype, place, stored)
+    smaller = None if quantize is None else quantizer(quantize, place, kind)
+    shares = tensor_parallel.shares(place, shape) if tp else None
+    make_stack = partial(_native, spec, config, published, kind, place, device_map, smaller or shares)
+    stack = guarded(source.name, make_stack, published, kind)
     entry = stack.embed_device
     where = f"on {entry} ({place_reason})" if device_map is None else f"spread by device_map over {_spread(stack)}"
+    if shares is not None:
+        shares.divide(stack)
+        where += f" and {shares.count - 1} more of {shares.count} processes"
     imaging = None
     if spec.imaging:
         parts = Picturing(source, config, published, shape.vocab, entry, kind, asked, text_encoder, offline)
@@ -122,8 +140,11 @@ def load_any(
         width=shape.width,
         max_positions=spec.positions(config),
         limit=spec.sliding(config),
-        choice=f"{where}, {short(kind)} ({kind_reason})",
+        choice=f"{where}, {short(kind)} ({kind_reason})" + ("" if smaller is None else f", {smaller.said()}"),
         imaging=imaging,
+        quantized=quantize,
+        processes=1 if shares is None else shares.count,
+        whole=None if shares is None else shares.numbers,
     )
 
 
@@ -184,12 +205,16 @@ def _native(
     dtype: torch.dtype,
     device: torch.device,
     device_map: DeviceMap | None,
+    finish: Quantizer | Shares | None,
 ) -> Decoder:
     decoder = assemble.empty(spec.decoder(config))
     wanted = assemble.targets(spec, decoder)
     used = assemble.check(spec, wanted, published, decoder.config.tied)
     if device_map is None:
-        assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device)
+        more: Any = {} if finish is None else {"finish": finish}
+        assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device, **more)
+        if isinstance(finish, Quantizer) and decoder.config.tied:
+            finish.keep("head.weight", "it is the embedding")
         return decoder
     from .dispatch import spread
 
@@ -199,6 +224,13 @@ def _native(
         dtype,
         lambda device_of: assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=device_of),
     )
+
+
+def _alone(**others: Any) -> None:
+    """Refuses what does not go with tensor parallel."""
+    for name, given in others.items():
+        if given is not None:
+            raise ModelError(f"tp and {name}={given} are both given, and they do not go together", f"leave {name} out")
 
 
 def _spread(decoder: Decoder) -> str:

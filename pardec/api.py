@@ -51,6 +51,8 @@ def load(
     block: int | None = None,
     decoder: str | Path | None = None,
     text_encoder: str | None = None,
+    quantize: str | None = None,
+    tp: bool = False,
 ) -> Model:
     """Loads a model.
 
@@ -66,9 +68,15 @@ def load(
         decoder: of a model of pictures, its image tokenizer or autoencoder, a file or a folder, where none lies beside
             the weights.
         text_encoder: what reads its captions, a folder or a hub id.
+        quantize: "int8", "int4" or "fp8" (a GPU that has it) keeps matrices in fewer bits, which changes what the model
+            says; needs torchao (pardec[quant]). `Model.network.describe()` names the matrices that stay as they are.
+            With int4, dtype="auto" is bfloat16.
+        tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
+            make the same calls, and all get the same tokens.
 
     Raises:
-        ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file.
+        ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file, or
+            a kind of `quantize` that cannot be here.
 
     >>> load("tiny-dream", device="cpu").name
     'tiny-dream'
@@ -85,6 +93,8 @@ def load(
             block=block,
             decoder=decoder,
             text_encoder=text_encoder,
+            quantize=quantize,
+            tp=tp,
         )
     )
 
@@ -112,6 +122,11 @@ class Model:
     @property
     def name(self) -> str:
         return self.network.name
+
+    @property
+    def quantized(self) -> str | None:
+        """What its matrices are kept in ("int8", "int4", "fp8"); None where that is the dtype."""
+        return None if isinstance(self.network, ContinuousModel) else self.network.quantized
 
     @property
     def imaging(self) -> Pictures | None:
@@ -255,7 +270,13 @@ class Model:
         """Reads the prompt and checks every argument, without a forward."""
         if isinstance(self.network, ContinuousModel):
             return vector_requests.prepare(self.network, prompt, Settings.of(arguments, VECTORS))
-        return requests.prepare(self.network, prompt, Settings.of(arguments))
+        call = requests.prepare(self.network, prompt, Settings.of(arguments))
+        if self.network.processes > 1 and any(part.name == "goodput" for part in call.sampler.spec.parts):
+            raise SpecError(
+                "goodput decides by the clock, and the processes that share a model have to decide alike",
+                hint="leave it out, or let the drafts have a fixed length",
+            )
+        return call
 
     def run(self, call: Call | VectorCall, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
         """Decodes; the one place that calls the loop. With `text`, and for a callback, events tell their text.
@@ -290,9 +311,14 @@ class Model:
         )
 
     def environment(self) -> dict[str, str]:
-        """Versions, device and dtype, as results record them."""
+        """Versions, device and dtype, as results record them; and what matrices are kept in, where that is another."""
         device, dtype = self.network.device, str(self.network.dtype)
-        return {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
+        found = {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
+        if self.quantized is not None:
+            found["quantize"] = self.quantized
+        if not isinstance(self.network, ContinuousModel) and self.network.processes > 1:
+            found["processes"] = str(self.network.processes)
+        return found
 
     def result(self, call: Call | VectorCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
         """What a run came to; `seconds` is its length. Without `draw`, codes or vectors are not decoded to pictures."""

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("torch", "transformers", "diffusers", "accelerate", "tokenizers", "safetensors", "triton")
+PACKAGES = ("torch", "transformers", "diffusers", "accelerate", "tokenizers", "safetensors", "triton", "torchao")
 
 
 @cache

@@ -47,6 +47,8 @@ class Batches:
             **self.call.settings,
             "dtype": str(self.model.network.dtype).removeprefix("torch."),
         }
+        if self.model.quantized is not None:
+            settings["quantize"] = self.model.quantized
         self.file = RowsFile(output, settings, overwrite=overwrite, warn=say)
         each = zip(self.items, self.call.seeds, self.call.constraints, strict=True)
         self.keys = [key_of(settings, [item.prompt, kept] if kept else item.prompt, seed) for item, seed, kept in each]

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from pardec.cli import inputs
+from pardec.cli import inputs, sharing
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
 from pardec.models.errors import SpecError
@@ -37,6 +37,8 @@ def generate(
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
     device_map: o.DeviceMap = None,
+    quantize: o.Quantize = None,
+    tp: o.TensorParallel = False,
     revision: o.Revision = None,
     offline: o.Offline = False,
     mask_id: o.MaskId = None,
@@ -50,8 +52,12 @@ def generate(
 
     pardec generate tiny-dream --prompts problems.jsonl -o rows.jsonl --batch-size 16
 
+    torchrun --nproc-per-node 2 -m pardec generate MODEL --chat -p "What is a fjord?" --tp
+
     torchrun --nproc-per-node 8 -m pardec generate MODEL --prompts problems.jsonl -o rows.jsonl --executor torchrun
     """
+    if tp:
+        sharing.check(executor, output, prompts, given=bool(prompt))
     items = inputs.read(prompt or [], prompts, chat=chat)
     to_rows = output is not None and output.suffix == ".jsonl"
     if output is not None and not to_rows and len(items) > batch_size:
@@ -80,12 +86,12 @@ def generate(
     from pardec.settings import Settings
 
     resolve(Settings.of(arguments).sampler, None)  # a misspelt sampler is refused before weights are read
-    crew = started(executor, workers=workers)
+    crew = sharing.Sharing() if tp else started(executor, workers=workers)
     if executor != "local":
         dealing.check(executor, output, prompts, given=bool(prompt), stream=stream)
     quiet = quiet or not crew.leads
     placing: Any = {"device": device, "dtype": dtype, "device_map": device_map}
-    placing |= {"revision": revision, "offline": offline, "mask_id": mask_id}
+    placing |= {"revision": revision, "offline": offline, "mask_id": mask_id, "quantize": quantize, "tp": tp}
     loaded = dealing.placed(crew, model, placing, quiet=quiet)
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is a model of pictures", hint=f'try "pardec image {model} -o out.png"')
@@ -95,14 +101,14 @@ def generate(
         dealing.keep_in(run, crew, output, overwrite=overwrite)
     try:
         if executor == "local":
-            run.decode(batch_size, show=not to_rows and not json_)
+            run.decode(batch_size, show=not to_rows and not json_ and crew.leads)
         else:
             job = dealing.Generation(model, placing, [item.prompt for item in items], arguments)
             dealing.deal(run, crew, job, batch_size)
     except KeyboardInterrupt:
         say(run.left_off(), quiet=not crew.leads)
         raise typer.Exit(130) from None
-    if output is not None and not to_rows:
+    if output is not None and not to_rows and crew.leads:
         run.result().save(output)
         say(f"wrote {output}", quiet=quiet)
     if json_ and crew.leads:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pardec.requests import Call
     from pardec.vector_requests import VectorCall
 
-_TOLD = ("decoder", "text_encoder", "revision")  # of how the model was loaded, what a picture's file tells
+_TOLD = ("decoder", "text_encoder", "revision", "quantize")  # of how the model was loaded, what a picture's file tells
 
 
 def image(
@@ -46,6 +46,7 @@ def image(
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
     device_map: o.DeviceMap = None,
+    quantize: o.Quantize = None,
     revision: o.Revision = None,
     offline: o.Offline = False,
     debug: Debug = False,
@@ -84,7 +85,7 @@ def image(
     check_places(output, each, save)
     resolve(Settings.of(given).sampler, None)  # a misspelt sampler is refused before weights are read
     placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "revision": revision}
-    placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder}
+    placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder, "quantize": quantize}
     loaded = _loaded(model, placing, quiet=quiet)
     call = _prepared(loaded, shown, class_ is not None, given)
     run = Drawing(loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _TOLD and v}})

@@ -61,6 +61,7 @@ class Loading:
     mask_id: int | None = None
     decoder: str | None = None
     text_encoder: str | None = None
+    quantize: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,16 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
     """What of the model decides its rows."""
     if isinstance(model, str):
         kept = {"dtype": loading.dtype, "revision": loading.revision, "mask_id": loading.mask_id}
-        return {"model": model, **kept}
+        return {"model": model, **kept, **_bits(loading.quantize)}
     mask_id = None if model.family == "continuous" else model.language_model.facts.mask_id
     dtype = str(model.network.dtype).removeprefix("torch.")
-    return {"model": model.name, "dtype": dtype, "revision": loading.revision, "mask_id": mask_id}
+    kept = {"dtype": dtype, "revision": loading.revision, "mask_id": mask_id}
+    return {"model": model.name, **kept, **_bits(model.quantized)}
+
+
+def _bits(quantize: str | None) -> dict[str, str]:
+    """What matrices are kept in; nothing where that is the dtype, so that the names of other runs' rows stay."""
+    return {} if quantize is None else {"quantize": quantize}
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ class Worker:
 
     def _end(self, error: str | None) -> Row:
         dtype = str(self.model.network.dtype).removeprefix("torch.")
-        return {"device": self.device, "dtype": dtype, "error": error}
+        return {"device": self.device, "dtype": dtype, "quantize": self.model.quantized, "error": error}
 
 
 def _painting(result: Result) -> Row:

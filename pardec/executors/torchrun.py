@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -106,23 +105,12 @@ def _joined() -> Any:
     import torch
     from accelerate import PartialState
 
-    _find_interface()
+    from pardec.models.processes import find_interface
+
+    find_interface()
     gpu = torch.cuda.is_available()
     if not gpu:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes beside each other must not fight for the cores
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     # The processes exchange counts and words, never tensors: gloo does that on every machine.
     return PartialState(cpu=not gpu, backend="gloo", timeout=PATIENCE)
-
-
-def _find_interface() -> None:
-    """Names the loopback interface to gloo where it would find none: it looks by the machine's name, and gives up."""
-    one_machine = os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE")
-    if not one_machine or "GLOO_SOCKET_IFNAME" in os.environ:
-        return
-    try:
-        socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:
-        loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-        if loopback:
-            os.environ["GLOO_SOCKET_IFNAME"] = loopback[0]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from pardec.models.language_model import Facts, LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.models.rope import default_frequencies
 
+ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 50
 
 # Sizes of the random checkpoints, under transformers' names.
@@ -139,3 +143,13 @@ def llama_folder(folder: Path, **changes: Any) -> Path:
     if config["tie_word_embeddings"]:
         del tensors["lm_head.weight"]
     return write_checkpoint(folder, config, tensors)
+
+
+def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a program in two processes of one thread each."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    named = kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [*command, *map(str, arguments)], env=named, capture_output=True, text=True, timeout=300, check=False
+    )

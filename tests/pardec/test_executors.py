@@ -23,6 +23,7 @@ from pardec.executors import ray as ray_executor
 from pardec.executors import torchrun as torchrun_executor
 from pardec.executors.outline import outline
 from pardec.models.errors import SpecError
+from pardec.models.processes import find_interface
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).with_name("toy_run.py")
@@ -172,7 +173,7 @@ def test_loopback_is_named_only_on_one_machine_without_a_name(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", set_already or "")
     if set_already is None:
         monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    torchrun_executor._find_interface()
+    find_interface()
     assert os.environ.get("GLOO_SOCKET_IFNAME") == want
 
 

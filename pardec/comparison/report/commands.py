@@ -17,6 +17,7 @@ _DEFAULTS = {
     "cost_ratio": None,
     "dtype": "auto",
     "revision": None,
+    "quantize": None,
     "device": "auto",
     "device_map": None,
     "executor": "local",

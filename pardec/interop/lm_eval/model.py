@@ -40,9 +40,9 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         seed: None takes torch's, which lm-eval sets from --seed. What a request draws depends on it and on the
             request, not on the batch or the order.
         likelihood, mc_num, check_greedy: how masked models score answers; see `likelihood.Likelihood`.
-        arguments: dtype, device_map, revision, offline, mask_id and block of `pardec.load`; sampler, max_new_tokens,
-            block_length, temperature, top_k, top_p, cfg and block_align of `Model.generate`, where a request does not
-            say otherwise.
+        arguments: dtype, device_map, revision, offline, mask_id, block and quantize of `pardec.load`; sampler,
+            max_new_tokens, block_length, temperature, top_k, top_p, cfg and block_align of `Model.generate`, where a
+            request does not say otherwise.
 
     Raises:
         SpecError: an argument that is unknown or cannot work.

@@ -12,7 +12,7 @@ from pardec.models.errors import SpecError, did_you_mean
 
 DEFAULT_TOKENS = 256  # as lm-eval's own models
 _OWN = ("pretrained", "batch_size", "device", "max_length", "seed", "likelihood", "mc_num", "check_greedy")
-_LOAD = ("dtype", "device_map", "revision", "offline", "mask_id", "block")
+_LOAD = ("dtype", "device_map", "revision", "offline", "mask_id", "block", "quantize")
 _GENERATE = ("sampler", "max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg", "block_align")
 _LENGTH = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is there counts
 _PASSED = ("block_length", "cfg", "sampler", "seed", "top_k", "top_p")

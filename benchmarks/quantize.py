@@ -1,0 +1,89 @@
+"""Accuracy, memory and speed of the embedded models in fewer bits, beside the same models whole; on one CPU thread.
+
+    python benchmarks/quantize.py [-n 50] [--rounds 10] [--out benchmarks/quantize.json]
+
+Accuracy and forwards are of held-out arithmetic. The milliseconds are of one forward without cache over 32 positions:
+in each round every variant of a model takes its turn, and the median over rounds is kept, with its ratio to the whole
+model in the same dtype round by round. Needs pardec[quant].
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pardec
+from pardec.models.language_model import LanguageModel
+from pardec.models.plan import Plan
+
+MODELS = {"tiny-dream": "threshold:tau=0.9@dual", "tiny-llama": "sequential"}
+VARIANTS = [("float32", None), ("float32", "int8"), ("bfloat16", None), ("bfloat16", "int8"), ("bfloat16", "int4")]
+BATCHES = (1, 8)
+POSITIONS = 32
+
+
+def forward_ms(model: LanguageModel, batch: int, repeats: int = 5) -> float:
+    """Milliseconds of one forward with its logits."""
+    ids = torch.arange(batch * POSITIONS).view(batch, POSITIONS) % model.vocab_size
+    plan = Plan.full(ids, model.visible())
+    started = time.perf_counter()
+    for _ in range(repeats):
+        model.forward(plan).logits()
+    return 1e3 * (time.perf_counter() - started) / repeats
+
+
+def measure(name: str, sampler: str, count: int, rounds: int) -> list[dict[str, Any]]:
+    """A row a variant of the model."""
+    variants = [pardec.load(name, device="cpu", dtype=dtype, quantize=kind) for dtype, kind in VARIANTS]
+    times: dict[tuple[int, int], list[float]] = {}
+    for turn in range(rounds + 1):
+        for batch in BATCHES:
+            for at, model in enumerate(variants):
+                taken = forward_ms(model.language_model, batch)
+                if turn:  # the first round warms up
+                    times.setdefault((at, batch), []).append(taken)
+    rows = []
+    for at, (model, (dtype, kind)) in enumerate(zip(variants, VARIANTS, strict=True)):
+        whole = VARIANTS.index((dtype, None))
+        given: dict[str, Any] = {"limit": count, "batch_size": 10, "references": False, "replays": 0}
+        found = pardec.compare(model, "arithmetic", sampler, max_new_tokens=64, **given).rows[0]
+        row = {"model": name, "dtype": dtype, "quantize": kind, "sampler": found["sampler"], "problems": count}
+        row |= {"accuracy": found["accuracy"], "forwards": round(found["nfe_to_end"], 2)}
+        row["weight_bytes"] = model.language_model.weight_bytes
+        for batch in BATCHES:
+            ratios = [mine / theirs for mine, theirs in zip(times[at, batch], times[whole, batch], strict=True)]
+            row[f"forward_ms_batch_{batch}"] = round(statistics.median(times[at, batch]), 3)
+            row[f"times_whole_batch_{batch}"] = round(statistics.median(ratios), 2)
+        row["said"] = model.network.describe().partition("(as asked), ")[2]
+        rows.append(row)
+        print({key: value for key, value in row.items() if key != "said"}, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("-n", type=int, default=50, help="problems")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for name, spec in MODELS.items() for row in measure(name, spec, options.n, options.rounds)]
+    if options.out:
+        machine = {"processor": platform.processor() or platform.machine(), "threads": 1, "load": os.getloadavg()[0]}
+        versions = {package: metadata.version(package) for package in ("torch", "torchao")}
+        command = f"python benchmarks/quantize.py -n {options.n} --rounds {options.rounds}"
+        document = {"command": command, "machine": machine, "versions": versions, "rows": rows}
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Run by torchrun in two processes: models of the folder named last, shared and whole, give the same; prints JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import pardec
+from pardec.models.errors import ModelError
+from pardec.models.load import load
+from pardec.models.plan import Plan
+
+FOLDER = Path(sys.argv[1])
+IDS = torch.randint(5, 40, (2, 9), generator=torch.Generator().manual_seed(3))
+SAMPLERS = {"llama": ("sequential", "recycling+speculative"), "llada": ("threshold:tau=0.3@dual", "sequential")}
+
+
+def told(name: str) -> dict[str, object]:
+    """What this process sees of one model."""
+    whole, shared = load(FOLDER / name, device="cpu"), load(FOLDER / name, device="cpu", tp=True)
+    caches = whole.new_cache(2, 12), shared.new_cache(2, 12)
+    errors = []
+    for stop in (6, 9):
+        plan = Plan.full(IDS[:, :stop], whole.visible())
+        for first, second in ((None, None), caches):
+            difference = whole.forward(plan, first).logits() - shared.forward(plan, second).logits()
+            errors.append(float(difference.abs().max()))
+    tokens = {}
+    for sampler in SAMPLERS[name]:
+        for temperature in (0.0, 0.8):
+            made = [
+                pardec.Model(model).generate(
+                    input_ids=IDS, sampler=sampler, max_new_tokens=8, temperature=temperature, seed=[1, 2], stop_ids=[]
+                )
+                for model in (whole, shared)
+            ]
+            tokens[f"{sampler} {temperature}"] = [one.tokens for one in made]
+    return {
+        "errors": errors,
+        "tokens": tokens,
+        "kv_heads": [cache.k[0].shape[2] for cache in caches],
+        "bytes": [model.weight_bytes for model in (whole, shared)],
+        "parameters": [model.parameters for model in (whole, shared)],
+        "said": shared.describe(),
+    }
+
+
+found = {name: told(name) for name in SAMPLERS}
+try:
+    load(FOLDER / "odd", device="cpu", tp=True)
+except ModelError as error:
+    found["odd"] = {"refused": str(error)}
+gathered: list[object] = [None] * dist.get_world_size()
+dist.all_gather_object(gathered, found)
+if os.environ["RANK"] == "0":
+    print("FOUND " + json.dumps(gathered))
+dist.destroy_process_group()

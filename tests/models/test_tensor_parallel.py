@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pardec.models.errors import ModelError
+from pardec.models.load import load
+from tests.models.toys import llama_config, llama_folder, llama_tensors, torchrun, write_checkpoint
+
+RUN = Path(__file__).with_name("shared_run.py")
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def llada_folder(folder: Path) -> Path:
+    """A random LLaDA with grouped heads and biases of queries, keys and values."""
+    config = {
+        "architectures": ["LLaDAModelLM"],
+        "model_type": "llada",
+        "d_model": 32,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "n_layers": 2,
+        "mlp_hidden_size": 48,
+        "vocab_size": 40,
+        "embedding_size": 40,
+        "include_qkv_bias": True,
+        "max_sequence_length": 64,
+        "eos_token_id": 3,
+        "mask_token_id": 4,
+    }
+    generator, block = torch.Generator().manual_seed(8), "model.transformer.blocks.{}."
+    shapes: dict[str, tuple[int, ...]] = {f"model.transformer.{name}.weight": (40, 32) for name in ("wte", "ff_out")}
+    shapes["model.transformer.ln_f.weight"] = (32,)
+    for layer in range(2):
+        stem = block.format(layer)
+        shapes |= {stem + f"{name}_norm.weight": (32,) for name in ("attn", "ff")}
+        for name, size in (("q", 32), ("k", 16), ("v", 16)):
+            shapes |= {stem + f"{name}_proj.weight": (size, 32), stem + f"{name}_proj.bias": (size,)}
+        shapes |= {stem + "attn_out.weight": (32, 32), stem + "ff_out.weight": (32, 48)}
+        shapes |= {stem + f"{name}_proj.weight": (48, 32) for name in ("ff", "up")}
+    return write_checkpoint(folder, config, {n: torch.randn(s, generator=generator) * 0.3 for n, s in shapes.items()})
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes saw of two models."""
+    folder = tmp_path_factory.mktemp("shared")
+    config = llama_config(**SHAPE)
+    write_checkpoint(folder / "llama", config, {name: 2 * value for name, value in llama_tensors(config).items()})
+    llada_folder(folder / "llada")
+    llama_folder(folder / "odd", **SHAPE | {"num_key_value_heads": 1})
+    done = torchrun(RUN, folder)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("FOUND ")), None)
+    assert line is not None, done.stderr[-3000:]
+    made: list[dict[str, Any]] = json.loads(line.removeprefix("FOUND "))
+    return made
+
+
+@pytest.mark.parametrize("name", ["llama", "llada"])
+def test_two_processes_give_what_one_gives(found, name):
+    for one in found:
+        assert max(one[name]["errors"]) < 1e-5
+        for sampler, (whole, shared) in one[name]["tokens"].items():
+            assert whole == shared, sampler
+        assert one[name]["tokens"] == found[0][name]["tokens"]
+
+
+@pytest.mark.parametrize("name", ["llama", "llada"])
+def test_each_process_holds_half_of_the_layers_and_its_own_heads(found, name):
+    for one in found:
+        whole, shared = one[name]["bytes"]
+        split = 2 * 4 * (32 * (32 + 32) + 32 * 32 + 3 * 32 * 48 + (64 if name == "llada" else 0))  # of both layers
+        assert shared == whole - split // 2
+        assert one[name]["kv_heads"] == [2, 1]
+        assert one[name]["parameters"][0] == one[name]["parameters"][1]
+        assert "1 more of 2 processes" in one[name]["said"]
+
+
+def test_heads_that_do_not_divide_are_refused(found):
+    assert [one["odd"]["refused"] for one in found] == ["2 processes cannot share kv_heads=1 evenly"] * 2
+
+
+def test_outside_torchrun_and_beside_other_placements_it_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    folder = llama_folder(tmp_path)
+    with pytest.raises(ModelError, match="works under torchrun") as caught:
+        load(folder, device="cpu", tp=True)
+    assert "torchrun" in str(caught.value.hint)
+    for more in ({"quantize": "int8"}, {"device_map": "auto"}):
+        with pytest.raises(ModelError, match=f"tp and {next(iter(more))}="):
+            load(folder, device="cpu", tp=True, **more)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import pardec
+from pardec.models.errors import SpecError
+from tests.models.toys import torchrun
+
+ASKED = ("generate", "tiny-llama", "-p", "Ann has 8 cups. How many has Ann?", "-n", 8, "--device", "cpu")
+
+
+def test_the_command_prints_once_what_one_process_prints(cli):
+    done = torchrun("-m", "pardec", *ASKED, "--tp")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == cli(*ASKED)[1]
+    assert done.stderr.count("1 more of 2 processes") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("-o", "rows.jsonl"), "takes over rows made before"),
+        (("--executor", "ray", "-o", "rows.jsonl"), "the ray executor gives each its own"),
+        (("--quantize", "int8"), "tp and quantize=int8 are both given"),
+        ((), "works under torchrun"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(cli, monkeypatch, more, message):
+    monkeypatch.delenv("RANK", raising=False)
+    code, out, err = cli(*ASKED, "--tp", *more)
+    assert (code in (1, 2), out, message in err) == (True, "", True), err
+
+
+def test_what_decides_by_the_clock_is_refused():
+    whole = pardec.load("tiny-llama", device="cpu").language_model
+    shared = pardec.Model(replace(whole, processes=2))
+    assert shared.environment()["processes"] == "2"
+    with pytest.raises(SpecError, match="goodput decides by the clock"):
+        shared.generate("Ann has 8 cups.", sampler="model:name=tiny-llama-draft+goodput")
