@@ -171,8 +171,7 @@ class MARRun(Training):
             "classes": f"{UNSAID:.0%} are left out, for guidance",
             "loss": f"squared error of the noise at {LEVELS} levels a masked token, one in each part of {TRAINED} "
             f"steps, over the share of signal, at most {HEAVIEST:g}-fold, + the variational bound for the variance, in "
-            "bits"
-            + ("" if self.o.teacher is None else f" + squared distance to what {self.o.teacher.name} says"),
+            "bits" + ("" if self.o.teacher is None else f" + squared distance to what {self.o.teacher.name} says"),
             "optimizer": f"Muon for the blocks, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
             "seconds": round(self.seconds),
             "device": self.device.type,
