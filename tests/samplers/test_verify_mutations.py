@@ -39,7 +39,7 @@ def reused_uniform(patch: Patch) -> None:
 
 def reused_for_the_next_token(patch: Patch) -> None:
     """The number of the first test draws the next token as well."""
-    patch.setattr(Keyed, "accepts", lambda self, width: self._one("next", 0)[:, None].expand(-1, width))
+    patch.setattr(Keyed, "accepts", lambda self, width: self.number("next")[:, None].expand(-1, width))
 
 
 def reused_in_every_round(patch: Patch) -> None:
