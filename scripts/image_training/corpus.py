@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,24 +33,22 @@ class Batch:
     shown: Tensor  # [B, cells] int64: the colour of the thing that each cell shows, or GROUND
 
 
-class Corpus:
-    """`chunks` times CHUNK pictures of the train split, gone through in another order each time."""
+class Chunks(ABC):
+    """`chunks` times `size` pictures, gone through in another order each time; a chunk is made once, as a file."""
 
-    def __init__(self, folder: Path, vq: VQ, *, seed: int, chunks: int, size: int = CHUNK) -> None:
-        self.folder, self.vq, self.seed, self.chunks, self.size = folder, vq, seed, chunks, size
+    def __init__(self, folder: Path, *, seed: int, chunks: int, size: int = CHUNK) -> None:
+        self.folder, self.seed, self.chunks, self.size = folder, seed, chunks, size
         folder.mkdir(parents=True, exist_ok=True)
         self.held: tuple[int, dict[str, Tensor]] = (-1, {})
 
-    def batch(self, step: int, count: int) -> Batch:
-        """What a step sees: a function of the seed and the step alone."""
+    def rows(self, step: int, count: int) -> dict[str, Tensor]:
+        """What a step sees, by name: a function of the seed and the step alone."""
         each = self.size // count
         turn, place = divmod(step, each)
         again, number = divmod(turn, self.chunks)
         order = np.random.default_rng((self.seed, again, number)).permutation(self.size)
         rows = torch.from_numpy(order[place * count : (place + 1) * count])
-        chunk = self.chunk(number)
-        captions, codes, shown = (chunk[name][rows].long() for name in ("captions", "codes", "shown"))
-        return Batch(captions, codes, words.said(words.read(captions)), shown)
+        return {name: held[rows] for name, held in self.chunk(number).items()}
 
     def chunk(self, number: int) -> dict[str, Tensor]:
         """One chunk, made if it is not there yet."""
@@ -61,6 +60,24 @@ class Corpus:
                 os.replace(part, file)
             self.held = (number, load_file(file))
         return self.held[1]
+
+    @abstractmethod
+    def _made(self, number: int) -> dict[str, Tensor]:
+        """A chunk's tensors by name, pictures first."""
+
+
+class Corpus(Chunks):
+    """Pictures of the train split as codes of a tokenizer."""
+
+    def __init__(self, folder: Path, vq: VQ, *, seed: int, chunks: int, size: int = CHUNK) -> None:
+        super().__init__(folder, seed=seed, chunks=chunks, size=size)
+        self.vq = vq
+
+    def batch(self, step: int, count: int) -> Batch:
+        """The pictures that a step sees."""
+        rows = self.rows(step, count)
+        captions, codes, shown = (rows[name].long() for name in ("captions", "codes", "shown"))
+        return Batch(captions, codes, words.said(words.read(captions)), shown)
 
     @torch.inference_mode()
     def _made(self, number: int) -> dict[str, Tensor]:

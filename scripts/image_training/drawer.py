@@ -17,7 +17,7 @@ from image_training.export import SUMMARY, rounded
 from image_training.export_drawer import export, loaded, with_figures
 from image_training.network import Drawer, text_encoder
 from image_training.options import Options
-from image_training.run import AVERAGE, Training, device_of
+from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
 from pardec.models.vision.vq_files import load_vq
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ UNNAMED = -100  # what lies below the last row
 TELLING = 0.1  # weight of the loss that tells what is said from the mean of its states, which is all that cells see
 
 
-class DrawerRun(Training):
+class DrawerRun(Descent):
     """Trains a model of pictures; with a teacher, on its codes' laws beside the codes, and with its text encoder."""
 
     def __init__(self, options: Options) -> None:
@@ -66,26 +66,11 @@ class DrawerRun(Training):
         model = nn.ModuleDict(parts).to(device)
         super().__init__(options, model)
         self.reader = reader if self.taught_by is None else self.taught_by["reader"].to(device)
-        self.optimizers = _optimizers(model, options.lr)
+        self.optimizers = muon_and_adamw(model, options.lr, within="layer")
         corpus = options.corpus or options.state / "corpus"
         self.corpus = Corpus(corpus, vq, seed=options.seed, chunks=options.chunks)
         self.drawn = torch.compile(self._drawn, dynamic=False) if options.compile else self._drawn
         self.restore()
-
-    def parts(self) -> dict[str, Any]:
-        return {f"optimizer {number}": optimizer for number, optimizer in enumerate(self.optimizers)}
-
-    def take(self) -> Tensor:
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.o.lr * self.rate()
-        loss, told = self.loss_of(self.corpus.batch(self.step, self.o.batch))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return told
 
     def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What is minimised, and of it the cross entropy of the codes in nats."""
@@ -175,12 +160,3 @@ class DrawerRun(Training):
         size = sum(value.numel() for part in kept for value in part.parameters())
         head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
         return with_figures({**head, "curve": self.curve}, found)
-
-
-def _optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of layers, AdamW for the rest."""
-    matrices = [value for name, value in model.named_parameters() if value.ndim == 2 and "layer" in name]
-    inside = {id(value) for value in matrices}
-    rest = [value for value in model.parameters() if id(value) not in inside]
-    muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-    return [muon, torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)]

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from image_training.corpus import CHUNK, TOGETHER, Chunks
 from image_training.data import FRESH
 from pardec.models.vision.kl import KL, Latents
 from pardec.models.vision.vq import to_pixels
 from pardec.pictures.classes import NAMES, scene
 from pardec.pictures.drawing import draw
-
-CHUNK = 2048  # pictures
-TOGETHER = 64  # encoded at a time
 
 
 @dataclass(frozen=True)
@@ -30,34 +25,17 @@ class Batch:
     latents: Latents  # [B, S, d] each
 
 
-class LatentCorpus:
-    """`chunks` times CHUNK pictures, classes drawn evenly, gone through in another order each time."""
+class LatentCorpus(Chunks):
+    """Pictures of classes, drawn evenly, as laws of an autoencoder's vectors."""
 
     def __init__(self, folder: Path, kl: KL, *, seed: int, chunks: int, size: int = CHUNK) -> None:
-        self.folder, self.kl, self.seed, self.chunks, self.size = folder, kl, seed, chunks, size
-        folder.mkdir(parents=True, exist_ok=True)
-        self.held: tuple[int, dict[str, Tensor]] = (-1, {})
+        super().__init__(folder, seed=seed, chunks=chunks, size=size)
+        self.kl = kl
 
     def batch(self, step: int, count: int) -> Batch:
-        """What a step sees: a function of the seed and the step alone."""
-        each = self.size // count
-        turn, place = divmod(step, each)
-        again, number = divmod(turn, self.chunks)
-        order = np.random.default_rng((self.seed, again, number)).permutation(self.size)
-        rows = torch.from_numpy(order[place * count : (place + 1) * count])
-        labels, mean, deviation = (self.chunk(number)[name][rows] for name in ("labels", "mean", "deviation"))
-        return Batch(labels.long(), Latents(mean.float(), deviation.float()))
-
-    def chunk(self, number: int) -> dict[str, Tensor]:
-        """One chunk, made if it is not there yet."""
-        if self.held[0] != number:
-            file = self.folder / f"{number}.safetensors"
-            if not file.exists():
-                part = file.with_suffix(".part")
-                save_file(self._made(number), part)
-                os.replace(part, file)
-            self.held = (number, load_file(file))
-        return self.held[1]
+        """The pictures that a step sees."""
+        rows = self.rows(step, count)
+        return Batch(rows["labels"].long(), Latents(rows["mean"].float(), rows["deviation"].float()))
 
     @torch.inference_mode()
     def _made(self, number: int) -> dict[str, Tensor]:

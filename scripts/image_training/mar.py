@@ -7,6 +7,7 @@ Improved Denoising Diffusion Probabilistic Models, https://arxiv.org/abs/2102.09
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from image_training.export_mar import export, loaded, network, with_figures
 from image_training.latents import Batch, LatentCorpus
 from image_training.options import Options
 from image_training.painted import painted_right
-from image_training.run import AVERAGE, Training, device_of
+from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
 from pardec.models.diffusion import TRAINED, denoising
 from pardec.models.vision.kl_files import load_kl
 from pardec.pictures.classes import NAMES
@@ -42,7 +43,7 @@ HEAVIEST = 1000.0
 GOLDEN = (math.sqrt(5) - 1) / 2  # steps of this length, counted round from 1 to 0, fill the range evenly
 
 
-class MARRun(Training):
+class MARRun(Descent):
     """Trains a model of classes; with a teacher, towards what it says beside the noise itself."""
 
     def __init__(self, options: Options) -> None:
@@ -71,7 +72,7 @@ class MARRun(Training):
             model.load_state_dict(loaded(options.init).state_dict())
         model = model.to(device)
         super().__init__(options, model)
-        self.optimizers = _optimizers(model, options.lr)
+        self.optimizers = muon_and_adamw(model, options.lr, within="blocks")
         schedule = denoising(TRAINED)
         names = ("alpha_bar", "from_noise", "of_clean", "log_most", "log_least")
         self.table = torch.stack([getattr(schedule, name) for name in names], 1).float().to(device)  # [T, 5]
@@ -79,21 +80,8 @@ class MARRun(Training):
         self.corpus = LatentCorpus(corpus, kl, seed=options.seed, chunks=options.chunks)
         self.restore()
 
-    def parts(self) -> dict[str, Any]:
-        return {f"optimizer {number}": optimizer for number, optimizer in enumerate(self.optimizers)}
-
-    def take(self) -> Tensor:
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.o.lr * self.rate()
-        with sdpa_kernel(SDPBackend.MATH):  # for so few tokens, half the time of what is chosen for a CPU
-            loss, told = self.loss_of(self.corpus.batch(self.step, self.o.batch))
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return told
+    def passing(self) -> AbstractContextManager[Any]:
+        return sdpa_kernel(SDPBackend.MATH)  # for so few tokens, half the time of what is chosen for a CPU
 
     def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What is minimised, and of it the squared error of the noise."""
@@ -225,12 +213,3 @@ def guess_the_point(head: nn.Module) -> None:
     head.input_proj.bias[2 * size :] = LOUD * (1 - 2 * (torch.arange(width - 2 * size) % 2))
     spread = math.sqrt((2 * size + LOUD**2 * (width - 2 * size)) / width)
     head.final_layer.linear.weight[:size, : 2 * size] = torch.cat((one, -one), 1) * spread / 2
-
-
-def _optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of blocks, AdamW for the rest."""
-    matrices = [value for name, value in model.named_parameters() if value.ndim == 2 and "blocks" in name]
-    inside = {id(value) for value in matrices}
-    rest = [value for value in model.parameters() if id(value) not in inside]
-    muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-    return [muon, torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)]

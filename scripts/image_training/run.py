@@ -6,6 +6,7 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -145,6 +146,46 @@ class Training(ABC):
     def point(self) -> dict[str, float]:
         """Where the run is, for the curve."""
         return {"seconds": round(self.seconds), "step": self.step, "loss": round(self.loss, 4)}
+
+
+class Descent(Training):
+    """A run that descends losses of batches of a corpus, by Muon for matrices of layers and AdamW for the rest."""
+
+    optimizers: list[torch.optim.Optimizer]
+    corpus: Any  # what has `batch(step, count)`
+
+    @abstractmethod
+    def loss_of(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """What is minimised, and of it what is told."""
+
+    def passing(self) -> AbstractContextManager[Any]:
+        """What a forward and its way back run in."""
+        return nullcontext()
+
+    def parts(self) -> dict[str, Any]:
+        return {f"optimizer {number}": optimizer for number, optimizer in enumerate(self.optimizers)}
+
+    def take(self) -> Tensor:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.o.lr * self.rate()
+        with self.passing():
+            loss, told = self.loss_of(self.corpus.batch(self.step, self.o.batch))
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return told
+
+
+def muon_and_adamw(model: nn.Module, lr: float, within: str) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices whose names hold `within`, AdamW for the rest."""
+    matrices = [value for name, value in model.named_parameters() if value.ndim == 2 and within in name]
+    inside = {id(value) for value in matrices}
+    rest = [value for value in model.parameters() if id(value) not in inside]
+    muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.01)]
 
 
 def device_of(options: Options) -> torch.device:
