@@ -108,7 +108,7 @@ def joined(laws: Sequence[Law], order: Tensor) -> Law:
     """The laws of groups of rows as one of all rows, in `order`."""
     places, count = [], 0
     for law in laws:
-        size = law.count if isinstance(law, Pieced) else law.rows.shape[:-1].numel()
+        size = _count(law)
         place = law.place if law.place is not None else torch.arange(size, device=order.device).view(law.rows.shape[:2])
         places.append(place + count)
         count += size
@@ -118,12 +118,17 @@ def joined(laws: Sequence[Law], order: Tensor) -> Law:
     return Pieced(lambda index: _of(laws, index), count, laws[0].vocab, place)
 
 
+def _count(law: Law) -> int:
+    """Rows that a law has."""
+    return law.count if isinstance(law, Pieced) else law.rows.shape[:-1].numel()
+
+
 def _of(laws: Sequence[Law], index: Tensor) -> Tensor:
     """The rows `index` [N] of the laws, counted over all of them."""
     out = torch.empty((len(index), laws[0].vocab), dtype=torch.float32, device=index.device)
     first = 0
     for law in laws:
-        size = law.count if isinstance(law, Pieced) else law.rows.shape[:-1].numel()
+        size = _count(law)
         here = ((index >= first) & (index < first + size)).nonzero()[:, 0]
         if len(here):
             own = index[here] - first
