@@ -93,10 +93,12 @@ def fill(
     *,
     dtype: torch.dtype,
     device_of: Callable[[str], torch.device],
+    empty: Callable[..., Tensor] = torch.empty,
     finish: Callable[[str, Tensor], Tensor] = lambda name, weight: weight,
 ) -> None:
     """Read every tensor straight into its place; what is held beside the weights is one published tensor.
 
+    `empty(shape, dtype=, device=)` makes the memory of what products go through; of the embedding, rows are read.
     `finish(name, weight)` gives back what is kept of a parameter, as soon as it is whole.
     """
     shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
@@ -106,9 +108,8 @@ def fill(
     def place(name: str, tensor: Tensor) -> None:
         target = wanted[name]
         if target.parameter not in filled:
-            filled[target.parameter] = torch.empty(
-                shapes[target.parameter], dtype=dtype, device=device_of(target.parameter)
-            )
+            make = torch.empty if target.parameter == "embed.weight" else empty
+            filled[target.parameter] = make(shapes[target.parameter], dtype=dtype, device=device_of(target.parameter))
         filled[target.parameter][target.start : target.start + target.shape[0]].copy_(
             spec.convert(target.parameter, tensor, decoder.config)
         )

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..continuous import ContinuousModel, stated
 from ..errors import ModelError, listed
 from ..imaging import Layout, Pictures
+from ..kernels import layout
 from ..mar import DiffusionHead, MARBackbone, MARHead, Reader
 from ..sources import Source, read_json
 from ..weights import Published, read
@@ -170,7 +171,10 @@ def load_mar(
 
     def place(name: str, tensor: Tensor) -> None:
         part, own = wanted[name]
-        part.load_state_dict({own: tensor.to(device, dtype, copy=True)}, strict=False, assign=True)
+        product = isinstance(part.get_submodule(own.rpartition(".")[0]), nn.Linear)
+        make = layout.empty if product else torch.empty
+        weight = make(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+        part.load_state_dict({own: weight}, strict=False, assign=True)
 
     read(used, place)
     for part in (backbone, net):

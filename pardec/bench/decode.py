@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import product
+from itertools import cycle, islice, product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,6 +40,7 @@ def bench(
     batches: Sequence[int] = (1, 8),
     contexts: Sequence[int] = (0,),
     new: Sequence[int] = (64,),
+    prompts: Sequence[Any] = (),
     block_length: int | None = None,
     pairs: int = 5,
     beside: bool = True,
@@ -49,6 +51,8 @@ def bench(
         specs: samplers; those of `DEFAULTS` where there are none.
         contexts: tokens before the first new one; 0 is a question, or one token where there is no tokenizer.
         new: tokens to fill; of vectors, whose pictures have as many tokens as they have, neither is looked at.
+        prompts: in place of contexts: the rows of a batch are the first ones of these, from the start again where they
+            are too few, and each ends at its end token as it does in `generate`.
         pairs: how often each loop is timed, all in turn; one more time comes before, and is not counted.
         beside: time other people's loops too, where there are any.
 
@@ -59,21 +63,30 @@ def bench(
     network = model.network
     vectors = isinstance(network, ContinuousModel)
     measured = rates(network.device, network.dtype, _weight_bytes(model))
-    lengths = [(0, 0)] if vectors else list(product(contexts, new))
+    lengths = [(0, 0)] if vectors else list(product((0,) if prompts else contexts, new))
     for spec, (context, count), batch in product(specs or DEFAULTS[model.family], lengths, batches):
-        call = prepared(model, spec, batch, context, count, block_length)
+        call = prepared(model, spec, batch, context, count, block_length, prompts)
         found = rivals(network, call) if beside and isinstance(call, Call) and not vectors else Rivals()  # type: ignore[arg-type]
         yield {"model": model.name, "parameters": network.parameters, **_measure(model, call, found, pairs, measured)}
 
 
 def prepared(
-    model: pardec.Model, spec: str, batch: int, context: int, new: int, block_length: int | None
+    model: pardec.Model,
+    spec: str,
+    batch: int,
+    context: int,
+    new: int,
+    block_length: int | None,
+    prompts: Sequence[Any] = (),
 ) -> Call | VectorCall:
-    """The request that is timed: equal rows that never stop early."""
+    """The request that is timed: equal rows that never stop early, or rows of `prompts`, that do."""
     if isinstance(model.network, ContinuousModel):
         return model.prepare(label=[row % 8 for row in range(batch)], sampler=spec)
-    ids = given(model, context)
     masked: dict[str, Any] = {"block_length": block_length} if model.family == "masked" else {}
+    if prompts:
+        rows = list(islice(cycle(prompts), batch))
+        return model.prepare(rows, sampler=spec, max_new_tokens=new, **masked)
+    ids = given(model, context)
     return model.prepare(input_ids=ids.repeat(batch, 1), sampler=spec, max_new_tokens=new, stop_ids=[], **masked)
 
 
@@ -120,11 +133,11 @@ def _measure(
     middle = {part: statistics.median(each.seconds[part] for each in splits[1:]) / one.steps for part in PARTS}
     total = sum(middle.values())
     step = statistics.median(spent["pardec"]) / one.steps
-    tokens = sum(length - prompt for length, prompt in zip(call.lengths, call.prompts, strict=True))
+    tokens = int((np.asarray(finished.trace.lengths) - np.asarray(call.prompts)).sum())
     return {
         "spec": str(call.sampler.spec),
         "batch": len(call.lengths),
-        "context": call.prompts[0],
+        "context": max(call.prompts),
         "new": call.lengths[0] - call.prompts[0],
         "block_length": call.request.block_length if isinstance(call, Call) and model.family == "masked" else None,
         "steps": one.steps,
@@ -177,12 +190,12 @@ def _same(name: str, made: Tensor, finished: Finished, call: Call | VectorCall, 
 
     In less, products that are grouped in another way round to other logits, so that near ties may fall otherwise.
     """
-    ours = torch.as_tensor(finished.tokens)[:, call.prompts[0] : call.lengths[0]]
-    found = made.cpu()
-    same = (found == ours).all(1) if found.shape == ours.shape else torch.zeros(len(ours), dtype=torch.bool)
-    if dtype == torch.float32 and not same.all():
-        raise Differs(f"{call.sampler.spec}: {name} gives other tokens in {int((~same).sum())} of {len(ours)} rows")
-    return float(same.float().mean())
+    ends = zip(call.prompts, finished.trace.lengths, strict=True)
+    rows = zip(finished.tokens, made.cpu().numpy(), ends, strict=True)
+    same = [np.array_equal(ours[start:end], theirs[: end - start]) for ours, theirs, (start, end) in rows]
+    if dtype == torch.float32 and not all(same):
+        raise Differs(f"{call.sampler.spec}: {name} gives other tokens in {same.count(False)} of {len(same)} rows")
+    return sum(same) / len(same)
 
 
 def _against(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:

@@ -32,20 +32,22 @@ class Rivals:
 
 
 def rivals(model: LanguageModel, call: Call) -> Rivals:
-    """Those that give the tokens of `call`, whose rows are equally long."""
+    """Those that give the tokens of `call`."""
     found = Rivals()
-    prompt, length, block = call.prompts[0], call.lengths[0], call.request.block_length
-    canvas = torch.stack(call.request.canvases).to(model.device)
     if not isinstance(model.decoder, Decoder) or call.request.temperature:
         return found
     if model.family in GENERATED:
         if call.sampler.exact == "relaxed":
             found.left_out["transformers"] = f"{call.sampler.spec} may give other tokens"
         else:
-            found.runs["transformers"] = _generate(model, canvas[:, :prompt], length - prompt)
+            found.runs["transformers"] = _generate(model, call)
+    elif call.request.stop_ids or len(set(call.prompts)) > 1:
+        found.left_out["plain"] = found.left_out["diffusers"] = "its rows are equally long, and none ends early"
     elif model.facts.attention == "bidirectional":
         caches = {str(registry.resolve(f"sequential@{cache}", "masked").spec): cache for cache in ("none", "dual")}
         cache = caches.get(str(call.sampler.spec))
+        prompt, length, block = call.prompts[0], call.lengths[0], call.request.block_length
+        canvas = torch.stack(call.request.canvases).to(model.device)
         if cache is None:
             found.left_out["plain"] = f"it decodes sequential@none and sequential@dual, and not {call.sampler.spec}"
             return found
@@ -63,7 +65,7 @@ def rivals(model: LanguageModel, call: Call) -> Rivals:
 
 
 def published(model: LanguageModel) -> nn.Module:
-    """transformers' class of the same config over the same memory."""
+    """transformers' class of the same config, over the same memory where weights lie there row by row."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     settings = {name: value for name, value in model.config.items() if name not in ("model_type", "torch_dtype")}
@@ -73,23 +75,29 @@ def published(model: LanguageModel) -> nn.Module:
     state = {}
     for name, target in assemble.targets(FAMILIES[model.family], model.decoder).items():
         held = model.decoder.get_parameter(target.parameter).data
-        state[name] = held[target.start : target.start + target.shape[0]]
+        state[name] = held[target.start : target.start + target.shape[0]].contiguous()
     if model.decoder.config.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     network.load_state_dict(state, strict=True, assign=True)
     return network
 
 
-def _generate(model: LanguageModel, ids: Tensor, new: int) -> Callable[[], Tensor]:
+def _generate(model: LanguageModel, call: Call) -> Callable[[], Tensor]:
+    """Greedy, over prompts that are padded on the left where they are not equally long."""
     network: Any = published(model)
-    network.generation_config.eos_token_id = None  # no row ends early, and no processor is needed for that
-    network.generation_config.pad_token_id = 0
-    seen = torch.ones_like(ids)
+    network.generation_config.eos_token_id = list(call.request.stop_ids) or None  # no processor is needed for none
+    network.generation_config.pad_token_id = model.facts.pad_id
+    longest, new = max(call.prompts), call.lengths[0] - call.prompts[0]
+    ids = torch.full((len(call.prompts), longest), model.facts.pad_id)
+    seen = torch.zeros_like(ids)
+    for row, (canvas, given) in enumerate(zip(call.request.canvases, call.prompts, strict=True)):
+        ids[row, longest - given :], seen[row, longest - given :] = canvas[:given], 1
+    ids, seen = ids.to(model.device), seen.to(model.device)
 
     @torch.inference_mode()
     def run() -> Tensor:
         made: Tensor = network.generate(ids, attention_mask=seen, max_new_tokens=new, do_sample=False)
-        return made[:, ids.shape[1] :]
+        return made[:, longest:]
 
     return run
 

@@ -15,6 +15,7 @@ from pardec.models import assemble
 from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, did_you_mean
 from pardec.models.families import FAMILIES, FamilySpec, mar
+from pardec.models.kernels import layout
 from pardec.models.language_model import Facts, LanguageModel
 from pardec.models.mar import DiffusionHead, Reader
 from pardec.models.placement import choose_device, choose_dtype
@@ -125,10 +126,11 @@ class _Random:
         """Gives every parameter of `module` memory: vectors of gains are 1, of biases 0, the rest is normal."""
         for name, parameter in list(module.named_parameters()):
             owner, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, nn.Parameter(self._one(leaf, parameter), requires_grad=False))
+            setattr(module.get_submodule(owner), leaf, nn.Parameter(self._one(name, parameter), requires_grad=False))
 
     def _one(self, name: str, like: Tensor) -> Tensor:
-        made = torch.empty(like.shape, dtype=self.dtype, device=self.device)
+        make = torch.empty if name == "embed.weight" else layout.empty
+        made = make(like.shape, dtype=self.dtype, device=self.device)
         if like.dim() > 1:
             return made.normal_(0.0, _SPREAD, generator=self.generator)
         return made.fill_(0.0 if "bias" in name else 1.0)

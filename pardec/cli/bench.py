@@ -24,6 +24,7 @@ def decode(
     batch: o.Batches = "1,8",
     new: o.NewTokens = "64",
     context: o.Contexts = "0",
+    prompts: o.TimedPrompts = None,
     block_length: o.BlockLength = None,
     pairs: o.Pairs = 5,
     threads: o.Threads = 1,
@@ -42,6 +43,8 @@ def decode(
 
     pardec bench decode tiny-llama -s sequential -s lookup --context 0,384 -o speed.json
 
+    pardec bench decode tiny-llama -s sequential -s lookup --prompts prompts.jsonl
+
     pardec bench decode --shape llada-8b -s sequential@dual --context 448 --dtype bfloat16
 
     pardec bench decode --shape random-wide --memory
@@ -58,6 +61,7 @@ def decode(
     from pardec.bench import report
     from pardec.bench.memory import sweep
     from pardec.bench.shapes import shaped
+    from pardec.prompt_files import read_file
 
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
@@ -75,6 +79,7 @@ def decode(
                 batches=numbers["batch"],
                 contexts=numbers["context"],
                 new=numbers["new"],
+                prompts=[item.prompt for item in read_file(prompts)] if prompts else (),
                 block_length=block_length,
                 pairs=pairs,
                 beside=not no_beside,

@@ -111,6 +111,9 @@ Document = Annotated[Path | None, _option(IO, "Write the JSON document there.", 
 Batches = Annotated[str, _option(SHAPE, "Rows decoded at once, with commas.", "--batch")]
 NewTokens = Annotated[str, _option(SHAPE, "Tokens to fill, with commas.", "--new")]
 Contexts = Annotated[str, _option(SHAPE, "Tokens before them, with commas; 0 is a short question.", "--context")]
+TimedPrompts = Annotated[
+    Path | None, _option(IO, "Rows are these prompts, .jsonl or .txt, and end where they end.", "--prompts")
+]
 Pairs = Annotated[int, _option(RUN, "How often each loop is timed, all in turn.", min=1)]
 Threads = Annotated[int, _option(RUN, "Threads of the processor.", min=1)]
 NoBeside = Annotated[bool, _option(RUN, "Time no other loops beside.", "--no-beside")]

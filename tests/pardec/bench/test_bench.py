@@ -57,6 +57,25 @@ def test_transformers_runs_the_same_memory_and_gives_the_same_tokens(llama: pard
     assert rivals(llama.language_model, call).runs["transformers"]().tolist() == expected.tokens
 
 
+def test_rows_of_prompts_end_where_they_end_and_so_do_those_of_transformers(llama: pardec.Model) -> None:
+    prompts = ["Copy the list: 8 4 3 1.", "Repeat this list: owl ant bee ant cat.", "Write the list again: bee hen."]
+    rows = list(bench(llama, ["sequential", "lookup"], batches=(2, 4), new=(24,), prompts=prompts, pairs=1))
+    assert [row["beside"]["transformers"]["same_rows"] for row in rows] == [1, 1, 1, 1]
+    alone = llama.generate([*prompts, prompts[0]], max_new_tokens=24)
+    assert rows[1]["tokens_per_second"] * rows[1]["step_s"] * rows[1]["steps"] == pytest.approx(
+        sum(map(len, alone.tokens))
+    )
+    assert rows[1]["steps"] == max(alone.nfe) < 24
+    assert rows[3]["steps"] < rows[1]["steps"]
+
+
+def test_loops_of_equal_rows_are_not_timed_beside_others(model: pardec.Model) -> None:
+    call = prepared(model, "sequential", 2, 0, 8, 8, ["Tom has 2 apples.", "Tom has 12 apples. He buys 7 more."])
+    assert isinstance(call, Call)
+    found = rivals(model.language_model, call)
+    assert (set(found.runs), set(found.left_out)) == (set(), {"plain", "diffusers"})
+
+
 def test_what_is_left_out_is_named_with_the_reason(model: pardec.Model, llama: pardec.Model) -> None:
     for who, spec, name in (
         (model, "threshold", "plain"),
