@@ -113,7 +113,8 @@ class Worker:
                         yield [row]
                 except Exception as error:
                     if len(some) == 1:
-                        yield [self._failed(ready.popitem()[1][0], error)]
+                        unit, _ = ready.pop(some[0][0].key)
+                        yield [self._failed(unit, error)]
             if ready and torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
