@@ -128,7 +128,7 @@ class Lookahead:
         grown = np.pad(state.grid, ((0, 0), (0, 1), (0, 0)))
         grown[rows, state.lines] = outcome.laws.pick.cpu().numpy()[rows[:, None], nodes.clip(min=0)]
         full = state.lines + 1 == self.ngram
-        for at in np.flatnonzero(full):
+        for at in np.flatnonzero(full).tolist():
             for key, *following in grown[at].T[nodes[at] >= 0].tolist():
                 state.pools.rows[at].add(key, tuple(following))
         grown[full, :-1] = grown[full, 1:]
