@@ -29,6 +29,7 @@ from pardec.streaming import Texts
 from pardec.vector_requests import VectorCall
 
 if TYPE_CHECKING:
+    from pardec.admission import Waiting
     from pardec.models.imaging import Pictures
     from pardec.models.language_model import LanguageModel
     from pardec.samplers.cards import Family
@@ -239,10 +240,9 @@ class Model:
         >>> sorted(row.index for row in rows)
         [0, 1, 2]
         """
-        from pardec.serving import Serving
+        from pardec.admission import Prompts
 
-        guard = partial(_memory, f"a batch of {batch_size} rows", "serve fewer rows at once (batch_size)")
-        return Serving(self, prompts, batch_size, arguments, guard)
+        return self._serving(Prompts(self, prompts, arguments), batch_size, "serve fewer rows at once (batch_size)")
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """What the checkpoint puts out: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.
@@ -293,6 +293,18 @@ class Model:
                     if call.callback is not None:
                         call.callback(event)
                     yield event
+
+    def serve(self, calls: Iterable[Call | VectorCall], *, batch_size: int = 8) -> Serving:
+        """Decodes as `serve_batch` does what is prepared already: calls of one row each, with one sampler."""
+        from pardec.admission import Waiting
+
+        rows = (Waiting(index, call, call.request) for index, call in enumerate(calls))
+        return self._serving(rows, batch_size, "decode fewer prompts at once (--batch-size), or fewer tokens")
+
+    def _serving(self, rows: Iterator[Waiting], batch_size: int, hint: str) -> Serving:
+        from pardec.serving import Serving
+
+        return Serving(self, rows, batch_size, partial(_memory, f"a batch of {batch_size} rows", hint))
 
     def text(self, tokens: list[int]) -> str | None:
         """Ids as text, special tokens left out; None without a tokenizer, and of a model of pictures."""

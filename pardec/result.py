@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from pardec.pieces import Pieces
@@ -179,6 +180,24 @@ class Result:
         from pardec.saving import load
 
         return load(Path(path))
+
+
+def one_row(result: Result, row: int) -> Result:
+    """Row `row` of a result as a result of its own; its share of the time is an equal one."""
+    count, length = len(result.tokens), int(result.trace.lengths[row])
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, np.ndarray | Tensor):
+            return value[row : row + 1, :length] if value.ndim > 1 else value[row : row + 1]
+        return type(value)([value[row]]) if isinstance(value, list | tuple) and len(value) == count else value
+
+    trace = replace(result.trace, **{f.name: cut(getattr(result.trace, f.name)) for f in fields(result.trace)})
+    whole = ("trace", "timing", "stop_ids", "grid", "latents")
+    parts = {f.name: cut(getattr(result, f.name)) for f in fields(result) if f.name not in whole}
+    shares = {name: seconds / count for name, seconds in result.timing.parts.items()}
+    timing = Timing(result.timing.total_s / count, result.generated[row], shares)
+    latents = None if result.latents is None else result.latents[row : row + 1]
+    return replace(result, trace=trace, timing=timing, latents=latents, **parts)
 
 
 def plain_row(

@@ -1,13 +1,14 @@
-"""The prompts of one command decoded batch by batch, each row kept as soon as it is finished.
+"""The prompts of one command decoded, each row kept as soon as it is finished; the next prompt takes its place.
 
-With `stream`, the canvas is shown on stderr, and the text of a single prompt goes to stdout as it settles; not where
-both are one terminal, since the canvas is redrawn there.
+With `stream` they are decoded batch by batch, the canvas is shown on stderr, and the text of a single prompt goes to
+stdout as it settles; not where both are one terminal, since the canvas is redrawn there.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,15 +61,31 @@ class Batches:
         """Makes the rows that are missing; with `show`, prints their text in the order of the prompts."""
         todo = [at for at in range(len(self.items)) if at not in self.rows]
         told, flows = time.monotonic(), show and self._flows()
-        for start in range(0, len(todo), batch_size):
-            batch = todo[start : start + batch_size]
-            self._decode(batch, flows=flows)
-            for at in batch if show and not flows else []:
-                row = self.rows[at]
+        ahead = deque(todo if show and not flows else ())  # prompts whose text is still to be printed
+        joined = 1 < batch_size < len(todo) and not self.watched  # a canvas is drawn a batch at a time
+        for _ in self._served(todo, batch_size) if joined else self._decoded(todo, batch_size, flows=flows):
+            while ahead and ahead[0] in self.rows:
+                row = self.rows[ahead.popleft()]
                 print(" ".join(map(str, row["tokens"])) if row["text"] is None else row["text"], flush=True)
             if time.monotonic() - told > EVERY_S:
                 say(f"{len(self.rows)} of {len(self.items)} rows", quiet=self.quiet)
                 told = time.monotonic()
+
+    def _served(self, todo: list[int], batch_size: int) -> Iterator[None]:
+        """Row by row: as one is finished, the next prompt takes its place."""
+        started = time.perf_counter()
+        with self.model.serve((self.call.take([at]) for at in todo), batch_size=batch_size) as serving:
+            for served in serving:
+                self._keep(todo[served.index], served.result.rows()[0])
+                self.seconds += time.perf_counter() - started
+                yield
+                started = time.perf_counter()
+
+    def _decoded(self, todo: list[int], batch_size: int, *, flows: bool) -> Iterator[None]:
+        """Batch by batch."""
+        for start in range(0, len(todo), batch_size):
+            self._decode(todo[start : start + batch_size], flows=flows)
+            yield
 
     def _flows(self) -> bool:
         """Whether stdout gets the text while it is made."""
@@ -85,13 +102,12 @@ class Batches:
                     piece = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
                     print(piece, end="\n" if isinstance(event, RowFinished) else "", flush=True)
                 if isinstance(event, RowFinished):
-                    self._keep(batch[event.row], part, event)
+                    self._keep(batch[event.row], self.model.row(part, event))
                 elif isinstance(event, Finished):
                     self.last = (part, event)
         self.seconds += time.perf_counter() - started
 
-    def _keep(self, at: int, part: Call | VectorCall, event: RowFinished) -> None:
-        row = self.model.row(part, event)
+    def _keep(self, at: int, row: dict[str, Any]) -> None:
         if self.file is not None:
             self.file.append([self.named(at, row)])
         self.count(at, {"id": self.items[at].id, "prompt": self.items[at].prompt, **row})

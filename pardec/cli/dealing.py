@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.cli.batches import EVERY_S, Batches
 from pardec.cli.common import say
-from pardec.executors import Executor
+from pardec.executors import Executor, together
 from pardec.executors.outline import outline
 from pardec.executors.ray import Ray
 from pardec.models.errors import SpecError
-from pardec.samplers.events import RowFinished
 
 if TYPE_CHECKING:
     from pardec.api import Model
@@ -59,6 +58,7 @@ class Generation:
     placing: dict[str, Any]  # arguments of `load`
     prompts: list[Any]
     arguments: dict[str, Any]  # of `generate`
+    batch_size: int
     ready: tuple[Model, Call | VectorCall] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -66,11 +66,11 @@ class Generation:
 
     def worker(self) -> Decoding:
         if self.ready is not None:
-            return Decoding(*self.ready)
+            return Decoding(*self.ready, self.batch_size)
         from pardec.api import load
 
         model = load(self.model, **self.placing)
-        return Decoding(model, model.prepare(self.prompts, **self.arguments))
+        return Decoding(model, model.prepare(self.prompts, **self.arguments), self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,13 @@ class Decoding:
 
     model: Model
     call: Call | VectorCall
+    batch_size: int
 
-    def run(self, batch: Sequence[int]) -> list[dict[str, Any]]:
-        part = self.call.take(batch)
-        ends = {event.row: event for event in self.model.run(part) if isinstance(event, RowFinished)}
-        return [{"at": at, **self.model.row(part, ends[row])} for row, at in enumerate(batch)]
+    def run(self, stream: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
+        calls = (self.call.take([at]) for at in stream)
+        with self.model.serve(calls, batch_size=self.batch_size) as serving:
+            for served in serving:
+                yield [{"at": stream[served.index], **served.result.rows()[0]}]
 
 
 def keep_in(run: Batches, crew: Executor, output: Path, *, overwrite: bool) -> None:
@@ -94,7 +96,7 @@ def keep_in(run: Batches, crew: Executor, output: Path, *, overwrite: bool) -> N
     run.keep_in(output, overwrite=False)
 
 
-def deal(run: Batches, crew: Executor, job: Generation, batch_size: int) -> None:
+def deal(run: Batches, crew: Executor, job: Generation) -> None:
     """Makes the rows that are missing, by all workers; afterwards `run` has those of every process.
 
     Raises:
@@ -107,7 +109,9 @@ def deal(run: Batches, crew: Executor, job: Generation, batch_size: int) -> None
     todo = [at for at in range(len(run.items)) if at not in run.rows]
     # Rows of like length waste little on each other; the longest come first, so that no worker begins one at the end.
     todo.sort(key=lambda at: -run.call.lengths[at])
-    batches = [todo[start : start + batch_size] for start in range(0, len(todo), batch_size)]
+    size, batches = job.batch_size, -(-len(todo) // job.batch_size)
+    size *= together(batches, crew.workers) if todo and size > 1 else 1
+    streams = [todo[start : start + size] for start in range(0, len(todo), size)]
     told, others = time.monotonic(), file.count() - len(run.rows)  # the file may hold rows of prompts not asked for
 
     def sink(rows: list[dict[str, Any]]) -> None:
@@ -119,7 +123,7 @@ def deal(run: Batches, crew: Executor, job: Generation, batch_size: int) -> None
 
     started = time.perf_counter()
     try:
-        crew.run(job, batches, sink)
+        crew.run(job, streams, sink)
     finally:
         run.seconds += time.perf_counter() - started
         held = file.read()

@@ -103,8 +103,8 @@ def generate(
         if executor == "local":
             run.decode(batch_size, show=not to_rows and not json_ and crew.leads)
         else:
-            job = dealing.Generation(model, placing, [item.prompt for item in items], arguments)
-            dealing.deal(run, crew, job, batch_size)
+            job = dealing.Generation(model, placing, [item.prompt for item in items], arguments, batch_size)
+            dealing.deal(run, crew, job)
     except KeyboardInterrupt:
         say(run.left_off(), quiet=not crew.leads)
         raise typer.Exit(130) from None

@@ -143,11 +143,8 @@ def by_position(rows: Rows) -> list[tuple[int, int]]:
 
 def padding(rows: Rows) -> float | None:
     """Share of the positions fed that belong to no row, over whole batches."""
-    held: dict[str, list[Row]] = {}
-    for row in drafting(rows):
-        held.setdefault(row["batch"]["id"], []).append(row)
-    whole = [some for some in held.values() if len(some) == some[0]["batch"]["rows"]]
-    spare = sum(some[0]["batch"]["padding"] for some in whole)
+    whole = batches(drafting(rows))
+    spare = sum(came_to(some, "padding") for some in whole)
     fed = spare + sum(row["tokens_fed"] for some in whole for row in some)
     return spare / fed if fed else None
 
@@ -241,13 +238,17 @@ FIGURES: dict[str, Callable[[Rows], float | None]] = {
 # --- speed ---
 
 
-def batches(rows: Rows, device: str | None) -> list[list[Row]]:
-    """The rows of each batch that was timed on `device`; batches that are not whole are left out."""
-    found: dict[tuple[str, int], list[Row]] = {}
+def batches(rows: Rows) -> list[list[Row]]:
+    """The rows of each batch; batches that are not whole are left out."""
+    found: dict[str, list[Row]] = {}
     for row in done(rows):
-        if row["device"] == device:
-            found.setdefault((row["batch"]["id"], row["batch"]["rows"]), []).append(row)
-    return [some for (_, size), some in found.items() if len(some) == size]
+        found.setdefault(row["batch"]["id"], []).append(row)
+    return [some for some in found.values() if len(some) == some[0]["batch"]["rows"]]
+
+
+def came_to(some: Rows, field: str) -> Any:
+    """What a whole batch cost: each of its rows tells what it had by the time that it left."""
+    return max(row["batch"][field] for row in some)
 
 
 def device(rows: Rows) -> str | None:
@@ -256,17 +257,25 @@ def device(rows: Rows) -> str | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def speed(rows: Rows, device: str | None) -> dict[str, float | None]:
-    """Over the batches: the median of the generated tokens per second, with quartiles, and of the seconds a forward.
+def waiting(rows: Rows) -> str | None:
+    """Why no row could enter a batch that was under way; None where they could, or none had to."""
+    return next((row["batch"]["waits"] for row in done(rows) if row["batch"]["waits"]), None)
 
-    Tokens count up to the first end token. A batch takes as many forwards as its longest row.
+
+def speed(rows: Rows, device: str | None) -> dict[str, float | None]:
+    """Over the batches on `device`: the median of the generated tokens per second, with quartiles, and of the seconds a
+    forward.
+
+    Rows enter a batch as others leave it, so a batch is all that flows through it, filled and drained once. Tokens
+    count up to the first end token.
     """
-    timed = [some for some in batches(rows, device) if some[0]["batch"]["seconds"] > 0]
+    some = [batch for batch in batches(rows) if batch[0]["device"] == device]
+    timed = [batch for batch in some if came_to(batch, "seconds") > 0]
     names = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "seconds_per_forward")
     if not timed:
         return dict.fromkeys(names)
-    rates = [sum(row["generated"] for row in some) / some[0]["batch"]["seconds"] for some in timed]
-    paces = [some[0]["batch"]["seconds"] / max(1, *(row["nfe"] for row in some)) for some in timed]
+    rates = [sum(row["generated"] for row in batch) / came_to(batch, "seconds") for batch in timed]
+    paces = [came_to(batch, "seconds") / max(1, came_to(batch, "forwards")) for batch in timed]
     low, middle, high = (float(bound) for bound in np.percentile(rates, (25, 50, 75)))
     return dict(zip(names, (middle, low, high, statistics.median(paces)), strict=True))
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pardec.comparison.metrics import waiting
+
 if TYPE_CHECKING:
     from pardec.comparison.run import Run
 
@@ -23,6 +25,9 @@ def notes(rows: Sequence[Mapping[str, Any]], run: Run, device: str | None) -> li
         if row["failed"]
     ]
     found += [note for row in rows for note in _of_one(row)]
+    waits = {row["sampler"]: waiting([one for one in run.rows if one["sampler"] == row["sampler"]]) for row in rows}
+    if not all(waits.values()):  # the others are not held to whole batches
+        found += [f"{name}: its speed is that of whole batches, since {why}" for name, why in waits.items() if why]
     whence = "its size beside the model's" if run.config.get("cost_ratio") is None else "as asked"
     costs: dict[float, list[str]] = {}
     for row in rows:

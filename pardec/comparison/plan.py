@@ -80,7 +80,8 @@ class Plan:
     def job(self, traces: Path) -> Job:
         """What the processes are given; `traces` is the folder of the results that are kept."""
         loading, grid = asdict(self.loading), self.grid
-        return Job(self.model, loading, self.entries, self.tasks, self.problems, traces, grid.replays, grid.seeds[0])
+        kept = (traces, grid.batch_size, grid.replays, grid.seeds[0])
+        return Job(self.model, loading, self.entries, self.tasks, self.problems, *kept)
 
 
 def plan(

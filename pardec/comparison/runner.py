@@ -17,7 +17,7 @@ from pardec.comparison.progress import progress as watching
 from pardec.comparison.run import Folder, Run
 from pardec.comparison.table import Table
 from pardec.environment import checkout, machine, versions
-from pardec.executors import Executor
+from pardec.executors import Executor, together
 from pardec.executors import executor as make_executor
 from pardec.models.errors import SpecError
 from pardec.rows import Row, RowsFile
@@ -151,7 +151,9 @@ def _decode(made: Plan, runs_on: Executor, folder: Folder, file: RowsFile, *, sh
             file.append(rows)
             tell(file.count())
 
-        runs_on.run(made.job(folder.traces), todo, keep)
+        joined = todo and made.grid.batch_size > 1  # a single row has nobody to wait for
+        most = together(len(todo), runs_on.workers) if joined else 1
+        runs_on.run(made.job(folder.traces), units.streams(todo, most), keep)
 
 
 @contextmanager

@@ -49,6 +49,24 @@ def batches(
     return [batch for batch in chain.from_iterable(zip_longest(*turns)) if batch is not None]
 
 
+def streams(batches: Sequence[Sequence[Unit]], most: int) -> list[list[Unit]]:
+    """Up to so many batches of the same sampler, seed and task as one stream, whose rows follow each other in a batch.
+
+    The streams are in the order of their first batches, so that the samplers take turns still.
+    """
+    found: list[list[Unit]] = []
+    begun: dict[tuple[str, int, str], tuple[list[Unit], int]] = {}
+    for batch in batches:
+        of = (batch[0].sampler, batch[0].seed, batch[0].task)
+        stream, count = begun.get(of, ([], most))
+        if count == most:
+            stream, count = [], 0
+            found.append(stream)
+        stream += batch
+        begun[of] = stream, count + 1
+    return found
+
+
 def left(planned: Sequence[Sequence[Unit]], done: Mapping[str, Any]) -> list[list[Unit]]:
     """The batches without the units that are done."""
     return [some for batch in planned if (some := [unit for unit in batch if unit.key not in done])]

@@ -1,31 +1,35 @@
-"""What a process does with a batch of units: decode it, time it, score it, and make rows of it."""
+"""What a process does with units: decode them, time them, score them, and make rows of them."""
 
 from __future__ import annotations
 
 import math
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from pardec.comparison.entries import Entry
 from pardec.comparison.memory import Peak
 from pardec.comparison.units import Problems, Unit
 from pardec.executors import described
-from pardec.result import Result, Timing
+from pardec.requests import Call
+from pardec.result import Result
 from pardec.rows import Row
 from pardec.samplers.registry import resolve
-from pardec.samplers.rng import row_seeds
+from pardec.samplers.rng import row_seed
 from pardec.tasks import Task
+from pardec.vector_requests import VectorCall
 
 if TYPE_CHECKING:
     from pardec.api import Model
+
+_Ready = tuple[Unit, Call | VectorCall]
 
 # What a decode says of a row, beside its name; null where the row failed.
 FIGURES = (
@@ -64,6 +68,7 @@ class Job:
     tasks: Mapping[str, Task]
     problems: Problems
     traces: Path  # folder of the saved results
+    batch_size: int
     replays: int  # problems of each task whose results are saved
     first_seed: int  # the seed they are saved for
 
@@ -73,7 +78,7 @@ class Job:
 
 
 class Worker:
-    """Decodes batches with one model."""
+    """Decodes units with one model."""
 
     def __init__(self, job: Job) -> None:
         from pardec.api import load
@@ -86,37 +91,57 @@ class Worker:
         self.warm: set[str] = set()
         self.costs: dict[str, float | None] = {}
 
-    def run(self, batch: Sequence[Unit]) -> list[Row]:
-        """One row a unit. Where a batch fails its units are run alone, so that only those at fault are failed rows."""
-        try:
-            return self._decoded(batch)
-        except Exception as error:
-            if len(batch) == 1:
-                return [self._failed(batch[0], error)]
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return [row for unit in batch for row in self.run([unit])]
+    def run(self, units: Sequence[Unit]) -> Iterator[list[Row]]:
+        """One row a unit of one sampler and task, told as they are finished.
 
-    def _decoded(self, batch: Sequence[Unit]) -> list[Row]:
-        entry = self.entries[batch[0].sampler]
+        A unit enters the batch as another leaves it. Where that fails, what is left is decoded in batches of their own,
+        and each unit of a batch that fails alone, so that only those at fault are failed rows.
+        """
+        entry = self.entries[units[0].sampler]
+        ready: dict[str, _Ready] = {}
+        for unit in units:
+            try:
+                ready[unit.key] = unit, self._call(entry, unit)
+            except Exception as error:
+                yield [self._failed(unit, error)]
+        whole = max(len(ready), 1)
+        for most in sorted({size for size in (whole, self.job.batch_size, 1) if size <= whole}, reverse=True):
+            for some in _parts(list(ready.values()), most):
+                try:
+                    for row in self._served(entry, some):
+                        del ready[row["key"]]
+                        yield [row]
+                except Exception as error:
+                    if len(some) == 1:
+                        unit, _ = ready.pop(some[0][0].key)
+                        yield [self._failed(unit, error)]
+            if ready and torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _served(self, entry: Entry, some: Sequence[_Ready]) -> Iterator[Row]:
+        """The rows of one batch, as they are finished."""
+        calls = [call for _, call in some]
         if not entry.reference and entry.sampler not in self.warm:
-            self._generate(entry, batch)  # the first batch of a sampler also pays for what is set up once
+            with self.model.serve(calls[: self.job.batch_size], batch_size=self.job.batch_size) as serving:
+                deque(serving, maxlen=0)  # the first batch of a sampler also pays for what is set up once
             self.warm.add(entry.sampler)
         self.peak.reset()
-        result = self._generate(entry, batch)
-        memory = self.peak.read()
-        timed = {"id": batch[0].key, "seconds": result.timing.total_s, "rows": len(batch)}
-        if result.trace.accepted:
-            timed["padding"] = result.padding
-        return [self._row(unit, entry, one_row(result, at), timed, memory) for at, unit in enumerate(batch)]
+        with self.model.serve(calls, batch_size=self.job.batch_size) as serving:
+            batch, name = None, ""
+            for served in serving:
+                unit = some[served.index][0]
+                if serving.batch is not batch:
+                    batch, name = serving.batch, unit.key
+                timed = {"id": name, **asdict(serving.batch)}
+                if serving.waits is None:
+                    timed["rows"] = len(some)  # the others join it yet
+                yield self._row(unit, entry, served.result, timed | {"waits": serving.waits}, self.peak.read())
 
-    def _generate(self, entry: Entry, batch: Sequence[Unit]) -> Result:
-        problems = [self.job.problems[unit.task][unit.index] for unit in batch]
-        given: dict[str, Any] = {"prompt": [problem.prompt for problem in problems]}
-        if problems[0].label is not None:  # a batch is of one task
-            given = {"label": [problem.label for problem in problems]}
-        seeds = [row_seeds(unit.seed, unit.index + 1)[unit.index] for unit in batch]
-        return self.model.generate(**given, sampler=entry.asked, seed=seeds, **entry.arguments)
+    def _call(self, entry: Entry, unit: Unit) -> Call | VectorCall:
+        problem = self.job.problems[unit.task][unit.index]
+        given = {"prompt": [problem.prompt]} if problem.label is None else {"label": [problem.label]}
+        seeds = [row_seed(unit.seed, unit.index)]
+        return self.model.prepare(**given, sampler=entry.asked, seed=seeds, **entry.arguments)
 
     def _row(self, unit: Unit, entry: Entry, result: Result, timed: Mapping[str, Any], memory: int | None) -> Row:
         problem, text = self.job.problems[unit.task][unit.index], result.text[0] if result.text else None
@@ -146,7 +171,7 @@ class Worker:
             "scores": scores,
             **self._drafting(entry, result),
             **_painting(result),
-            "seconds": timed["seconds"] / timed["rows"],
+            "seconds": result.timing.total_s,
             "batch": dict(timed),
             "peak_memory": memory,
         }
@@ -195,6 +220,10 @@ class Worker:
         return {"device": self.device, "dtype": dtype, "quantize": self.model.quantized, "error": error}
 
 
+def _parts(some: Sequence[_Ready], most: int) -> list[Sequence[_Ready]]:
+    return [some[at : at + most] for at in range(0, len(some), most)]
+
+
 def _painting(result: Result) -> Row:
     """What the continuous loop tells of a one-row result beside the others; null where tokens have ids."""
     if result.latents is None:
@@ -214,24 +243,6 @@ def commits(result: Result) -> tuple[list[int], list[float | None]]:
     steps, scores = result.trace.forward[0, here], result.trace.commit_score[0, here]
     # Five digits: the others differ with the size of the batch.
     return steps.tolist(), [round(score, 5) if math.isfinite(score) else None for score in scores.tolist()]
-
-
-def one_row(result: Result, row: int) -> Result:
-    """Row `row` of a result as a result of its own; its share of the time is an equal one."""
-    count, length = len(result.tokens), int(result.trace.lengths[row])
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, np.ndarray | torch.Tensor):
-            return value[row : row + 1, :length] if value.ndim > 1 else value[row : row + 1]
-        return type(value)([value[row]]) if isinstance(value, list | tuple) and len(value) == count else value
-
-    trace = replace(result.trace, **{f.name: cut(getattr(result.trace, f.name)) for f in fields(result.trace)})
-    whole = ("trace", "timing", "stop_ids", "grid", "latents")
-    parts = {f.name: cut(getattr(result, f.name)) for f in fields(result) if f.name not in whole}
-    shares = {name: seconds / count for name, seconds in result.timing.parts.items()}
-    timing = Timing(result.timing.total_s / count, result.generated[row], shares)
-    latents = None if result.latents is None else result.latents[row : row + 1]
-    return replace(result, trace=trace, timing=timing, latents=latents, **parts)
 
 
 def device_name(device: torch.device) -> str:

@@ -1,26 +1,31 @@
 """Where units of work are done: in this process, in the processes that torchrun started, or in Ray actors.
 
 A job knows how to load a model and run batches; an executor deals the batches out and hands finished rows to a sink.
-The same batches give the same rows through each, in another order.
+The same batches give the same rows through each, in another order. What is dealt may be a stream, several batches that
+flow through one (`together`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from pardec.models.errors import PardecError, SpecError, did_you_mean
 
 NAMES = ("local", "torchrun", "ray")
 
-Sink = Callable[[list[dict[str, Any]]], None]  # takes the rows of one finished batch, and keeps them before it returns
+STREAM = 4  # batches that flow through one, where there is work for all
+_TURNS = 3  # streams that each of several workers should find
+
+Rows = list[dict[str, Any]]
+Sink = Callable[[Rows], None]  # takes finished rows, and keeps them before it returns
 
 
 class Worker(Protocol):
     """What a process builds once: it has the model."""
 
-    def run(self, batch: Sequence[Any]) -> list[dict[str, Any]]:
-        """One row of plain JSON values a unit, in the order of the batch."""
+    def run(self, batch: Sequence[Any]) -> Iterable[Rows]:
+        """One row of plain JSON values a unit, told as they are finished."""
         ...
 
 
@@ -40,6 +45,11 @@ class Executor(Protocol):
         """Whether this process prints, and writes what is written once."""
         ...
 
+    @property
+    def workers(self) -> int:
+        """Copies of the model."""
+        ...
+
     def wait(self) -> None:
         """Returns when every process of the run has come here; at once where there is one."""
         ...
@@ -50,11 +60,11 @@ class Executor(Protocol):
         Args:
             job: makes the worker of each process.
             batches: the same list in every process, the units of each run together.
-            sink: called once for each finished batch, in a process that may write to the run's file, never twice at
+            sink: called with rows as they are finished, in a process that may write to the run's file, never twice at
                 the same time in one process.
 
         Raises:
-            BatchError: at the end, when a batch could not be run; the rows of all others have gone to the sink.
+            BatchError: at the end, when a batch could not be run; all rows that were finished have gone to the sink.
             Exception: at once, what `job.worker()` or the sink raises.
         """
         ...
@@ -95,6 +105,23 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
     raise SpecError(
         f"unknown executor {name!r}{did_you_mean(name, NAMES)}", hint=f"the executors are {', '.join(NAMES)}"
     )
+
+
+def together(batches: int, workers: int) -> int:
+    """How many of the batches one worker best takes as a stream, so that none is left without work.
+
+    >>> together(40, 1), together(40, 2), together(40, 8), together(4, 8)
+    (4, 4, 1, 1)
+    """
+    return STREAM if workers == 1 else max(1, min(STREAM, batches // (_TURNS * workers)))
+
+
+def finished(worker: Worker, batch: Sequence[Any], errors: list[str]) -> Iterator[Rows]:
+    """The rows of a batch as they are finished; an error that ends it joins the others, to be told at the end."""
+    try:
+        yield from worker.run(batch)
+    except Exception as error:
+        errors.append(described(error))
 
 
 def failed(errors: Sequence[str], batches: int, *, leads: bool = True) -> BatchError:

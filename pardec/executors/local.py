@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pardec.executors import Job, Sink, described, failed
+from pardec.executors import Job, Sink, failed, finished
 from pardec.models.errors import SpecError
 
 
@@ -13,6 +13,7 @@ class Local:
     """Runs every batch here, in order."""
 
     leads = True
+    workers = 1
 
     def __init__(self, workers: int | None = None) -> None:
         if workers not in (None, 1):
@@ -28,13 +29,9 @@ class Local:
         if not batches:
             return
         worker = job.worker()
-        errors = []
+        errors: list[str] = []
         for batch in batches:
-            try:
-                rows = worker.run(batch)
-            except Exception as error:
-                errors.append(described(error))
-                continue
-            sink(rows)
+            for rows in finished(worker, batch, errors):
+                sink(rows)
         if errors:
             raise failed(errors, len(batches))

@@ -1,7 +1,8 @@
 """Actors of a Ray cluster, or of this machine where no cluster is named, each with its own copy of the model.
 
-Ray Data hands the batches out and streams the rows back to this process. An actor that dies is started again and its
-batch tried again; a batch that kills its actor every time is given up, and the others go on.
+Ray Data hands the batches out and brings the rows of each back to this process when all of them are finished. An actor
+that dies is started again and its batch tried again; a batch that kills its actor every time is given up, and the
+others go on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from pardec.executors import BatchError, Job, Sink, described, failed
+from pardec.executors import BatchError, Job, Sink, described, failed, finished
 from pardec.models.errors import PardecError, SpecError
 
 TRIES = 3  # of a batch whose actor dies
@@ -44,6 +45,10 @@ class Ray:
         """The actors work only while `run` does."""
 
     @property
+    def workers(self) -> int:
+        return self._asked or self.gpus or CPU_WORKERS
+
+    @property
     def gpus(self) -> int:
         """GPUs of the whole cluster; joins or starts it."""
         _join()
@@ -55,7 +60,7 @@ class Ray:
         if not batches:
             return
         on_gpu = self.gpus > 0
-        workers = min(self._asked or self.gpus or CPU_WORKERS, len(batches))
+        workers = min(self.workers, len(batches))
         import ray.data
         from ray import cloudpickle  # takes what a script or a notebook defines, too
 
@@ -63,7 +68,7 @@ class Ray:
         tries = ray.remote(num_cpus=0)(Tries).remote()
         items = [{"number": number, "batch": cloudpickle.dumps(batch)} for number, batch in enumerate(batches)]
         done: set[int] = set()
-        errors = []
+        errors: list[str] = []
         with _quiet_context():
             rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
                 Actor,
@@ -79,9 +84,8 @@ class Ray:
                 done.add(answer["number"])
                 if "broken" in told:
                     raise BatchError(told["broken"], hint=told["hint"])
-                if "error" in told:
-                    errors.append(told["error"])
-                else:
+                errors += told["errors"]
+                if told["rows"]:
                     sink(told["rows"])
         lost = len(batches) - len(done)
         errors += ["Ray lost it"] * lost
@@ -126,11 +130,10 @@ class Actor:
         import ray
 
         if not ray.get(self._tries.begin.remote(number)):
-            return {"error": f"each of {TRIES} actors died of it"}
-        try:
-            return {"rows": self._worker.run(pickle.loads(batch))}
-        except Exception as error:
-            return {"error": described(error)}
+            return {"rows": [], "errors": [f"each of {TRIES} actors died of it"]}
+        errors: list[str] = []
+        made = [row for rows in finished(self._worker, pickle.loads(batch), errors) for row in rows]
+        return {"rows": made, "errors": errors}
 
 
 def _join() -> None:

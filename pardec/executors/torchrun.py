@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pardec.executors import Job, Sink, described, failed
+from pardec.executors import Job, Sink, failed, finished
 from pardec.models.errors import SpecError
 
 # One process may decode for hours after another has nothing left to do; torchrun itself sees to those that die.
@@ -48,28 +48,28 @@ class Torchrun:
     def leads(self) -> bool:
         return bool(self._state.is_main_process)
 
+    @property
+    def workers(self) -> int:
+        return int(self._state.num_processes)
+
     def wait(self) -> None:
         self._state.wait_for_everyone()
 
     def run(self, job: Job, batches: Sequence[Sequence[Any]], sink: Sink) -> None:
         # What is left to do is read off the rows file, so nobody may write before everybody has read.
-        counts = set(self._gather(len(batches)))
+        counts = set(self._gather(sum(map(len, batches))))
         if len(counts) > 1:
             raise SpecError(
-                f"the processes see different work, {' and '.join(map(str, sorted(counts)))} batches",
+                f"the processes see different work, {' and '.join(map(str, sorted(counts)))} units",
                 hint="every machine must see the same files: prompts, and the rows made so far",
             )
         if not batches:
             return
-        worker, errors = job.worker(), []
+        worker, errors = job.worker(), list[str]()  # told at the end: torchrun would end the others with this process
         counter = self._counter()
         while (number := counter.add("next", 1) - 1) < len(batches):
-            try:
-                rows = worker.run(batches[number])
-            except Exception as error:  # told at the end: torchrun would end the other processes with this one
-                errors.append(described(error))
-                continue
-            sink(rows)
+            for rows in finished(worker, batches[number], errors):
+                sink(rows)
         everywhere = [error for some in self._gather(errors) for error in some]
         if everywhere:
             raise failed(everywhere, len(batches), leads=self.leads)

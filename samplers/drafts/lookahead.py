@@ -16,7 +16,7 @@ Exact: greedy, and distribution with an exact acceptance: every guess is a point
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,13 +35,10 @@ from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 class Lines:
     """The window of each row and its pool, on the host."""
 
-    joins: ClassVar[bool] = (
-        False  # all rows have as many iterates: one that begins cannot stand beside one that goes on
-    )
-
-    grid: np.ndarray  # [B, R, W] int64: R iterates of the places behind the text, the last one `r + c` behind its end
+    grid: np.ndarray  # [B, R, W] int64: R iterates of the places behind the text, iterate r `r + c` behind its end
+    lines: np.ndarray  # [B] how many of them the row has, up to ngram - 1
     known: np.ndarray  # [B] the first so many columns are iterates, the others still to be made
-    nodes: np.ndarray  # [B, W] which nodes of the draft were the grid's last row, -1 where not fed
+    nodes: np.ndarray  # [B, W] which nodes of the draft were the row's last iterate, -1 where not fed
     pools: PerRow[Pool]
 
 
@@ -70,7 +67,7 @@ class Lookahead:
             for at, pool in enumerate(pools.rows):
                 pool.learn(text.row(at), self.ngram)
         grid = np.zeros((len(text), 1, self.window), dtype=np.int64)
-        return Lines(grid, np.zeros_like(text.length), grid[:, 0], pools)
+        return Lines(grid, np.ones_like(text.length), np.zeros_like(text.length), grid[:, 0], pools)
 
     def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Lines) -> Draft:
         self._top_up(scene, chances, state)
@@ -80,8 +77,9 @@ class Lookahead:
         line, column = (axis.reshape(-1) for axis in np.indices(grid.shape[1:]))
         above = np.where(line > 0, np.arange(line.size) - self.window, column - 1)
         tokens, parents, depths, kept = self._guessed(state, room, grid.shape[1] * self.window)
-        window = (line + column)[None] <= deep
-        state.nodes = np.where(window, window.cumsum(1) - 1, -1)[:, -self.window :]
+        window = (line + column <= deep) & (line < state.lines[:, None])
+        placed = np.where(window, window.cumsum(1) - 1, -1).reshape(grid.shape)
+        state.nodes = placed[np.arange(len(grid)), state.lines - 1]
         device = text.device
 
         def joined(own: np.ndarray, guessed: np.ndarray) -> torch.Tensor:
@@ -126,16 +124,17 @@ class Lookahead:
     def observe(self, outcome: Outcome, scene: Scene, state: Lines) -> None:
         if outcome.draft.parents is None:  # the prompt's round
             return
-        rows, nodes = np.arange(len(state.nodes))[:, None], state.nodes
-        new = outcome.laws.pick.cpu().numpy()[rows, nodes.clip(min=0)]
-        grown = np.concatenate((state.grid, new[:, None]), 1)
-        shift = outcome.gained.copy()
-        full = grown.shape[1] == self.ngram
-        if full:
-            for at, pool in enumerate(state.pools.rows):
-                for key, *following in grown[at].T[nodes[at] >= 0].tolist():
-                    pool.add(key, tuple(following))
-            grown, shift = grown[:, 1:], shift - 1  # one line up is one place further already
+        rows, nodes = np.arange(len(state.nodes)), state.nodes
+        grown = np.pad(state.grid, ((0, 0), (0, 1), (0, 0)))
+        grown[rows, state.lines] = outcome.laws.pick.cpu().numpy()[rows[:, None], nodes.clip(min=0)]
+        full = state.lines + 1 == self.ngram
+        for at in np.flatnonzero(full).tolist():
+            for key, *following in grown[at].T[nodes[at] >= 0].tolist():
+                state.pools.rows[at].add(key, tuple(following))
+        grown[full, :-1] = grown[full, 1:]
+        shift = outcome.gained - full  # one line up is one place further already
+        state.lines = state.lines + ~full
+        grown = grown[:, : state.lines.max()]
         if self.pool_from_prompt:
             for at, pool in enumerate(state.pools.rows):
                 fresh = scene.text.row(at)[max(outcome.before[at] - self.ngram + 1, 0) :]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,24 @@ def test_batch_size_changes_no_token(cli: Cli, folder: Path, problems: Path) -> 
         for size in (1, 2, 3)
     ]
     assert drawn[0] == drawn[1] == drawn[2]
+
+
+def test_rows_are_kept_as_they_finish_and_printed_in_the_order_of_the_prompts(
+    cli: Cli, folder: Path, problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("generate", folder, "--prompts", problems, *SHORT, "--batch-size", 2)
+    _, whole, _ = cli("generate", folder, "--prompts", problems, *SHORT, "--batch-size", 3)
+    real = pardec.Model.serve
+
+    def backwards(self: pardec.Model, calls: Any, **more: Any) -> Any:
+        return nullcontext(reversed(list(real(self, calls, **more))))
+
+    monkeypatch.setattr(pardec.Model, "serve", backwards)
+    code, out, _ = cli(*command)
+    assert (code, out) == (0, whole)
+    output = tmp_path / "rows.jsonl"
+    assert cli(*command, "-o", output)[0] == 0
+    assert [row["id"] for row in rows_of(output)] == [2, 1, "a"]
 
 
 @pytest.mark.parametrize("content", ["Tom has 3 cups.\nAnn\n", '{"prompt": "Tom has 3 cups."}\n{"prompt": "Ann"}\n'])

@@ -8,7 +8,7 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,11 @@ class Doubling:
         self.loaded += 1
         return self
 
-    def run(self, batch: Sequence[int]) -> list[dict[str, Any]]:
-        if set(batch) & set(self.bad):
-            raise ValueError(f"{batch} is bad")
-        return [{"twice": 2 * unit} for unit in batch]
+    def run(self, batch: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
+        for unit in batch:
+            if unit in self.bad:
+                raise ValueError(f"{unit} is bad")
+            yield [{"twice": 2 * unit}]
 
 
 # --- this process ---
@@ -82,7 +83,7 @@ def test_local_runs_batches_in_order_with_one_worker() -> None:
     crew.wait()
     assert crew.leads
     assert job.loaded == 1
-    assert got == [[{"twice": 2}, {"twice": 4}], [{"twice": 6}]]
+    assert got == [[{"twice": 2}], [{"twice": 4}], [{"twice": 6}]]
 
 
 def test_without_batches_nothing_is_loaded() -> None:
@@ -93,9 +94,9 @@ def test_without_batches_nothing_is_loaded() -> None:
 
 def test_one_failed_batch_does_not_stop_the_others() -> None:
     got: list[list[dict[str, Any]]] = []
-    with pytest.raises(BatchError, match=r"1 of 3 batches could not be run; the first: ValueError: \[2\] is bad"):
-        executor().run(Doubling(bad=[2]), [[1], [2], [3]], got.append)
-    assert got == [[{"twice": 2}], [{"twice": 6}]]
+    with pytest.raises(BatchError, match=r"1 of 3 batches could not be run; the first: ValueError: 4 is bad"):
+        executor().run(Doubling(bad=[4]), [[1], [2, 4, 5], [3]], got.append)
+    assert got == [[{"twice": 2}], [{"twice": 4}], [{"twice": 6}]]  # what was finished before the error is kept
 
 
 def test_what_the_sink_raises_ends_the_run_at_once() -> None:
@@ -244,7 +245,7 @@ def generation(folder: Path, model: pardec.Model, to: Path) -> tuple[Batches, de
     arguments: dict[str, Any] = {"sampler": "threshold:tau=0.02", "max_new_tokens": 8, "temperature": 0.7}
     run = Batches(model, model.prepare(PROMPTS, **arguments), items, stream=False, quiet=True)
     dealing.keep_in(run, executor(), to, overwrite=False)
-    job = dealing.Generation(str(folder), {"device": "cpu", "dtype": "float32"}, PROMPTS, arguments)
+    job = dealing.Generation(str(folder), {"device": "cpu", "dtype": "float32"}, PROMPTS, arguments, 2)
     return run, job
 
 
@@ -254,14 +255,14 @@ def test_dealt_rows_are_those_of_one_process(folder: Path, model: pardec.Model, 
     run, job = generation(folder, model, tmp_path / "dealt.jsonl")
     unpickled = pickle.loads(pickle.dumps(dealing.replace(job, ready=(model, run.call))))
     assert unpickled == job  # what travels holds no model
-    dealing.deal(run, executor(), unpickled, 2)
+    dealing.deal(run, executor(), unpickled)
     assert run.rows == alone.rows
     assert (run.tokens, run.forwards) == (alone.tokens, alone.forwards)
     written = [sorted((tmp_path / name).read_text().splitlines()) for name in ("alone.jsonl", "dealt.jsonl")]
     assert written[0] == written[1]
 
     resumed, job = generation(folder, model, tmp_path / "dealt.jsonl")
-    dealing.deal(resumed, executor(), job, 2)
+    dealing.deal(resumed, executor(), job)
     assert resumed.forwards == 0
     assert sorted(resumed.rows) == list(range(len(PROMPTS)))
 
@@ -269,9 +270,8 @@ def test_dealt_rows_are_those_of_one_process(folder: Path, model: pardec.Model, 
 def test_a_worker_without_a_model_loads_it(folder: Path, model: pardec.Model, tmp_path: Path) -> None:
     run, job = generation(folder, model, tmp_path / "rows.jsonl")
     run.decode(2, show=False)
-    rows = job.worker().run([4, 1])
-    assert [row["at"] for row in rows] == [4, 1]
-    assert [row["tokens"] for row in rows] == [run.rows[4]["tokens"], run.rows[1]["tokens"]]
+    rows = {row["at"]: row for rows in job.worker().run([4, 1, 2]) for row in rows}
+    assert {at: row["tokens"] for at, row in rows.items()} == {at: run.rows[at]["tokens"] for at in (4, 1, 2)}
 
 
 def test_an_outline_prepares_what_the_model_prepares(folder: Path, model: pardec.Model) -> None:

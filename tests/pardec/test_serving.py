@@ -112,6 +112,8 @@ VERIFIED = (
     "earlyexit:layers=1,k=3",
     "layerskip:ratio=0.5,k=3,skip=uniform",
     "aggressive",
+    "lookahead:window=4,ngram=3",
+    "lookahead:window=5,ngram=5,guesses=3,init=random,pool_from_prompt=true",
     "lookup+typical",
 )
 
@@ -125,8 +127,10 @@ def test_verified_rows_join_between_rounds(llama: Model, sampler: str, temperatu
 
 
 def test_what_cannot_join_waits_and_says_so(dream: Model, llama: Model) -> None:
-    few, together = problems(5), "is of the rows that began together"
-    assert same_alone(llama, few, sampler="lookahead") == f"what Lines remembers {together}"
+    few = problems(5)
+    searched = llama.serve_batch(few, batch_size=2, sampler="layerskip:ratio=0.5,k=3,skip=search")
+    assert sorted(row.index for row in searched) == [0, 1, 2, 3, 4]
+    assert searched.waits == "what Skipping remembers is of the rows that began together"
     assert same_alone(dream, few, sampler="oracle") == "sequential decodes the rows of a request beforehand"
     limited = [item | {"allowed": {0: ["4", "8"]}} for item in few]
     allowed = "what is allowed is laid out for the rows of one request"

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Squaring:
     def __init__(self, job: Squares) -> None:
         self.asked, self.mark = job.asked, Path(job.folder) / "killed"
 
-    def run(self, batch: Sequence[int]) -> list[dict[str, Any]]:
+    def run(self, batch: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
         time.sleep(self.asked.get("seconds", 0.2))
         for unit in batch:
             if unit == self.asked.get("bad"):
@@ -43,7 +43,7 @@ class Squaring:
             if unit == self.asked.get("deadly") or (unit == self.asked.get("kills") and not self.mark.exists()):
                 self.mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return [{"key": str(unit), "square": unit * unit, "pid": os.getpid()} for unit in batch]
+        yield [{"key": str(unit), "square": unit * unit, "pid": os.getpid()} for unit in batch]
 
 
 def main(name: str, folder: str, asked: str) -> None:

@@ -71,7 +71,7 @@ def test_the_window_is_laid_down_beside_the_guesses() -> None:
     drafter = Lookahead(window=3, ngram=3, guesses=2)
     loop = VerifyLoop(toy_ar(0, 8), speculation(drafter, "greedy"), request([[3, 2, 7, 4]], 9, source=Middle()))
     loop.memory[id(drafter)] = state = drafter.start(loop.scene)
-    state.grid, state.known = np.array([[[0, 1, 2], [5, 6, 7]]]), np.array([3])
+    state.grid, state.lines, state.known = np.array([[[0, 1, 2], [5, 6, 7]]]), np.array([2]), np.array([3])
     state.pools.rows[0].learn(np.array([4, 5, 6]), 3)
     state.pools.rows[0].learn(np.array([4, 5, 1]), 3)
     chances = Round(Middle(), loop.text.rows, loop.text.nfe, loop.text.device)

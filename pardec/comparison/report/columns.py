@@ -97,7 +97,11 @@ COLUMNS = (
         only=_differs("nfe_to_end", "nfe"),
     ),
     Column("tokens_per_forward", "Tokens per\u00a0forward", "tokens before the first end token, over forwards"),
-    Column("tokens_per_second", "Tokens/s", "the same over seconds, median of the batches, quartiles below"),
+    Column(
+        "tokens_per_second",
+        "Tokens/s",
+        "the same over seconds, with rows entering a batch as others leave it; median of the batches, quartiles below",
+    ),
     Column("speed_up", "Speed\u2011up", "tokens a second over those of the first row", times),
     Column("seconds_per_forward", "Time per\u00a0forward", "of a batch, in milliseconds", milliseconds, better="low"),
     Column("seconds", "Seconds", "of a picture of vectors, its share of the batch's, mean", better="low"),

@@ -63,7 +63,7 @@ def test_an_interrupt_says_how_to_go_on(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pardec.Model, "generate", interrupted)
+    monkeypatch.setattr(pardec.Model, "serve", interrupted)
     command = ("compare", folder, "--task", "lists", "-s", "threshold", *SHORT)
     code, out, err = cli(*command, "--out", tmp_path / "run")
     assert (code, out) == (130, "")

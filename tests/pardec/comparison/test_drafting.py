@@ -44,7 +44,7 @@ def row(index: int = 0, **fields: Any) -> dict[str, Any]:
         "draft_forwards": 8,
         "cost_ratio": 0.25,
         "deviation": None,
-        "batch": {"id": f"b{index}", "seconds": 1.0, "rows": 1, "padding": 5},
+        "batch": {"id": f"b{index}", "seconds": 1.0, "rows": 1, "forwards": 4, "padding": 5, "waits": None},
     }
     return base | fields
 
@@ -88,7 +88,8 @@ def test_a_deviation_is_summed_a_problem_and_spread_over_the_tokens() -> None:
 
 def test_padding_counts_a_batch_once_and_whole_ones_only() -> None:
     shared = {"id": "b", "seconds": 1.0, "rows": 2, "padding": 10}
-    rows = [row(0, batch=shared), row(1, batch=shared), row(2, batch={**shared, "id": "half"})]
+    early = {**shared, "seconds": 0.5, "padding": 4}  # what it had by the time that the first row left
+    rows = [row(0, batch=early), row(1, batch=shared), row(2, batch={**shared, "id": "half"})]
     assert metrics.padding(rows) == pytest.approx(10 / (10 + 40))
 
 

@@ -26,7 +26,7 @@ def row(index: int = 0, **fields: Any) -> dict[str, Any]:
         "tokens_fed": 40,
         "peak_memory": 100,
         "device": "a",
-        "batch": {"id": f"b{index}", "seconds": 2.0, "rows": 1},
+        "batch": {"id": f"b{index}", "seconds": 2.0, "rows": 1, "forwards": 10},
     }
     return base | fields
 
@@ -125,15 +125,14 @@ def test_figures_that_do_not_apply_are_null() -> None:
 
 
 def test_speed_is_the_median_over_the_batches_and_not_over_the_rows() -> None:
-    def batch(name: str, seconds: float, generated: list[int], nfe: list[int]) -> list[dict[str, Any]]:
-        timed = {"id": name, "seconds": seconds, "rows": len(generated)}
-        each = zip(generated, nfe, strict=True)
-        return [row(i, generated=made, nfe=asked, batch=timed) for i, (made, asked) in enumerate(each)]
+    def batch(name: str, generated: list[int], *left: tuple[float, int]) -> list[dict[str, Any]]:
+        told = [{"id": name, "seconds": at, "rows": len(generated), "forwards": made} for at, made in left]
+        return [row(i, generated=one, batch=when) for i, (one, when) in enumerate(zip(generated, told, strict=True))]
 
     rows = [
-        *batch("x", 2.0, [10, 30], [4, 10]),  # 20 tokens a second, 0.2 s a forward
-        *batch("y", 1.0, [50], [10]),  # 50 and 0.1
-        *batch("z", 4.0, [20, 60, 40], [5, 8, 2]),  # 30 and 0.5
+        *batch("x", [10, 30], (2.0, 10), (0.9, 4)),  # 20 tokens a second until its last row left, 0.2 s a forward
+        *batch("y", [50], (1.0, 10)),  # 50 and 0.1
+        *batch("z", [20, 60, 40], (2.0, 4), (4.0, 8), (1.0, 2)),  # 30 and 0.5
         failed(9),
     ]
     assert metrics.speed(rows, "a") == {
@@ -146,10 +145,10 @@ def test_speed_is_the_median_over_the_batches_and_not_over_the_rows() -> None:
 
 def test_speeds_of_another_device_and_of_half_a_batch_do_not_count() -> None:
     rows = [
-        row(0, batch={"id": "p", "seconds": 1.0, "rows": 1}),
-        row(1, batch={"id": "q", "seconds": 1.0, "rows": 1}),
-        row(2, batch={"id": "half", "seconds": 1.0, "rows": 2}, generated=1000),
-        row(3, batch={"id": "r", "seconds": 1.0, "rows": 1}, generated=1000, device="b"),
+        row(0, batch={"id": "p", "seconds": 1.0, "rows": 1, "forwards": 9}),
+        row(1, batch={"id": "q", "seconds": 1.0, "rows": 1, "forwards": 9}),
+        row(2, batch={"id": "half", "seconds": 1.0, "rows": 2, "forwards": 9}, generated=1000),
+        row(3, batch={"id": "r", "seconds": 1.0, "rows": 1, "forwards": 9}, generated=1000, device="b"),
     ]
     assert metrics.device(rows) == "a"
     found = metrics.speed(rows, "a")

@@ -12,6 +12,8 @@ import pytest
 import pardec
 from pardec.models.errors import SpecError
 from pardec.rows import RowsFile
+from pardec.samplers.loops.masked import MaskedLoop
+from pardec.samplers.registry import resolve
 from pardec.tasks import FileTask
 
 from .conftest import SPECS, keys, untimed
@@ -58,7 +60,8 @@ def test_references_are_decoded_and_not_listed(small: Small, model: pardec.Model
     assert set(references) == {"oracle+eos", "oracle@dual", "sequential+eos"}
     assert sum(row["reference"] for row in rows) == 3 * 10  # with the first seed only
     # The oracle reaches the text of `sequential`, so its forwards are few and its answers those.
-    told = {name: [row for row in rows if row["sampler"] == name] for name in references}
+    ordered = sorted(rows, key=lambda row: row["index"])
+    told = {name: [row for row in ordered if row["sampler"] == name] for name in references}
     for name in ("oracle+eos", "oracle@dual"):
         assert [row["tokens"] for row in told[name]] == [row["tokens"] for row in told["sequential+eos"]]
     threshold = table.rows[0]
@@ -111,7 +114,7 @@ def test_only_the_prompt_at_fault_fails(small: Small, model: pardec.Model, tmp_p
     rows = RowsFile(tmp_path / "run" / "rows.jsonl").rows.values()
     assert sorted({row["index"] for row in rows if row["error"] is not None}) == [2]
     assert {row["failed"] for row in table.rows} == {1}
-    assert {row["batch"]["rows"] for row in rows if row["error"] is None} == {1}
+    assert {row["batch"]["rows"] for row in rows if row["error"] is None} == {4}  # the others are decoded together
     failed = next(row for row in rows if row["error"] is not None)
     assert "row 0 needs" in failed["error"]
     assert {failed[name] for name in ("text", "tokens", "nfe", "generated", "seconds", "batch", "score")} == {None}
@@ -124,44 +127,113 @@ def test_a_scorer_that_fails_makes_failed_rows(small: Small, model: pardec.Model
     assert "ZeroDivisionError" in table.rows[0]["error"]
 
 
-def test_an_interrupt_is_no_failure(
+def test_an_interrupt_is_no_failure_and_rows_before_it_are_kept(
     small: Small, model: pardec.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = pardec.Model.generate, []
+    real, left = MaskedLoop.leave, iter(range(4))
 
-    def generate(self: pardec.Model, *given: Any, **more: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 6:
+    def leave(loop: MaskedLoop, over: Any) -> Any:
+        if over.any() and next(left, None) is None:
             raise KeyboardInterrupt
-        return real(self, *given, **more)
+        return real(loop, over)
 
-    monkeypatch.setattr(pardec.Model, "generate", generate)
+    monkeypatch.setattr(MaskedLoop, "leave", leave)
     with pytest.raises(KeyboardInterrupt):
-        small(model=model, out=tmp_path / "run")
-    monkeypatch.undo()
+        small(model=model, out=tmp_path / "run", references=False)
     rows = RowsFile(tmp_path / "run" / "rows.jsonl").rows.values()
-    assert rows
+    assert 0 < len(rows) < 10  # of the first stream
     assert {row["error"] for row in rows} == {None}
+
+
+def test_what_fails_under_way_is_decoded_again_in_batches_and_then_alone(
+    small: Small, model: pardec.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MaskedLoop.__init__
+
+    def begin(loop: MaskedLoop, network: Any, sampler: Any, request: Any, **more: Any) -> None:
+        if any("Ann has 4" in network.tokenizer.decode(row) for row in request.canvases):
+            raise MemoryError("no room")
+        real(loop, network, sampler, request, **more)
+
+    monkeypatch.setattr(MaskedLoop, "__init__", begin)
+    table = small(model=model, out=tmp_path / "run", samplers=["threshold"], references=False, seeds=(0,))
+    assert table.rows[0]["failed"] == 1
+    made = RowsFile(tmp_path / "run" / "rows.jsonl").rows.values()
+    rows = [row for row in made if row["error"] is None]
+    assert [row["index"] for row in made if row["error"] is not None] == [4]
+    assert sorted(row["index"] for row in rows) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert {"MemoryError", "OutOfMemory"} & {table.rows[0]["error"].partition(":")[0]}
+    assert {row["batch"]["rows"] for row in rows} >= {1, 10}  # of the stream, whose rows are kept; and of one alone
+    monkeypatch.undo()
+    small(model=model, out=tmp_path / "whole", samplers=["threshold"], references=False)
+    same = ("tokens", "nfe", "steps", "tokens_fed")
+    whole = untimed(tmp_path / "whole")
+    for key, row in untimed(tmp_path / "run").items():
+        assert row["error"] is not None or [row[name] for name in same] == [whole[key][name] for name in same]
+
+
+# --- speed ---
+
+
+def test_rows_of_a_sampler_follow_each_other_in_one_batch(
+    small: Small, model: pardec.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live: list[int] = []
+    real = MaskedLoop.step
+
+    def step(loop: MaskedLoop) -> Any:
+        live.append(len(loop.canvas))
+        return real(loop)
+
+    monkeypatch.setattr(MaskedLoop, "step", step)
+    out = tmp_path / "run"
+    table = small(model=model, out=out, samplers=["threshold:tau=0.2"], references=False)
+    rows = list(RowsFile(out / "rows.jsonl").rows.values())
+    assert len({row["batch"]["id"] for row in rows}) == 1
+    assert {row["batch"]["rows"] for row in rows} == {10}
+    last = max(rows, key=lambda row: row["batch"]["seconds"])["batch"]
+    steps = live[-last["forwards"] :]  # before them the batch that is not timed
+    assert sum(steps) == sum(row["nfe"] for row in rows)
+    assert max(steps) == 3
+    assert all(count == 3 for count in steps[: steps.index(min(steps))])  # no place stays free before the last rows
+    generated = sum(row["generated"] for row in rows)
+    assert table.rows[0]["tokens_per_second"] == pytest.approx(generated / last["seconds"])
+    assert table.rows[0]["seconds_per_forward"] == pytest.approx(last["seconds"] / last["forwards"])
+    assert all(0 < row["seconds"] <= row["batch"]["seconds"] for row in rows)
 
 
 def test_the_first_batch_of_a_sampler_is_decoded_once_more_before_it_is_timed(
     small: Small, model: pardec.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = pardec.Model.generate, []
+    real, calls = pardec.Model.serve, []
 
-    def generate(self: pardec.Model, prompt: Any, **more: Any) -> Any:
-        calls.append((more["sampler"], tuple(prompt)))
-        return real(self, prompt, **more)
+    def serve(self: pardec.Model, given: Any, **more: Any) -> Any:
+        calls.append((str(given[0].sampler.spec), [tuple(call.request.canvases[0].tolist()) for call in given]))
+        return real(self, given, **more)
 
-    monkeypatch.setattr(pardec.Model, "generate", generate)
+    monkeypatch.setattr(pardec.Model, "serve", serve)
+    monkeypatch.setattr("pardec.executors.STREAM", 2)
     small(model=model)
     for spec in SPECS:
-        mine = [prompts for sampler, prompts in calls if sampler == spec]
-        assert mine[0] == mine[1]
-        assert len(mine) == 1 + 4
-    assert [sampler for sampler, _ in calls].count("oracle+eos") == 4  # a reference's time is not told
+        mine = [prompts for sampler, prompts in calls if sampler == str(resolve(spec, "masked").spec)]
+        assert mine[0] == mine[1][:3]
+        assert [len(prompts) for prompts in mine] == [3, 6, 4]
+    oracle = str(resolve("oracle+eos", "masked").spec)
+    assert [sampler for sampler, _ in calls].count(oracle) == 2  # a reference's time is not told
     order = [sampler for sampler, _ in calls[-5:]]
     assert len(set(order)) == 5  # the samplers take turns
+
+
+def test_a_sampler_whose_rows_cannot_follow_each_other_says_so(model: pardec.Model, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"limit": 5, "batch_size": 2, "max_new_tokens": 4, "device": "cpu", "out": tmp_path / "run"}
+    pardec.compare(model, "arithmetic", ["threshold", "oracle"], references=False, **given)
+    rows = RowsFile(tmp_path / "run" / "rows.jsonl").rows.values()
+    batches = {row["batch"]["id"]: row["batch"] for row in rows if row["sampler"] == "oracle"}
+    assert sorted(batch["rows"] for batch in batches.values()) == [1, 2, 2]
+    table = pardec.comparison.Table(pardec.comparison.Run.load(tmp_path / "run"))
+    assert [note for note in table.notes if "whole batches" in note] == [
+        "oracle: its speed is that of whole batches, since sequential decodes the rows of a request beforehand"
+    ]
 
 
 # --- the folder ---
@@ -172,7 +244,7 @@ def test_a_run_that_is_done_is_read_and_not_made_again(
 ) -> None:
     before = small(out=tmp_path / "run")
     whole = (tmp_path / "run" / "rows.jsonl").read_bytes()
-    monkeypatch.setattr(pardec.Model, "generate", lambda *_, **__: pytest.fail("nothing was left to do"))
+    monkeypatch.setattr(pardec.Model, "serve", lambda *_, **__: pytest.fail("nothing was left to do"))
     after = small(out=tmp_path / "run", resume=True)
     assert after.rows == before.rows
     assert (tmp_path / "run" / "rows.jsonl").read_bytes() == whole
@@ -243,14 +315,14 @@ def test_a_folder_with_something_in_it_is_left_alone(small: Small, tmp_path: Pat
 def test_failed_rows_are_kept_until_they_are_to_be_tried_again(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, real = tmp_path / "run", pardec.Model.generate
+    out, real = tmp_path / "run", pardec.Model.prepare
 
-    def generate(self: pardec.Model, prompt: Any, **more: Any) -> Any:
+    def prepare(self: pardec.Model, prompt: Any, **more: Any) -> Any:
         if any("Ann has 4" in text for text in prompt):
             raise MemoryError("no room")
         return real(self, prompt, **more)
 
-    monkeypatch.setattr(pardec.Model, "generate", generate)
+    monkeypatch.setattr(pardec.Model, "prepare", prepare)
     assert [row["failed"] for row in small(out=out).rows] == [1, 1]
     monkeypatch.undo()
     assert [row["failed"] for row in small(out=out, resume=True).rows] == [1, 1]

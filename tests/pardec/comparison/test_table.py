@@ -16,6 +16,8 @@ from pardec.comparison.frontier import GAINS, frontier
 from pardec.comparison.table import FIELDS
 from pardec.models.errors import SpecError
 
+ALONE = {"seconds": 1.0, "rows": 1, "forwards": 5, "padding": 0, "waits": None}
+
 
 def line(sampler: str, task: str, index: int, **fields: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
@@ -40,7 +42,7 @@ def line(sampler: str, task: str, index: int, **fields: Any) -> dict[str, Any]:
         "steps": [0, 3],
         "scores": [0.5, None],
         "seconds": 1.0,
-        "batch": {"id": f"{sampler}{task}{index}", "seconds": 1.0, "rows": 1},
+        "batch": {"id": f"{sampler}{task}{index}", **ALONE},
         "peak_memory": 8,
         "device": "cpu",
         "dtype": "float32",
@@ -60,9 +62,9 @@ def run() -> Run:
     rows = [line("slow", task, index) for task in "ab" for index in range(2)]
     quick = {"seconds": 0.25, "nfe": 2, "tokens": [9, 3], "score": 0.0, "lenient": 0.5}
     for task in "ab":
-        batch = {"id": f"f{task}", "seconds": 0.25, "rows": 1}
+        batch = {**ALONE, "id": f"f{task}", "seconds": 0.25}
         rows.append(line("fast", task, 0, **quick, batch=batch))
-    rows.append(line("fast", "a", 1, nfe=4, batch={"id": "fa1", "seconds": 0.25, "rows": 1}))
+    rows.append(line("fast", "a", 1, nfe=4, batch={**ALONE, "id": "fa1", "seconds": 0.25}))
     figures = ("text", "tokens", "generated", "nfe", "nfe_to_end", "tokens_fed", "score", "lenient", "batch")
     rows.append(line("fast", "b", 1, **dict.fromkeys(figures), error="MemoryError: no | room"))
     rows += [line("ref", task, index, nfe=1) for task in "ab" for index in range(2)]

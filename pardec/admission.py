@@ -1,0 +1,151 @@
+"""Prompts as rows that can stand in one batch: read one by one, checked, and laid together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pardec.models.conditioned import Prefix
+from pardec.models.errors import SpecError, did_you_mean
+from pardec.requests import BLOCK, Call
+from pardec.samplers.contracts import Allowed, Request
+from pardec.samplers.rng import Seats, row_seed
+from pardec.settings import Settings
+from pardec.vector_requests import VectorCall
+
+if TYPE_CHECKING:
+    from pardec.api import Model
+
+OWN = ("prompt", "messages", "input_ids", "label", "prompt_embeds", "seed", "max_new_tokens", "template", "allowed")
+_NOT_SHARED = ("input_ids", "label", "prompt_embeds", "num_images", "source", "callback")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """One row, checked: the call that decodes it alone, and the request as it is decoded beside others."""
+
+    index: int
+    call: Call | VectorCall
+    request: Any
+    began: float = 0.0
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Rows of one kind can stand in one batch."""
+        if isinstance(self.call, VectorCall):
+            return (self.request.temperature, self.request.cfg)
+        r = self.request
+        shared = (r.block_length, r.absolute, r.temperature, r.top_k, r.top_p, r.cfg, r.cfg_interval, r.stop_ids)
+        return (*shared, bool(r.conditions), r.allowed is None)
+
+
+class Prompts(Iterator[Waiting]):
+    """Each prompt, checked when its turn comes."""
+
+    def __init__(self, model: Model, prompts: Iterable[Any], arguments: Mapping[str, Any]) -> None:
+        if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+            raise SpecError(
+                f"prompts are an iterable of prompts, got {type(prompts).__name__}",
+                hint="one prompt goes to generate; a list of one is served, too",
+            )
+        for name in _NOT_SHARED:
+            if name in arguments:
+                own = name in OWN
+                raise SpecError(
+                    f"serve_batch takes no {name}= for all prompts",
+                    hint=f'give it with each, as {{"{name}": ...}}' if own else f"leave {name} out",
+                )
+        settings = Settings.of(arguments)
+        if isinstance(settings.seed, Sequence):
+            raise SpecError(
+                "seed is one number for all prompts", hint='a prompt has its own as {"prompt": ..., "seed": 7}'
+            )
+        self.model, self.arguments = model, dict(arguments)
+        self._each = enumerate(prompts)
+        self._seed, self._block = int(settings.seed), min(BLOCK, settings.max_new_tokens)
+        facts = None if model.family != "masked" else model.language_model.facts
+        self._blocks_grow = (  # a row that ends before its block does stands in a longer one just as well
+            facts is not None
+            and facts.attention != "block-causal"
+            and settings.block_length is None
+            and settings.block_align == "prompt"
+        )
+
+    def __next__(self) -> Waiting:
+        index, item = next(self._each)
+        given = _fields(index, item)
+        seed = given.pop("seed", None)
+        arguments = {**self.arguments, **given, "seed": [row_seed(self._seed, index) if seed is None else seed]}
+        try:
+            call = self.model.prepare(**arguments)
+        except SpecError as error:
+            raise SpecError(f"prompt {index} of those served: {error.message}", hint=error.hint) from error
+        request: Any = call.request
+        if self._blocks_grow:
+            request = replace(request, block_length=max(request.block_length, self._block))
+        return Waiting(index, call, request)
+
+
+def _fields(index: int, item: Any) -> dict[str, Any]:
+    """What one prompt says, as arguments of `prepare`."""
+    if not isinstance(item, Mapping):
+        return _fields(index, {"prompt": item})
+    for name in item:
+        if name not in OWN:
+            raise SpecError(
+                f"prompt {index} of those served has a field {name!r}{did_you_mean(str(name), OWN)}",
+                hint=f"it takes {', '.join(OWN)}; all else is for all prompts",
+            )
+    given = dict(item)
+    if isinstance(given.get("prompt"), list | tuple) and not _is_chat(given["prompt"]):
+        raise SpecError(f"prompt {index} of those served is a list", hint="each is one text or one conversation")
+    if "prompt" in given and _is_chat(given["prompt"]):
+        given["prompt"] = [given["prompt"]]
+    if "messages" in given:
+        given["prompt"] = [given.pop("messages")]
+    if "input_ids" in given:
+        ids = given["input_ids"]
+        given["input_ids"] = ids if isinstance(ids, torch.Tensor) and ids.ndim == 2 else [ids]
+    return given
+
+
+def together(rows: Sequence[Waiting]) -> Request:
+    """The requests of these rows as one."""
+    first: Request = rows[0].request
+    each: list[Request] = [row.request for row in rows]
+    return replace(
+        first,
+        canvases=tuple(canvas for one in each for canvas in one.canvases),
+        prompts=tuple(start for one in each for start in one.prompts),
+        source=Seats([row.call.seeds[0] for row in rows]),
+        conditions=tuple(condition for one in each for condition in one.conditions),
+        prefix=_prefixes([one.prefix for one in each if one.prefix is not None]),
+        allowed=_allowed([one.allowed for one in each if one.allowed is not None]),
+    )
+
+
+def _prefixes(each: list[Prefix]) -> Prefix | None:
+    if not each:
+        return None
+    without = [one.without for one in each if one.without is not None]
+    said = tuple(states for one in each for states in one.states)
+    return Prefix(said, tuple(states for one in without for states in one) if without else None)
+
+
+def _allowed(each: list[Allowed]) -> Allowed | None:
+    """Set 0, which allows everything, is one for all."""
+    if not each:
+        return None
+    sets, at = [each[0].sets[:1]], []
+    for one in each:
+        before = sum(map(len, sets)) - 1
+        at += [torch.where(places > 0, places + before, 0) for places in one.at]
+        sets.append(one.sets[1:])
+    return Allowed(torch.cat(sets), tuple(at))
+
+
+def _is_chat(item: Any) -> bool:
+    return isinstance(item, Sequence) and not isinstance(item, str) and all(isinstance(one, Mapping) for one in item)
