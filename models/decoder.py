@@ -240,8 +240,10 @@ class Decoder(nn.Module):
 
     def project(self, states: Tensor) -> Tensor:
         """Final norm and head: states [M, E] -> logits [M, V] in the model's dtype."""
-        logits = self.head.forward(self.norm.forward(states))
-        return logits if self.placement is None else logits.to(self.embed_device)
+        if self.placement is None:
+            return self.head.forward(norm(states, self.norm.weight, self.config.norm_eps))
+        # The norm's own forward: accelerate brings the weight in around it.
+        return self.head.forward(self.norm.forward(states)).to(self.embed_device)
 
     def _enter(self, plan: Plan, chosen: range) -> Tensor:
         if chosen and chosen[0] > 0:
