@@ -20,6 +20,7 @@ from pardec.samplers.kernels.rank import argmax
 
 _CACHED = 1 << 17  # logits whose intermediate results stay in a processor's cache
 
+
 class Confidence(NamedTuple):
     """Statistics over the last dimension; all of shape [...]."""
 
