@@ -160,6 +160,15 @@ class DecoderLayer(nn.Module):
         return _add_linear(h, gated(both, step.kernels), self.down_weight, self.down_bias, self.group)
 
 
+class _Norm(nn.RMSNorm):
+    """The layers' norm as a module, which accelerate can bring the weight to."""
+
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return norm(x, self.weight, self.eps)
+
+
 class Decoder(nn.Module):
     """Embedding, layers, final norm and head. Runs under accelerate's hooks as well as without."""
 
@@ -168,7 +177,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.width)
         self.layers = nn.ModuleList([DecoderLayer(config) for _ in range(config.layers)])
-        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.norm = _Norm(config.width, eps=config.norm_eps)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
@@ -240,10 +249,8 @@ class Decoder(nn.Module):
 
     def project(self, states: Tensor) -> Tensor:
         """Final norm and head: states [M, E] -> logits [M, V] in the model's dtype."""
-        if self.placement is None:
-            return self.head.forward(norm(states, self.norm.weight, self.config.norm_eps))
-        # The norm's own forward: accelerate brings the weight in around it.
-        return self.head.forward(self.norm.forward(states)).to(self.embed_device)
+        logits = self.head.forward(self.norm.forward(states))
+        return logits if self.placement is None else logits.to(self.embed_device)
 
     def _enter(self, plan: Plan, chosen: range) -> Tensor:
         if chosen and chosen[0] > 0:
