@@ -123,7 +123,7 @@ def _measure(
             elif name != "pardec":
                 same[name] = _same(name, made, finished, call, model.network.dtype)
         splits.append(split(model.network, call))
-        if _cached(call):
+        if isinstance(call, Call) and _cached(call):
             bare.append(uncached(model.language_model, call))
     one = splits[-1]
     ours = finished.latents if finished.latents is not None else finished.tokens
@@ -169,7 +169,7 @@ def _floored(model: pardec.Model, one: Split, step: float, measured: Rates) -> d
     return {"floor": each, "over_floor": step / each["step_s"], "rates": asdict(measured)}
 
 
-def _cached(call: Call | VectorCall) -> bool:
+def _cached(call: Call) -> bool:
     """Whether a masked decode leaves out of its forwards what a cache keeps."""
     return isinstance(call.sampler, Sampler) and call.sampler.cache.stores
 

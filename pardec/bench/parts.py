@@ -29,7 +29,7 @@ from pardec.models.plan import Plan
 from pardec.models.stack import Stack
 from pardec.requests import Call
 from pardec.samplers.caches.none import NoCache
-from pardec.samplers.contracts import Referring, Sampler
+from pardec.samplers.contracts import Cache, Referring, Sampler
 from pardec.samplers.loops.continuous import ContinuousLoop
 from pardec.samplers.loops.masked import MaskedLoop
 from pardec.samplers.loops.verify import VerifyLoop
@@ -152,7 +152,7 @@ def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...]
     """Seconds of a masked request's first step without a cache, what it fed and how many rows its head saw."""
     assert isinstance(call.sampler, Sampler), "of a masked model"
     stack = TimedStack(network.decoder, Clock(network.device))
-    sampler = replace(call.sampler, cache=NoCache())
+    sampler = replace(call.sampler, cache=cast("Cache", NoCache()))
     loop = MaskedLoop(replace(network, decoder=stack), sampler, call.request)
     now = reading(network.device)[1]
     settle(network.device)

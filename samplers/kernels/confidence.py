@@ -154,7 +154,7 @@ def _define(logits: Tensor) -> Confidence:
         found = _of_rows(rows, torch.empty_like(rows), torch.empty_like(rows))
     else:  # a few rows at a time, in the same memory: fresh pages would cost more than the arithmetic
         held = rows.new_empty((2, count, rows.shape[1]))
-        parts = [_of_rows(part, *held[:, : len(part)]) for part in rows.split(count)]
+        parts = [_of_rows(part, *held[:, : len(part)]) for part in torch.split(rows, count)]
         found = Confidence(*map(torch.cat, zip(*parts, strict=True)))
     return Confidence(*(each.view(logits.shape[:-1]) for each in found))
 
