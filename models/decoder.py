@@ -160,6 +160,15 @@ class DecoderLayer(nn.Module):
         return _add_linear(h, gated(both, step.kernels), self.down_weight, self.down_bias, self.group)
 
 
+class _Norm(nn.RMSNorm):
+    """The layers' norm as a module, which accelerate can bring the weight to."""
+
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return norm(x, self.weight, self.eps)
+
+
 class Decoder(nn.Module):
     """Embedding, layers, final norm and head. Runs under accelerate's hooks as well as without."""
 
@@ -168,7 +177,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.width)
         self.layers = nn.ModuleList([DecoderLayer(config) for _ in range(config.layers)])
-        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.norm = _Norm(config.width, eps=config.norm_eps)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight

@@ -1,4 +1,12 @@
-"""Times whole decodes: where a step's time goes, the floor beside it, other loops in turn, memory."""
+"""Times whole decodes: where a step's time goes, the floor beside it, other loops in turn, memory.
+
+With a cache that keeps K and V, what a masked decode's arithmetic predicts stands beside it too:
+
+    predicted = seconds of an uncached step * operations of all forwards and heads / operations of that step
+
+The uncached step is the first of the same request without a cache, made in turn with the whole decodes; operations are
+the floor's. `over_predicted` is the decode's time over what is predicted, by the median of the pairs.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +23,14 @@ from torch import Tensor
 import pardec
 from pardec.bench.clock import reading, settle
 from pardec.bench.floor import Rates, floor, rates
-from pardec.bench.parts import PARTS, Split, split
+from pardec.bench.parts import PARTS, Fed, Split, split, uncached
 from pardec.bench.rivals import Rivals, rivals
 from pardec.comparison.memory import Peak
 from pardec.models.continuous import ContinuousModel
 from pardec.models.decoder import Decoder
 from pardec.models.errors import PardecError
 from pardec.requests import Call
+from pardec.samplers.contracts import Sampler
 from pardec.samplers.events import Finished
 from pardec.vector_requests import VectorCall
 
@@ -111,6 +120,7 @@ def _measure(
     runs: dict[str, Callable[[], Any]] = {"pardec": lambda: _whole(model, call), **found.runs}
     spent: dict[str, list[float]] = {name: [] for name in runs}
     splits: list[Split] = []
+    bare: list[tuple[float, tuple[Fed, ...], int]] = []
     same: dict[str, float] = {}
     peak = Peak(device)
     peak.reset()
@@ -126,6 +136,8 @@ def _measure(
             elif name != "pardec":
                 same[name] = _same(name, made, finished, call, model.network.dtype)
         splits.append(split(model.network, call))
+        if isinstance(call, Call) and _cached(call):
+            bare.append(uncached(model.language_model, call))
     one = splits[-1]
     ours = finished.latents if finished.latents is not None else finished.tokens
     if (one.tokens != ours).any():
@@ -146,6 +158,7 @@ def _measure(
         "split_s": middle,
         "decision_and_host": (middle["decision"] + middle["host"]) / total,
         **_floored(model, one, step, measured),
+        **_predicted(model, one, spent["pardec"], bare[1:], measured),
         "tokens_fed": sum(finished.tokens_fed) + finished.padding,
         "peak_bytes": None if most is None or held is None else most - held,
         "beside": {name: {"same_rows": same[name], **_against(spent["pardec"], spent[name])} for name in found.runs},
@@ -167,6 +180,31 @@ def _floored(model: pardec.Model, one: Split, step: float, measured: Rates) -> d
         "step_s": least.seconds / one.steps,
     }
     return {"floor": each, "over_floor": step / each["step_s"], "rates": asdict(measured)}
+
+
+def _cached(call: Call) -> bool:
+    """Whether a masked decode leaves out of its forwards what a cache keeps."""
+    return isinstance(call.sampler, Sampler) and call.sampler.cache.stores
+
+
+def _predicted(
+    model: pardec.Model,
+    one: Split,
+    spent: Sequence[float],
+    bare: Sequence[tuple[float, tuple[Fed, ...], int]],
+    measured: Rates,
+) -> dict[str, Any]:
+    """What uncached steps predict of decodes that took `spent` seconds each; nothing where none was made."""
+    stack = model.language_model.decoder if bare else None
+    if not isinstance(stack, Decoder):
+        return {"uncached_step_s": None, "over_predicted": None}
+    _, fed, heads = bare[-1]
+    share = floor(stack, one.fed, one.heads, measured).operations / floor(stack, fed, heads, measured).operations
+    over = [whole / (step * share) for whole, (step, _, _) in zip(spent, bare, strict=True)]
+    return {
+        "uncached_step_s": statistics.median(step for step, _, _ in bare),
+        "over_predicted": statistics.median(over),
+    }
 
 
 def _whole(model: pardec.Model, call: Call | VectorCall) -> Finished:

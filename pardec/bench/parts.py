@@ -28,7 +28,8 @@ from pardec.models.language_model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.models.stack import Stack
 from pardec.requests import Call
-from pardec.samplers.contracts import Referring, Sampler
+from pardec.samplers.caches.none import NoCache
+from pardec.samplers.contracts import Cache, Referring, Sampler
 from pardec.samplers.loops.continuous import ContinuousLoop
 from pardec.samplers.loops.masked import MaskedLoop
 from pardec.samplers.loops.verify import VerifyLoop
@@ -145,6 +146,20 @@ def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> 
     spent["decision"] = spent.get("decision", 0.0) + spent.pop(_DRAFTING, 0.0)
     seconds = {part: spent.get(part, 0.0) for part in PARTS} | {"host": total - sum(spent.values())}
     return Split(seconds, steps, tokens, tuple(stack.fed) if stack else (), stack.heads if stack else 0)
+
+
+def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...], int]:
+    """Seconds of a masked request's first step without a cache, what it fed and how many rows its head saw."""
+    assert isinstance(call.sampler, Sampler), "of a masked model"
+    stack = TimedStack(network.decoder, Clock(network.device))
+    sampler = replace(call.sampler, cache=cast("Cache", NoCache()))
+    loop = MaskedLoop(replace(network, decoder=stack), sampler, call.request)
+    now = reading(network.device)[1]
+    settle(network.device)
+    started = now()
+    loop.step()
+    settle(network.device)
+    return now() - started, tuple(stack.fed), stack.heads
 
 
 def _masked(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:

@@ -62,6 +62,7 @@ DECODE: tuple[Column, ...] = (
     ("decision and host", lambda row: f"{row['decision_and_host']:.0%}"),
     ("floor", lambda row: "" if row["floor"] is None else _ms(row["floor"]["step_s"])),
     ("over floor", lambda row: "" if row["over_floor"] is None else f"{row['over_floor']:.2f}x"),
+    ("over predicted", lambda row: "" if row["over_predicted"] is None else f"{row['over_predicted']:.2f}x"),
     ("fed", lambda row: str(row["tokens_fed"])),
     ("peak MiB", lambda row: _mb(row["peak_bytes"])),
     ("others take", _beside),

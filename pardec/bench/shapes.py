@@ -74,6 +74,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "diffloss_d": 8,
         "diffloss_w": 1280,
     },
+    # The embedded masked model's, with room for more positions.
+    "random-2m": {
+        "model_type": "Dream",
+        "hidden_size": 192,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "intermediate_size": 512,
+        "vocab_size": 361,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    },
     "random-100m": {"model_type": "Dream", "tie_word_embeddings": True, **_SMALL},
     "random-100m-ar": {"model_type": "llama", "tie_word_embeddings": True, **_SMALL},
     # A vocabulary as wide as LLaDA's over a stack of little cost: what logits take stands out.

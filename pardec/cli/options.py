@@ -102,8 +102,8 @@ Shapes = Annotated[
     list[str] | None,
     _option(
         IO,
-        "A published shape with random weights: llada-8b, dream-7b, llamagen-xl, mar-l, random-100m, random-100m-ar or "
-        "random-wide; may be repeated.",
+        "A published shape with random weights: llada-8b, dream-7b, llamagen-xl, mar-l, random-2m, random-100m, "
+        "random-100m-ar or random-wide; may be repeated.",
         "--shape",
     ),
 ]

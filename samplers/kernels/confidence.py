@@ -18,6 +18,8 @@ from torch import Tensor
 from pardec.models.kernels.choice import backend
 from pardec.samplers.kernels.rank import argmax
 
+_CACHED = 1 << 17  # logits whose intermediate results stay in a processor's cache
+
 
 class Confidence(NamedTuple):
     """Statistics over the last dimension; all of shape [...]."""
@@ -146,12 +148,24 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _define(logits: Tensor) -> Confidence:
-    ids = argmax(logits)
-    top1 = logits.gather(-1, ids[..., None])[..., 0]
-    shifted = logits - top1[..., None]
-    weights = shifted.exp()
-    mass = weights.sum(-1)
+    rows = logits.detach().reshape(-1, logits.shape[-1])
+    count = max(_CACHED // rows.shape[1], 1)
+    if len(rows) <= count or logits.device.type != "cpu":
+        found = _of_rows(rows, torch.empty_like(rows), torch.empty_like(rows))
+    else:  # a few rows at a time, in the same memory: fresh pages would cost more than the arithmetic
+        held = rows.new_empty((2, count, rows.shape[1]))
+        parts = [_of_rows(part, *held[:, : len(part)]) for part in torch.split(rows, count)]
+        found = Confidence(*map(torch.cat, zip(*parts, strict=True)))
+    return Confidence(*(each.view(logits.shape[:-1]) for each in found))
+
+
+def _of_rows(logits: Tensor, shifted: Tensor, weights: Tensor) -> Confidence:
+    """Of logits [N, V]; what is handed in beside them, of their shape, is overwritten."""
+    ids = argmax(logits)[:, None]
+    top1 = logits.gather(-1, ids)
+    torch.sub(logits, top1, out=shifted)
+    mass = torch.exp(shifted, out=weights).sum(-1)
     # A logit of -inf has weight 0 and adds nothing, but -inf * 0 is NaN.
-    mean = (weights * shifted.clamp(min=torch.finfo(torch.float32).min)).sum(-1) / mass
-    top2 = logits.scatter(-1, ids[..., None], -torch.inf).max(-1).values
-    return Confidence(ids, top1, top2, mass, mass.log() - mean)
+    mean = weights.mul_(shifted.clamp_(min=torch.finfo(torch.float32).min)).sum(-1) / mass
+    top2 = shifted.copy_(logits).scatter_(-1, ids, -torch.inf).amax(-1)
+    return Confidence(ids[:, 0], top1[:, 0], top2, mass, mass.log() - mean)

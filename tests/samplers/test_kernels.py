@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pardec.samplers.kernels import confidence as module
 from pardec.samplers.kernels.confidence import confidence, confidence_of, greedy
 from pardec.samplers.kernels.law import Law, filtered
 from pardec.samplers.kernels.rank import best, descending, top
@@ -70,6 +71,14 @@ def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(width: int) 
     plain = confidence_of(states, weight, width=width)
     assert plain.ids[0, 0] == 4
     assert plain.top1[0, 0] == plain.top2[0, 0]
+
+
+@pytest.mark.parametrize("held", [1, 4200])  # one row at a time; four, of which the last three are alone
+def test_rows_taken_a_few_at_a_time_give_what_they_give_at_once(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = logits_of((1, 7, 1031), torch.float32, holes=True)
+    expected = confidence(logits)
+    monkeypatch.setattr(module, "_CACHED", held)
+    assert all(torch.equal(one, other) for one, other in zip(confidence(logits), expected, strict=True))
 
 
 def test_ties_go_to_the_lowest_id() -> None:

@@ -96,7 +96,11 @@ def test_a_row_says_what_was_measured(model: pardec.Model) -> None:
         assert 0 < row["decision_and_host"] < 1
         assert row["floor"]["step_s"] <= row["step_s"]
         assert row["beside"]["plain"]["speed_up"] > 0
-    json.dumps(rows)
+        assert row["over_predicted"] is None
+    (cached,) = bench(model, ["sequential@dual"], batches=(1,), new=(8,), block_length=8, pairs=1, beside=False)
+    assert cached["over_predicted"] > 0 < cached["uncached_step_s"]
+    assert "over predicted" in markdown(DECODE, [cached])
+    json.dumps([*rows, cached])
 
 
 def test_random_weights_have_the_same_rivals_as_loaded_ones() -> None:

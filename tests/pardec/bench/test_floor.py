@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from pardec.bench.decode import prepared
+import pardec
+from pardec.bench.decode import _predicted, prepared
 from pardec.bench.floor import Rates, floor, rates
-from pardec.bench.parts import Fed, split
+from pardec.bench.parts import PARTS, Fed, Split, split, uncached
 from pardec.bench.shapes import SHAPES, build, shaped
 from pardec.models import assemble
 from pardec.models.decoder import Decoder
 from pardec.models.errors import ModelError
 from pardec.models.families import FAMILIES, mar
+from pardec.requests import Call
 from pardec.samplers.events import Finished
 
 LLAMA: dict[str, Any] = {
@@ -51,6 +54,31 @@ def test_what_the_last_layer_leaves_out_is_not_counted() -> None:
     whole, narrow = (floor(decoder, [Fed(1, 4, 4, last, False)], 1, Rates(1.0, 1.0, 0)) for last in (4, 1))
     assert whole.operations - narrow.operations == 3 * (2 * (64 + 288) + 4 * 8 * 4)
     assert whole.bytes == narrow.bytes
+
+
+def test_the_uncached_step_feeds_what_the_first_of_a_decode_without_a_cache_does(model: pardec.Model) -> None:
+    cached, whole = (prepared(model, f"sequential@{cache}", 2, 8, 8, 4) for cache in ("dual", "none"))
+    assert isinstance(cached, Call)
+    seconds, fed, heads = uncached(model.language_model, cached)
+    assert seconds > 0
+    assert fed == split(model.network, whole).fed[:1]
+    assert fed[0].width == 16
+    assert heads == 2 * 4  # the block's open positions
+
+
+def test_a_prediction_is_the_uncached_step_times_the_share_of_operations(model: pardec.Model) -> None:
+    full, window = Fed(1, 1024, 1024, 32, False), Fed(1, 33, 1024, 32, True)
+    measured = Rates(1.0, 1.0, 0)
+    none = dict.fromkeys(PARTS, 0.0)
+    whole = Split(none, 4, np.zeros(0), (full,) * 4, 4 * 32)
+    assert _predicted(model, whole, [12.0], [(2.0, (full,), 32)], measured)["over_predicted"] == pytest.approx(12 / 8)
+    windows = Split(none, 2, np.zeros(0), (full, window), 2 * 32)
+    decoder = model.language_model.decoder
+    assert isinstance(decoder, Decoder)
+    share = floor(decoder, [window], 32, measured).operations / floor(decoder, [full], 32, measured).operations
+    found = _predicted(model, windows, [3.0, 9.0, 4.0], [(2.0, (full,), 32)] * 3, measured)
+    assert found == {"uncached_step_s": 2.0, "over_predicted": pytest.approx(4.0 / (2.0 * (1 + share)))}
+    assert _predicted(model, windows, [3.0], [], measured) == {"uncached_step_s": None, "over_predicted": None}
 
 
 def test_rates_are_plausible() -> None:
