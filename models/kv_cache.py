@@ -127,7 +127,7 @@ class KVCache:
         """Slots a forward has to look at: the common or longest length where the host knows it, else the capacity."""
         if plan.uniform is not None:
             return plan.uniform
-        if plan.lengths.device.type == "cpu" and plan.batch:
+        if plan.lengths.device.type == "cpu" and plan.batch and not plan.fixed:
             return max(1, int(plan.lengths.max()))
         return self.capacity
 
