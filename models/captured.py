@@ -6,8 +6,10 @@ stay where they are, and all kernels are started at once. So a plan is stripped 
 `span`): a recorded forward looks over the whole capacity of its cache and learns from `lengths` what of it is valid.
 
 A shape is recorded when it comes for the second time; what comes once, such as a prompt, never is. Wide forwards keep a
-GPU busy as they are. The head is not part of a recorded forward: how many rows it sees differs from step to step, and it
-is two kernels.
+GPU busy as they are. Rows and, in narrow forwards, queries are rounded up to few sizes with padding that is stored in
+the bin: reading the weights is most of what such a forward costs, and a batch that shrinks or drafts of uneven lengths
+do with few recordings. The head is not part of one: how many rows it sees differs from step to step, and it is two
+kernels.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ _KEPT = 48  # recorded forwards; the one that was not used for longest leaves
 _SEEN = 1024  # shapes remembered
 _WIDEST = 2048  # queries of all rows, above which the device is busy for longer than the host
 
-# What stands in the rows that a step has more than a plan: a query of no position, stored in the bin, that sees nothing.
+_NARROW = 16  # queries of a row, up to which they are rounded up, like those of trees; wider windows are of few widths
+
+# What pads a plan: queries of no position that are stored in the bin and see nothing.
 _BLANK = {"positions": -1, "slots": -1, "want": -1, "parents": -1}
+_BY_QUERY = ("tokens", "positions", "slots", "soft", "want", "parents", "dense")  # tensors [B, Q, ...]
 
 _Key = tuple[Hashable, ...]
 
@@ -47,20 +52,18 @@ class _Recorded:
     outputs: tuple[Tensor, ...]  # states, then taps
     made: Hidden  # of the recording: its head, its kind
     held: Any  # what has to live as long
-    rows: int  # of the plan last run
 
     def __call__(self, plan: Plan) -> Hidden:
         for name, tensor in _parts(plan).items():
             taking = self.inputs[name]
-            if taking.shape == tensor.shape:
-                taking.copy_(tensor)
-                continue
-            taking[: len(tensor)].copy_(tensor)
-            if plan.batch != self.rows:
-                taking[len(tensor) :].fill_(_BLANK.get(name, 0))
-        self.rows = plan.batch
+            if taking.shape != tensor.shape:
+                taking.fill_(_BLANK.get(name, 0))
+                taking = taking[tuple(map(slice, tensor.shape))]
+            taking.copy_(tensor)
         self.run()
-        states, *taps = (output[: plan.batch].clone() for output in self.outputs)
+        width = plan.want.shape[1] if self.made.narrowed else plan.width
+        states = self.outputs[0][: plan.batch, :width].clone()
+        taps = (output[: plan.batch, : plan.width].clone() for output in self.outputs[1:])
         return replace(self.made, plan=plan, states=states, taps=dict(zip(self.made.taps, taps, strict=True)))
 
 
@@ -69,15 +72,15 @@ class Captured:
 
     Attributes:
         stack: what is recorded.
-        counts: forwards by how they ran: "recorded" (the first of its shape that was), "replayed", and those that ran as
-            they would without, by the reason.
+        counts: forwards by how they ran: "recorded" (and run for the first time), "replayed", or as they would without,
+            by the reason.
     """
 
     def __init__(self, stack: Decoder, recorder: Recorder) -> None:
         self.stack = stack
         self.counts: Counter[str] = Counter()
         self._recorder = recorder
-        self._stores = Stores(stack.new_cache, recorder.batch, self._forget)
+        self._stores = Stores(stack.new_cache, rounded, self._forget)
         self._recorded: OrderedDict[_Key, _Recorded] = OrderedDict()
         self._refused: dict[_Key, str] = {}
         self._seen: set[_Key] = set()
@@ -118,6 +121,7 @@ class Captured:
         if key not in self._seen:
             if len(self._seen) >= _SEEN:
                 self._seen.clear()
+                self._refused.clear()
             self._seen.add(key)
             return None, "the first of its shape"
         try:
@@ -144,21 +148,15 @@ class Captured:
         """What a recorded forward fixes."""
         number = cache.store.number if isinstance(cache, StandingCache) else 0
         layers = None if plan.layers is None else (plan.layers.start, plan.layers.stop, plan.layers.step)
-        shapes = tuple((name, tensor.dtype, self._shape(name, tensor)) for name, tensor in _parts(plan).items())
+        shapes = tuple((name, tensor.dtype, _shape(plan, name, tensor)) for name, tensor in _parts(plan).items())
         visible = plan.visible.kind, plan.visible.block
         return number, visible, layers, plan.skip, plan.hidden, plan.narrow, shapes
-
-    def _shape(self, name: str, tensor: Tensor) -> tuple[int, ...]:
-        """Of the tensor that stands for this one of a plan: the rows are rounded up."""
-        if name == "parents" and tensor.dim() == 1:  # of all rows
-            return tuple(tensor.shape)
-        return self._recorder.batch(len(tensor)), *tensor.shape[1:]
 
     def _record(self, plan: Plan, cache: KVCache | None) -> _Recorded:
         # Not in inference mode: what stays is written in later, by whoever comes.
         with torch.inference_mode(False), torch.no_grad():
             inputs = {
-                name: tensor.new_full(self._shape(name, tensor), _BLANK.get(name, 0))
+                name: tensor.new_full(_shape(plan, name, tensor), _BLANK.get(name, 0))
                 for name, tensor in _parts(plan).items()
             }
             fixed = _fixed(plan, inputs)
@@ -174,14 +172,37 @@ class Captured:
             held = () if room is None else (*room.k, *room.v)
             run, outputs = self._recorder.record(step, (*inputs.values(), *held))
         first = replace(made[0], plan=plan, states=outputs[0])
-        return _Recorded(inputs, run, outputs, first, (held, self.stack.rope.held()), 0)
+        return _Recorded(inputs, run, outputs, first, (held, self.stack.rope.held()))
 
     def _forget(self, number: int) -> None:
         """Nothing that was recorded on this store can run again."""
-        for known in (self._recorded, self._refused):
-            for key in [key for key in known if key[0] == number]:
-                del known[key]  # type: ignore[attr-defined]
-        self._seen = {key for key in self._seen if key[0] != number}
+        with self._lock:
+            for key in [key for key in self._recorded if key[0] == number]:
+                del self._recorded[key]
+
+
+def native(stack: object) -> Decoder | None:
+    """The native stack, its forwards recorded or not; None of others."""
+    inner = stack.stack if isinstance(stack, Captured) else stack
+    return inner if isinstance(inner, Decoder) else None
+
+
+def rounded(count: int) -> int:
+    """1, 2, 4, 8, then multiples of 8.
+
+    >>> [rounded(count) for count in (1, 3, 8, 9, 40)]
+    [1, 4, 8, 16, 40]
+    """
+    return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
+
+
+def _shape(plan: Plan, name: str, tensor: Tensor) -> tuple[int, ...]:
+    """Of what stands for this tensor of a plan in a recording."""
+    shape = list(tensor.shape)
+    every = name == "parents" and len(shape) == 1  # of all rows
+    if name in _BY_QUERY and (plan.width <= _NARROW or plan.visible.parents is not None):
+        shape[not every] = rounded(shape[not every])
+    return tuple(shape) if every else (rounded(shape[0]), *shape[1:])
 
 
 def _parts(plan: Plan) -> dict[str, Tensor]:

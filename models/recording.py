@@ -1,4 +1,4 @@
-"""How a fixed-shape step is recorded once and run again: as a CUDA graph, or as a program of the compiler."""
+"""How a fixed-shape step is recorded once and run again: as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .errors import one_line
+from .errors import ModelError, one_line
 
 Step = Callable[[], tuple[Tensor, ...]]  # reads and writes memory that stands where it stands
 
@@ -21,10 +21,6 @@ class Refused(Exception):
 class Recorder(Protocol):
     """Records steps."""
 
-    def batch(self, rows: int) -> int:
-        """Rows that a step for so many is recorded with."""
-        ...
-
     def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
         """What runs `step` again on what `inputs` hold then, and where its results stand after each time.
 
@@ -33,16 +29,18 @@ class Recorder(Protocol):
         ...
 
 
+def check_graphs(device: torch.device, name: str) -> None:
+    """Raises ModelError where there are no CUDA graphs."""
+    if device.type != "cuda":
+        raise ModelError(f"cuda_graphs needs a CUDA device, and {name} would run on {device}", "leave it out")
+
+
 class Graphs:
     """CUDA graphs, all in one memory pool: what a step gives has to be copied before the next one runs."""
 
     def __init__(self) -> None:
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._pool: Any = None
-
-    def batch(self, rows: int) -> int:
-        """1, 2, 4, 8, then multiples of 8: rows more hardly cost, and so few graphs serve batches that shrink."""
-        return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
 
     def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
         """On the device of `inputs`, warmed up on a stream of its own, as PyTorch asks for."""

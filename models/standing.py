@@ -39,26 +39,28 @@ class Stores:
     """The stores of one stack: lent to caches, and kept for a while when those die."""
 
     def __init__(
-        self, make: Callable[[int, int], KVCache], batch: Callable[[int], int], dropped: Callable[[int], None]
+        self, make: Callable[[int, int], KVCache], rounded: Callable[[int], int], dropped: Callable[[int], None]
     ) -> None:
-        """`make` a cache of rows and capacity, `batch` rounds rows up, `dropped` is told the number of a lost store."""
-        self._make, self._batch, self._dropped = make, batch, dropped
+        """`make` a cache of rows and capacity; rows are `rounded` up; `dropped` is told the number of a lost store."""
+        self._make, self._rounded, self._dropped = make, rounded, dropped
         self._idle: list[Store] = []
 
     def take(self, rows: int, capacity: int) -> Store:
         """A store with room for so many rows and slots; what it holds means nothing."""
-        size = self._batch(rows), -(-capacity // _SLOTS) * _SLOTS
-        for at, store in enumerate(self._idle):
-            if store.size == size:
-                return self._idle.pop(at)
+        size = self._rounded(rows), -(-capacity // _SLOTS) * _SLOTS
+        found = next((store for store in self._idle if store.size == size), None)
+        if found is not None:
+            self._idle.remove(found)
+        while len(self._idle) > _IDLE:
+            self._dropped(self._idle.pop(0).number)
+        if found is not None:
+            return found
         made = self._make(*size)
         return Store(made.k, made.v)
 
     def give(self, store: Store) -> None:
-        """Takes back a store that nobody uses any more."""
+        """Takes back a store that nobody uses any more. Any time, the collector may call: nothing else happens here."""
         self._idle.append(store)
-        if len(self._idle) > _IDLE:
-            self._dropped(self._idle.pop(0).number)
 
 
 class StandingCache(KVCache):

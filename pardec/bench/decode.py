@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
@@ -17,9 +17,10 @@ from pardec.bench.floor import Rates, floor, rates
 from pardec.bench.parts import PARTS, Split, split
 from pardec.bench.rivals import Rivals, rivals
 from pardec.comparison.memory import Peak
+from pardec.models.captured import native
 from pardec.models.continuous import ContinuousModel
-from pardec.models.decoder import Decoder
 from pardec.models.errors import PardecError
+from pardec.models.language_model import LanguageModel
 from pardec.requests import Call
 from pardec.samplers.events import Finished
 from pardec.vector_requests import VectorCall
@@ -62,7 +63,9 @@ def bench(
     lengths = [(0, 0)] if vectors else list(product(contexts, new))
     for spec, (context, count), batch in product(specs or DEFAULTS[model.family], lengths, batches):
         call = prepared(model, spec, batch, context, count, block_length)
-        found = rivals(network, call) if beside and isinstance(call, Call) and not vectors else Rivals()  # type: ignore[arg-type]
+        found = Rivals()
+        if beside and isinstance(call, Call) and isinstance(network, LanguageModel):
+            found = rivals(replace(network, decoder=native(network.decoder) or network.decoder), call)
         yield {"model": model.name, "parameters": network.parameters, **_measure(model, call, found, pairs, measured)}
 
 
@@ -142,8 +145,8 @@ def _measure(
 
 def _floored(model: pardec.Model, one: Split, step: float, measured: Rates) -> dict[str, Any]:
     """What the floor says of a step; of stacks that are not native, and of vectors, it says nothing."""
-    stack = None if isinstance(model.network, ContinuousModel) else model.network.decoder
-    if not isinstance(stack, Decoder):
+    stack = None if isinstance(model.network, ContinuousModel) else native(model.network.decoder)
+    if stack is None:
         return {"floor": None, "over_floor": None, "rates": asdict(measured)}
     least = floor(stack, one.fed, one.heads, measured)
     each = {

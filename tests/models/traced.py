@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pardec.models.captured import Captured
+from pardec.models.decoder import Decoder
+from pardec.models.language_model import LanguageModel
 from pardec.models.recording import Refused, Step
 
 _TO_HOST = ("numpy", "tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__")
@@ -53,9 +57,6 @@ class Traced:
         self._known = known
         self.programs: list[Any] = []
 
-    def batch(self, rows: int) -> int:
-        return 1 << (rows - 1).bit_length()
-
     def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
         with NoHost(), NoValues():
             step()
@@ -74,3 +75,10 @@ class Traced:
                 output.copy_(made)
 
         return run, outputs
+
+
+def captured(model: LanguageModel) -> LanguageModel:
+    """The model with its forwards recorded; `decoder` is the `Captured`."""
+    stack = model.decoder
+    assert isinstance(stack, Decoder)
+    return replace(model, decoder=Captured(stack, Traced(lambda: [*stack.parameters(), *stack.rope.held()])))
