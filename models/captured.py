@@ -216,8 +216,8 @@ def _parts(plan: Plan) -> dict[str, Tensor]:
 
 def _fixed(plan: Plan, inputs: dict[str, Tensor]) -> Plan:
     """The plan over these tensors, with nothing that only the host knows."""
-    seen = {field.name for field in fields(Visible)} & inputs.keys()
-    visible = replace(plan.visible, **{name: inputs[name] for name in seen})
-    own = {name: tensor for name, tensor in inputs.items() if name not in seen}
-    own.setdefault("want", inputs["positions"][:, :1])
-    return replace(plan, visible=visible, **own, uniform=None, span=None, fixed=True)
+    names = {field.name for field in fields(Visible)}
+    seen: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name in names}
+    own: dict[str, Any] = {"want": inputs["positions"][:, :1]}
+    own |= {name: tensor for name, tensor in inputs.items() if name not in names}
+    return replace(plan, **own, visible=replace(plan.visible, **seen), uniform=None, span=None, fixed=True)

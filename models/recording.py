@@ -50,7 +50,7 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.device(device):
-                stream = torch.cuda.Stream()
+                stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
                     step()

@@ -14,9 +14,10 @@ def hosted(parts: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     tensors = list(parts.values())
     if _shared(tensors):
         return {name: tensor.numpy() for name, tensor in parts.items()}
-    packed = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]).cpu().numpy()
+    whole = torch.contiguous_format  # a single row may have any stride, which `view` minds
+    packed = torch.cat([tensor.clone(memory_format=whole).view(-1).view(torch.uint8) for tensor in tensors])
     ends = np.cumsum([tensor.nbytes for tensor in tensors])
-    pieces = np.split(packed, ends[:-1])
+    pieces = np.split(packed.cpu().numpy(), ends[:-1])
     return {
         name: piece.view(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tensor.shape)
         for (name, tensor), piece in zip(parts.items(), pieces, strict=True)

@@ -17,7 +17,7 @@ from pardec.bench.floor import Rates, floor, rates
 from pardec.bench.parts import PARTS, Split, split
 from pardec.bench.rivals import Rivals, rivals
 from pardec.comparison.memory import Peak
-from pardec.models.captured import native
+from pardec.models.captured import Captured, native
 from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import PardecError
 from pardec.models.language_model import LanguageModel
@@ -137,6 +137,7 @@ def _measure(
         "decision_and_host": (middle["decision"] + middle["host"]) / total,
         **_floored(model, one, step, measured),
         "tokens_fed": sum(finished.tokens_fed) + finished.padding,
+        "forwards": _forwards(model),
         "peak_bytes": None if most is None or held is None else most - held,
         "beside": {name: {"same_rows": same[name], **_against(spent["pardec"], spent[name])} for name in found.runs},
         "left_out": found.left_out,
@@ -157,6 +158,12 @@ def _floored(model: pardec.Model, one: Split, step: float, measured: Rates) -> d
         "step_s": least.seconds / one.steps,
     }
     return {"floor": each, "over_floor": step / each["step_s"], "rates": asdict(measured)}
+
+
+def _forwards(model: pardec.Model) -> dict[str, int] | None:
+    """How the model's forwards have run so far, where they are recorded."""
+    stack = None if isinstance(model.network, ContinuousModel) else model.network.decoder
+    return dict(stack.counts) if isinstance(stack, Captured) else None
 
 
 def _whole(model: pardec.Model, call: Call | VectorCall) -> Finished:

@@ -37,13 +37,13 @@ class Log:
         self.since = np.zeros(count, dtype=np.int64)  # [R] the first forward of this loop that each row took part in
         self.earlier: list[list[range | tuple[int, ...]]] = [[] for _ in range(count)]  # fed before, in another loop
 
-    def add(self, rows: np.ndarray, draft: Draft, told: Mapping[str, np.ndarray]) -> None:
-        """One round of the live `rows`, already committed; `told` is what the loop has read of it.
+    def add(self, rows: np.ndarray, draft: Draft, read: Mapping[str, np.ndarray]) -> None:
+        """One round of the live `rows`, already committed; `read` is what the host knows of its verdict.
 
         Positions that are left a single token are passed for certain: they count as neither drafted nor accepted.
         """
-        deepest = told.get("deepest", draft.sizes - 1)
-        accepted, first = told["count"], draft.base + 1
+        deepest = read.get("deepest", draft.sizes - 1)
+        accepted, first = read["count"], draft.base + 1
         if self.before is not None:
             forced = self._between(rows, first, self.text.length - first)
             deepest = deepest - self._between(rows, first, deepest)
@@ -54,10 +54,10 @@ class Log:
             self.drafted[row].append(drafted)
             self.accepted[row].append(taken)
         self.draft_forwards[rows] += draft.forwards
-        if "deviation" in told:
+        if "deviation" in read:
             if self.deviation is None:
                 self.deviation = np.zeros(len(self.drafted))
-            self.deviation[rows] += told["deviation"]
+            self.deviation[rows] += read["deviation"]
 
     def _between(self, rows: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
         """[n] how many of the `count` positions from `first` on are forced."""

@@ -7,7 +7,7 @@ row's committed tokens but the last. The first round feeds the prompt and commit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -68,6 +68,7 @@ class VerifyLoop:
         self.passes = Passes(model, self.text, sampler.width(model))
         self.process = Processing(request, self.text)
         self.memory: dict[int, Any] = {}
+        self.read: dict[str, np.ndarray] = {}  # what the host knows of the round's verdict
         self.state = partial(_remembered, self.memory)  # what a stage remembers of this request
         self.scene = Scene(model, request, self.text, self.process, self.passes.cache, sampler, self.state)
         self.stops = np.array(request.stop_ids, dtype=np.int64)
@@ -89,9 +90,9 @@ class VerifyLoop:
         self.passes.take(draft, verdict)
         text.count()
         before = text.length.copy()
-        told = _told(draft, verdict)
-        gained = self._commit(raw, verdict.path, told)
-        self.log.add(text.rows, draft, told)
+        self.read = _read(draft, verdict)
+        gained = self._commit(draft, raw, verdict)
+        self.log.add(text.rows, draft, self.read)
         outcome = Outcome(draft, verdict, laws, before, gained, hidden)
         sampler.draft.observe(outcome, self.scene, self.state(sampler.draft))
         if sampler.length is not None:
@@ -113,11 +114,12 @@ class VerifyLoop:
         back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)
         return Draft.none(self.text), torch.cat(last)[back], None
 
-    def _commit(self, raw: Tensor, path: Tensor, told: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _commit(self, draft: Draft, raw: Tensor, verdict: Verdict) -> np.ndarray:
         """Appends the accepted path and the next token, cut behind the first end token and at the limit; [B] counts."""
-        count, made, width, text = told["count"], told["next"][:, None], path.shape[1], self.text
+        path, count, text = verdict.path, self.read["count"], self.text
+        made, width = self.read["next"][:, None], path.shape[1]
         if width > 1:
-            taken = told["taken"]
+            taken = self.read["taken"]
             drafted = np.concatenate((taken[:, 1:], taken[:, :1]), 1)  # the last column is never read as it is
             made = np.where(np.arange(width) == count[:, None], made, drafted)
         limited = np.minimum(count + 1, text.room)
@@ -228,7 +230,7 @@ class VerifyLoop:
             self.memory[stage] = put_rows(state, where, other.memory[stage])
 
 
-def _told(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
+def _read(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
     """What the host has to know of a round.
 
     count: [B] accepted nodes. next: [B] the token behind them. taken: [B, D] tokens of the path, where it can have

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pardec.models.captured import Captured
-from pardec.models.plan import Plan, Visible
-from pardec.models.recording import Refused
+from pardec.models.plan import Plan, Visible, moved
+from pardec.models.recording import Graphs, Refused
 from tests.models.toys import VOCAB, ask, ids, model, poisoned
 from tests.models.traced import Traced, captured
 
@@ -171,16 +171,14 @@ def test_two_requests_at_once_have_memory_of_their_own() -> None:
 
 
 def test_results_outlive_the_next_forward() -> None:
-    _, theirs, _ = both(plans("causal"))
-    ours, _, _ = both(plans("causal"))
-    held = theirs[2].states.clone()
     network = captured(model())
     cache = network.new_cache(3, SLOTS)
-    made = [network.forward(plan, cache) for plan in plans("causal")]
-    kept = made[1].states.clone()
-    network.forward(plans("causal")[0], cache)
-    assert torch.equal(made[1].states, kept)
-    assert held.shape == ours[2].states.shape
+    asked = [replace(plan, hidden=(0,)) for plan in plans("causal")]
+    made = [network.forward(plan, cache) for plan in asked]
+    kept = made[2].states.clone(), made[2].taps[0].clone()
+    network.forward(asked[0], cache)
+    assert torch.equal(made[2].states, kept[0])
+    assert torch.equal(made[2].taps[0], kept[1])
 
 
 def test_a_cache_grows_and_takes_rows_of_others() -> None:
@@ -309,3 +307,21 @@ def test_a_recorder_that_refuses_is_asked_once_a_shape() -> None:
         network.forward(plan, cache)
     assert never.asked == 1
     assert network.decoder.counts == {"the first of its shape": 1, "refused: no": 5}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_cuda_graphs_give_what_the_stack_gives() -> None:
+    plain = model()
+    plain.decoder.to("cuda")
+    plain = replace(plain, device=torch.device("cuda"))
+    other = replace(plain, decoder=Captured(plain.decoder, Graphs()))
+    for kind in ("causal", "bidirectional", "block", "tree"):
+        caches = [each.new_cache(3, 20) for each in (plain, other)]
+        for cache in caches:
+            for tensor in (*cache.k, *cache.v):
+                tensor.zero_()
+        for plan in plans(kind):
+            placed = moved(plan, torch.device("cuda"))
+            one, two = (each.forward(placed, cache) for each, cache in zip((plain, other), caches, strict=True))
+            torch.testing.assert_close(one.logits()[PLACES >= 0], two.logits()[PLACES >= 0], atol=1e-3, rtol=1e-3)
+    assert other.decoder.counts["replayed"] == 4
