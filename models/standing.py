@@ -64,7 +64,7 @@ class Stores:
 
 
 class StandingCache(KVCache):
-    """A cache in the first rows of a store."""
+    """A cache in the first rows of a store, which may have more slots than the cache is said to have."""
 
     def __init__(self, stores: Stores, batch: int, capacity: int) -> None:
         super().__init__(layers=0, batch=batch, capacity=capacity, kv_heads=0, head_dim=0)
@@ -73,7 +73,7 @@ class StandingCache(KVCache):
 
     def over(self, rows: int) -> KVCache:
         """A cache of the first `rows` of the store, for a recorded step."""
-        cache = KVCache(layers=0, batch=rows, capacity=self.capacity, kv_heads=0, head_dim=0)
+        cache = KVCache(layers=0, batch=rows, capacity=self.store.size[1], kv_heads=0, head_dim=0)
         cache.k, cache.v = ([tensor[:rows] for tensor in held] for held in (self.store.k, self.store.v))
         return cache
 
@@ -86,15 +86,16 @@ class StandingCache(KVCache):
         self._copy(self._stores.take(self.batch, self.capacity) if more else self.store, rows)
 
     def grow(self, capacity: int) -> None:
-        if capacity > self.capacity:
+        if capacity > self.store.size[1]:
             self._copy(self._stores.take(self.batch, capacity), torch.arange(self.batch))
+        self.capacity = max(capacity, self.capacity)
 
     def _copy(self, store: Store, rows: Tensor) -> None:
         """The rows [n] of this cache become the first ones of `store`, which it is in from then on."""
         with torch.inference_mode(False), torch.no_grad():
             for held, taking in ((self.k, store.k), (self.v, store.v)):
                 for ours, theirs in zip(held, taking, strict=True):
-                    theirs[: len(rows), : self.capacity] = ours.index_select(0, rows.to(ours.device))[:, :-1]
+                    theirs[: len(rows), : self.capacity] = ours[:, : self.capacity][rows.to(ours.device)]
         if store is not self.store:
             self._leave()
             self._enter(store)
@@ -102,7 +103,7 @@ class StandingCache(KVCache):
             self._bind()
 
     def _enter(self, store: Store) -> None:
-        self.store, self.capacity = store, store.size[1]
+        self.store = store
         self._leave = weakref.finalize(self, self._stores.give, store)
         self._leave.atexit = False
         self._bind()
@@ -110,3 +111,7 @@ class StandingCache(KVCache):
     def _bind(self) -> None:
         self.k, self.v = ([tensor[: self.batch] for tensor in held] for held in (self.store.k, self.store.v))
         self._views.clear()
+
+    def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
+        room = self.store.size[1]
+        return (rows[:, None] * (room + 1) + torch.where(slots < 0, room, slots)).flatten()

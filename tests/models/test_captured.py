@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.captured import Captured
+from pardec.models.errors import CapacityError
 from pardec.models.plan import Plan, Visible, moved
 from pardec.models.recording import Graphs, Refused
 from tests.models.toys import VOCAB, ask, ids, model, poisoned
@@ -193,9 +194,17 @@ def test_a_cache_grows_and_takes_rows_of_others() -> None:
         cache.put(torch.tensor([1]), joining)
         plan = ask(ids(2, 4, seed=8), place + 4, Visible.causal(), torch.tensor([8, 8]))
         made.append([each.forward(plan, cache).logits() for _ in range(3)])
-        assert cache.capacity >= 200
+        assert cache.capacity == 200
     torch.testing.assert_close(made[0], made[1], atol=1e-5, rtol=1e-4)
     assert other.decoder.counts["replayed"] == 1
+
+
+def test_what_does_not_fit_is_refused_as_without() -> None:
+    network = captured(model())
+    cache = network.new_cache(3, 10)
+    assert cache.capacity == 10
+    with pytest.raises(CapacityError, match="the plan needs 11 slots and the cache has 10"):
+        network.forward(plans("causal")[0], cache)
 
 
 def test_tables_that_grow_do_not_take_what_was_recorded() -> None:
