@@ -127,7 +127,7 @@ class KVCache:
         """Slots a forward has to look at: the common or longest length where the host knows it, else the capacity."""
         if plan.uniform is not None:
             return plan.uniform
-        if plan.lengths.device.type == "cpu" and plan.batch:
+        if plan.lengths.device.type == "cpu" and plan.batch and not plan.fixed:
             return max(1, int(plan.lengths.max()))
         return self.capacity
 
@@ -162,7 +162,7 @@ class KVCache:
         with torch.inference_mode(False), torch.no_grad():
             for store, theirs in ((self.k, other.k), (self.v, other.v)):
                 for tensor, given in zip(store, theirs, strict=True):
-                    tensor[rows.to(tensor.device), : other.capacity] = given[:, :-1]
+                    tensor[rows.to(tensor.device), : other.capacity] = given[:, : other.capacity]
 
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
         """Copy slots `source` [B, T] to `target` [B, T], all reads before all writes; -1 in `target` moves nothing.

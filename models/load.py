@@ -11,6 +11,7 @@ import torch
 
 from . import assemble, tensor_parallel
 from .adapt import PICTURES, load_adapter
+from .captured import Captured
 from .catalog import embedded_names
 from .continuous import ContinuousModel
 from .decoder import Decoder
@@ -23,6 +24,7 @@ from .kernels import layout
 from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .quantize import Quantizer, check, fitting, quantizer
+from .recording import Graphs, check_graphs
 from .sources import Source, locate, read_json
 from .tensor_parallel import Shares
 from .tokenizers import load_tokenizer
@@ -63,26 +65,31 @@ def load_any(
     text_encoder: str | None = None,
     quantize: str | None = None,
     tp: bool = False,
+    cuda_graphs: bool = False,
 ) -> LanguageModel | ContinuousModel:
     """Load an embedded name, a local directory or file, or a hub id.
 
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override
     what the checkpoint says. Of a model of pictures, `decoder` is its image tokenizer and `text_encoder` what reads its
     captions, where they do not lie beside the weights. `quantize` ("int8", "int4", "fp8") keeps matrices in fewer bits.
-    With `tp`, each of the processes that torchrun started holds a share of every layer.
+    With `tp`, each of the processes that torchrun started holds a share of every layer. With `cuda_graphs`, forwards of
+    few queries whose shapes come again are recorded and run again without the host.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
     check(quantize, device_map)
     if tp:
-        _alone(quantize=quantize, device_map=device_map)
+        _alone("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
         device = tensor_parallel.place(device)
     source = locate(name_or_path, revision=revision, offline=offline)
     place, place_reason = choose_device(device)
+    if cuda_graphs:
+        _alone("cuda_graphs", device_map=device_map)
+        check_graphs(place, source.name)
     asked = None if decoder is None else os.fspath(decoder)
     config, published = described(source)
     if config.get("model_type") == "mar":
         foreign = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
-        foreign |= {"quantize": quantize, "tp": tp or None}
+        foreign |= {"quantize": quantize, "tp": tp or None, "cuda_graphs": cuda_graphs or None}
         for name, given in foreign.items():
             if given is not None:
                 raise ModelError(f"{name}={given} was given, and {source.name} draws classes from vectors")
@@ -93,7 +100,7 @@ def load_any(
     spec, why = _recognise(config)
     if spec is None:
         refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "decoder": decoder, "text_encoder": text_encoder}
-        refused["tp"] = tp or None
+        refused |= {"tp": tp or None, "cuda_graphs": cuda_graphs or None}
         for name, value in refused.items():
             if value is not None:
                 raise ModelError(
@@ -126,8 +133,10 @@ def load_any(
     if spec.imaging:
         parts = Picturing(source, config, published, shape.vocab, entry, kind, asked, text_encoder, offline)
         imaging = _built(spec.imaging, parts)
+    if cuda_graphs:
+        where += ", by CUDA graphs"
     return LanguageModel(
-        decoder=stack,
+        decoder=Captured(stack, Graphs()) if cuda_graphs else stack,
         facts=facts,
         config=config,
         tokenizer=tokenizer,
@@ -227,11 +236,12 @@ def _native(
     )
 
 
-def _alone(**others: Any) -> None:
-    """Refuses what does not go with tensor parallel."""
+def _alone(wanted: str, **others: Any) -> None:
+    """Refuses what does not go with the argument `wanted`."""
     for name, given in others.items():
         if given is not None:
-            raise ModelError(f"tp and {name}={given} are both given, and they do not go together", f"leave {name} out")
+            both = f"{wanted} and {name}={given} are both given"
+            raise ModelError(f"{both}, and they do not go together", f"leave {name} out")
 
 
 def _spread(decoder: Decoder) -> str:

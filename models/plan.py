@@ -88,6 +88,7 @@ class Plan:
     span: tuple[int, int] | None = None  # host knowledge: every row's positions and slots are arange(start, stop)
     origin: Tensor | None = None  # [B] int64 position of the first cell of each row's picture; 0 where it is not given
     narrow: bool = False  # nothing but `want` will be asked of this forward, so the last layer may leave the rest out
+    fixed: bool = False  # the forward is to run again over other numbers in these tensors: the host looks at none
 
     @property
     def batch(self) -> int:

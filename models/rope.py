@@ -22,6 +22,11 @@ class Rope:
         self.scale = scale
         self.dim = 2 * frequencies.numel()
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._placed: dict[torch.device, Tensor] = {}  # the frequencies
+
+    def held(self) -> list[Tensor]:
+        """What `rows` reads, as it stands now."""
+        return [*self._placed.values(), *(table for both in self._tables.values() for table in both)]
 
     def rows(self, plan: Plan, *, limit: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
         """cos, signed sin for the plan's queries, each float32 [B or 1, Q, 1, R]. `limit`: positions stay below it."""
@@ -45,7 +50,10 @@ class Rope:
         return table
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angle = positions[..., None].float() * self.frequencies.to(positions.device)
+        place = positions.device
+        if place not in self._placed:
+            self._placed[place] = self.frequencies.to(place)
+        angle = positions[..., None].float() * self._placed[place]
         cos, sin = angle.cos() * self.scale, angle.sin() * self.scale
         return torch.cat((cos, cos), -1).unsqueeze(-2), torch.cat((-sin, sin), -1).unsqueeze(-2)
 
@@ -66,6 +74,10 @@ class GridRope:
         both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
         self._cpu = torch.nn.functional.pad(both, (0, 0, 1, 0))  # [2, 1 + cells, R]
         self._tables: dict[torch.device, Tensor] = {}
+
+    def held(self) -> list[Tensor]:
+        """What `rows` reads, as it stands now."""
+        return list(self._tables.values())
 
     def rows(self, plan: Plan, *, limit: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
         """cos, signed sin for the plan's queries, each float32 [B, Q, 1, R]."""

@@ -54,6 +54,7 @@ def load(
     text_encoder: str | None = None,
     quantize: str | None = None,
     tp: bool = False,
+    cuda_graphs: bool = False,
 ) -> Model:
     """Loads a model.
 
@@ -74,6 +75,9 @@ def load(
             With int4, dtype="auto" is bfloat16.
         tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
             make the same calls, and all get the same tokens.
+        cuda_graphs: on a CUDA device, record forwards of few queries whose shapes come again, and start all their
+            kernels at once: small batches then do not wait for Python. Caches keep their memory between requests.
+            Off unless asked for: it has been tested without a GPU only, on recordings of tensor operations.
 
     Raises:
         ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file, or
@@ -96,6 +100,7 @@ def load(
             text_encoder=text_encoder,
             quantize=quantize,
             tp=tp,
+            cuda_graphs=cuda_graphs,
         )
     )
 

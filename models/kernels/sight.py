@@ -130,7 +130,7 @@ def _dead(plan: Plan, extent: int) -> Tensor | None:
     if plan.uniform is not None:
         return None
     past = torch.arange(extent, device=plan.lengths.device) >= plan.lengths[:, None]
-    if past.device.type != "cpu":
+    if past.device.type != "cpu" or plan.fixed:
         return rearrange(past, "b s -> b s 1 1")
     where = past.flatten().nonzero().flatten()
     return where if where.numel() else None

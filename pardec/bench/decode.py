@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import cycle, islice, product
 from typing import Any
 
@@ -26,9 +26,10 @@ from pardec.bench.floor import Rates, floor, rates
 from pardec.bench.parts import PARTS, Fed, Split, split, uncached
 from pardec.bench.rivals import Rivals, rivals
 from pardec.comparison.memory import Peak
+from pardec.models.captured import Captured, native
 from pardec.models.continuous import ContinuousModel
-from pardec.models.decoder import Decoder
 from pardec.models.errors import PardecError
+from pardec.models.language_model import LanguageModel
 from pardec.requests import Call
 from pardec.samplers.contracts import Sampler
 from pardec.samplers.events import Finished
@@ -75,7 +76,9 @@ def bench(
     lengths = [(0, 0)] if vectors else list(product((0,) if prompts else contexts, new))
     for spec, (context, count), batch in product(specs or DEFAULTS[model.family], lengths, batches):
         call = prepared(model, spec, batch, context, count, block_length, prompts)
-        found = rivals(network, call) if beside and isinstance(call, Call) and not vectors else Rivals()  # type: ignore[arg-type]
+        found = Rivals()
+        if beside and isinstance(call, Call) and isinstance(network, LanguageModel):
+            found = rivals(replace(network, decoder=native(network.decoder) or network.decoder), call)
         yield {"model": model.name, "parameters": network.parameters, **_measure(model, call, found, pairs, measured)}
 
 
@@ -160,6 +163,7 @@ def _measure(
         **_floored(model, one, step, measured),
         **_predicted(model, one, spent["pardec"], bare[1:], measured),
         "tokens_fed": sum(finished.tokens_fed) + finished.padding,
+        "forwards": _forwards(model),
         "peak_bytes": None if most is None or held is None else most - held,
         "beside": {name: {"same_rows": same[name], **_against(spent["pardec"], spent[name])} for name in found.runs},
         "left_out": found.left_out,
@@ -168,8 +172,8 @@ def _measure(
 
 def _floored(model: pardec.Model, one: Split, step: float, measured: Rates) -> dict[str, Any]:
     """What the floor says of a step; of stacks that are not native, and of vectors, it says nothing."""
-    stack = None if isinstance(model.network, ContinuousModel) else model.network.decoder
-    if not isinstance(stack, Decoder):
+    stack = None if isinstance(model.network, ContinuousModel) else native(model.network.decoder)
+    if stack is None:
         return {"floor": None, "over_floor": None, "rates": asdict(measured)}
     least = floor(stack, one.fed, one.heads, measured)
     each = {
@@ -195,8 +199,8 @@ def _predicted(
     measured: Rates,
 ) -> dict[str, Any]:
     """What uncached steps predict of decodes that took `spent` seconds each; nothing where none was made."""
-    stack = model.language_model.decoder if bare else None
-    if not isinstance(stack, Decoder):
+    stack = native(model.language_model.decoder) if bare else None
+    if stack is None:
         return {"uncached_step_s": None, "over_predicted": None}
     _, fed, heads = bare[-1]
     share = floor(stack, one.fed, one.heads, measured).operations / floor(stack, fed, heads, measured).operations
@@ -205,6 +209,12 @@ def _predicted(
         "uncached_step_s": statistics.median(step for step, _, _ in bare),
         "over_predicted": statistics.median(over),
     }
+
+
+def _forwards(model: pardec.Model) -> dict[str, int] | None:
+    """How the model's forwards have run so far, where they are recorded."""
+    stack = None if isinstance(model.network, ContinuousModel) else model.network.decoder
+    return dict(stack.counts) if isinstance(stack, Captured) else None
 
 
 def _whole(model: pardec.Model, call: Call | VectorCall) -> Finished:

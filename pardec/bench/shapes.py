@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pardec
 from pardec.models import assemble
+from pardec.models.captured import Captured
 from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, did_you_mean
 from pardec.models.families import FAMILIES, FamilySpec, mar
@@ -19,6 +20,7 @@ from pardec.models.kernels import layout
 from pardec.models.language_model import Facts, LanguageModel
 from pardec.models.mar import DiffusionHead, Reader
 from pardec.models.placement import choose_device, choose_dtype
+from pardec.models.recording import Graphs, check_graphs
 
 _SPREAD = 0.02  # standard deviation of the weights
 _SMALL = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 12}
@@ -102,30 +104,42 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def shaped(name: str, *, device: str = "auto", dtype: str = "auto", seed: int = 0) -> pardec.Model:
+def shaped(
+    name: str, *, device: str = "auto", dtype: str = "auto", seed: int = 0, cuda_graphs: bool = False
+) -> pardec.Model:
     """The model of a shape by name; the same weights for the same seed on the same kind of device.
 
-    Raises ModelError for a shape that there is not.
+    Raises ModelError for a shape that there is not, and for `cuda_graphs` where `load` would refuse them.
     """
     if name not in SHAPES:
         raise ModelError(f"unknown shape {name!r}{did_you_mean(name, SHAPES)}", f"shapes: {', '.join(SHAPES)}")
-    return build(name, SHAPES[name], device=device, dtype=dtype, seed=seed)
+    return build(name, SHAPES[name], device=device, dtype=dtype, seed=seed, cuda_graphs=cuda_graphs)
 
 
 def build(
-    name: str, config: dict[str, Any], *, device: str = "auto", dtype: str = "auto", seed: int = 0
+    name: str,
+    config: dict[str, Any],
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    seed: int = 0,
+    cuda_graphs: bool = False,
 ) -> pardec.Model:
     """A model of any `config` of a native family, as a published config.json has it."""
     place, reason = choose_device(device)
     kind, _ = choose_dtype(dtype, place, torch.bfloat16)
     choice = f"random weights on {place} ({reason}), {str(kind).removeprefix('torch.')}"
     make = _Random(place, kind, seed)
+    if cuda_graphs:
+        check_graphs(place, name)
     if config["model_type"] == "mar":
+        if cuda_graphs:
+            raise ModelError(f"cuda_graphs was given, and {name} draws classes from vectors", "leave it out")
         return pardec.Model(_vectors(name, config, make, choice))
     spec = next((spec for spec in FAMILIES.values() if spec.matches(config)), None)
     if spec is None:
         raise ModelError(f"no native family has model_type {config['model_type']!r}")
-    return pardec.Model(_language(name, spec, config, make, choice))
+    return pardec.Model(_language(name, spec, config, make, choice, cuda_graphs=cuda_graphs))
 
 
 class _Random:
@@ -149,7 +163,9 @@ class _Random:
         return made.fill_(0.0 if "bias" in name else 1.0)
 
 
-def _language(name: str, spec: FamilySpec, config: dict[str, Any], make: _Random, choice: str) -> LanguageModel:
+def _language(
+    name: str, spec: FamilySpec, config: dict[str, Any], make: _Random, choice: str, *, cuda_graphs: bool
+) -> LanguageModel:
     shape = spec.decoder(config)
     decoder = assemble.empty(shape)
     make.fill(decoder)
@@ -158,7 +174,7 @@ def _language(name: str, spec: FamilySpec, config: dict[str, Any], make: _Random
     masked = spec.attention != "causal"
     mask = None if not masked else min(spec.mask[0] if spec.mask else shape.vocab, shape.vocab - 1)
     return LanguageModel(
-        decoder=decoder,
+        decoder=Captured(decoder, Graphs()) if cuda_graphs else decoder,
         facts=Facts(mask, (), 0, None, spec.shift, spec.attention, spec.block),
         config=config,
         tokenizer=None,

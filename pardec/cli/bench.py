@@ -35,6 +35,7 @@ def decode(
     quiet: o.Quiet = False,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
+    cuda_graphs: o.CudaGraphs = False,
     debug: Debug = False,
 ) -> None:
     """Time a step and its parts, beside the floor and other loops on the same weights; tokens must agree.
@@ -68,7 +69,7 @@ def decode(
     columns = report.MEMORY if memory else report.DECODE
     for named, published in [*((name, True) for name in model or ()), *((name, False) for name in shape or ())]:
         make: Callable[..., pardec.Model] = pardec.load if published else shaped
-        loaded = make(named, device=device, dtype=dtype)
+        loaded = make(named, device=device, dtype=dtype, cuda_graphs=cuda_graphs)
         say(repr(loaded), quiet=quiet)
         if memory:
             found = sweep(loaded)
@@ -88,6 +89,7 @@ def decode(
             rows.append(row)
             say(report.line(columns, row), quiet=quiet or sys.stdout.isatty())
     settings = {"pairs": pairs, "threads": threads, "block_length": block_length, "dtype": dtype, "device": device}
+    settings |= {"cuda_graphs": cuda_graphs}
     _tell(report.document(sys.argv[1:], rows, settings), columns, json_, output, quiet)
 
 

@@ -39,6 +39,7 @@ def generate(
     device_map: o.DeviceMap = None,
     quantize: o.Quantize = None,
     tp: o.TensorParallel = False,
+    cuda_graphs: o.CudaGraphs = False,
     revision: o.Revision = None,
     offline: o.Offline = False,
     mask_id: o.MaskId = None,
@@ -92,6 +93,7 @@ def generate(
     quiet = quiet or not crew.leads
     placing: Any = {"device": device, "dtype": dtype, "device_map": device_map}
     placing |= {"revision": revision, "offline": offline, "mask_id": mask_id, "quantize": quantize, "tp": tp}
+    placing |= {"cuda_graphs": cuda_graphs}
     loaded = dealing.placed(crew, model, placing, quiet=quiet)
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is a model of pictures", hint=f'try "pardec image {model} -o out.png"')

@@ -17,7 +17,7 @@ def outline(name: str, *, on_gpu: bool, device: str = "auto", dtype: str = "auto
         name: of the model, as `load` takes it.
         on_gpu: whether device="auto" is a GPU to the workers.
         device, dtype: as asked for the workers.
-        placing: the other arguments of `load`; a device map and smaller weights are the workers' own affair.
+        placing: the other arguments of `load`; a device map, smaller weights and graphs are the workers' own affair.
 
     Raises:
         ModelError: what `load` raises.
@@ -26,6 +26,7 @@ def outline(name: str, *, on_gpu: bool, device: str = "auto", dtype: str = "auto
     from pardec.api import load
 
     placing.pop("device_map", None)
+    placing.pop("cuda_graphs", None)
     if placing.pop("quantize", None) == "int4" and dtype == "auto":
         dtype = "bfloat16"  # what "auto" is then
     if dtype == "auto" and not (on_gpu if device == "auto" else device.startswith("cuda")):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
-import torch
 from torch import Tensor
 
 from pardec.samplers.canvas import GIVEN
@@ -11,7 +12,7 @@ from pardec.samplers.events import Finished, RowFinished
 from pardec.samplers.loops.passes import Passes
 from pardec.samplers.sequences import Sequences
 from pardec.samplers.trace import Trace
-from pardec.samplers.verifying import Draft, Verdict
+from pardec.samplers.verifying import Draft
 
 
 class Log:
@@ -36,16 +37,13 @@ class Log:
         self.since = np.zeros(count, dtype=np.int64)  # [R] the first forward of this loop that each row took part in
         self.earlier: list[list[range | tuple[int, ...]]] = [[] for _ in range(count)]  # fed before, in another loop
 
-    def add(self, rows: np.ndarray, draft: Draft, verdict: Verdict) -> None:
-        """One round of the live `rows`, already committed.
+    def add(self, rows: np.ndarray, draft: Draft, read: Mapping[str, np.ndarray]) -> None:
+        """One round of the live `rows`, already committed; `read` is what the host knows of its verdict.
 
         Positions that are left a single token are passed for certain: they count as neither drafted nor accepted.
         """
-        if draft.parents is None and draft.verify is None:
-            deepest = draft.sizes - 1
-        else:
-            deepest = torch.where(draft.tested, draft.depth, 0).amax(1).cpu().numpy()
-        accepted, first = verdict.count.cpu().numpy(), draft.base + 1
+        deepest = read.get("deepest", draft.sizes - 1)
+        accepted, first = read["count"], draft.base + 1
         if self.before is not None:
             forced = self._between(rows, first, self.text.length - first)
             deepest = deepest - self._between(rows, first, deepest)
@@ -56,10 +54,10 @@ class Log:
             self.drafted[row].append(drafted)
             self.accepted[row].append(taken)
         self.draft_forwards[rows] += draft.forwards
-        if verdict.deviation is not None:
+        if "deviation" in read:
             if self.deviation is None:
                 self.deviation = np.zeros(len(self.drafted))
-            self.deviation[rows] += verdict.deviation.cpu().numpy()
+            self.deviation[rows] += read["deviation"]
 
     def _between(self, rows: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
         """[n] how many of the `count` positions from `first` on are forced."""

@@ -28,6 +28,7 @@ from pardec.samplers.loops.log import Log
 from pardec.samplers.loops.passes import Passes
 from pardec.samplers.rng import seat
 from pardec.samplers.sequences import Sequences
+from pardec.samplers.transfer import hosted
 from pardec.samplers.verifying import Draft, Laws, Outcome, Scene, Speculation, Verdict
 
 
@@ -67,6 +68,7 @@ class VerifyLoop:
         self.passes = Passes(model, self.text, sampler.width(model))
         self.process = Processing(request, self.text)
         self.memory: dict[int, Any] = {}
+        self.read: dict[str, np.ndarray] = {}  # what the host knows of the round's verdict
         self.state = partial(_remembered, self.memory)  # what a stage remembers of this request
         self.scene = Scene(model, request, self.text, self.process, self.passes.cache, sampler, self.state)
         self.stops = np.array(request.stop_ids, dtype=np.int64)
@@ -88,8 +90,9 @@ class VerifyLoop:
         self.passes.take(draft, verdict)
         text.count()
         before = text.length.copy()
+        self.read = _read(draft, verdict)
         gained = self._commit(draft, raw, verdict)
-        self.log.add(text.rows, draft, verdict)
+        self.log.add(text.rows, draft, self.read)
         outcome = Outcome(draft, verdict, laws, before, gained, hidden)
         sampler.draft.observe(outcome, self.scene, self.state(sampler.draft))
         if sampler.length is not None:
@@ -113,10 +116,10 @@ class VerifyLoop:
 
     def _commit(self, draft: Draft, raw: Tensor, verdict: Verdict) -> np.ndarray:
         """Appends the accepted path and the next token, cut behind the first end token and at the limit; [B] counts."""
-        path, count, text = verdict.path, verdict.count.cpu().numpy(), self.text
-        made, width = verdict.next.cpu().numpy()[:, None], path.shape[1]
+        path, count, text = verdict.path, self.read["count"], self.text
+        made, width = self.read["next"][:, None], path.shape[1]
         if width > 1:
-            taken = draft.tokens.gather(1, path).cpu().numpy()
+            taken = self.read["taken"]
             drafted = np.concatenate((taken[:, 1:], taken[:, :1]), 1)  # the last column is never read as it is
             made = np.where(np.arange(width) == count[:, None], made, drafted)
         limited = np.minimum(count + 1, text.room)
@@ -225,6 +228,22 @@ class VerifyLoop:
         self.ended[where] = False
         for stage, state in self.memory.items():
             self.memory[stage] = put_rows(state, where, other.memory[stage])
+
+
+def _read(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
+    """What the host has to know of a round.
+
+    count: [B] accepted nodes. next: [B] the token behind them. taken: [B, D] tokens of the path, where it can have
+    more than node 0. deepest: [B] the deepest node tested, of what is no chain. deviation: [B] of relaxed rules.
+    """
+    parts = {"count": verdict.count, "next": verdict.next}
+    if verdict.path.shape[1] > 1:
+        parts["taken"] = draft.tokens.gather(1, verdict.path)
+    if draft.parents is not None or draft.verify is not None:
+        parts["deepest"] = torch.where(draft.tested, draft.depth, 0).amax(1)
+    if verdict.deviation is not None:
+        parts["deviation"] = verdict.deviation
+    return hosted(parts)
 
 
 def _remembered(memory: dict[int, Any], stage: Any) -> Any:

@@ -1,0 +1,84 @@
+"""A recorder for machines without a GPU, as strict as a CUDA graph: what is run again is tensor operations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pardec.models.captured import Captured
+from pardec.models.decoder import Decoder
+from pardec.models.language_model import LanguageModel
+from pardec.models.recording import Refused, Step
+
+_TO_HOST = ("numpy", "tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__")
+_BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class NoHost(TorchFunctionMode):
+    """Refuses what would bring values to the host."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _TO_HOST:
+            raise Refused(f"{func.__name__} needs the host")
+        return func(*args, **(kwargs or {}))
+
+
+class NoValues(TorchDispatchMode):
+    """Refuses operations that wait for values: those that hand them out, and those whose shapes depend on them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _BY_VALUE & set(func.tags) and not _by_numbers(func, args):
+            raise Refused(f"{func} depends on values")
+        return func(*args, **(kwargs or {}))
+
+
+def _by_numbers(func: Any, args: Any) -> bool:
+    """Whether this is indexing without masks, whose shapes are known."""
+    if func.overloadpacket is not torch.ops.aten.index:
+        return False
+    return all(index is None or index.dtype == torch.int64 for index in args[1])
+
+
+class Traced:
+    """Traces a step into operations on the memory that it was recorded over, and runs those.
+
+    Refused as by a GPU: values that go to the host, and shapes that depend on values. Refused beyond that: memory that
+    is neither an input nor in `known`, since nobody would keep it where it is.
+    """
+
+    def __init__(self, known: Callable[[], list[Tensor]]) -> None:
+        self._known = known
+        self.programs: list[Any] = []
+
+    def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
+        with NoHost(), NoValues():
+            step()
+        program = make_fx(lambda *_: step())(*inputs)
+        places = {tensor.untyped_storage().data_ptr() for tensor in self._known()}
+        for node in program.graph.nodes:
+            if node.op == "get_attr":
+                held = getattr(program, node.target)
+                if held.dim() and held.untyped_storage().data_ptr() not in places:
+                    raise Refused(f"{node.target} {list(held.shape)} was made on the host")
+        self.programs.append(program)
+        outputs = tuple(torch.empty_like(made) for made in program(*inputs))
+
+        def run() -> None:
+            for output, made in zip(outputs, program(*inputs), strict=True):
+                output.copy_(made)
+
+        return run, outputs
+
+
+def captured(model: LanguageModel) -> LanguageModel:
+    """The model with its forwards recorded; `decoder` is the `Captured`."""
+    stack = model.decoder
+    assert isinstance(stack, Decoder)
+    return replace(model, decoder=Captured(stack, Traced(lambda: [*stack.parameters(), *stack.rope.held()])))

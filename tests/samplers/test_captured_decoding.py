@@ -1,0 +1,114 @@
+"""Whole decodes through recorded forwards: the tokens, the order and the counts of those that run as they come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pardec.api import Model
+from pardec.models.captured import Captured
+from pardec.models.language_model import LanguageModel
+from pardec.samplers.events import Finished
+from tests.models.traced import captured
+from tests.samplers import ar_toys, picture_toys, toys
+
+MASKED = (
+    ("llada", "sequential"),
+    ("llada", "threshold:tau=0.2@dual"),
+    ("dream", "threshold:tau=0.2@prefix"),
+    ("sdar", "sequential@vicinity:before=2,after=3"),
+    ("dream", "sequential@dkv"),
+    ("llada", "threshold:tau=0.2+wino@dual"),
+    ("dream", "threshold:tau=0.3+smoothing@dual"),
+    ("dream", "credit+localleap+prophet@dual:refresh=2"),
+    ("sdar", "threshold:tau=0.2@dual"),
+)
+CHAINS = (("sequential", 1.0), ("lookup", 0.0), ("jacobi:window=4", 0.0), ("sjd:window=4", 1.0), ("recycling", 0.0))
+CHAINS += (("layerskip", 0.0),)
+
+
+def counts(model: LanguageModel) -> dict[str, int]:
+    assert isinstance(model.decoder, Captured)
+    refused = [why for why in model.decoder.counts if why.startswith("refused")]
+    assert not refused
+    return dict(model.decoder.counts)
+
+
+def equal(one: Finished, two: Finished) -> None:
+    assert all(toys.same(one, row, two, row) for row in range(len(one.nfe)))
+    assert np.allclose(one.trace.commit_score, two.trace.commit_score, atol=1e-5)
+    assert (one.tokens_fed, one.forward_rows, one.reasons) == (two.tokens_fed, two.forward_rows, two.reasons)
+
+
+@pytest.mark.parametrize(("family", "spec"), MASKED)
+def test_masked_models_decode_the_same(family: str, spec: str) -> None:
+    plain = toys.toy(family)
+    other = captured(plain)
+    given = toys.prompts([5, 3])
+    for _ in range(2):  # the second request finds the recordings of the first
+        equal(toys.fill(plain, spec, given, [8, 16]), toys.fill(other, spec, given, [8, 16]))
+    found = counts(other)
+    assert found["replayed"] >= 2
+    assert found["recorded"] == found["the first of its shape"]
+
+
+def test_guidance_and_ends_decode_the_same() -> None:
+    plain = toys.toy("dream", sharp=1.0)
+    other = captured(plain)
+    given = toys.prompts([4, 6, 3, 5])
+    for spec, more in (("threshold:tau=0.3+eos@dual", {"cfg": 1.5}), ("sequential+eos", {"temperature": 0.8})):
+        one, two = (toys.fill(each, spec, given, 12, stop_ids=(toys.EOS,), **more) for each in (plain, other))
+        equal(one, two)
+    assert counts(other)["replayed"] > 5
+
+
+@pytest.mark.parametrize(("spec", "temperature"), CHAINS)
+def test_autoregressive_models_decode_the_same(spec: str, temperature: float) -> None:
+    plain = ar_toys.toy_ar(vocab=11)
+    other = captured(plain)
+    given = ar_toys.prompts([5, 9], vocab=11)
+    one, two = (ar_toys.run(each, spec, given, [12, 40], temperature=temperature) for each in (plain, other))
+    equal(one, two)
+    assert (one.trace.drafted, one.trace.accepted) == (two.trace.drafted, two.trace.accepted)
+    assert counts(other)["replayed"] >= 2
+
+
+def test_pictures_decode_the_same() -> None:
+    """Conditions in place of a prompt, two copies of every row, positions on a grid."""
+    plain = picture_toys.toy_pictures(side=4)
+    other = captured(plain)
+    for spec in ("sequential", "jacobi:window=4"):
+        captions = picture_toys.features([3, 2])
+        equal(*(picture_toys.draw(each, spec, captions, cfg=2.0) for each in (plain, other)))
+    assert counts(other)["replayed"] > 10
+
+
+def test_rows_that_join_decode_the_same() -> None:
+    for plain in (toys.toy("dream"), ar_toys.toy_ar(vocab=11)):
+        other = captured(plain)
+        found = []
+        for each in (plain, other):
+            prompts = toys.prompts([4, 7, 3, 5, 6, 9], vocab=11)
+            items = [{"input_ids": ids, "max_new_tokens": 3 + 5 * (at % 3)} for at, ids in enumerate(prompts)]
+            spec = "threshold:tau=0.2@dual" if plain.facts.masked else "lookup"
+            served = Model(each).serve_batch(iter(items), batch_size=3, sampler=spec)
+            found.append({row.index: (row.tokens, row.nfe, row.finish) for row in served})
+            assert served.waits is None
+        assert found[0] == found[1]
+        assert counts(other)["replayed"] > 4
+
+
+def test_shapes_do_not_grow_with_the_text() -> None:
+    for new in (10, 60):
+        other = captured(ar_toys.toy_ar(vocab=11))
+        ar_toys.run(other, "sequential", ar_toys.prompts([5], vocab=11), new)
+        assert counts(other)["recorded"] == 1
+
+
+def test_a_batch_whose_rows_leave_one_by_one_takes_few_recordings() -> None:
+    other = captured(replace(ar_toys.toy_ar(vocab=11)))
+    given = ar_toys.prompts([5] * 8, vocab=11)
+    ar_toys.run(other, "sequential", given, [10, 20, 30, 40, 50, 60, 70, 80])
+    assert counts(other)["recorded"] == 4  # of 8, 4, 2 and 1 rows
