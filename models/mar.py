@@ -13,6 +13,7 @@ Modules carry the names that the published tensors have. Letters: R rows, B plac
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -145,23 +146,22 @@ class Modulated(nn.Module):
         super().__init__()
         self.in_ln = nn.LayerNorm(width, eps=EPS)
         self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 3 * width))
+        self.adaLN_modulation = nn.ModuleDict({"1": nn.Linear(width, 3 * width)})  # behind a SiLU that all share
 
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
-        shift, scale, gate = self.adaLN_modulation(y).chunk(3, -1)
-        out: Tensor = h + gate * self.mlp(self.in_ln(h) * (1 + scale) + shift)
-        return out
+        shift, scale, gate = self.adaLN_modulation["1"](y).chunk(3, -1)
+        return torch.addcmul(h, gate, self.mlp(torch.addcmul(shift, self.in_ln(h), 1 + scale)))
 
 
 class Last(nn.Module):
     def __init__(self, width: int, size: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, size)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+        self.adaLN_modulation = nn.ModuleDict({"1": nn.Linear(width, 2 * width)})
 
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
-        shift, scale = self.adaLN_modulation(y).chunk(2, -1)
-        out: Tensor = self.linear(F.layer_norm(h, h.shape[-1:], eps=EPS) * (1 + scale) + shift)
+        shift, scale = self.adaLN_modulation["1"](y).chunk(2, -1)
+        out: Tensor = self.linear(torch.addcmul(shift, F.layer_norm(h, h.shape[-1:], eps=EPS), 1 + scale))
         return out
 
 
@@ -194,7 +194,11 @@ class MARHead(nn.Module):
 
     def forward(self, x: Tensor, timesteps: Tensor, read: Tensor) -> Tensor:
         """[N, 2 d], noise and share, of points x [N, d] at timesteps [N] or [1], with `read` = cond_embed(z) [N, W]."""
-        y = self.time_embed(timesteps) + read
+        return self.at(x, self.time_embed(timesteps), read)
+
+    def at(self, x: Tensor, times: Tensor, read: Tensor) -> Tensor:
+        """The same, with `times` = time_embed(timesteps) [N or 1, W]."""
+        y = F.silu(times + read)
         h = self.input_proj(x.to(read.dtype))
         for block in self.res_blocks:
             h = block(h, y)
@@ -240,6 +244,11 @@ class DiffusionHead:
         self._columns = torch.stack((*columns, table.log_least), 1).float().to(device)  # [T, 6]
         self._timesteps = table.timesteps.to(device)
 
+    @cached_property
+    def _times(self) -> Tensor:
+        """[T, W] of its timesteps: the same in every transition of every token."""
+        return self.network.time_embed(self._timesteps)
+
     @property
     def size(self) -> int:
         return self.network.size
@@ -273,12 +282,12 @@ class DiffusionHead:
 
     def _said(self, x: Tensor, index: int | Tensor, states: States) -> tuple[Tensor, Tensor]:
         """Noise, guided, and the share of the variance, as the condition has it; [N, d] float32 each."""
-        timesteps = self._timesteps[index].reshape(-1)
+        times = self._times[index].view(-1, self._times.shape[-1])
         if states.unsaid is None or states.scale is None:
-            noise, share = self.network(x, timesteps, states.said).float().chunk(2, -1)
+            noise, share = self.network.at(x, times, states.said).float().chunk(2, -1)
             return noise, share
         both = torch.cat((states.said, states.unsaid))
-        told = timesteps if len(timesteps) == 1 else timesteps.repeat(2)
-        said, unsaid = self.network(x.repeat(2, 1), told, both).float().chunk(2)
+        told = times if len(times) == 1 else times.repeat(2, 1)
+        said, unsaid = self.network.at(x.repeat(2, 1), told, both).float().chunk(2)
         (noise, share), plain = said.chunk(2, -1), unsaid[:, : self.size]
         return plain + states.scale[:, None] * (noise - plain), share

@@ -123,7 +123,7 @@ class VerifyLoop:
             drafted = np.concatenate((taken[:, 1:], taken[:, :1]), 1)  # the last column is never read as it is
             made = np.where(np.arange(width) == count[:, None], made, drafted)
         limited = np.minimum(count + 1, text.room)
-        ends = np.isin(made, self.stops) & (np.arange(width) < limited[:, None])
+        ends = (made[:, :, None] == self.stops).any(2) & (np.arange(width) < limited[:, None])
         self.ended = ends.any(1)
         counts: np.ndarray = np.where(self.ended, ends.argmax(1) + 1, limited)
         text.commit(made, counts, self._scores(raw, path, made, counts))
@@ -135,7 +135,7 @@ class VerifyLoop:
         where, place, token = (torch.from_numpy(each).to(raw.device) for each in (row, column, made[row, column]))
         laws = raw[:, 0] if path.shape[1] == 1 else raw[where, path[where, place]]
         scores = np.zeros(made.shape, dtype=np.float32)
-        scores[row, column] = (laws.gather(-1, token[:, None])[:, 0] - laws.logsumexp(-1)).exp().cpu().numpy()
+        scores[row, column] = laws.softmax(-1).gather(-1, token[:, None])[:, 0].cpu().numpy()
         return scores
 
     # --- what is told ---
