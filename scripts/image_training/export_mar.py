@@ -14,7 +14,7 @@ from pardec.models.families.mar import networks
 from pardec.models.mar import MARBackbone, MARHead
 from pardec.models.vision.files import write_tensors
 
-DEFAULTS = {"temperature": 1.0, "cfg": 2.5}  # what its pictures are drawn with where nothing is said
+DEFAULTS = {"temperature": 1.0, "cfg": 3.0}  # what its pictures are drawn with where nothing is said
 _HEAD = "diffloss.net."  # what the head's tensors are published under
 
 
