@@ -247,7 +247,8 @@ class DiffusionHead:
     @cached_property
     def _times(self) -> Tensor:
         """[T, W] of its timesteps: the same in every transition of every token."""
-        return self.network.time_embed(self._timesteps)
+        told: Tensor = self.network.time_embed(self._timesteps)
+        return told
 
     @property
     def size(self) -> int:
