@@ -311,4 +311,4 @@ def test_classes_are_painted_in_turn_and_scored(folder: Path, monkeypatch: pytes
     found = painted.painted_right(folder / "tiny-mar", 4, autoencoder=folder / "kl")
     assert asked == [[0, 1, 2, 3]]
     assert (found["right"], found["size"], found["colour"], found["forwards"]) == (0.75, 0.75, 1, 2)
-    assert found["settings"] == "2 steps, temperature 1, cfg 2.5"
+    assert found["settings"] == "2 steps, temperature 1, cfg 3"
