@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .decoder import Decoder, DecoderConfig
 from .errors import ModelError, listed
 from .families import FamilySpec
+from .kernels import layout
 from .weights import Published, read
 
 
@@ -93,12 +94,12 @@ def fill(
     *,
     dtype: torch.dtype,
     device_of: Callable[[str], torch.device],
-    empty: Callable[..., Tensor] = torch.empty,
+    memory: Callable[[str], Callable[..., Tensor]] = lambda name: torch.empty,
     finish: Callable[[str, Tensor], Tensor] = lambda name, weight: weight,
 ) -> None:
     """Read every tensor straight into its place; what is held beside the weights is one published tensor.
 
-    `empty(shape, dtype=, device=)` makes the memory of what products go through; of the embedding, rows are read.
+    `memory(name)` makes that of a parameter, of a shape, dtype and device.
     `finish(name, weight)` gives back what is kept of a parameter, as soon as it is whole.
     """
     shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
@@ -108,8 +109,9 @@ def fill(
     def place(name: str, tensor: Tensor) -> None:
         target = wanted[name]
         if target.parameter not in filled:
-            make = torch.empty if target.parameter == "embed.weight" else empty
-            filled[target.parameter] = make(shapes[target.parameter], dtype=dtype, device=device_of(target.parameter))
+            filled[target.parameter] = memory(target.parameter)(
+                shapes[target.parameter], dtype=dtype, device=device_of(target.parameter)
+            )
         filled[target.parameter][target.start : target.start + target.shape[0]].copy_(
             spec.convert(target.parameter, tensor, decoder.config)
         )
@@ -123,6 +125,11 @@ def fill(
         setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
     if decoder.config.tied:
         decoder.head.weight = decoder.embed.weight
+
+
+def for_products(name: str) -> Callable[..., Tensor]:
+    """What makes the memory of a parameter so that products read it fastest; of the embedding, rows are read."""
+    return torch.empty if name == "embed.weight" else layout.empty
 
 
 def _generic(name: str) -> tuple[str, str]:

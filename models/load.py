@@ -20,7 +20,6 @@ from .facts import establish
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match
 from .families.llamagen import read_config
 from .imaging import Imaging, Picturing
-from .kernels import layout
 from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .quantize import Quantizer, check, fitting, quantizer
@@ -221,7 +220,7 @@ def _native(
     wanted = assemble.targets(spec, decoder)
     used = assemble.check(spec, wanted, published, decoder.config.tied)
     if device_map is None:
-        more: Any = {"empty": layout.empty} if finish is None else {"finish": finish}
+        more: Any = {"memory": assemble.for_products} if finish is None else {"finish": finish}
         assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device, **more)
         if isinstance(finish, Quantizer) and decoder.config.tied:
             finish.keep("head.weight", "it is the embedding")

@@ -16,7 +16,6 @@ from pardec.models.captured import Captured
 from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, did_you_mean
 from pardec.models.families import FAMILIES, FamilySpec, mar
-from pardec.models.kernels import layout
 from pardec.models.language_model import Facts, LanguageModel
 from pardec.models.mar import DiffusionHead, Reader
 from pardec.models.placement import choose_device, choose_dtype
@@ -156,8 +155,7 @@ class _Random:
             setattr(module.get_submodule(owner), leaf, nn.Parameter(self._one(name, parameter), requires_grad=False))
 
     def _one(self, name: str, like: Tensor) -> Tensor:
-        make = torch.empty if name == "embed.weight" else layout.empty
-        made = make(like.shape, dtype=self.dtype, device=self.device)
+        made = assemble.for_products(name)(like.shape, dtype=self.dtype, device=self.device)
         if like.dim() > 1:
             return made.normal_(0.0, _SPREAD, generator=self.generator)
         return made.fill_(0.0 if "bias" in name else 1.0)
