@@ -112,9 +112,8 @@ def fill(
             filled[target.parameter] = memory(target.parameter)(
                 shapes[target.parameter], dtype=dtype, device=device_of(target.parameter)
             )
-        filled[target.parameter][target.start : target.start + target.shape[0]].copy_(
-            spec.convert(target.parameter, tensor, decoder.config)
-        )
+        part = filled[target.parameter][target.start : target.start + target.shape[0]]
+        layout.fill(part, spec.convert(target.parameter, tensor, decoder.config))
         missing[target.parameter] -= target.shape[0]
         if not missing[target.parameter]:
             filled[target.parameter] = finish(target.parameter, filled[target.parameter])

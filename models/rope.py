@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .plan import Plan
 
+_SMALL = 2**16  # numbers, below which the count of operations is what rotating them costs
+
 
 def default_frequencies(theta: float, dim: int) -> Tensor:
     """theta^(-2i/dim) for i < dim/2 -> float32 [dim/2]."""
@@ -96,10 +98,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the leading R dimensions of x [B, Q, H, D] in float32; `sin` carries the sign of the half-split."""
     dim = cos.shape[-1]
     half = dim // 2
-    turned = x[..., :dim].float()
-    low, high = turned.chunk(2, -1)
-    out = turned * cos
-    out[..., :half].addcmul_(high, sin[..., :half])
-    out[..., half:].addcmul_(low, sin[..., half:])
+    part = (x if dim == x.shape[-1] else x[..., :dim]).float()
+    out = part * cos
+    if part.numel() < _SMALL:
+        out = out.addcmul_(part.roll(half, -1), sin)
+    else:  # nothing of this size is made on the way
+        out[..., :half].addcmul_(part[..., half:], sin[..., :half])
+        out[..., half:].addcmul_(part[..., :half], sin[..., half:])
     out = out.to(x.dtype)
     return out if dim == x.shape[-1] else torch.cat((out, x[..., dim:]), -1)

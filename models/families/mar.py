@@ -173,7 +173,8 @@ def load_mar(
         part, own = wanted[name]
         product = isinstance(part.get_submodule(own.rpartition(".")[0]), nn.Linear)
         make = layout.empty if product else torch.empty
-        weight = make(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+        weight = make(tensor.shape, dtype=dtype, device=device)
+        layout.fill(weight, tensor)
         part.load_state_dict({own: weight}, strict=False, assign=True)
 
     read(used, place)

@@ -23,15 +23,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
 
         return attend_triton(q, k, v, sight)
     k, v = _rows(k, sight), _rows(v, sight)
+    q = q.transpose(1, 2)
+    batch, heads, queries, dim = q.shape
+    # Heads that share keys, in the place of the one query: their keys are read once for all of them.
+    shared = queries == 1 and not sight.causal
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
+        q.view(batch, k.shape[2], -1, dim) if shared else q,
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=sight.mask,
         is_causal=sight.causal,
-        enable_gqa=q.shape[2] != k.shape[2],
+        enable_gqa=not shared and heads != k.shape[2],
     )
-    return out.transpose(1, 2)
+    return out.reshape(batch, 1, heads, dim) if shared else out.transpose(1, 2)
 
 
 def _rows(stored: Tensor, sight: Sight) -> Tensor:

@@ -1,7 +1,8 @@
 """How a matrix of weights lies in memory, which only time and rounding depend on.
 
 A checkpoint holds W [N, K] row by row, as products of many rows like it. A CPU's products of few rows, which decoding
-is made of, read a small float32 matrix up to twice as fast where its columns lie together.
+is made of, read a float32 matrix up to twice as fast where its columns lie together and do not all begin in the same
+sets of the cache.
 """
 
 from __future__ import annotations
@@ -11,11 +12,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_LARGEST = 2**22  # entries; larger ones are read from memory, at its own pace
+_SETS = 256  # entries: columns whose distance is a multiple of it compete for the same lines of a cache
+_APART = 16  # entries, one line of a cache, that put them into different ones
+_STRIP = 64  # rows that are transposed at once, so that what is written stays in a cache
 
 
 def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory for weights; that of a matrix [N, K] lies as few rows are multiplied with it fastest."""
-    if device.type == "cpu" and dtype == torch.float32 and len(shape) == 2 and shape[0] * shape[1] <= _LARGEST:
-        return torch.empty(shape[::-1], dtype=dtype, device=device).t()
-    return torch.empty(shape, dtype=dtype, device=device)
+    if device.type != "cpu" or dtype != torch.float32 or len(shape) != 2:
+        return torch.empty(shape, dtype=dtype, device=device)
+    rows, columns = shape
+    apart = rows if rows % _SETS else rows + _APART
+    return torch.empty(columns, apart, dtype=dtype, device=device)[:, :rows].t()
+
+
+def fill(target: Tensor, source: Tensor) -> None:
+    """Copies `source` into `target`, of the same shape, however the two lie."""
+    if target.stride() == source.stride() or target.dim() < 2:
+        target.copy_(source)
+        return
+    for to, given in zip(target.split(_STRIP), source.split(_STRIP), strict=True):
+        to.copy_(given)

@@ -145,8 +145,7 @@ def _measure(
     ours = finished.latents if finished.latents is not None else finished.tokens
     if (one.tokens != ours).any():
         raise Differs(f"{call.sampler.spec}: the run with a clock gave other tokens than the one without")
-    middle = {part: statistics.median(each.seconds[part] for each in splits[1:]) / one.steps for part in PARTS}
-    total = sum(middle.values())
+    parts, clock = _parts(splits[1:], spent["pardec"], device)
     step = statistics.median(spent["pardec"]) / one.steps
     tokens = int((np.asarray(finished.trace.lengths) - np.asarray(call.prompts)).sum())
     return {
@@ -158,8 +157,9 @@ def _measure(
         "steps": one.steps,
         "step_s": step,
         "tokens_per_second": tokens / (step * one.steps),
-        "split_s": middle,
-        "decision_and_host": (middle["decision"] + middle["host"]) / total,
+        "split_s": parts,
+        "clock_s": clock,
+        "decision_and_host": (parts["decision"] + parts["host"]) / sum(parts.values()),
         **_floored(model, one, step, measured),
         **_predicted(model, one, spent["pardec"], bare[1:], measured),
         "tokens_fed": sum(finished.tokens_fed) + finished.padding,
@@ -168,6 +168,21 @@ def _measure(
         "beside": {name: {"same_rows": same[name], **_against(spent["pardec"], spent[name])} for name in found.runs},
         "left_out": found.left_out,
     }
+
+
+def _parts(splits: Sequence[Split], whole: Sequence[float], device: torch.device) -> tuple[dict[str, float], float]:
+    """Seconds a step of each part, and of the clock, by the medians of the pairs.
+
+    What the run with a clock takes longer than the one beside it, which took `whole`, is the clock's and no part's. On
+    a GPU it is not known: there the clock keeps the device from working ahead, and what it takes stays in the host's.
+    """
+    steps = splits[0].steps
+    parts = {part: statistics.median(each.seconds[part] for each in splits) / steps for part in PARTS}
+    if device.type != "cpu":
+        return parts, 0.0
+    longer = [sum(each.seconds.values()) - bare for each, bare in zip(splits, whole, strict=True)]
+    clock = min(max(statistics.median(longer) / steps, 0.0), parts["host"])
+    return parts | {"host": parts["host"] - clock}, clock
 
 
 def _floored(model: pardec.Model, one: Split, step: float, measured: Rates) -> dict[str, Any]:

@@ -39,15 +39,17 @@ class Grams:
         self.text: list[int] = []
         self.starts: dict[tuple[int, ...], int] = {}
 
-    def grow(self, token: int) -> None:
-        """The text goes on with `token`: the runs that ended it are followed by something now."""
-        end = len(self.text)
+    def grow(self, tokens: list[int]) -> None:
+        """The text goes on with `tokens`: the runs that end before the last of them are followed by something now."""
+        text, known = self.text, len(self.text)
+        text += tokens
         for size in self.sizes:
-            if size <= end:
-                run = tuple(self.text[end - size :])
-                if not (self.first and run in self.starts):
-                    self.starts[run] = end - size
-        self.text.append(token)
+            begin, end = max(known - size, 0), len(text) - size
+            runs = zip(*(text[begin + place : max(end, 0) + place] for place in range(size)), strict=True)
+            starts = zip(runs, range(begin, end), strict=True)
+            if self.first:
+                starts = ((run, start) for run, start in reversed(list(starts)) if run not in self.starts)
+            self.starts.update(starts)
 
     def behind(self) -> int | None:
         """The place behind an earlier copy of the longest run that ends the text; None if there is none."""
@@ -67,10 +69,12 @@ class Cells:
         self.text: list[int] = []
         self.cells: dict[tuple[int, int], int] = {}
 
-    def grow(self, token: int) -> None:
-        if len(self.text) >= self.prompt and not (self.first and self._around() in self.cells):
-            self.cells[self._around()] = len(self.text)
-        self.text.append(token)
+    def grow(self, tokens: list[int]) -> None:
+        """The picture goes on with `tokens`."""
+        for token in tokens:
+            if len(self.text) >= self.prompt and not (self.first and self._around() in self.cells):
+                self.cells[self._around()] = len(self.text)
+            self.text.append(token)
 
     def behind(self) -> int | None:
         """The place of an earlier cell with the neighbours of the next one; None if there is none."""
@@ -91,13 +95,15 @@ class Reach:
         self.text = np.empty(64, dtype=np.int64)
         self.common = np.zeros(64, dtype=np.int64)  # before place 0, 1, ...
 
-    def grow(self, token: int) -> None:
-        if self.length + 1 == len(self.text):
-            self.text = np.concatenate((self.text, np.empty_like(self.text)))
-            self.common = np.concatenate((self.common, np.zeros_like(self.common)))
-        end = self.length
-        self.common[1 : end + 1] = np.where(self.text[:end] == token, self.common[:end] + 1, 0)
-        self.text[end], self.length = token, end + 1
+    def grow(self, tokens: list[int]) -> None:
+        """The text goes on with `tokens`."""
+        for token in tokens:
+            if self.length + 1 == len(self.text):
+                self.text = np.concatenate((self.text, np.empty_like(self.text)))
+                self.common = np.concatenate((self.common, np.zeros_like(self.common)))
+            end = self.length
+            self.common[1 : end + 1] = np.where(self.text[:end] == token, self.common[:end] + 1, 0)
+            self.text[end], self.length = token, end + 1
 
     def behind(self) -> int | None:
         """The place behind the longest earlier copy of the text's end, the last of equally long ones."""
@@ -109,7 +115,7 @@ class Reach:
 
 def repeated(text: np.ndarray, start: int, count: int) -> np.ndarray:
     """`count` tokens from `start` of `text` on; behind its end come the tokens just copied, as a period goes on."""
-    return np.resize(text[start:], count)
+    return text[start : start + count] if start + count <= len(text) else np.resize(text[start:], count)
 
 
 def chain(text: Sequences, most: int, room: np.ndarray, guess: Callable[[int, int], np.ndarray]) -> Draft:

@@ -69,8 +69,9 @@ class Copy:
     def place(self, tokens: np.ndarray) -> int | None:
         """Where to copy from behind `tokens` [L], which have grown since the last call; None if nowhere."""
         text = self.grams.text
-        for token in tokens[len(text) :].tolist():
-            self.grams.grow(token)
+        fresh = tokens[len(text) :].tolist()
+        self.grams.grow(fresh)
+        for token in fresh:
             if self.at is not None:
                 self.at = self.at + 1 if text[self.at] == token else None
         if self.at is None:

@@ -83,8 +83,7 @@ class Lookup:
         `index` is brought up to date; it has seen no other text.
         """
         known = index.length if isinstance(index, Reach) else len(index.text)
-        for token in tokens[known:].tolist():
-            index.grow(token)
+        index.grow(tokens[known:].tolist())
         place = index.behind()
         if place is None:
             return tokens[:0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -84,9 +84,9 @@ class Log:
             held = getattr(self, name)
             setattr(self, name, np.pad(held, ((0, 0), (0, width - held.shape[1]))))
         theirs = other.text.rows.tolist()
-        for row, old in zip(rows.tolist(), theirs, strict=True):
+        for row, old, fed in zip(rows.tolist(), theirs, other.fed(theirs, others), strict=True):
             self.drafted[row], self.accepted[row] = other.drafted[old], other.accepted[old]
-            self.earlier[row] = other.fed(old, others)
+            self.earlier[row] = fed
             self.done.pop(row, None)
         self.draft_forwards[rows] = other.draft_forwards[theirs]
         if self.deviation is not None:
@@ -96,18 +96,22 @@ class Log:
         del passes.fed[:past]
         self.since -= past
 
-    def fed(self, row: int, passes: Passes) -> list[range | tuple[int, ...]]:
-        """The positions that each forward of the row asked."""
-        since = passes.fed[int(self.since[row]) :]
-        places = ((forward, np.flatnonzero(forward.rows == row)) for forward in since)
-        return self.earlier[row] + [forward.of(int(at[0])) for forward, at in places if len(at)]
+    def fed(self, which: Sequence[int], passes: Passes) -> list[list[range | tuple[int, ...]]]:
+        """The positions that each forward of each of these rows asked."""
+        found = {row: list(self.earlier[row]) for row in which}
+        since = {row: int(self.since[row]) for row in which}
+        for number, forward in enumerate(passes.fed):
+            for at, row in enumerate(forward.rows.tolist()):
+                if row in found and number >= since[row]:
+                    found[row].append(forward.of(at))
+        return list(found.values())
 
     def finished(self, passes: Passes, row: int | None = None) -> Finished:
         """All rows are done, or this one, told as if it had been alone: its own padding is nobody's."""
         which = list(range(len(self.tokens))) if row is None else [row]
         lengths = self.lengths[which]
         longest = int(lengths.max())
-        fed = [self.fed(row, passes) for row in which]
+        fed = self.fed(which, passes)
         copies = passes.cache.copies
         commit_step = self.commit_step[which, :longest]
         commit_step[np.arange(longest) >= lengths[:, None]] = GIVEN  # padding

@@ -189,19 +189,16 @@ def test_neighbours_that_were_seen_before_by_hand() -> None:
     # 4 2 3     behind 4 | 2 above: nothing; behind 2 | 3: nothing; the cell below 4 has 4 above, nothing to the left
     # 4 5 .     left 5, above 3: none
     cells = Cells(2, 3)
-    for token in (-1, -1, 1, 2, 3, 4, 2, 3, 4, 5):
-        cells.grow(token)
+    cells.grow([-1, -1, 1, 2, 3, 4, 2, 3, 4, 5])
     assert cells.behind() is None
     again = Cells(1, 3)
-    for token in (-1, 1, 2, 2, 1, 2, 2):
-        again.grow(token)
+    again.grow([-1, 1, 2, 2, 1, 2, 2])
     assert again.behind() == 4  # first column, 1 above: as the cell at place 4 has
-    again.grow(1)
+    again.grow([1])
     assert again.behind() == 5  # 1 to the left, 2 above
     first, last = Cells(0, 2, first=True), Cells(0, 2)
-    for token in (1, 1, 1, 1, 1, 5, 1):  # rows 1 1 / 1 1 / 1 5 / 1 .
-        first.grow(token)
-        last.grow(token)
+    for cells in (first, last):
+        cells.grow([1, 1, 1, 1, 1, 5, 1])  # rows 1 1 / 1 1 / 1 5 / 1 .
     assert last.cells[1, 1] == 5
     assert first.cells[1, 1] == 3
 
