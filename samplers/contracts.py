@@ -109,13 +109,24 @@ class Evidence:
         return self.law.mapped(partial(filtered, temperature=r.temperature, top_k=r.top_k, top_p=r.top_p))
 
     def draw(self, canvas: Canvas) -> Tensor:
-        """A candidate per position, [B, W] int64: the argmax at temperature 0, else a keyed draw from `filtered`."""
+        """A candidate per position, [B, W] int64: the argmax at temperature 0, else a keyed draw from `filtered`.
+
+        On a CPU what is neither open nor revised is not drawn: the token that stands there does.
+        """
         if not self.request.temperature:
             return self.law.greedy[0]
-        uniform, vocab = self.request.source.uniform, self.law.vocab
-        return self.filtered.draw(
-            lambda some: uniform(canvas.rows, canvas.step, self.positions[:, some], "token", vocab)
-        )
+        uniform, vocab, positions = self.request.source.uniform, self.law.vocab, self.positions.flatten()
+        every = canvas.revises or positions.device.type != "cpu"
+        places = np.arange(len(positions)) if every else np.flatnonzero(self.eligible.numpy())
+
+        def noise(some: np.ndarray) -> Tensor:
+            row, at = some // self.positions.shape[1], torch.from_numpy(some).to(positions.device)
+            return uniform(canvas.rows[row], canvas.step[row], positions[at][:, None], "token", vocab)[:, 0]
+
+        tokens = canvas.tokens.gather(1, self.positions)
+        index = torch.from_numpy(places).to(positions.device)
+        drawn = self.filtered.draw(places, noise)
+        return tokens.flatten().index_copy_(0, index, drawn).view(tokens.shape)
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
         """The candidates with their scores where eligible."""

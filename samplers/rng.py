@@ -50,17 +50,9 @@ class Keyed:
     def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
         salt = _signed(zlib.crc32(purpose.encode()) << 32)
         key = _mix(_mix(self._seeds[rows] ^ salt) + step * _GOLDEN)
-        bits: Any
-        if positions.device.type == "cpu" and positions.numel() * max(width, 1) <= _FEW:
-            bits = _mix(key[:, None] + positions.numpy() * _GOLDEN)
-            if width:
-                bits = _mix(bits[..., None] + np.arange(1, width + 1) * _GOLDEN)
-            return torch.from_numpy((((bits >> 12) & _MASK52) + 0.5) * 2.0**-52)
-        bits = _mix(torch.from_numpy(key).to(positions.device)[:, None] + positions * _GOLDEN)
-        if width:
-            bits = _mix(bits[..., None] + torch.arange(1, width + 1, device=positions.device) * _GOLDEN)
-        # 52 bits and a half: the 53 that a float64 holds, so that neither 0 nor 1 can come out.
-        return wide((bits >> 12) & _MASK52).add_(0.5).mul_(2.0**-52)
+        if positions.device.type == "cpu":
+            return torch.from_numpy(_on_host(key, positions.numpy(), width))
+        return _on_device(torch.from_numpy(key).to(positions.device), positions, width)
 
 
 class Seats:
@@ -103,7 +95,7 @@ def wide(values: Tensor) -> Tensor:
 
 def gumbel(uniform: Tensor) -> Tensor:
     """Standard Gumbel noise from uniforms in float64 (see `wide`); lower precision cuts the tail (arXiv:2409.02908)."""
-    return -torch.log(-torch.log(uniform))
+    return torch.log(uniform).neg_().log_().neg_()
 
 
 def _signed(value: int) -> int:
@@ -113,13 +105,47 @@ def _signed(value: int) -> int:
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
-_MASK52 = (1 << 52) - 1
-_FEW = 2048  # numbers that numpy makes faster than torch: most of the time would go into dispatches
+_ROUNDS = ((30, _FIRST), (27, _SECOND), (31, 1))  # shift, factor
+# 52 bits and a half: the 53 that a float64 holds, so that neither 0 nor 1 can come out.
+_MASK52, _HALF, _UNIT = (1 << 52) - 1, 0.5, 2.0**-52
 
 
 def _mix(bits: Any) -> Any:
     """SplitMix64's finaliser on int64 arrays or tensors; masking the copied sign bits away makes the shifts logical."""
     bits = bits + _GOLDEN
-    bits = (bits ^ ((bits >> 30) & ((1 << 34) - 1))) * _FIRST
-    bits = (bits ^ ((bits >> 27) & ((1 << 37) - 1))) * _SECOND
-    return bits ^ ((bits >> 31) & ((1 << 33) - 1))
+    for shift, factor in _ROUNDS:
+        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return bits
+
+
+def _on_device(key: Tensor, positions: Tensor, width: int) -> Tensor:
+    """`Keyed.uniform` of each row's `key` [B] and `positions` [B, K]."""
+    bits = _mix(key[:, None] + positions * _GOLDEN)
+    if width:
+        bits = _mix(bits[..., None] + torch.arange(1, width + 1, device=positions.device) * _GOLDEN)
+    return wide((bits >> 12) & _MASK52).add_(_HALF).mul_(_UNIT)
+
+
+def _on_host(key: np.ndarray, positions: np.ndarray, width: int) -> np.ndarray:
+    """The same in half a processor's time: numpy shifts without a sign, and in place."""
+    bits = _mix_(key[:, None] + positions * _GOLDEN)
+    if width:
+        bits = _mix_(bits[..., None] + np.arange(1, width + 1) * _GOLDEN)
+    bits.view(np.uint64)[...] >>= np.uint64(12)
+    made = bits.astype(np.float64)
+    made += _HALF
+    made *= _UNIT
+    return made
+
+
+def _mix_(bits: np.ndarray) -> np.ndarray:
+    """`_mix` of an int64 array in place."""
+    bits += _GOLDEN
+    free = bits.view(np.uint64)
+    moved = np.empty_like(free)
+    for shift, factor in _ROUNDS:
+        np.right_shift(free, np.uint64(shift), out=moved)
+        free ^= moved
+        if factor != 1:
+            bits *= factor
+    return bits

@@ -18,7 +18,7 @@ from torch import Tensor
 from pardec.models.kernels.choice import backend
 from pardec.samplers.kernels.rank import argmax
 
-_CACHED = 1 << 17  # logits whose intermediate results stay in a processor's cache
+CACHED = 1 << 17  # logits whose intermediate results stay in a processor's cache
 
 
 class Confidence(NamedTuple):
@@ -149,7 +149,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _define(logits: Tensor) -> Confidence:
     rows = logits.detach().reshape(-1, logits.shape[-1])
-    count = max(_CACHED // rows.shape[1], 1)
+    count = max(CACHED // rows.shape[1], 1)
     if len(rows) <= count or logits.device.type != "cpu":
         found = _of_rows(rows, torch.empty_like(rows), torch.empty_like(rows))
     else:  # a few rows at a time, in the same memory: fresh pages would cost more than the arithmetic

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor
 
 from pardec.models.kernels.choice import backend
-from pardec.samplers.kernels.confidence import Confidence, confidence, greedy
-from pardec.samplers.rng import gumbel, wide
+from pardec.samplers.kernels.confidence import CACHED, Confidence, confidence, greedy
+from pardec.samplers.kernels.rank import argmax
+from pardec.samplers.rng import gumbel
+
+Noise = Callable[[np.ndarray], Tensor]  # places [N] of a block -> uniforms [N, V] in (0, 1), float64
+
+_HELD = 1 << 24  # numbers whose noise is there at once, where no cache has to hold it
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,17 @@ class Law:
         """
         return Raised(self, tokens, by)
 
-    def draw(self, noise: Callable[[slice], Tensor]) -> Tensor:
-        """One token [B, W] each: the Gumbel-max rule, in float64.
+    def some(self, places: np.ndarray) -> Tensor:
+        """The logits at some `places` [N] of the block, counted over all rows; [N, V]."""
+        index = torch.from_numpy(places).to(self.device)
+        row = index if self.place is None else self.place.flatten()[index]
+        return self.rows.flatten(0, -2).index_select(0, row)
 
-        `noise` is asked for uniforms [B, w, V] in (0, 1) of w positions that follow each other.
-        """
-        return (wide(self.logits) + gumbel(noise(slice(None)))).argmax(-1)
+    def draw(self, places: np.ndarray, noise: Noise) -> Tensor:
+        """A token for each of `places` (see `some`), [N] int64: the Gumbel-max rule, in float64."""
+        step = max((CACHED if self.device.type == "cpu" else _HELD) // self.vocab, 1)
+        parts = (places[start : start + step] for start in range(0, len(places), step))
+        return torch.cat([argmax(gumbel(noise(part)).add_(self.some(part))) for part in parts])
 
     def scaled(self, temperature: float) -> Law:
         """The law with its logits over the temperature, above 0."""
@@ -88,8 +99,8 @@ class Law:
         return self.mapped(lambda logits: logits if temperature == 1 else logits / temperature)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
-        """The law with its logits changed, [B, W, V] -> [B, W, V], position by position."""
-        return Law(change(self.logits))
+        """The law with its logits changed, [1, N, V] -> [1, N, V], position by position."""
+        return Law(change(self.rows.flatten(0, -2)[None])[0].view(self.rows.shape), self.place)
 
     def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
         """`embed` of the probabilities, [..., V] -> [..., E], for each position [B, W, E]."""
@@ -137,6 +148,9 @@ class Scaled(Law):
 
     def at(self, tokens: Tensor) -> Tensor:
         return self.base.at(tokens) / self.temperature
+
+    def some(self, places: np.ndarray) -> Tensor:
+        return self.base.some(places) / self.temperature
 
 
 class Raised(Law):

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pardec.samplers.kernels.confidence import Confidence, confidence, greedy
-from pardec.samplers.kernels.law import Law
-from pardec.samplers.rng import gumbel, wide
+from pardec.samplers.kernels.law import Law, Noise
 
 HELD = 1 << 28  # bytes of float32 logits that are made at once; less is simply held
 
@@ -77,15 +77,17 @@ class Pieced(Law):
             out[here] = rows[place[here] - first].gather(1, wanted[here])
         return out.view(tokens.shape)
 
-    def draw(self, noise: Callable[[slice], Tensor]) -> Tensor:
-        batch, width = self.place.shape
-        step = max(1, HELD // (16 * batch * self.vocab))  # the noise is of twice the width, and made in steps
-        drawn = []
-        for start in range(0, width, step):
-            some = slice(start, min(start + step, width))
-            logits = self.make(self.place[:, some].flatten()).view(batch, -1, self.vocab)
-            drawn.append((wide(logits) + gumbel(noise(some))).argmax(-1))
-        return torch.cat(drawn, 1)
+    def some(self, places: np.ndarray) -> Tensor:
+        return self.make(self.place.flatten()[torch.from_numpy(places).to(self.device)])
+
+    def draw(self, places: np.ndarray, noise: Noise) -> Tensor:
+        step = max(1, HELD // (4 * self.vocab))
+        parts = (places[start : start + step] for start in range(0, len(places), step))
+        return torch.cat([self._drawn(part, noise) for part in parts])
+
+    def _drawn(self, places: np.ndarray, noise: Noise) -> Tensor:
+        """Of places whose logits may be held at once."""
+        return Law(self.some(places)).draw(np.arange(len(places)), lambda some: noise(places[some]))
 
     def scaled(self, temperature: float) -> Law:
         return self.mapped(lambda logits: logits if temperature == 1 else logits / temperature)

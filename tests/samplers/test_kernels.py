@@ -77,7 +77,7 @@ def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(width: int) 
 def test_rows_taken_a_few_at_a_time_give_what_they_give_at_once(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = logits_of((1, 7, 1031), torch.float32, holes=True)
     expected = confidence(logits)
-    monkeypatch.setattr(module, "_CACHED", held)
+    monkeypatch.setattr(module, "CACHED", held)
     assert all(torch.equal(one, other) for one, other in zip(confidence(logits), expected, strict=True))
 
 
@@ -116,14 +116,19 @@ def test_a_law_gives_the_probability_of_any_token() -> None:
 def test_a_draw_is_the_gumbel_max_rule_in_float64() -> None:
     logits = logits_of((4, 5, 9), torch.float32, holes=True)
     uniform = torch.from_numpy(np.random.RandomState(0).random_sample((4, 5, 9)))
-    noise = -np.log(-np.log(uniform.numpy()))
-    assert (
-        Law(logits).draw(lambda some: uniform[:, some]).numpy() == (logits.double().numpy() + noise).argmax(-1)
-    ).all()
+    noise, places = -np.log(-np.log(uniform.numpy())), np.array([0, 3, 7, 12, 19])
+
+    def drawn(logits: torch.Tensor, place: torch.Tensor | None = None) -> np.ndarray:
+        return Law(logits, place).draw(places, lambda some: uniform.flatten(0, 1)[some]).numpy()
+
+    expected = (logits.double().numpy() + noise).argmax(-1).flatten()[places]
+    assert (drawn(logits) == expected).all()
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
+    assert (drawn(logits.flatten(0, 1)[order], order.argsort().view(4, 5)) == expected).all()
     # Logits that undo the noise leave its rounding alone to decide, which lower precision does not see.
     undone = torch.from_numpy(-noise).float()
     exact = (undone.double().numpy() + noise).argmax(-1)
-    assert (Law(undone).draw(lambda some: uniform[:, some]).numpy() == exact).all()
+    assert (drawn(undone) == exact.flatten()[places]).all()
     assert ((undone.numpy() + noise.astype(np.float32)).argmax(-1) != exact).any()
 
 

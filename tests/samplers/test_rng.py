@@ -83,10 +83,19 @@ def test_moments_and_tail_are_those_of_a_uniform() -> None:
 @pytest.mark.parametrize("bits", [-1, 0, 1, (1 << 63) - 1, -(1 << 63)])
 def test_no_number_is_zero_or_one(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever 64 bits the mixing gives: at 0 or 1 the Gumbel noise is infinite."""
-    monkeypatch.setattr(rng, "_mix", lambda value: value * 0 + bits)
-    found = numbers(places=1)
-    assert 0 < float(found) < 1
-    assert gumbel(found).isfinite().all()
+    for mix in ("_mix", "_mix_"):
+        monkeypatch.setattr(rng, mix, lambda value: value * 0 + bits)
+    elsewhere = rng._on_device(torch.tensor([1]), torch.tensor([[0]]), 0)
+    for found in (numbers(places=1), elsewhere):
+        assert 0 < float(found) < 1
+        assert gumbel(found).isfinite().all()
+
+
+@pytest.mark.parametrize("width", [0, 1, 3000])
+def test_a_processor_makes_the_numbers_of_any_device(width: int) -> None:
+    key, positions = torch.tensor([-(1 << 63), 7, (1 << 63) - 1]), torch.arange(6).view(3, 2) << 40
+    found = rng._on_host(key.numpy(), positions.numpy(), width)
+    assert (found == rng._on_device(key, positions, width).numpy()).all()
 
 
 def test_all_bits_of_the_key_count() -> None:
