@@ -31,5 +31,5 @@ def fill(target: Tensor, source: Tensor) -> None:
     if target.stride() == source.stride() or target.dim() < 2:
         target.copy_(source)
         return
-    for to, given in zip(target.split(_STRIP), source.split(_STRIP), strict=True):
+    for to, given in zip(torch.split(target, _STRIP), torch.split(source, _STRIP), strict=True):
         to.copy_(given)

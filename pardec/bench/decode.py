@@ -11,7 +11,7 @@ the floor's. `over_predicted` is the decode's time over what is predicted, by th
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import cycle, islice, product
 from typing import Any
@@ -52,6 +52,7 @@ def bench(
     new: Sequence[int] = (64,),
     prompts: Sequence[Any] = (),
     block_length: int | None = None,
+    law: Mapping[str, Any] | None = None,
     pairs: int = 5,
     beside: bool = True,
 ) -> Iterator[dict[str, Any]]:
@@ -63,6 +64,7 @@ def bench(
         new: tokens to fill; of vectors, whose pictures have as many tokens as they have, neither is looked at.
         prompts: in place of contexts: the rows of a batch are the first ones of these, from the start again where they
             are too few, and each ends at its end token as it does in `generate`.
+        law: `temperature`, `top_k`, `top_p` of `generate`; other loops draw other tokens, and are not timed beside.
         pairs: how often each loop is timed, all in turn; one more time comes before, and is not counted.
         beside: time other people's loops too, where there are any.
 
@@ -75,7 +77,7 @@ def bench(
     measured = rates(network.device, network.dtype, _weight_bytes(model))
     lengths = [(0, 0)] if vectors else list(product((0,) if prompts else contexts, new))
     for spec, (context, count), batch in product(specs or DEFAULTS[model.family], lengths, batches):
-        call = prepared(model, spec, batch, context, count, block_length, prompts)
+        call = prepared(model, spec, batch, context, count, block_length, prompts, **law or {})
         found = Rivals()
         if beside and isinstance(call, Call) and isinstance(network, LanguageModel):
             found = rivals(replace(network, decoder=native(network.decoder) or network.decoder), call)
@@ -90,16 +92,17 @@ def prepared(
     new: int,
     block_length: int | None,
     prompts: Sequence[Any] = (),
+    **law: Any,
 ) -> Call | VectorCall:
     """The request that is timed: equal rows that never stop early, or rows of `prompts`, that do."""
     if isinstance(model.network, ContinuousModel):
-        return model.prepare(label=[row % 8 for row in range(batch)], sampler=spec)
-    masked: dict[str, Any] = {"block_length": block_length} if model.family == "masked" else {}
+        return model.prepare(label=[row % 8 for row in range(batch)], sampler=spec, **law)
+    settings: dict[str, Any] = {"sampler": spec, "max_new_tokens": new, **law}
+    if model.family == "masked":
+        settings["block_length"] = block_length
     if prompts:
-        rows = list(islice(cycle(prompts), batch))
-        return model.prepare(rows, sampler=spec, max_new_tokens=new, **masked)
-    ids = given(model, context)
-    return model.prepare(input_ids=ids.repeat(batch, 1), sampler=spec, max_new_tokens=new, stop_ids=[], **masked)
+        return model.prepare(list(islice(cycle(prompts), batch)), **settings)
+    return model.prepare(input_ids=given(model, context).repeat(batch, 1), stop_ids=[], **settings)
 
 
 def given(model: pardec.Model, context: int) -> Tensor:

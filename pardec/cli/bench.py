@@ -26,6 +26,9 @@ def decode(
     context: o.Contexts = "0",
     prompts: o.TimedPrompts = None,
     block_length: o.BlockLength = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
     pairs: o.Pairs = 5,
     threads: o.Threads = 1,
     no_beside: o.NoBeside = False,
@@ -65,6 +68,8 @@ def decode(
     from pardec.prompt_files import read_file
 
     torch.set_num_threads(threads)
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    law: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     rows: list[dict[str, Any]] = []
     columns = report.MEMORY if memory else report.DECODE
     for named, published in [*((name, True) for name in model or ()), *((name, False) for name in shape or ())]:
@@ -82,6 +87,7 @@ def decode(
                 new=numbers["new"],
                 prompts=[item.prompt for item in read_file(prompts)] if prompts else (),
                 block_length=block_length,
+                law=law,
                 pairs=pairs,
                 beside=not no_beside,
             )
@@ -89,7 +95,7 @@ def decode(
             rows.append(row)
             say(report.line(columns, row), quiet=quiet or sys.stdout.isatty())
     settings = {"pairs": pairs, "threads": threads, "block_length": block_length, "dtype": dtype, "device": device}
-    settings |= {"cuda_graphs": cuda_graphs}
+    settings |= {"cuda_graphs": cuda_graphs, **law}
     _tell(report.document(sys.argv[1:], rows, settings), columns, json_, output, quiet)
 
 

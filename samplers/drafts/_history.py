@@ -47,9 +47,11 @@ class Grams:
             begin, end = max(known - size, 0), len(text) - size
             runs = zip(*(text[begin + place : max(end, 0) + place] for place in range(size)), strict=True)
             starts = zip(runs, range(begin, end), strict=True)
-            if self.first:
-                starts = ((run, start) for run, start in reversed(list(starts)) if run not in self.starts)
-            self.starts.update(starts)
+            if not self.first:
+                self.starts.update(starts)
+                continue
+            for run, start in starts:
+                self.starts.setdefault(run, start)
 
     def behind(self) -> int | None:
         """The place behind an earlier copy of the longest run that ends the text; None if there is none."""

@@ -103,6 +103,16 @@ def test_a_row_says_what_was_measured(model: pardec.Model) -> None:
     json.dumps([*rows, cached])
 
 
+def test_a_law_is_drawn_from_and_stands_beside_no_other_loop(model: pardec.Model, cli: Cli, folder: Path) -> None:
+    law = {"temperature": 1.0, "top_k": 3}
+    (row,) = bench(model, ["sequential"], batches=(2,), new=(8,), block_length=8, law=law, pairs=1)
+    assert (row["steps"], row["beside"]) == (8, {})
+    size = ("--batch", "1", "--new", "8", "--pairs", "1", "--device", "cpu", "--json")
+    code, out, _ = cli("bench", "decode", folder, "-s", "sequential", *size, "--temperature", "0.7", "--top-p", "0.9")
+    assert code == 0
+    assert {"temperature": 0.7, "top_p": 0.9}.items() <= json.loads(out)["settings"].items()
+
+
 def test_random_weights_have_the_same_rivals_as_loaded_ones() -> None:
     tied = {"model_type": "llama", "tie_word_embeddings": True, "hidden_size": 16, "num_hidden_layers": 2}
     tied |= {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24, "vocab_size": 40}
