@@ -47,6 +47,7 @@ def image(
     dtype: o.Dtype = "auto",
     device_map: o.DeviceMap = None,
     quantize: o.Quantize = None,
+    cuda_graphs: o.CudaGraphs = False,
     revision: o.Revision = None,
     offline: o.Offline = False,
     debug: Debug = False,
@@ -86,6 +87,7 @@ def image(
     resolve(Settings.of(given).sampler, None)  # a misspelt sampler is refused before weights are read
     placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "revision": revision}
     placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder, "quantize": quantize}
+    placing |= {"cuda_graphs": cuda_graphs}
     loaded = _loaded(model, placing, quiet=quiet)
     call = _prepared(loaded, shown, class_ is not None, given)
     run = Drawing(loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _TOLD and v}})

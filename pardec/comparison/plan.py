@@ -62,6 +62,7 @@ class Loading:
     decoder: str | None = None
     text_encoder: str | None = None
     quantize: str | None = None
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def compare(
     decoder: str | None = None,
     text_encoder: str | None = None,
     quantize: str | None = None,
+    cuda_graphs: bool = False,
     **generate_arguments: Any,
 ) -> Table:
     """Decodes the same prompts with every sampler, and says what each is worth.
@@ -81,8 +82,8 @@ def compare(
         retry_failed: try the rows again that failed.
         executor, workers: where it is decoded: "local", "torchrun" or "ray", and by how many copies of the model.
         progress: True tells how far it is, False does not, None does on a terminal.
-        device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize: as `load` takes
-            them, where `model` is a name.
+        device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, cuda_graphs: as `load`
+            takes them, where `model` is a name.
         generate_arguments: as `generate` takes them: max_new_tokens, block_length, temperature, top_k, top_p, cfg,
             cfg_interval, stop_ids, block_align. A model of pictures draws as its authors do where nothing is said.
 
@@ -105,12 +106,13 @@ def compare(
         sources.tasks(task, prompts, scorer),
         generate_arguments,
         Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays),
-        Loading(device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize),
+        Loading(device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, cuda_graphs),
         cost_ratio,
     )
     runs_on = make_executor(executor, workers=workers)
     with _home(out) as home:
         where = {"device": device, "device_map": device_map, "executor": executor, "workers": workers}
+        where |= {"cuda_graphs": cuda_graphs}
         folder = Folder(home, {**made.config, "where": where}, _warn if runs_on.leads else lambda text: None)
         rows = _begun(folder, runs_on, resume=resume, retry_failed=retry_failed)
         _decode(made, runs_on, folder, rows, shown=progress)

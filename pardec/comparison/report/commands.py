@@ -22,6 +22,7 @@ _DEFAULTS = {
     "device_map": None,
     "executor": "local",
     "workers": None,
+    "cuda_graphs": False,
 }
 
 
@@ -55,6 +56,8 @@ def shell(config: Mapping[str, Any]) -> list[str]:
     for name, value in arguments.items():
         if name == "references":
             lines.append("--no-references")
+        elif value is True:
+            lines.append(f"--{name.replace('_', '-')}")
         elif name == "seeds":
             lines.append("--seeds " + ",".join(map(str, value)))
         elif isinstance(value, list | tuple):

@@ -29,7 +29,7 @@ __all__ = ["COSTS", "Advice", "tune"]
 BUDGET = 3000  # decodes of a search
 COSTS = ("nfe", "tokens_fed", "seconds")
 BASELINE = "sequential"
-_LOADING = ("device", "dtype", "device_map", "revision", "offline", "mask_id", "quantize")
+_LOADING = ("device", "dtype", "device_map", "revision", "offline", "mask_id", "quantize", "cuda_graphs")
 
 
 def tune(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import pardec
+from pardec.comparison.report.commands import python, shell
 from pardec.comparison.table import FIELDS
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -86,6 +87,26 @@ def test_misuse_exits_2_with_a_hint(cli: Cli, folder: Path, arguments: tuple[str
     assert (code, out) == (2, "")
     assert words in err
     assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("compare", "tiny-dream", "--task", "lists", "-s", "threshold", *SHORT),
+        ("tune", "tiny-dream", "--task", "lists", "--device", "cpu"),
+        ("image", "tiny-llamagen", "-p", "a red circle", "-o", "never.png", "--device", "cpu"),
+    ],
+)
+def test_recorded_forwards_are_asked_for_and_need_a_gpu(cli: Cli, command: tuple[object, ...]) -> None:
+    code, out, err = cli(*command, "--cuda-graphs")
+    assert (code != 0, out) == (True, "")
+    assert "cuda_graphs needs a CUDA device" in err
+
+
+def test_a_run_with_recorded_forwards_says_so_in_its_commands() -> None:
+    config = {"model": "tiny-dream", "generate": {}, "tasks": [], "samplers": [], "where": {"cuda_graphs": True}}
+    assert "  --cuda-graphs \\" in shell(config)
+    assert "    cuda_graphs=True," in python(config)
 
 
 def test_help_imports_no_torch() -> None:
