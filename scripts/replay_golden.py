@@ -148,9 +148,10 @@ def gumbel_argmax(case: Case, *_: object) -> str | None:
     """Gumbel-max draws from recorded uniforms."""
     temperature, logits = case["params"]["temperature"], torch.tensor(case["logits"])[None]
     law = Law(filtered(logits, temperature=temperature, top_k=None, top_p=None))
-    uniforms = torch.tensor(case["uniforms"] or [], dtype=torch.float64)[None]  # none are recorded where none is drawn
-    drawn = law.draw(lambda some: uniforms[:, some]) if temperature else law.greedy[0]
-    return None if drawn[0].tolist() == case["argmax"] else f"{drawn[0].tolist()}, expected {case['argmax']}"
+    uniforms = torch.tensor(case["uniforms"] or [], dtype=torch.float64)  # none are recorded where none is drawn
+    places = np.arange(logits.shape[1])
+    drawn = (law.draw(places, lambda some: uniforms[some]) if temperature else law.greedy[0][0]).tolist()
+    return None if drawn == case["argmax"] else f"{drawn}, expected {case['argmax']}"
 
 
 PURE |= {"llada_num_transfer_tokens": num_transfer_tokens, "llada_gumbel": gumbel_argmax}

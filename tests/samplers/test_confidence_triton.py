@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -113,12 +114,17 @@ def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature,
     base = Law(logits).raised(tokens.view(2, 3, 3), by.view(2, 3, 3))
     monkeypatch.setenv("PARDEC_KERNELS", "reference")
     plain = base.scaled(temperature)
-    expected, drawn = plain.confidence, plain.draw(lambda some: torch.full((2, 3, 50), 0.3).double())
+    places = np.array([0, 2, 3, 5])
+
+    def noise(some: np.ndarray) -> torch.Tensor:
+        return (torch.arange(50)[None] * 7 % 50 + torch.from_numpy(some)[:, None] + 1).double() / 60
+
+    expected, drawn = plain.confidence, plain.draw(places, noise)
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
     law = Law(logits.to(DEVICE)).raised(tokens.view(2, 3, 3).to(DEVICE), by.view(2, 3, 3).to(DEVICE))
     law = law.scaled(temperature)
     near(law.confidence, [each.double() if each.is_floating_point() else each for each in expected])
-    assert torch.equal(law.draw(lambda some: torch.full((2, 3, 50), 0.3, device=DEVICE).double()).cpu(), drawn)
+    assert torch.equal(law.draw(places, lambda some: noise(some).to(DEVICE)).cpu(), drawn)
     assert torch.allclose(law.greedy[1].cpu(), plain.greedy[1])
     assert torch.equal(law.at(law.greedy[0][..., None]).cpu(), plain.at(plain.greedy[0][..., None]))
     assert temperature == 1 or "rows" not in vars(law)
