@@ -13,6 +13,8 @@ from .plan import Plan
 Views = tuple[Tensor, Tensor, Tensor, Tensor]  # K and V written [B, Q, K, D], K and V read [B, S, K, D]
 Address = tuple[int, int] | Tensor  # (start, stop) of a slice all rows share, or flat indices [B * Q]
 
+_SPANS = 4  # slices whose views are kept
+
 
 class KVCache:
     """K and V of N layers for B rows of C slots; slot C is a bin that padded queries write to and nothing sees.
@@ -111,11 +113,16 @@ class KVCache:
         return k.index_select(0, rows), v.index_select(0, rows)
 
     def views(self, plan: Plan) -> list[Views] | None:
-        """Where each layer's K and V of `plan` go and what it reads, if slices; kept for the next such plan."""
+        """Where each layer's K and V of `plan` go and what it reads, if slices; kept for the next such plans.
+
+        The last few are: windows come again, and a text that grows has others at every step.
+        """
         if plan.rows is not None or plan.span is None:
             return None
         key = (*plan.span, self.extent(plan))
         if key not in self._views:
+            if len(self._views) == _SPANS:
+                del self._views[next(iter(self._views))]
             start, stop, extent = key
             self._views[key] = [
                 (k[:, start:stop], v[:, start:stop], k[:, :extent], v[:, :extent])

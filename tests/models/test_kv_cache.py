@@ -116,3 +116,16 @@ def test_a_cache_made_in_inference_mode_can_be_used_outside_it():
     plan = ask(ids(2, 1), torch.tensor([[0], [1]]), Visible.causal(), torch.tensor([1, 2]))
     cache.write(0, numbered(2, 1), numbered(2, 1), plan)
     assert cache.k[0][:, :2, 0, 0].tolist() == [[1, 0], [0, 2]]
+
+
+def test_a_text_that_grows_leaves_no_views_of_its_steps_behind() -> None:
+    cache = KVCache(layers=2, batch=1, capacity=64, kv_heads=1, head_dim=4)
+    for place in range(64):
+        at = torch.tensor([[place]])
+        plan = Plan(at, at, at, Visible.causal(), at[0] + 1, at * 0, uniform=place + 1, span=(place, place + 1))
+        views = cache.views(plan)
+        assert views is not None
+        assert cache.views(plan) is views  # a window that comes again has its own
+        assert views[1][3].data_ptr() == cache.v[1].data_ptr()
+        assert views[1][2].shape[1] == place + 1
+    assert len(cache._views) <= 8
