@@ -33,6 +33,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds = device, dict[str, float]()
+        self.turns = 0  # how often it was read
         self._now = reading(device)[1]
         self._parts: list[str] = []
         self._since = 0.0
@@ -65,6 +66,7 @@ class Clock:
         """Books what has passed since the last turn on the part under way."""
         settle(self.device)
         now = self._now()
+        self.turns += 1
         if self._parts:
             name = self._parts[-1]
             self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since

@@ -60,6 +60,7 @@ class Split:
     tokens: np.ndarray  # [B, L] int64, or [B, S, d] float32 where tokens are vectors
     fed: tuple[Fed, ...]
     heads: int  # rows that the head saw
+    turns: int  # how often the clock was read
 
 
 class TimedStack:
@@ -145,7 +146,8 @@ def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> 
     total, spent = now() - started, clock.seconds
     spent["decision"] = spent.get("decision", 0.0) + spent.pop(_DRAFTING, 0.0)
     seconds = {part: spent.get(part, 0.0) for part in PARTS} | {"host": total - sum(spent.values())}
-    return Split(seconds, steps, tokens, tuple(stack.fed) if stack else (), stack.heads if stack else 0)
+    fed, heads = (tuple(stack.fed), stack.heads) if stack else ((), 0)
+    return Split(seconds, steps, tokens, fed, heads, clock.turns)
 
 
 def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...], int]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pardec
-from pardec.bench.decode import _predicted, prepared
+from pardec.bench.decode import _parts, _predicted, prepared
 from pardec.bench.floor import Rates, floor, rates
 from pardec.bench.parts import PARTS, Fed, Split, split, uncached
 from pardec.bench.shapes import SHAPES, build, shaped
@@ -70,9 +70,9 @@ def test_a_prediction_is_the_uncached_step_times_the_share_of_operations(model: 
     full, window = Fed(1, 1024, 1024, 32, False), Fed(1, 33, 1024, 32, True)
     measured = Rates(1.0, 1.0, 0)
     none = dict.fromkeys(PARTS, 0.0)
-    whole = Split(none, 4, np.zeros(0), (full,) * 4, 4 * 32)
+    whole = Split(none, 4, np.zeros(0), (full,) * 4, 4 * 32, 0)
     assert _predicted(model, whole, [12.0], [(2.0, (full,), 32)], measured)["over_predicted"] == pytest.approx(12 / 8)
-    windows = Split(none, 2, np.zeros(0), (full, window), 2 * 32)
+    windows = Split(none, 2, np.zeros(0), (full, window), 2 * 32, 0)
     decoder = model.language_model.decoder
     assert isinstance(decoder, Decoder)
     share = floor(decoder, [window], 32, measured).operations / floor(decoder, [full], 32, measured).operations
@@ -116,3 +116,20 @@ def test_random_models_decode_and_are_the_same_by_seed() -> None:
 def test_an_unknown_shape_is_named() -> None:
     with pytest.raises(ModelError, match="did you mean 'llada-8b'"):
         shaped("llada-8")
+
+
+@pytest.mark.parametrize(
+    ("device", "whole", "turns", "host", "clock"),
+    [
+        ("cpu", (4.0, 3.9), 10**6, 0.3, 0.2),  # the shortest runs differ by 0.4 in two steps
+        ("cpu", (4.0, 3.9), 2 * 10**4, 0.4, 0.1),  # 20,000 readings take 0.2 seconds at most
+        ("cpu", (5.0, 4.5), 10**6, 0.5, 0.0),  # a run that was shorter with a clock says nothing
+        ("cpu", (1.0, 1.0), 10**6, 0.0, 0.5),
+        ("cuda", (4.0, 3.9), 10**6, 0.5, 0.0),
+    ],
+)
+def test_the_clock_is_no_part(device: str, whole: tuple[float, float], turns: int, host: float, clock: float) -> None:
+    seconds = {"backbone": 2.0, "head": 0.5, "draft": 0.0, "decision": 0.8, "host": 1.0}
+    parts, spent = _parts([Split(seconds, 2, np.zeros(0), (), 0, turns)] * 2, whole, torch.device(device))
+    assert (parts["backbone"], parts["decision"]) == (1.0, 0.4)
+    assert (parts["host"], spent) == pytest.approx((host, clock))
