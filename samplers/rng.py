@@ -49,7 +49,7 @@ class Keyed:
 
     def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
         salt = _signed(zlib.crc32(purpose.encode()) << 32)
-        key = _mix(_mix(self._seeds[rows] ^ salt) + step * _GOLDEN)
+        key = _mix_(_mix_(self._seeds[rows] ^ salt) + step * _GOLDEN)
         if positions.device.type == "cpu":
             return torch.from_numpy(_on_host(key, positions.numpy(), width))
         return _on_device(torch.from_numpy(key).to(positions.device), positions, width)
