@@ -101,7 +101,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     part = (x if dim == x.shape[-1] else x[..., :dim]).float()
     out = part * cos
     if part.numel() < _SMALL:
-        out = out.addcmul_(part.roll(half, -1), sin)
+        out.addcmul_(part.roll(half, -1), sin)
     else:  # nothing of this size is made on the way
         out[..., :half].addcmul_(part[..., half:], sin[..., :half])
         out[..., half:].addcmul_(part[..., :half], sin[..., half:])

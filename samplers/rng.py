@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -110,8 +110,8 @@ _ROUNDS = ((30, _FIRST), (27, _SECOND), (31, 1))  # shift, factor
 _MASK52, _HALF, _UNIT = (1 << 52) - 1, 0.5, 2.0**-52
 
 
-def _mix(bits: Any) -> Any:
-    """SplitMix64's finaliser on int64 arrays or tensors; masking the copied sign bits away makes the shifts logical."""
+def _mix(bits: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64; masking the copied sign bits away makes the shifts logical."""
     bits = bits + _GOLDEN
     for shift, factor in _ROUNDS:
         bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -88,8 +88,8 @@ class Law:
 
     def draw(self, places: np.ndarray, noise: Noise) -> Tensor:
         """A token for each of `places` (see `some`), [N] int64: the Gumbel-max rule, in float64."""
-        step = max((CACHED if self.device.type == "cpu" else _HELD) // self.vocab, 1)
-        parts = (places[start : start + step] for start in range(0, len(places), step))
+        most = CACHED if self.device.type == "cpu" else _HELD
+        parts = parted(places, most // self.vocab)
         return torch.cat([argmax(gumbel(noise(part)).add_(self.some(part))) for part in parts])
 
     def scaled(self, temperature: float) -> Law:
@@ -109,6 +109,12 @@ class Law:
     def aligned(self, found: Tensor) -> Tensor:
         """What was computed for `rows`, handed out for the block: [R, ...] -> [B, W, ...]."""
         return found if self.place is None else found[self.place]
+
+
+def parted(places: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """`places` [N] in parts of `size`, at least of one; of no places, one part without any."""
+    size = max(size, 1)
+    return (places[start : start + size] for start in range(0, max(len(places), 1), size))
 
 
 class Scaled(Law):

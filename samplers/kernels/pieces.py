@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pardec.samplers.kernels.confidence import Confidence, confidence, greedy
-from pardec.samplers.kernels.law import Law, Noise
+from pardec.samplers.kernels.law import Law, Noise, parted
 
 HELD = 1 << 28  # bytes of float32 logits that are made at once; less is simply held
 
@@ -81,9 +81,7 @@ class Pieced(Law):
         return self.make(self.place.flatten()[torch.from_numpy(places).to(self.device)])
 
     def draw(self, places: np.ndarray, noise: Noise) -> Tensor:
-        step = max(1, HELD // (4 * self.vocab))
-        parts = (places[start : start + step] for start in range(0, len(places), step))
-        return torch.cat([self._drawn(part, noise) for part in parts])
+        return torch.cat([self._drawn(part, noise) for part in parted(places, HELD // (4 * self.vocab))])
 
     def _drawn(self, places: np.ndarray, noise: Noise) -> Tensor:
         """Of places whose logits may be held at once."""
