@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import shlex
 import statistics
 import sys
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.environment import processor
 from pardec.models.language_model import Facts, LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.canvas import Writing
@@ -107,14 +107,6 @@ def measure(vocab: int, positions: int, pairs: int) -> dict[str, float]:
         "decisions": len(ratios),
         "credit_state_bytes": state_bytes,
     }
-
-
-def processor() -> str:
-    """The CPU's name where the system tells it."""
-    listing = Path("/proc/cpuinfo")
-    lines = listing.read_text().splitlines() if listing.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
 
 
 def main() -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from importlib import metadata
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 import pardec
+from pardec.environment import processor
 from pardec.models.language_model import LanguageModel
 from pardec.models.plan import Plan
 
@@ -78,7 +78,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [row for name, spec in MODELS.items() for row in measure(name, spec, options.n, options.rounds)]
     if options.out:
-        machine = {"processor": platform.processor() or platform.machine(), "threads": 1, "load": os.getloadavg()[0]}
+        machine = {"processor": processor(), "threads": 1, "load": os.getloadavg()[0]}
         versions = {package: metadata.version(package) for package in ("torch", "torchao")}
         command = f"python benchmarks/quantize.py -n {options.n} --rounds {options.rounds}"
         document = {"command": command, "machine": machine, "versions": versions, "rows": rows}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 import pardec
+from pardec.environment import processor
 
 SELECTS = (
     "sequential",
@@ -134,7 +134,7 @@ def main() -> None:
         )
     head = {"model": options.model, "task": options.task, "problems": options.n, "seed": options.seed}
     head |= {"command": "python " + " ".join(sys.argv), "torch": torch.__version__}
-    head |= {"processor": platform.processor() or platform.machine()}
+    head |= {"processor": processor()}
     if options.out:
         options.out.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
     if options.markdown:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 
 import pardec
 from pardec.comparison import Table
+from pardec.environment import processor
 from pardec.samplers import registry
 from pardec.tasks import Problem, Task
 from pardec.tasks.lists import PHRASINGS
@@ -158,7 +158,7 @@ def main() -> None:
     print("\n".join([*held, *notes]))
     head = {"model": options.model, "problems": options.n, "seed": options.seed, "batch_size": options.batch_size}
     head |= {"command": " ".join(["python", "benchmarks/speculation.py", *sys.argv[1:]]), "torch": torch.__version__}
-    head |= {"processor": platform.processor() or platform.machine(), "threads": 1}
+    head |= {"processor": processor(), "threads": 1}
     options.out.with_suffix(".json").write_text(json.dumps({**head, "tasks": found, "notes": notes}, indent=1) + "\n")
     parts = [f"# Drafting for {options.model}\n", f"{options.n} held-out problems a task; `{head['command']}`.\n"]
     parts += ["\n".join(held) + "\n"] if held else []

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
@@ -23,7 +22,7 @@ import torch
 import transformers
 
 import pardec
-from pardec.environment import versions
+from pardec.environment import processor, versions
 
 PROMPTS = [
     "Tom has 12 apples. He buys 7 more. How many apples does Tom have now?",
@@ -139,7 +138,7 @@ def main() -> None:
         peers.append(made := peer(model, count, options.max_new_tokens, options.pairs))
         print(f"{count} rows: {made['speed_up']:.2f}x of transformers' greedy generate; same: {made['same_tokens']}")
     if options.out:
-        machine = {"processor": platform.processor() or platform.machine(), "threads": 1}
+        machine = {"processor": processor(), "threads": 1}
         command = " ".join(["python", "benchmarks/verify_batch.py", *sys.argv[1:]])
         report = {"command": command, "model": options.model, "machine": machine, "versions": versions()}
         options.out.write_text(json.dumps({**report, "rows": rows, "peers": peers}, indent=1) + "\n")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .errors import ModelError
@@ -14,6 +13,7 @@ from .hidden import Hidden
 from .kernels.attention import attend
 from .kernels.choice import Backend, backend
 from .kernels.norm import norm
+from .kernels.product import Linear, added, product
 from .kernels.sight import Sight, look
 from .kernels.swiglu import gated
 from .kernels.turn import turn_and_store
@@ -129,7 +129,7 @@ class DecoderLayer(nn.Module):
     def _attention(self, h: Tensor, step: _Pass, index: int, picked: Tensor | None) -> Tensor:
         config, cache, sight = self.config, step.cache, step.sight
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
-        fused = F.linear(norm(h, self.attn_norm, config.norm_eps, step.norms), self.qkv_weight, self.qkv_bias)
+        fused = product(norm(h, self.attn_norm, config.norm_eps, step.norms), self.qkv_weight, self.qkv_bias)
         fused = fused.view(*step.plan.tokens.shape, heads + 2 * kv_heads, dim)
         v = fused[:, :, heads + kv_heads :]
         if config.qk_norm:
@@ -156,7 +156,7 @@ class DecoderLayer(nn.Module):
 
     def _mlp(self, h: Tensor, step: _Pass) -> Tensor:
         normed = norm(h, self.mlp_norm, self.config.norm_eps, step.norms)
-        both = F.linear(normed, self.gate_up_weight, self.gate_up_bias)
+        both = product(normed, self.gate_up_weight, self.gate_up_bias)
         return _add_linear(h, gated(both, step.kernels), self.down_weight, self.down_bias, self.group)
 
 
@@ -178,7 +178,7 @@ class Decoder(nn.Module):
         self.embed = nn.Embedding(config.vocab, config.width)
         self.layers = nn.ModuleList([DecoderLayer(config) for _ in range(config.layers)])
         self.norm = _Norm(config.width, eps=config.norm_eps)
-        self.head = nn.Linear(config.width, config.vocab, bias=False)
+        self.head = Linear(config.width, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
         frequencies = torch.tensor(config.frequencies, dtype=torch.float32, device="cpu")
@@ -283,14 +283,11 @@ def _add_linear(
     h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup | None = None
 ) -> Tensor:
     """h + x @ weight.T (+ bias), the sum made by the product itself; with a `group`, each process has a part of x."""
-    if group is not None:
-        part = F.linear(x, weight)
-        dist.all_reduce(part, group=group)
-        return h + part if bias is None else h + part + bias
-    if type(weight) is not nn.Parameter:  # in fewer bits: such weights know F.linear alone
-        return h + F.linear(x, weight, bias)
-    out = torch.addmm(h, x, weight.t())
-    return out if bias is None else out + bias
+    if group is None:
+        return added(h, x, weight, bias)
+    part = product(x, weight)
+    dist.all_reduce(part, group=group)
+    return h + part if bias is None else h + part + bias
 
 
 def _bias(size: int, present: bool) -> nn.Parameter | None:

@@ -13,6 +13,7 @@ from .plan import Plan
 Views = tuple[Tensor, Tensor, Tensor, Tensor]  # K and V written [B, Q, K, D], K and V read [B, S, K, D]
 Address = tuple[int, int] | Tensor  # (start, stop) of a slice all rows share, or flat indices [B * Q]
 
+_LARGE = 1 << 21  # bytes of a layer's keys, from which on those of a head lie together on a CPU
 _SPANS = 4  # slices whose views are kept
 
 
@@ -42,8 +43,8 @@ class KVCache:
         self.capacity = capacity
         self.batch = batch
         with torch.inference_mode(False):  # so that a cache made in inference mode can be written outside it
-            self.k = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
-            self.v = [torch.zeros(shape, dtype=dtype, device=place) for place in devices]
+            self.k = [_room(shape, dtype, torch.device(place)) for place in devices]
+            self.v = [_room(shape, dtype, torch.device(place)) for place in devices]
 
         self.copies = 1  # of each sequence: rows 0 .. R-1 are the first copy of all of them, then come the second ones
         self.ids = torch.arange(batch)  # [R] on the host: which sequence of the first ones each row still is
@@ -146,7 +147,8 @@ class KVCache:
         with torch.inference_mode(False), torch.no_grad():
             for store in (self.k, self.v):
                 for layer, tensor in enumerate(store):
-                    store[layer] = tensor.index_select(0, rows.to(tensor.device))
+                    kept = _room((rows.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
+                    store[layer] = torch.index_select(tensor, 0, rows.to(tensor.device), out=kept)
         self.batch = rows.numel()
         self._views.clear()
 
@@ -157,7 +159,8 @@ class KVCache:
         with torch.inference_mode(False), torch.no_grad():
             for store in (self.k, self.v):
                 for layer, tensor in enumerate(store):
-                    store[layer] = tensor.new_zeros(len(tensor), capacity + 1, *tensor.shape[2:])
+                    larger = (len(tensor), capacity + 1, *tensor.shape[2:])
+                    store[layer] = _room(larger, tensor.dtype, tensor.device)
                     store[layer][:, : self.capacity] = tensor[:, :-1]
         self.capacity = capacity
         self._views.clear()
@@ -197,3 +200,15 @@ class KVCache:
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
         bound = torch.where(slots < 0, self.capacity, slots)
         return (rows[:, None] * (self.capacity + 1) + bound).flatten()
+
+
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros of `shape` [B, C + 1, K, D], rows and slots of which are one dimension in memory.
+
+    A CPU's attention goes through one head after another, and reads those of a large cache faster where each lies
+    together.
+    """
+    rows, slots, heads, dim = shape
+    if device.type != "cpu" or rows * slots * heads * dim * dtype.itemsize < _LARGE:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.zeros(heads, rows, slots, dim, dtype=dtype, device=device).permute(1, 2, 0, 3)

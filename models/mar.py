@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from .continuous import Gaussian, States
 from .diffusion import Denoising, denoising
+from .kernels.product import Linear
 
 EPS = 1e-6
 WAVES = 256  # numbers that a timestep is told by
@@ -32,8 +33,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.proj = Linear(width, width)
 
     def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
         """x [R, L, D]; `seen` [R, 1, 1, L] bool, None where all is."""
@@ -50,7 +51,7 @@ class Block(nn.Module):
         self.attn = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width, eps=EPS)
         hidden = int(width * ratio)
-        self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, hidden), "fc2": nn.Linear(hidden, width)})
+        self.mlp = nn.ModuleDict({"fc1": Linear(width, hidden), "fc2": Linear(hidden, width)})
 
     def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
         x = x + self.attn(self.norm1(x), seen)
@@ -80,12 +81,12 @@ class MARBackbone(nn.Module):
         (width, depth, heads), (wide, deep, many) = encoder, decoder
         self.class_emb = nn.Embedding(classes, width)
         self.fake_latent = nn.Parameter(torch.randn(1, width) * 0.02)
-        self.z_proj = nn.Linear(size, width)
+        self.z_proj = Linear(size, width)
         self.z_proj_ln = nn.LayerNorm(width, eps=EPS)
         self.encoder_pos_embed_learned = nn.Parameter(torch.randn(1, tokens + buffer, width) * 0.02)
         self.encoder_blocks = nn.ModuleList([Block(width, heads, ratio) for _ in range(depth)])
         self.encoder_norm = nn.LayerNorm(width, eps=EPS)
-        self.decoder_embed = nn.Linear(width, wide)
+        self.decoder_embed = Linear(width, wide)
         self.mask_token = nn.Parameter(torch.randn(1, 1, wide) * 0.02)
         self.decoder_pos_embed_learned = nn.Parameter(torch.randn(1, tokens + buffer, wide) * 0.02)
         self.decoder_blocks = nn.ModuleList([Block(wide, many, ratio) for _ in range(deep)])
@@ -145,8 +146,8 @@ class Modulated(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.in_ln = nn.LayerNorm(width, eps=EPS)
-        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
-        self.adaLN_modulation = nn.ModuleDict({"1": nn.Linear(width, 3 * width)})  # behind a SiLU that all share
+        self.mlp = nn.Sequential(Linear(width, width), nn.SiLU(), Linear(width, width))
+        self.adaLN_modulation = nn.ModuleDict({"1": Linear(width, 3 * width)})  # behind a SiLU that all share
 
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         shift, scale, gate = self.adaLN_modulation["1"](y).chunk(3, -1)
@@ -156,8 +157,8 @@ class Modulated(nn.Module):
 class Last(nn.Module):
     def __init__(self, width: int, size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, size)
-        self.adaLN_modulation = nn.ModuleDict({"1": nn.Linear(width, 2 * width)})
+        self.linear = Linear(width, size)
+        self.adaLN_modulation = nn.ModuleDict({"1": Linear(width, 2 * width)})
 
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation["1"](y).chunk(2, -1)
@@ -168,7 +169,7 @@ class Last(nn.Module):
 class Times(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(WAVES, width), nn.SiLU(), nn.Linear(width, width))
+        self.mlp = nn.Sequential(Linear(WAVES, width), nn.SiLU(), Linear(width, width))
 
     def forward(self, timesteps: Tensor) -> Tensor:
         """[N, W] of timesteps [N]."""
@@ -187,8 +188,8 @@ class MARHead(nn.Module):
         super().__init__()
         self.size = size
         self.time_embed = Times(width)
-        self.cond_embed = nn.Linear(condition, width)
-        self.input_proj = nn.Linear(size, width)
+        self.cond_embed = Linear(condition, width)
+        self.input_proj = Linear(size, width)
         self.res_blocks = nn.ModuleList([Modulated(width) for _ in range(depth)])
         self.final_layer = Last(width, 2 * size)
 

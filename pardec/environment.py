@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +32,11 @@ def machine() -> dict[str, str]:
     """Accelerators, cores and threads of this machine; imports torch."""
     import torch
 
-    found = {"cpu_cores": str(os.cpu_count()), "torch_threads": str(torch.get_num_threads())}
+    found = {
+        "processor": processor(),
+        "cpu_cores": str(os.cpu_count()),
+        "torch_threads": str(torch.get_num_threads()),
+    }
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             found[f"cuda:{index}"] = torch.cuda.get_device_name(index)
@@ -39,6 +45,15 @@ def machine() -> dict[str, str]:
         found["cuda"] = "not available"
     found["mps"] = "available" if torch.backends.mps.is_available() else "not available"
     return found
+
+
+def processor() -> str:
+    """The CPU's name where the system tells it, else its kind."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        name = found[1].strip() if found else name
+    return name
 
 
 def checkout() -> dict[str, str]:

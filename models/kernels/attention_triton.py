@@ -92,8 +92,11 @@ def _attend(
         q = q.to(tl.float32)
     position = tl.load(positions_ptr + row * queries + i, mask=present, other=-1)
     last = tl.minimum(tl.load(lengths_ptr + row), extent)
-    if KIND == 1:  # no query of this block sees past its latest position
-        last = tl.minimum(last, tl.max(position, 0) + 1)
+    reach = position + 1  # the first slot that a query does not see, worked out here: divisions are dear in the loop
+    if KIND == 2:
+        reach = (position // block + 1) * block
+    if KIND == 1 or KIND == 2:
+        last = tl.minimum(last, tl.max(reach, 0))
     first = 0
     if SPLITS:
         first = tl.program_id(2) * split
@@ -122,10 +125,8 @@ def _attend(
             v = v.to(tl.float32)
         score = tl.dot(q, k, input_precision="ieee") * scale
         sees = valid[None, :] & (position >= 0)[:, None]
-        if KIND == 1:
-            sees = sees & (s[None, :] <= position[:, None])
-        if KIND == 2:
-            sees = sees & (s[None, :] // block <= position[:, None] // block)
+        if KIND == 1 or KIND == 2:
+            sees = sees & (s[None, :] < reach[:, None])
         if KIND == 3:
             at = allowed_ptr + (row * queries + i[:, None]) * extent + s[None, :]
             sees = sees & (tl.load(at, mask=present[:, None] & valid[None, :], other=0) != 0)

@@ -23,7 +23,17 @@ def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> 
         return torch.empty(shape, dtype=dtype, device=device)
     rows, columns = shape
     apart = rows if rows % _SETS else rows + _APART
-    return torch.empty(columns, apart, dtype=dtype, device=device)[:, :rows].t()
+    made = torch.empty(columns, apart, dtype=dtype, device=device)
+    made[:, rows:] = 0  # multiplied by some products, and then left out
+    return made[:, :rows].t()
+
+
+def whole(weight: Tensor) -> Tensor | None:
+    """The matrix [>= N, K] without gaps whose first rows are `weight` [N, K]; None where it lies in no such one."""
+    (rows, columns), (step, apart) = weight.shape, weight.stride()
+    if step == 1 and apart > rows:
+        return weight.as_strided((apart, columns), (1, apart))
+    return weight if weight.is_contiguous() or (step == 1 and apart == rows) else None
 
 
 def fill(target: Tensor, source: Tensor) -> None:

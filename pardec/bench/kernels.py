@@ -129,9 +129,7 @@ def _sight(plan: Plan, dtype: torch.dtype, how: Backend) -> Sight:
     sight = look(plan, extent=CANVAS, dtype=dtype, device=plan.tokens.device, plain=True)
     if how == "reference":
         return sight
-    ruled = plan.visible.kind in ("bidirectional", "causal")
-    from pardec.models.kernels.sight import seen
-
+    index = torch.arange(plan.width, device=plan.positions.device)
     return replace(
         sight,
         backend="triton",
@@ -141,7 +139,7 @@ def _sight(plan: Plan, dtype: torch.dtype, how: Backend) -> Sight:
         positions=plan.positions,
         lengths=plan.lengths,
         visible=plan.visible,
-        allowed=None if ruled else seen(plan, CANVAS),
+        nodes=index.expand(plan.positions.shape) if plan.visible.kind == "tree" else None,
     )
 
 

@@ -79,7 +79,7 @@ class Plain:
             assert isinstance(layer, DecoderLayer)
             h, made = self._layer(h, layer, start, None if kept is None else kept[index])
             fresh.append(made)
-        return self.decoder.head(self.decoder.norm(h)), fresh
+        return F.linear(self.decoder.norm(h), self.decoder.head.weight), fresh
 
     def _layer(self, h: Tensor, layer: DecoderLayer, start: int, kept: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         config, stop = self.decoder.config, start + h.shape[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +17,7 @@ Column = tuple[str, Callable[[Row], str]]
 def document(command: Sequence[str], rows: Sequence[Row], settings: Row) -> Row:
     """All that a run came to, as JSON can hold it."""
     head = {"command": shlex.join(["pardec", *command]), "settings": settings}
-    where = {"processor": platform.processor() or platform.machine(), **machine()}
-    return {**head, "machine": where, "versions": versions(), "rows": list(rows)}
+    return {**head, "machine": machine(), "versions": versions(), "rows": list(rows)}
 
 
 def write(made: Row, file: Path) -> None:

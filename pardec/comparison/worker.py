@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import platform
-import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +14,7 @@ import torch
 from pardec.comparison.entries import Entry
 from pardec.comparison.memory import Peak
 from pardec.comparison.units import Problems, Unit
+from pardec.environment import processor
 from pardec.executors import described
 from pardec.requests import Call
 from pardec.result import Result
@@ -251,9 +249,5 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return device.type
-    name = platform.processor() or platform.machine()
-    with suppress(OSError):
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-        name = found[1].strip() if found else name
     threads = torch.get_num_threads()
-    return f"{name}, {threads} thread{'s' * (threads > 1)}"
+    return f"{processor()}, {threads} thread{'s' * (threads > 1)}"

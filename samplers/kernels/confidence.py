@@ -18,6 +18,7 @@ from torch import Tensor
 from pardec.models.kernels.choice import backend
 from pardec.samplers.kernels.rank import argmax
 
+_APIECE = 1 << 22  # logits whose probabilities are made at once
 CACHED = 1 << 17  # logits whose intermediate results stay in a processor's cache
 
 
@@ -144,7 +145,11 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
         found = confidence(logits)
         return found.ids, found.probability
     logits = logits.float()
-    return argmax(logits), logits.softmax(-1).amax(-1)
+    if logits.numel() <= _APIECE:
+        return argmax(logits), logits.softmax(-1).amax(-1)
+    rows = torch.split(logits.reshape(-1, logits.shape[-1]), max(_APIECE // logits.shape[-1], 1))
+    ids, probability = zip(*((argmax(part), part.softmax(-1).amax(-1)) for part in rows), strict=True)
+    return torch.cat(ids).view(logits.shape[:-1]), torch.cat(probability).view(logits.shape[:-1])
 
 
 def _define(logits: Tensor) -> Confidence:

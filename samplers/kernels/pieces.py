@@ -11,8 +11,10 @@ its product does anyway, guidance and what is ruled out come before the statisti
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from pardec.samplers.kernels.law import Law, Noise, parted
 
 HELD = 1 << 28  # bytes of float32 logits that are made at once; less is simply held
 
+Read = TypeVar("Read")
 Make = Callable[[Tensor], Tensor]  # indices [N] of rows -> their logits [N, V] float32
 
 
@@ -60,21 +63,24 @@ class Pieced(Law):
     def greedy(self) -> tuple[Tensor, Tensor]:
         if "confidence" in vars(self):
             return self.confidence.ids, self.confidence.probability
-        ids, probability = zip(*(greedy(rows) for _, rows in self._pieces()), strict=True)
+        ids, probability = zip(*self._each(lambda _, rows: greedy(rows)), strict=True)
         return self.aligned(torch.cat(ids)), self.aligned(torch.cat(probability))
 
     @cached_property
     def confidence(self) -> Confidence:
-        found = zip(*(confidence(rows) for _, rows in self._pieces()), strict=True)
+        found = zip(*self._each(lambda _, rows: confidence(rows)), strict=True)
         return Confidence(*(self.aligned(torch.cat(part)) for part in found))
 
     def at(self, tokens: Tensor) -> Tensor:
         place, wanted = self.place.flatten(), tokens.flatten(0, 1)
         out = torch.empty(wanted.shape, dtype=torch.float32, device=wanted.device)
-        for index, rows in self._pieces():
+
+        def read(index: Tensor, rows: Tensor) -> None:
             first = int(index[0])
             here = ((place >= first) & (place < first + len(index))).nonzero()[:, 0]
             out[here] = rows[place[here] - first].gather(1, wanted[here])
+
+        deque(self._each(read), maxlen=0)
         return out.view(tokens.shape)
 
     def some(self, places: np.ndarray) -> Tensor:
@@ -94,14 +100,14 @@ class Pieced(Law):
         return Pieced(lambda index: change(self.make(index)[None])[0], self.count, self.vocab, self.place)
 
     def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.aligned(torch.cat([embed(rows.softmax(-1)) for _, rows in self._pieces()]))
+        return self.aligned(torch.cat(list(self._each(lambda _, rows: embed(rows.softmax(-1))))))
 
-    def _pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Indices of rows that follow each other, and their logits."""
+    def _each(self, read: Callable[[Tensor, Tensor], Read]) -> Iterator[Read]:
+        """What `read` makes of the indices of rows that follow each other and of their logits, held by nobody else."""
         step = max(1, HELD // (4 * self.vocab))
         for start in range(0, self.count, step):
             index = torch.arange(start, min(start + step, self.count), device=self.place.device)
-            yield index, self.make(index)
+            yield read(index, self.make(index))
 
 
 def joined(laws: Sequence[Law], order: Tensor) -> Law:

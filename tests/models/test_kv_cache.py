@@ -3,18 +3,27 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pardec.models import kv_cache
 from pardec.models.errors import CacheError, CapacityError
 from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
 
 
+@pytest.fixture(autouse=True, params=["slots together", "heads together"])
+def lies(request, monkeypatch) -> str:
+    """How the numbers lie in memory, which nothing but time may depend on."""
+    monkeypatch.setattr(kv_cache, "_LARGE", 0 if request.param == "heads together" else 1 << 60)
+    return str(request.param)
+
+
 def make(batch: int = 2, capacity: int = 6) -> KVCache:
-    return KVCache(layers=2, batch=batch, capacity=capacity, kv_heads=1, head_dim=1)
+    return KVCache(layers=2, batch=batch, capacity=capacity, kv_heads=2, head_dim=1)
 
 
 def numbered(batch: int, width: int) -> torch.Tensor:
-    return torch.arange(1.0, batch * width + 1).view(batch, width, 1, 1)
+    first = torch.arange(1.0, batch * width + 1).view(batch, width, 1, 1)
+    return torch.cat((first, first + 0.5), 2)
 
 
 def test_queries_are_stored_in_their_slots_and_padding_in_the_bin():
@@ -105,7 +114,7 @@ def test_an_empty_cache_is_refused():
 
 
 def test_nbytes_counts_keys_values_and_the_bin():
-    assert make().nbytes == 2 * 2 * 2 * 7 * 4
+    assert make().nbytes == 2 * 2 * 2 * 7 * 2 * 4
 
 
 def test_a_cache_made_in_inference_mode_can_be_used_outside_it():
@@ -129,3 +138,39 @@ def test_a_text_that_grows_leaves_no_views_of_its_steps_behind() -> None:
         assert views[1][3].data_ptr() == cache.v[1].data_ptr()
         assert views[1][2].shape[1] == place + 1
     assert len(cache._views) <= 8
+
+
+def test_what_lies_together_still_does_when_rows_leave_and_slots_are_added(lies):
+    cache = make(batch=3)
+    for change in (lambda: None, lambda: cache.keep(torch.tensor([2, 0])), lambda: cache.grow(9)):
+        change()
+        for held in (*cache.k, *cache.v):
+            rows, slots = held.shape[:2]
+            assert held.stride()[1:3] == ((1, rows * slots) if lies == "heads together" else (2, 1))
+            assert held.flatten(0, 1).data_ptr() == held.data_ptr()  # a view: writing goes by flat slots
+
+
+def test_nothing_that_is_done_to_a_cache_depends_on_how_it_lies(lies, monkeypatch):
+    def used(cache: KVCache) -> KVCache:
+        slots = torch.tensor([[4, -1, 0], [-1, 2, 5], [1, 3, 0]])
+        plan = ask(ids(3, 3), slots, Visible.bidirectional(), torch.tensor([5, 6, 4]))
+        cache.write(0, numbered(3, 3), -numbered(3, 3), plan)
+        cache.move(torch.tensor([[0, 4], [2, 5], [1, 3]]), torch.tensor([[1, -1], [5, 2], [0, 1]]))
+        cache.keep(torch.tensor([2, 0]))
+        cache.grow(9)
+        cache.put(torch.tensor([1]), make(batch=1))
+        span = torch.tensor([[7, 8]]).expand(2, 2)
+        cache.write(
+            1,
+            numbered(2, 2),
+            -numbered(2, 2),
+            Plan(ids(2, 2), span, span, Visible.causal(), torch.tensor([9, 9]), span, span=(7, 9), uniform=9),
+        )
+        return cache
+
+    found = used(make(batch=3))
+    monkeypatch.setattr(kv_cache, "_LARGE", 1 << 60)
+    expected = used(make(batch=3))
+    for one, other in zip((*found.k, *found.v), (*expected.k, *expected.v), strict=True):
+        assert torch.equal(one, other)
+    assert expected.k[0][0, 0].flatten().tolist() == [7, 7.5]

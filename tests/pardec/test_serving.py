@@ -173,7 +173,8 @@ def test_pictures_of_vectors_are_drawn_a_batch_at_a_time(tmp_path: Path) -> None
         alone = model.generate(label=at, sampler="mar:steps=4", seed=[row.seed])
         assert row.result.latents is not None
         assert alone.latents is not None
-        torch.testing.assert_close(row.result.latents, alone.latents, atol=1e-4, rtol=1e-4)
+        near = 3e-4 * float(alone.latents.abs().max())  # how a batch is multiplied rounds otherwise than a row alone
+        torch.testing.assert_close(row.result.latents, alone.latents, atol=near, rtol=0)
 
 
 # --- what is served ---

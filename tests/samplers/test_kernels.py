@@ -55,6 +55,15 @@ def test_confidence_is_its_definition(shape: tuple[int, ...], dtype: torch.dtype
     np.testing.assert_allclose(probability, law.max(-1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("apiece", [1, 2 * 1031, 5 * 1031])
+def test_greedy_proposals_a_few_rows_at_a_time_are_those_at_once(apiece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = logits_of((2, 3, 1031), torch.float32, holes=True)
+    whole = greedy(logits)
+    monkeypatch.setattr(module, "_APIECE", apiece)
+    for found, expected in zip(greedy(logits), whole, strict=True):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("width", [1, 4, 10, 64])
 def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(width: int) -> None:
     drawn = torch.Generator().manual_seed(3)

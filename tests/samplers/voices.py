@@ -85,11 +85,16 @@ def law(model: LanguageModel, text: Sequence[int], **part: Any) -> Tensor:
     return model.forward(Plan(**{**{name: getattr(plan, name) for name in Plan.__slots__}, **part})).logits()[0, -1]
 
 
+def apart(found: Tensor, expected: Tensor) -> float:
+    """The greatest difference as a share of the greatest entry: how a processor rounds grows with what it adds up."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
 @contextmanager
 def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[float]]:
     """Compares the drafter's law behind every node with `truth` of its whole text, and the target's with `law`.
 
-    Gives the greatest difference of each forward.
+    Gives the greatest difference of each law, as a share of its greatest logit.
     """
     errors: list[float] = []
     hear, verify = Nodes.hear, Passes.verify
@@ -100,7 +105,7 @@ def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[f
             for at, node in enumerate(nodes[row].tolist()):
                 if node >= 0 and truth is not None:
                     text = [*self.scene.text.row(row).tolist(), *path(draft, row, node)]
-                    errors.append(float((said[row, at] - truth(text)).abs().max()))
+                    errors.append(apart(said[row, at], truth(text)))
         return said
 
     def verified(self: Passes, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
@@ -108,7 +113,7 @@ def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[f
         for row, size in enumerate(draft.sizes):
             for node in range(size):
                 text = [*self.text.row(row).tolist(), *path(draft, row, node)]
-                errors.append(float((raw[row, node] - law(self.model, text)).abs().max()))
+                errors.append(apart(raw[row, node], law(self.model, text)))
         return raw, made
 
     with patch.object(Nodes, "hear", listened), patch.object(Passes, "verify", verified):

@@ -1,0 +1,369 @@
+"""Every Triton kernel compiles for GPUs, launched as its wrapper launches it, on a machine that has none.
+
+The interpreter says whether a kernel is right, and takes what the compiler refuses. The compiler needs no GPU: here a
+launch ends with its machine code. Tensors are on the device "meta": they have types, strides and places and no numbers,
+so that shapes are those of real models, and a wrapper that reads one on the host fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.models.kernels import choice
+from pardec.models.kernels.attention import attend
+from pardec.models.kernels.norm import add_norm, norm
+from pardec.models.kernels.sight import look
+from pardec.models.kernels.swiglu import gated
+from pardec.models.kernels.turn import turn_and_store
+from pardec.models.plan import Plan, Visible
+from pardec.samplers.chances import Keyed
+from pardec.samplers.kernels.confidence import confidence, confidence_of
+from pardec.samplers.kernels.neighbourhood import around, within
+from pardec.samplers.kernels.verdict import judge
+from pardec.samplers.rng import Keyed as Source
+from pardec.samplers.verifying import Draft
+from tests.models.toys import model
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this process interprets the kernels"),
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+]
+
+ROOT = Path(__file__).resolve().parents[1]
+META = torch.device("meta")
+SHARED = {90: 227 << 10, 80: 99 << 10}  # bytes that a program may have; 99 KiB are those of the smallest sm_8x
+ARCHES = pytest.mark.parametrize("arch", [90, pytest.param(80, marks=pytest.mark.slow)], ids="sm_{}".format)
+SPILLED = 64  # bytes of registers a thread that may go through memory
+FULL, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+VOCAB, WIDTH = 126464, 4096  # LLaDA-8B's
+
+
+class Launch(NamedTuple):
+    """What became of one launch."""
+
+    kernel: str  # module:function
+    compiled: Any
+    grid: tuple[int, ...]
+    registers: int
+    spilled: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A tensor as a launch sees it: where it begins counts, in memory that begins at a multiple of everything."""
+
+    dtype: torch.dtype
+    place: int
+
+    def data_ptr(self) -> int:
+        return self.place
+
+
+def launched(run: Callable[[], object], arch: int) -> list[Launch]:
+    """What `run` launches, compiled for sm_`arch` and not run; a kernel that was there already is not there twice."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import jit
+
+    written()  # else those that `run` imports would take the patched `interpreted` for theirs
+    found: list[Launch] = []
+    real = jit.JITFunction.run
+
+    def compile_only(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **options: Any) -> None:
+        assert not options.get("WIDE"), "compiled as the interpreter needs it"
+        assert all(arg.device == META for arg in args if isinstance(arg, Tensor))
+        held = [
+            Pointer(arg.dtype, arg.storage_offset() * arg.itemsize) if isinstance(arg, Tensor) else arg for arg in args
+        ]
+        with contextlib.redirect_stdout(io.StringIO()) as log:
+            compiled = real(kernel, *held, grid=grid, warmup=True, **options)
+        if compiled not in [launch.compiled for launch in found]:
+            name = f"{kernel.fn.__module__}:{kernel.fn.__name__}"
+            found.append(Launch(name, compiled, tuple(grid), *figures(log.getvalue())))
+
+    device = object()  # a new one, for which nothing has been compiled
+    active = SimpleNamespace(
+        get_current_device=lambda: device,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", arch, 32),
+    )
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setenv("TRITON_CACHE_DIR", folder)
+        patch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
+        patch.setenv(choice.VARIABLE, "triton")
+        patch.setattr(choice, "interpreted", lambda: True)  # Triton may be forced on other devices than CUDA
+        patch.setattr(jit, "driver", SimpleNamespace(active=active))
+        patch.setattr(jit.JITFunction, "run", compile_only)
+        run()
+    return found
+
+
+def figures(log: str) -> tuple[int, int]:
+    """Registers a thread and bytes spilled, from what the assembler says."""
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", log)]
+    stored = [int(number) for number in re.findall(r"(\d+) bytes spill stores", log)]
+    assert registers, f"the assembler says nothing of registers:\n{log}"
+    return max(registers), max(stored)
+
+
+def check(launch: Launch, arch: int, *, spilled: int = SPILLED) -> None:
+    """That a GPU would take the launch."""
+    warps, shared = launch.compiled.metadata.num_warps, launch.compiled.metadata.shared
+    assert launch.compiled.asm["cubin"][:4] == b"\x7fELF"
+    assert warps <= 32, f"{warps} warps a program"
+    assert shared <= SHARED[arch], f"{shared} bytes of shared memory"
+    assert 32 * warps * launch.registers <= 1 << 16, f"{launch.registers} registers in {warps} warps"
+    assert launch.spilled <= spilled, f"{launch.spilled} bytes spilled beside {launch.registers} registers"
+    assert launch.grid[0] < 1 << 31, f"a grid of {launch.grid}"
+    assert all(size < 1 << 16 for size in launch.grid[1:]), f"a grid of {launch.grid}"
+
+
+@cache
+def written() -> dict[str, Any]:
+    """Every kernel that is launched from the host, by module and name: those that no other kernel calls."""
+    found = {}
+    for file in sorted(file for floor in ("models", "samplers") for file in (ROOT / floor).rglob("*_triton.py")):
+        name = ".".join(("pardec", *file.relative_to(ROOT).with_suffix("").parts))
+        found |= {f"{name}:{each.fn.__name__}": each.fn for each in jitted(import_module(name))}
+    called = {name for function in found.values() for name in function.__code__.co_names}
+    return {name: function for name, function in found.items() if function.__name__ not in called}
+
+
+def jitted(module: Any) -> list[Any]:
+    return [
+        each
+        for each in vars(module).values()
+        if getattr(getattr(each, "fn", None), "__module__", "") == module.__name__
+    ]
+
+
+def empty(*shape: int, dtype: torch.dtype = FULL) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def ints(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def attention(
+    kind: str,
+    dtype: torch.dtype = BRAIN,
+    *,
+    dim: int = 128,
+    queries: int = 32,
+    slots: int = 512,
+    heads: int = 32,
+    kv: int = 32,
+    batch: int = 2,
+    apart: bool = False,
+) -> None:
+    """Queries over a cache; `apart`: its rows are not the plan's."""
+    order, lengths = ints(batch, queries), ints(batch)
+    visible = {
+        "bidirectional": Visible.bidirectional,
+        "causal": Visible.causal,
+        "blocks": lambda: Visible.segments(32),
+        "segments": lambda: Visible.segments(ids=ints(batch, slots)),
+        "tree": lambda: Visible.tree(ints(queries), lengths),
+        "trees": lambda: Visible.tree(ints(batch, queries), lengths),
+        "mask": lambda: Visible.mask(empty(batch, queries, slots, dtype=torch.bool)),
+    }[kind]()
+    plan = Plan(order, order, order, visible, lengths, order, rows=ints(batch) if apart else None)
+    sight = look(plan, extent=slots, dtype=dtype, device=META)
+    fused = empty(batch, queries, heads + 2 * kv, dim, dtype=dtype)
+    k, v = empty(2, batch + 1, slots + 1, kv, dim, dtype=dtype).unbind(0)
+    out = attend(fused[:, :, :heads], k, v, sight)
+    assert out.shape == (batch, queries, heads, dim)
+
+
+def statistics(
+    dtype: torch.dtype, *, vocab: int = VOCAB, count: int = 32, temperature: float = 1.0, raised: int = 0
+) -> None:
+    tokens, by = (ints(count, raised), empty(count, raised)) if raised else (None, None)
+    confidence(empty(count, vocab, dtype=dtype), temperature=temperature, tokens=tokens, by=by)
+
+
+def head(dtype: torch.dtype, *, count: int = 32, temperature: float = 1.0, raised: int = 0) -> None:
+    tokens, by = (ints(count, raised), empty(count, raised)) if raised else (None, None)
+    states, weight = empty(count, WIDTH, dtype=dtype), empty(VOCAB, WIDTH, dtype=dtype)
+    confidence_of(states, weight, temperature=temperature, tokens=tokens, by=by)
+
+
+def norms(dtype: torch.dtype, width: int) -> None:
+    x, gain = empty(32, width, dtype=dtype), empty(width, dtype=dtype)
+    norm(x, gain, 1e-5, "triton")
+    add_norm(x, x, gain, 1e-5, "triton")
+
+
+def gate(dtype: torch.dtype, width: int) -> None:
+    gated(empty(32, 2 * width, dtype=dtype), "triton")
+
+
+def turn(dtype: torch.dtype, dim: int, *, queries: int = 32, turned: int | None = None) -> None:
+    angle = empty(1, queries, 1, turned or dim)
+    k, v = empty(2, 2, 513, 8, dim, dtype=dtype).unbind(0)
+    turn_and_store(empty(2, queries, 48, dim, dtype=dtype), angle, angle, k, v, ints(2 * queries), 32, "triton")
+
+
+def chain(nodes: int, *, vocab: int = VOCAB, laws: bool = False, points: bool = False) -> None:
+    q = empty(2, nodes, vocab) if laws else None
+    point = empty(2, nodes, dtype=torch.bool) if points else None
+    draft = Draft(ints(2, nodes), np.array([nodes, 1]), np.array([7, 9]), q=q, point=point)
+    order = np.arange(2)
+    judge(draft, empty(2, nodes, vocab), Keyed(Source((1, 2)), order, order, META))
+
+
+def neighbours(dtype: torch.dtype, k: int, *, vocab: int = 16384, ids: int = 3) -> None:
+    nearest = ints(vocab, k, dtype=torch.int32)
+    around(empty(4, vocab, dtype=dtype), ints(4, ids), nearest)
+    within(empty(4, vocab, dtype=dtype), ints(4), nearest, empty(4, dtype=dtype))
+
+
+def stack(dtype: torch.dtype) -> None:
+    """A prompt and then one token, with the plans, caches and tables of a real forward."""
+    decoder = model(width=128, heads=4, kv_heads=2, head_dim=64, layers=1).decoder.to(device=META, dtype=dtype)
+    held = decoder.new_cache(2, 600)
+    for start, stop in ((0, 40), (40, 41)):
+        order, lengths = ints(2, stop - start), ints(2)
+        plan = Plan(
+            order, order, order, Visible.causal(), lengths, order[:, :1], uniform=stop, span=(start, stop), narrow=True
+        )
+        decoder.forward(plan, held).logits()
+
+
+def cases() -> dict[str, Callable[[], object]]:
+    """Shapes of real models, and sizes of 1, which Triton compiles differently."""
+    found: dict[str, Callable[[], object]] = {}
+
+    def add(run: Callable[..., None], *args: Any, **options: Any) -> None:
+        parts = [run.__name__, *args, *(f"{name}={value}" for name, value in options.items())]
+        found[" ".join(str(part).removeprefix("torch.") for part in parts)] = partial(run, *args, **options)
+
+    for kind in ("bidirectional", "causal", "blocks", "mask", "tree"):
+        for dim in (64, 128):
+            add(attention, kind, dim=dim)
+        add(attention, kind, FULL, dim=64)
+        add(attention, kind, queries=1, slots=4096, kv=8, apart=True)
+    for kind in ("bidirectional", "tree"):
+        add(attention, kind, HALF)
+        add(attention, kind, slots=4096, kv=8)
+        add(attention, kind, FULL)
+    add(attention, "segments")
+    add(attention, "trees", dim=24)
+    add(attention, "trees", HALF, queries=16, slots=3000, dim=64, kv=8)  # in parts, of two queries a block
+    add(attention, "blocks", dim=80, queries=512)
+    add(attention, "bidirectional", FULL, queries=1, slots=4096, kv=8)
+    add(attention, "causal", queries=1, slots=1, batch=1, heads=1, kv=1)
+    for dtype in (FULL, HALF, BRAIN):
+        add(statistics, dtype)
+        add(head, dtype)
+        add(norms, dtype, 48)
+        add(norms, dtype, WIDTH)
+        add(gate, dtype, 12288)
+        add(turn, dtype, 128)
+        add(turn, dtype, 24, turned=12)
+        add(stack, dtype)
+    add(statistics, BRAIN, vocab=97, count=1)
+    add(statistics, BRAIN, temperature=0.7)
+    add(statistics, BRAIN, temperature=0.7, raised=3)
+    add(statistics, FULL, vocab=1, raised=1)
+    add(head, BRAIN, count=1)
+    add(head, BRAIN, count=200)
+    add(head, BRAIN, temperature=0.7, raised=3)
+    add(norms, BRAIN, 1)
+    add(gate, BRAIN, 1)
+    add(turn, BRAIN, 64, queries=1)
+    add(chain, 1)
+    add(chain, 6)
+    add(chain, 6, laws=True)
+    add(chain, 33, laws=True, points=True)
+    add(chain, 6, vocab=97, laws=True)
+    for dtype in (FULL, torch.float64):
+        add(neighbours, dtype, 1, ids=1)
+        add(neighbours, dtype, 100)
+        add(neighbours, dtype, 2000)
+    return found
+
+
+CASES = cases()
+
+
+@cache
+def compiled(case: str, arch: int) -> list[Launch]:
+    return launched(CASES[case], arch)
+
+
+def forced(case: str) -> bool:
+    """Whether force alone runs it: attention in float32. The walk up a tree leaves it too few registers."""
+    return case.startswith(("attention tree float32", "attention trees float32"))
+
+
+@ARCHES
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_wrapper_launches_compiles_and_fits(case: str, arch: int) -> None:
+    found = compiled(case, arch)
+    assert found, "nothing was launched"
+    for launch in found:
+        check(launch, arch, spilled=1 << 14 if forced(case) else SPILLED)
+
+
+@ARCHES
+def test_every_kernel_is_launched_by_some_case(arch: int) -> None:
+    assert written().keys() == {launch.kernel for case in CASES for launch in compiled(case, arch)}
+
+
+@triton.jit
+def _mistyped(x_ptr, out_ptr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    x = tl.load(x_ptr + at)
+    if SIZE > 1:
+        x = x[:, None] + at  # another shape, which a compiler does not take after a branch
+    tl.store(out_ptr + at, x)
+
+
+@triton.jit
+def _product(x_ptr, y_ptr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(y_ptr + at, tl.dot(x, y).to(x.dtype))
+
+
+def test_a_kernel_that_does_not_compile_is_noticed() -> None:
+    x = empty(16)
+    with pytest.raises(triton.CompilationError):
+        launched(lambda: _mistyped[(1,)](x, x, SIZE=16), 90)
+
+
+def test_a_kernel_that_does_not_fit_is_noticed() -> None:
+    x = empty(512, 512, dtype=BRAIN)
+    (small,) = launched(lambda: _product[(1,)](x, x, SIZE=32), 90)
+    check(small, 90)
+    with pytest.raises(AssertionError, match="a grid of"):
+        check(small._replace(grid=(1, 1 << 16)), 90)
+    (wide,) = launched(lambda: _product[(1,)](x, x, SIZE=256, num_warps=8), 90)
+    with pytest.raises(AssertionError, match="of shared memory"):
+        check(wide, 90)
+    with pytest.raises(AssertionError, match="bytes spilled"):
+        check(wide._replace(compiled=small.compiled), 90)
+
+
+def test_a_tensor_on_another_device_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        launched(lambda: _mistyped[(1,)](empty(1), torch.empty(1), SIZE=1), 90)
