@@ -1,7 +1,8 @@
-"""How processes beside each other find one another."""
+"""How processes beside each other find one another, and part."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 
@@ -17,3 +18,20 @@ def find_interface() -> None:
         loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
         if loopback:
             os.environ["GLOO_SOCKET_IFNAME"] = loopback[0]
+
+
+def part_at_exit() -> None:
+    """Ends the process group before the interpreter ends.
+
+    gloo's threads let go of a collective's tensors some time after it is done, and need the interpreter for that: one
+    that comes when the interpreter is gone aborts the process, and torchrun then calls a finished run a failed one.
+    """
+    atexit.unregister(_part)  # once, however often a process asks
+    atexit.register(_part)
+
+
+def _part() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -21,7 +21,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 
 from .decoder import Decoder, DecoderConfig, DecoderLayer
 from .errors import ModelError
-from .processes import find_interface
+from .processes import find_interface, part_at_exit
 
 _STARTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _PLAN: dict[str, Placement] = {  # by the last component of a parameter's name; all others are in every process
@@ -100,4 +100,5 @@ def shares(device: torch.device, config: DecoderConfig) -> Shares:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        part_at_exit()
     return Shares(init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",)), config)

@@ -105,7 +105,7 @@ def _joined() -> Any:
     import torch
     from accelerate import PartialState
 
-    from pardec.models.processes import find_interface
+    from pardec.models.processes import find_interface, part_at_exit
 
     find_interface()
     gpu = torch.cuda.is_available()
@@ -113,4 +113,6 @@ def _joined() -> Any:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes beside each other must not fight for the cores
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     # The processes exchange counts and words, never tensors: gloo does that on every machine.
-    return PartialState(cpu=not gpu, backend="gloo", timeout=PATIENCE)
+    state = PartialState(cpu=not gpu, backend="gloo", timeout=PATIENCE)
+    part_at_exit()
+    return state

@@ -196,6 +196,33 @@ def test_torchrun_loses_nothing_when_a_process_is_killed(tmp_path: Path) -> None
     assert len(again) == 2 or len(some) > 18  # both took part where there was something to share
 
 
+LEFT_AT_THE_END = """
+import atexit, os
+from pathlib import Path
+
+@atexit.register  # what is registered first runs last
+def tell() -> None:
+    print(*sorted(Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()))
+
+from pardec.executors import executor
+
+crew = executor("torchrun")
+assert crew._gather(1) == [1]
+assert any("gloo" in Path(task, "comm").read_text() for task in Path("/proc/self/task").iterdir())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the threads of a process are read as Linux shows them")
+def test_no_thread_of_gloo_outlives_the_interpreter(tmp_path: Path) -> None:
+    # One that lets go of a collective's tensors after it ends the process, and its run, with SIGABRT: now and then.
+    script = tmp_path / "left.py"
+    script.write_text(LEFT_AT_THE_END)
+    done = python(*TORCHRUN[:-1], 1, script)
+    assert done.returncode == 0, done.stderr
+    assert "python" in done.stdout
+    assert "gloo" not in done.stdout
+
+
 @pytest.mark.slow
 def test_torchrun_tells_failed_batches_once_and_finishes_the_others(tmp_path: Path) -> None:
     done = toy("torchrun", tmp_path, bad=16)
