@@ -42,7 +42,7 @@ def width(head: Head) -> int:
 
 def walk(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0, last: Last = "map") -> Tensor:
     """Draws tokens [N, d] from `noise` [N, width]."""
-    e = noise.view(len(noise), head.steps + 1, head.size)
+    e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
     x = e[:, 0]
     for number, index in enumerate(reversed(range(1, head.steps)), 1):
         law = head.law(x, index, states)
@@ -55,7 +55,7 @@ def walk(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0,
 
 def trace(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0) -> Path:
     """`walk` with everything kept; the last transition has noise, and `token` says what a token is."""
-    e = noise.view(len(noise), head.steps + 1, head.size)
+    e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
     points, means, deviations = [e[:, 0]], [], []
     for number, index in enumerate(reversed(range(head.steps)), 1):
         law = head.law(points[-1], index, states)

@@ -48,6 +48,23 @@ def test_an_index_for_each_token_is_an_index_for_all() -> None:
         torch.testing.assert_close(each.log_deviation[row], one.log_deviation[0])
 
 
+@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.parametrize("count", [1, 5, 40, 300])
+def test_what_is_made_beforehand_gives_the_laws_of_each_transition(count: int, guided: bool) -> None:
+    torch.manual_seed(0)
+    head = DiffusionHead(MARHead(size=3, condition=5, width=16, depth=2).eval(), 12)
+    said, unsaid, x = torch.randn(count, 16), torch.randn(count, 16), torch.randn(count, 3)
+    states = States(said, unsaid, torch.linspace(0.5, 3, count)) if guided else States(said)
+    ready = head.ready(states)
+    for index in (*range(11, -1, -1), 7, 0, 11):  # as they come in a walk, and in any order
+        ours, plain = head.law(x, index, ready), head.law(x, index, states)
+        torch.testing.assert_close(ours.mean, plain.mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.log_deviation, plain.log_deviation, rtol=1e-4, atol=1e-5)
+    some = ready.take(torch.arange(count - 1, -1, -2))  # other conditions
+    every = head.law(x.flip(0)[::2], 4, some)
+    torch.testing.assert_close(every.mean, head.law(x, 4, states).mean.flip(0)[::2], rtol=1e-4, atol=1e-5)
+
+
 def test_guidance_mixes_the_noise_and_leaves_the_variance() -> None:
     torch.manual_seed(0)
     head = DiffusionHead(MARHead(size=2, condition=5, width=16, depth=1).eval(), 10)

@@ -212,7 +212,7 @@ assert any("gloo" in Path(task, "comm").read_text() for task in Path("/proc/self
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the threads of a process are read as Linux shows them")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are read as Linux shows them")
 def test_no_thread_of_gloo_outlives_the_interpreter(tmp_path: Path) -> None:
     # One that lets go of a collective's tensors after it ends the process, and its run, with SIGABRT: now and then.
     script = tmp_path / "left.py"

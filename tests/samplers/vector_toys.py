@@ -40,6 +40,9 @@ class ToyHead:
     def signal(self) -> Tensor:
         return torch.linspace(0.9, 0.1, self.steps, dtype=torch.float64)
 
+    def ready(self, states: States) -> States:
+        return states
+
     def law(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
         z = states.said[:, : self.size]
         if states.unsaid is not None and states.scale is not None:
