@@ -30,6 +30,7 @@ from pardec.models.captured import Captured, native
 from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import PardecError
 from pardec.models.language_model import LanguageModel
+from pardec.picture_requests import with_defaults
 from pardec.requests import Call
 from pardec.samplers.contracts import Sampler
 from pardec.samplers.events import Finished
@@ -37,6 +38,7 @@ from pardec.vector_requests import VectorCall
 
 _READING = 1e-5  # seconds that reading the clock takes at most, with what it evicts from the caches
 QUESTION = "Tom has 12 apples. He buys 7 more. How many apples does Tom have now?"
+CAPTION = "a small red circle left of a large blue square on black"
 DEFAULTS = {"masked": ("sequential", "sequential@dual"), "ar": ("sequential",), "continuous": ("mar",)}
 
 
@@ -62,7 +64,7 @@ def bench(
     Args:
         specs: samplers; those of `DEFAULTS` where there are none.
         contexts: tokens before the first new one; 0 is a question, or one token where there is no tokenizer.
-        new: tokens to fill; of vectors, whose pictures have as many tokens as they have, neither is looked at.
+        new: tokens to fill; of pictures, which have as many tokens as they have, neither is looked at.
         prompts: in place of contexts: the rows of a batch are the first ones of these, from the start again where they
             are too few, and each ends at its end token as it does in `generate`.
         law: `temperature`, `top_k`, `top_p` of `generate`; other loops draw other tokens, and are not timed beside.
@@ -74,9 +76,9 @@ def bench(
         Differs: another loop gave other tokens.
     """
     network = model.network
-    vectors = isinstance(network, ContinuousModel)
+    pictures = model.imaging is not None
     measured = rates(network.device, network.dtype, _weight_bytes(model))
-    lengths = [(0, 0)] if vectors else list(product((0,) if prompts else contexts, new))
+    lengths = [(0, 0)] if pictures else list(product((0,) if prompts else contexts, new))
     for spec, (context, count), batch in product(specs or DEFAULTS[model.family], lengths, batches):
         call = prepared(model, spec, batch, context, count, block_length, prompts, **law or {})
         found = Rivals()
@@ -95,9 +97,15 @@ def prepared(
     prompts: Sequence[Any] = (),
     **law: Any,
 ) -> Call | VectorCall:
-    """The request that is timed: equal rows that never stop early, or rows of `prompts`, that do."""
-    if isinstance(model.network, ContinuousModel):
-        return model.prepare(label=[row % 8 for row in range(batch)], sampler=spec, **law)
+    """The request that is timed: equal rows that never stop early, or rows of `prompts`, that do.
+
+    Pictures are those of a caption, or of the first classes, drawn as the checkpoint's authors draw.
+    """
+    if model.imaging is not None:
+        wanted: dict[str, Any] = {"prompt": list(islice(cycle(prompts or [CAPTION]), batch))}
+        if model.imaging.kind == "class":
+            wanted = {"label": [row % model.imaging.classes for row in range(batch)]}
+        return model.prepare(**wanted, **with_defaults(model.imaging, {"sampler": spec, **law}))
     settings: dict[str, Any] = {"sampler": spec, "max_new_tokens": new, **law}
     if model.family == "masked":
         settings["block_length"] = block_length

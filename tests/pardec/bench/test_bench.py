@@ -129,6 +129,12 @@ def test_vectors_are_timed_without_a_floor() -> None:
     assert markdown(DECODE, [row]).count("\n") == 3
 
 
+def test_pictures_of_codes_are_timed_whole() -> None:
+    (row,) = bench(pardec.load("tiny-llamagen", device="cpu"), ["sjd"], batches=(2,), pairs=1)
+    assert (row["new"], row["floor"] is None) == (144, False)
+    assert row["steps"] < 144
+
+
 def test_other_tokens_end_a_benchmark(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*_: Any) -> Any:
         return decode.Rivals({"plain": lambda: torch.zeros((1, 8), dtype=torch.int64)})
