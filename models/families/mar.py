@@ -21,7 +21,8 @@ from ..continuous import ContinuousModel, stated
 from ..errors import ModelError, listed
 from ..imaging import Layout, Pictures
 from ..kernels import layout
-from ..mar import DiffusionHead, MARBackbone, MARHead, Reader
+from ..mar import MARBackbone, Reader
+from ..mar_head import DiffusionHead, MARHead
 from ..sources import Source, read_json
 from ..weights import Published, read
 from .base import Config

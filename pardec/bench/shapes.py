@@ -17,7 +17,8 @@ from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, did_you_mean
 from pardec.models.families import FAMILIES, FamilySpec, mar
 from pardec.models.language_model import Facts, LanguageModel
-from pardec.models.mar import DiffusionHead, Reader
+from pardec.models.mar import Reader
+from pardec.models.mar_head import DiffusionHead
 from pardec.models.placement import choose_device, choose_dtype
 from pardec.models.recording import Graphs, check_graphs
 

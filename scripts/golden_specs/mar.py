@@ -13,8 +13,9 @@ from torch import Tensor
 from golden_specs import TOLERANCE, Case, Reader, Replay, relative
 from pardec.models.continuous import ContinuousModel, States
 from pardec.models.load import load_continuous
-from pardec.models.mar import DiffusionHead, MARBackbone, MARHead
+from pardec.models.mar import MARBackbone
 from pardec.models.mar import Reader as Read
+from pardec.models.mar_head import DiffusionHead, MARHead
 from pardec.samplers.kernels.paths import walk
 from pardec.samplers.kernels.unmasking import unmasking
 from pardec.samplers.loops.continuous import decode

@@ -11,7 +11,8 @@ from text_training.export import items, write_pages
 from torch import Tensor, nn
 
 from pardec.models.families.mar import networks
-from pardec.models.mar import MARBackbone, MARHead
+from pardec.models.mar import MARBackbone
+from pardec.models.mar_head import MARHead
 from pardec.models.vision.files import write_tensors
 
 DEFAULTS = {"temperature": 1.0, "cfg": 3.0}  # what its pictures are drawn with where nothing is said

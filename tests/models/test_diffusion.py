@@ -9,7 +9,7 @@ from diffusers import DDPMScheduler
 from pardec.models.continuous import States
 from pardec.models.diffusion import denoising
 from pardec.models.errors import ModelError
-from pardec.models.mar import DiffusionHead, MARHead
+from pardec.models.mar_head import DiffusionHead, MARHead
 
 
 @pytest.mark.parametrize("steps", [2, 7, 100, 1000])

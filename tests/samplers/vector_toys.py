@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pardec.models.continuous import ContinuousModel, Gaussian, States
 from pardec.models.families.mar import networks
-from pardec.models.mar import DiffusionHead, Reader
+from pardec.models.mar import Reader
+from pardec.models.mar_head import DiffusionHead
 from pardec.samplers.continuous import _drafting
 from pardec.samplers.events import Finished
 from pardec.samplers.loops.continuous import decode
