@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -18,6 +17,7 @@ from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.load import load_any
 from pardec.models.plan import Plan
+from pardec.models.threads import stepping, suited, using
 from pardec.picture_requests import drawn
 from pardec.requests import Call, check_length
 from pardec.result import Result, Timing, plain_row
@@ -293,7 +293,7 @@ class Model:
         with _memory(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
             decoded = self._decode(call, steps=steps)
             with closing(cast("Generator[Event]", decoded)) as events:  # freed at once, however this ends
-                for told in events:
+                for told in stepping(events, self._threads):
                     event = texts(told)
                     if call.callback is not None:
                         call.callback(event)
@@ -309,7 +309,16 @@ class Model:
     def _serving(self, rows: Iterator[Waiting], batch_size: int, hint: str) -> Serving:
         from pardec.serving import Serving
 
-        return Serving(self, rows, batch_size, partial(_memory, f"a batch of {batch_size} rows", hint))
+        @contextmanager
+        def guard() -> Iterator[None]:
+            with _memory(f"a batch of {batch_size} rows", hint), using(self._threads):
+                yield
+
+        return Serving(self, rows, batch_size, guard)
+
+    @property
+    def _threads(self) -> int | None:
+        return suited(self.network.device, self.network.parameters)
 
     def text(self, tokens: list[int]) -> str | None:
         """Ids as text, special tokens left out; None without a tokenizer, and of a model of pictures."""
@@ -331,6 +340,8 @@ class Model:
         """Versions, device and dtype, as results record them; and what matrices are kept in, where that is another."""
         device, dtype = self.network.device, str(self.network.dtype)
         found = {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
+        if device.type == "cpu":
+            found["threads"] = str(self._threads or torch.get_num_threads())
         if self.quantized is not None:
             found["quantize"] = self.quantized
         if not isinstance(self.network, ContinuousModel) and self.network.processes > 1:

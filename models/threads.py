@@ -1,0 +1,53 @@
+"""How many threads of a CPU decode.
+
+The steps of a small model are many short products. Two threads on two idle cores make them a little faster; where the
+cores have other work, or are many, waiting for each other at every product takes longer than the product.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+SMALL = 4_000_000  # numbers of a model, below which its steps are made by one thread
+_UNCHOSEN = torch.get_num_threads()
+
+
+def suited(device: torch.device, parameters: int) -> int | None:
+    """One thread for a small model on a CPU; None, as many as there are, for others and where the user has chosen.
+
+    To choose is to set OMP_NUM_THREADS, or to call `torch.set_num_threads` once pardec is imported.
+    """
+    chosen = "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() != _UNCHOSEN
+    return 1 if device.type == "cpu" and parameters < SMALL and not chosen else None
+
+
+@contextmanager
+def using(threads: int | None) -> Iterator[None]:
+    """As many threads as this for what is done inside; None leaves them as they are."""
+    before = torch.get_num_threads()
+    if threads is None or threads == before:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def stepping(events: Iterator[T], threads: int | None) -> Iterator[T]:
+    """The same events; what makes one has so many threads, and who takes it as many as before."""
+    while True:
+        with using(threads):
+            try:
+                event = next(events)
+            except StopIteration:
+                return
+        yield event

@@ -1,0 +1,74 @@
+"""Small models decode on one thread of a CPU, and leave the caller's threads as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import pardec
+from pardec.models import threads
+from pardec.models.decoder import Decoder
+from pardec.models.threads import SMALL, stepping, suited, using
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process with two threads that nobody chose."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "_UNCHOSEN", 2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two")
+def test_small_models_on_a_cpu_take_one_thread() -> None:
+    assert suited(CPU, SMALL - 1) == 1
+    assert suited(CPU, SMALL) is None
+    assert suited(torch.device("cuda"), 1000) is None
+
+
+@pytest.mark.usefixtures("two")
+def test_what_the_user_chose_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(3)
+    assert suited(CPU, 1000) is None
+    torch.set_num_threads(2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert suited(CPU, 1000) is None
+
+
+@pytest.mark.usefixtures("two")
+def test_threads_are_given_back_between_steps_and_after_an_error() -> None:
+    def counting() -> Iterator[int]:
+        yield torch.get_num_threads()
+        yield torch.get_num_threads()
+        raise ValueError
+
+    found = []
+    with pytest.raises(ValueError):  # noqa: PT011
+        for count in stepping(counting(), 1):
+            found.append((count, torch.get_num_threads()))
+    assert found == [(1, 2), (1, 2)]
+    assert torch.get_num_threads() == 2
+    with using(None):
+        assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two")
+def test_decoding_and_serving_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen, forward = pardec.load("tiny-dream", device="cpu"), set(), Decoder.forward
+
+    def watched(*args: object, **named: object) -> object:
+        seen.add(torch.get_num_threads())
+        return forward(*args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Decoder, "forward", watched)
+    model.generate("Ann has 8 cups.", max_new_tokens=4)
+    assert [torch.get_num_threads() for _ in model.stream("Ann has 8 cups.", max_new_tokens=4)][0] == 2
+    assert [torch.get_num_threads() for _ in model.serve_batch(["Ann has 8 cups."], max_new_tokens=4)] == [2]
+    assert seen == {1}
