@@ -320,6 +320,11 @@ class Model:
     def _threads(self) -> int | None:
         return suited(self.network.device, self.network.parameters)
 
+    @property
+    def threads(self) -> int:
+        """How many threads of a CPU decode."""
+        return self._threads or torch.get_num_threads()
+
     def text(self, tokens: list[int]) -> str | None:
         """Ids as text, special tokens left out; None without a tokenizer, and of a model of pictures."""
         return None if self._reader is None else str(self._reader.decode(tokens, skip_special_tokens=True))
@@ -337,11 +342,11 @@ class Model:
         )
 
     def environment(self) -> dict[str, str]:
-        """Versions, device and dtype, as results record them; and what matrices are kept in, where that is another."""
+        """Versions, device, dtype and a CPU's threads, as results record them; what matrices are kept in, if other."""
         device, dtype = self.network.device, str(self.network.dtype)
         found = {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
         if device.type == "cpu":
-            found["threads"] = str(self._threads or torch.get_num_threads())
+            found["threads"] = str(self.threads)
         if self.quantized is not None:
             found["quantize"] = self.quantized
         if not isinstance(self.network, ContinuousModel) and self.network.processes > 1:

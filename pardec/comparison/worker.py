@@ -85,7 +85,7 @@ class Worker:
         self.model = load(job.model, **job.loading) if isinstance(job.model, str) else job.model
         self.entries = {entry.sampler: entry for entry in job.entries}
         self.peak = Peak(self.model.network.device)
-        self.device = device_name(self.model.network.device)
+        self.device = device_name(self.model)
         self.warm: set[str] = set()
         self.costs: dict[str, float | None] = {}
 
@@ -243,11 +243,11 @@ def commits(result: Result) -> tuple[list[int], list[float | None]]:
     return steps.tolist(), [round(score, 5) if math.isfinite(score) else None for score in scores.tolist()]
 
 
-def device_name(device: torch.device) -> str:
+def device_name(model: Model) -> str:
     """What speeds were measured on, so that those of different machines are told apart."""
+    device = model.network.device
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return device.type
-    threads = torch.get_num_threads()
-    return f"{processor()}, {threads} thread{'s' * (threads > 1)}"
+    return f"{processor()}, {model.threads} thread{'s' * (model.threads > 1)}"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import pardec
+from pardec.comparison.worker import device_name
 from pardec.models import threads
 from pardec.models.decoder import Decoder
 from pardec.models.threads import SMALL, stepping, suited, using
@@ -71,3 +72,13 @@ def test_decoding_and_serving_take_them(monkeypatch: pytest.MonkeyPatch) -> None
     assert {torch.get_num_threads() for _ in model.stream("Ann has 8 cups.", max_new_tokens=4)} == {2}
     assert [torch.get_num_threads() for _ in model.serve_batch(["Ann has 8 cups."], max_new_tokens=4)] == [2]
     assert seen == {1}
+
+
+@pytest.mark.usefixtures("two")
+def test_what_is_recorded_are_the_threads_that_decode() -> None:
+    model = pardec.load("tiny-dream", device="cpu")
+    assert model.environment()["threads"] == "1"
+    assert device_name(model).endswith(", 1 thread")
+    torch.set_num_threads(3)
+    assert model.environment()["threads"] == "3"
+    assert device_name(model).endswith(", 3 threads")
