@@ -82,6 +82,15 @@ def seconds(run: Callable[[Tensor], Tensor], tokens: Tensor, repeats: int) -> fl
         return (time.perf_counter() - started) / repeats
 
 
+def compared(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """What a row says of seconds, eager and compiled, that were measured in turn."""
+    return {
+        "eager_ms": round(1e3 * statistics.median(ours for ours, _ in pairs), 3),
+        "compiled_ms": round(1e3 * statistics.median(theirs for _, theirs in pairs), 3),
+        "speed_up": round(statistics.median(ours / theirs for ours, theirs in pairs), 3),
+    }
+
+
 def through_inductor(trace: Callable[[], Any]) -> Callable[..., Any]:
     """What `trace` makes, compiled when it is first called."""
     with patch.object(product, "onednn_is_faster", lambda: False):  # of products, Inductor knows PyTorch's own
@@ -97,7 +106,7 @@ class Compiler:
 
     def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
         started = time.perf_counter()
-        compiled = through_inductor(lambda: make_fx(lambda: step())())
+        compiled = through_inductor(make_fx(step))
         outputs = tuple(compiled())
         self.shapes, self.seconds = self.shapes + 1, self.seconds + time.perf_counter() - started
 
@@ -132,9 +141,7 @@ def decode(name: str, sampler: str, rows: int, tokens: int, rounds: int) -> dict
         "sampler": sampler,
         "rows": rows,
         "same_tokens": same,
-        "eager_ms": round(1e3 * statistics.median(ours for ours, _ in pairs), 2),
-        "compiled_ms": round(1e3 * statistics.median(theirs for _, theirs in pairs), 2),
-        "speed_up": round(statistics.median(ours / theirs for ours, theirs in pairs), 3),
+        **compared(pairs),
         "shapes": compiler.shapes,
         "compile_s": round(compiler.seconds, 1),
     }
@@ -158,9 +165,7 @@ def measure(name: str, rows: int, positions: int, asked: int, rounds: int) -> di
         "rows": rows,
         "positions": positions,
         "asked": asked,
-        "eager_ms": round(1e3 * statistics.median(ours for ours, _ in pairs), 3),
-        "compiled_ms": round(1e3 * statistics.median(theirs for _, theirs in pairs), 3),
-        "speed_up": round(statistics.median(ours / theirs for ours, theirs in pairs), 3),
+        **compared(pairs),
         "compile_s": round(spent, 1),
     }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -133,7 +133,7 @@ class _Walk:
 class _Ready(States):
     """States whose modulations are made many transitions at a time."""
 
-    walk: _Walk | None = None
+    walk: _Walk = field(kw_only=True)
 
 
 class DiffusionHead:
@@ -179,7 +179,7 @@ class DiffusionHead:
     @torch.inference_mode()
     def ready(self, states: States) -> States:
         walk = _Walk(self.network, self._times, _conditions(states))
-        return _Ready(states.said, states.unsaid, states.scale, walk)
+        return _Ready(states.said, states.unsaid, states.scale, walk=walk)
 
     @torch.inference_mode()
     def law(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
@@ -199,7 +199,7 @@ class DiffusionHead:
         return plain + states.scale[:, None] * (noise - plain), share
 
     def _modulations(self, index: int | Tensor, states: States) -> Sequence[Modulations]:
-        if isinstance(states, _Ready) and states.walk is not None and isinstance(index, int):
+        if isinstance(states, _Ready) and isinstance(index, int):
             return states.walk.at(index)
         return self.network.modulations(self._times[index] + _conditions(states))
 

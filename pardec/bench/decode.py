@@ -102,11 +102,11 @@ def prepared(
     Pictures are those of a caption, or of the first classes, drawn as the checkpoint's authors draw.
     """
     if model.imaging is not None:
-        wanted: dict[str, Any] = {"prompt": list(islice(cycle(prompts or [CAPTION]), batch))}
+        settings = with_defaults(model.imaging, {"sampler": spec, **law})
         if model.imaging.kind == "class":
-            wanted = {"label": [row % model.imaging.classes for row in range(batch)]}
-        return model.prepare(**wanted, **with_defaults(model.imaging, {"sampler": spec, **law}))
-    settings: dict[str, Any] = {"sampler": spec, "max_new_tokens": new, **law}
+            return model.prepare(label=[row % model.imaging.classes for row in range(batch)], **settings)
+        return model.prepare(list(islice(cycle(prompts or [CAPTION]), batch)), **settings)
+    settings = {"sampler": spec, "max_new_tokens": new, **law}
     if model.family == "masked":
         settings["block_length"] = block_length
     if prompts:
