@@ -112,8 +112,7 @@ def fill(
             filled[target.parameter] = memory(target.parameter)(
                 shapes[target.parameter], dtype=dtype, device=device_of(target.parameter)
             )
-        part = filled[target.parameter][target.start : target.start + target.shape[0]]
-        layout.fill(part, spec.convert(target.parameter, tensor, decoder.config))
+        layout.fill(filled[target.parameter], spec.convert(target.parameter, tensor, decoder.config), target.start)
         missing[target.parameter] -= target.shape[0]
         if not missing[target.parameter]:
             filled[target.parameter] = finish(target.parameter, filled[target.parameter])

@@ -13,7 +13,7 @@ from .plan import Plan
 Views = tuple[Tensor, Tensor, Tensor, Tensor]  # K and V written [B, Q, K, D], K and V read [B, S, K, D]
 Address = tuple[int, int] | Tensor  # (start, stop) of a slice all rows share, or flat indices [B * Q]
 
-_LARGE = 1 << 21  # bytes of a layer's keys, from which on those of a head lie together on a CPU
+_LARGE = 1 << 18  # bytes of a layer's keys, from which on those of a head lie together on a CPU
 _SPANS = 4  # slices whose views are kept
 
 

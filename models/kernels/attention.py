@@ -25,17 +25,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
     k, v = _rows(k, sight), _rows(v, sight)
     q = q.transpose(1, 2)
     batch, heads, queries, dim = q.shape
-    # Heads that share keys, in the place of the one query: their keys are read once for all of them.
-    shared = queries == 1 and not sight.causal
+    # Heads that share keys stand one behind the other where all see the same: their keys are read once for all of them.
+    shared = sight.mask is None and not sight.causal
     out = F.scaled_dot_product_attention(
-        q.view(batch, k.shape[2], -1, dim) if shared else q,
+        q.reshape(batch, k.shape[2], -1, dim) if shared else q,
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=sight.mask,
         is_causal=sight.causal,
         enable_gqa=not shared and heads != k.shape[2],
     )
-    return out.reshape(batch, 1, heads, dim) if shared else out.transpose(1, 2)
+    return out.view(batch, heads, queries, dim).transpose(1, 2)
 
 
 def _rows(stored: Tensor, sight: Sight) -> Tensor:

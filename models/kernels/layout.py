@@ -2,7 +2,7 @@
 
 A checkpoint holds W [N, K] row by row, as products of many rows like it. A CPU's products of few rows, which decoding
 is made of, read a float32 matrix up to twice as fast where its columns lie together and do not all begin in the same
-sets of the cache.
+sets of the cache, and a large one faster still in panels.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from . import panels
 
 _SETS = 256  # entries: columns whose distance is a multiple of it compete for the same lines of a cache
 _APART = 16  # entries, one line of a cache, that put them into different ones
@@ -21,6 +23,8 @@ def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> 
     """Memory for weights; that of a matrix [N, K] lies as few rows are multiplied with it fastest."""
     if device.type != "cpu" or dtype != torch.float32 or len(shape) != 2:
         return torch.empty(shape, dtype=dtype, device=device)
+    if panels.suit(shape):
+        return panels.empty(*shape)
     rows, columns = shape
     apart = rows if rows % _SETS else rows + _APART
     made = torch.empty(columns, apart, dtype=dtype, device=device)
@@ -36,8 +40,12 @@ def whole(weight: Tensor) -> Tensor | None:
     return weight if weight.is_contiguous() or (step == 1 and apart == rows) else None
 
 
-def fill(target: Tensor, source: Tensor) -> None:
-    """Copies `source` into `target`, of the same shape, however the two lie."""
+def fill(weight: Tensor, source: Tensor, start: int = 0) -> None:
+    """Copies `source` [n, ...] to the rows from `start` on of `weight` [N, ...], however the two lie."""
+    if isinstance(weight, panels.Panels):
+        weight.fill(source, start)
+        return
+    target = weight[start : start + len(source)]
     if target.stride() == source.stride() or target.dim() < 2:
         target.copy_(source)
         return

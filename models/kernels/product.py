@@ -2,7 +2,8 @@
 
 PyTorch gives float32 products on x86 to MKL, which keeps AVX-512 for Intel's own processors: on others that have it,
 oneDNN, which PyTorch holds too, takes half the time or less. It compiles a kernel for each new shape and takes some
-10 µs to find one again, so that small products stay where they are.
+10 µs to find one again, so that small products stay where they are. Large matrices lie in panels where pardec's own
+product is faster than either.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from . import layout
 from .choice import VARIABLE
+from .panels import Panels
 
 _PIECE = 2**23  # numbers that are made at once with gaps between their rows, which are then brought together
 _LEAST = 2**20  # multiplications, below which finding oneDNN's kernel costs more than it saves
@@ -24,6 +26,8 @@ _LEAST = 2**20  # multiplications, below which finding oneDNN's kernel costs mor
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., K] @ weight [N, K].T (+ bias [N]): [..., N]."""
+    if isinstance(weight, Panels):
+        return weight.times(x, bias)
     whole = _for_onednn(x, weight)
     if whole is None:
         return F.linear(x, weight, bias)
@@ -37,6 +41,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def added(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """h [M, N] + x [M, K] @ weight [N, K].T (+ bias [N]), the sum made by the product itself where it can be."""
+    if isinstance(weight, Panels):
+        out = weight.times(x, h)
+        return out if bias is None else out.add_(bias)
     if type(weight) is not nn.Parameter:  # in fewer bits: such weights know F.linear alone
         return h + F.linear(x, weight, bias)
     whole = _for_onednn(x, weight)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pardec.models.decoder import Decoder, DecoderLayer
 from pardec.models.errors import ModelError
+from pardec.models.kernels.product import product
 from pardec.models.language_model import LanguageModel
 from pardec.models.rope import rotate
 
@@ -79,12 +80,12 @@ class Plain:
             assert isinstance(layer, DecoderLayer)
             h, made = self._layer(h, layer, start, None if kept is None else kept[index])
             fresh.append(made)
-        return F.linear(self.decoder.norm(h), self.decoder.head.weight), fresh
+        return product(self.decoder.norm(h), self.decoder.head.weight), fresh
 
     def _layer(self, h: Tensor, layer: DecoderLayer, start: int, kept: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         config, stop = self.decoder.config, start + h.shape[1]
         normed = F.rms_norm(h, (config.width,), layer.attn_norm, config.norm_eps)
-        fused = F.linear(normed, layer.qkv_weight, layer.qkv_bias)
+        fused = product(normed, layer.qkv_weight, layer.qkv_bias)
         heads = rearrange(fused, "b q (h d) -> b q h d", d=config.head_dim)
         turned = rotate(heads[:, :, : config.heads + config.kv_heads], self.cos[:, start:stop], self.sin[:, start:stop])
         q, k = turned[:, :, : config.heads], turned[:, :, config.heads :]
@@ -96,7 +97,7 @@ class Plain:
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=config.heads != config.kv_heads
         )
-        h = h + F.linear(rearrange(out, "b h q d -> b q (h d)"), layer.out_weight, layer.out_bias)
+        h = h + product(rearrange(out, "b h q d -> b q (h d)"), layer.out_weight, layer.out_bias)
         normed = F.rms_norm(h, (config.width,), layer.mlp_norm, config.norm_eps)
-        gate, up = F.linear(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)
-        return h + F.linear(F.silu(gate) * up, layer.down_weight, layer.down_bias), fresh
+        gate, up = product(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)
+        return h + product(F.silu(gate) * up, layer.down_weight, layer.down_bias), fresh

@@ -74,7 +74,7 @@ def published(model: LanguageModel) -> nn.Module:
     assert isinstance(model.decoder, Decoder), "of a native family"
     state = {}
     for name, target in assemble.targets(FAMILIES[model.family], model.decoder).items():
-        held = model.decoder.get_parameter(target.parameter).data
+        held = model.decoder.get_parameter(target.parameter).detach()
         state[name] = held[target.start : target.start + target.shape[0]].contiguous()
     if model.decoder.config.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]

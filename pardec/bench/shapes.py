@@ -16,6 +16,7 @@ from pardec.models.captured import Captured
 from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, did_you_mean
 from pardec.models.families import FAMILIES, FamilySpec, mar
+from pardec.models.kernels.panels import Panels
 from pardec.models.language_model import Facts, LanguageModel
 from pardec.models.mar import Reader
 from pardec.models.mar_head import DiffusionHead
@@ -157,6 +158,9 @@ class _Random:
 
     def _one(self, name: str, like: Tensor) -> Tensor:
         made = assemble.for_products(name)(like.shape, dtype=self.dtype, device=self.device)
+        if isinstance(made, Panels):
+            made.fill(torch.empty(like.shape, dtype=self.dtype).normal_(0.0, _SPREAD, generator=self.generator))
+            return made
         if like.dim() > 1:
             return made.normal_(0.0, _SPREAD, generator=self.generator)
         return made.fill_(0.0 if "bias" in name else 1.0)

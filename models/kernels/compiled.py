@@ -1,0 +1,81 @@
+"""Kernels in C, compiled once where they run and kept in the user's cache.
+
+They are for the processor at hand and share PyTorch's OpenMP threads. Where there is no compiler, or it fails, there is
+no such kernel, and what it would do is done by PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+_FLAGS = ("-O3", "-march=native", "-fPIC", "-fopenmp")
+_SECONDS = 120  # that a compiler may take
+_OPENMP = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)\S*\.so\S*")
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def library(source: Path) -> ctypes.CDLL | None:
+    """The functions of a C file, compiled now or before; None where that cannot be, which the log tells."""
+    compiler, threads = _compiler(), _openmp()
+    if compiler is None or threads is None:
+        log.info("%s is not compiled: there is no %s", source.name, "OpenMP" if compiler else "C compiler")
+        return None
+    try:
+        built = _folder() / f"{source.stem}-{_key(source, compiler, threads)}.so"
+        if not built.is_file():
+            _compile(source, compiler, threads, built)
+        return ctypes.CDLL(str(built))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or error
+        log.warning("%s could not be compiled, PyTorch does what it would: %s", source.name, said)
+        return None
+
+
+def _compiler() -> str | None:
+    names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def _openmp() -> str | None:
+    """The file of the OpenMP threads that PyTorch has loaded: a second kind of them would wait against the first."""
+    try:
+        found = _OPENMP.search(Path("/proc/self/maps").read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return found[0] if found else None
+
+
+def _folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "pardec" / "kernels"
+
+
+def _key(source: Path, compiler: str, threads: str) -> str:
+    """Names what was compiled, by what and for which processor: a home folder may be that of several machines."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
+    about = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    features = "\n".join(line for line in about.splitlines() if line.startswith(("model name", "flags")))
+    parts = (source.read_bytes(), version, *(text.encode() for text in (*_FLAGS, threads, features)))
+    return hashlib.sha256(platform.machine().encode() + b"\0".join(parts)).hexdigest()[:16]
+
+
+def _compile(source: Path, compiler: str, threads: str, built: Path) -> None:
+    """In two steps, so that the linker takes PyTorch's OpenMP and not the compiler's own."""
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        part, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
+        for command in ([*_FLAGS, "-c", str(source), "-o", str(part)], ["-shared", str(part), threads, "-o", str(whole)]):
+            subprocess.run([compiler, *command], capture_output=True, text=True, check=True, timeout=_SECONDS)
+        whole.replace(built)

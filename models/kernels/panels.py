@@ -1,0 +1,140 @@
+"""Weights in panels: products of few rows with matrices that no cache holds, as fast as they can be read.
+
+    panels[p, k, j] = W[48 p + j, k]
+
+PyTorch's products of 2 to 48 float32 rows take as long as those of 64, since the matrix comes from memory before its
+arithmetic begins; here the two go on at once. A sum is made in one order whatever else is multiplied, so that a row
+alone is the row in any batch, to the last bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from .choice import VARIABLE
+from .compiled import library
+
+WIDTH = 48  # rows of a panel, as panels.c has it
+LEAST = 2**19  # numbers of a matrix, below which a cache may hold it, and what PyTorch calls is as fast
+_SPREAD = 2**20  # multiplications, below which threads cost more than they save
+
+
+class Panels(Tensor):
+    """A matrix [N, K] of float32 weights that lies in panels on a CPU. What it is not made for sees it as it was."""
+
+    held: Tensor  # [ceil(N / 48), K, 48], zero behind the last row
+
+    @staticmethod
+    def __new__(cls, held: Tensor, rows: int) -> Panels:
+        made: Panels = Tensor._make_wrapper_subclass(cls, (rows, held.shape[1]), dtype=held.dtype, device=held.device)  # type: ignore[attr-defined]
+        made.held = held
+        return made
+
+    def __init__(self, held: Tensor, rows: int) -> None: ...
+
+    @property
+    def dense(self) -> Tensor:
+        """[N, K], row by row."""
+        return rearrange(self.held, "p k j -> (p j) k")[: self.shape[0]]
+
+    def fill(self, source: Tensor, start: int = 0) -> None:
+        """Copies `source` [n, K] to the rows from `start` on."""
+        done = 0
+        while done < len(source):
+            panel, first = divmod(start + done, WIDTH)
+            part = source[done : done + WIDTH - first]
+            self.held[panel, :, first : first + len(part)] = part.t()
+            done += len(part)
+
+    def times(self, x: Tensor, base: Tensor | None = None) -> Tensor:
+        """base + x [..., K] @ self.T: [..., N]; `base` is of that shape, or a bias [N]."""
+        run = kernel()
+        if run is None or x.dtype != torch.float32 or not x.is_cpu or x.requires_grad:
+            made = F.linear(x, self.dense)
+            return made if base is None else made + base
+        rows, length = self.shape
+        flat = x.reshape(-1, length)
+        if flat.stride(1) != 1:
+            flat = flat.contiguous()
+        out = torch.empty((*x.shape[:-1], rows))
+        count, start, apart = len(flat), None, 0
+        if base is not None:
+            base = base.contiguous()
+            start, apart = base.data_ptr(), 0 if base.dim() == 1 else rows
+        threads = torch.get_num_threads() if count * self.numel() >= _SPREAD else 1
+        ends = out.data_ptr(), count, rows, length, threads
+        if run(flat.data_ptr(), flat.stride(0), self.held.data_ptr(), start, apart, *ends):
+            raise MemoryError(f"no memory for a product of {count} rows of {length}")
+        return out
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Panels:
+        return _made(self.held.clone(), *self._rest)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _made, (self.held, *self._rest)
+
+    @property
+    def _rest(self) -> tuple[int, bool]:
+        return len(self), isinstance(self, nn.Parameter)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return Panels(args[0].held, args[0].shape[0])
+        if func._schema.is_mutable:
+            raise NotImplementedError(f"{func} would write to weights in panels, which are only read")
+        args, kwargs = tree_map_only(Panels, lambda panels: panels.dense, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def _made(held: Tensor, rows: int, parameter: bool) -> Panels:
+    made = Panels(held, rows)
+    return nn.Parameter(made, requires_grad=False) if parameter else made  # type: ignore[return-value]
+
+
+def suit(shape: Sequence[int]) -> bool:
+    """Whether products with a float32 matrix [N, K] on this CPU are faster where it lies in panels."""
+    return shape[0] * shape[1] >= LEAST and kernel() is not None
+
+
+def empty(rows: int, columns: int) -> Panels:
+    """Memory for a matrix of so many rows and columns."""
+    held = torch.empty(-(-rows // WIDTH), columns, WIDTH, dtype=torch.float32, device="cpu")
+    held[-1, :, (rows - 1) % WIDTH + 1 :] = 0
+    return Panels(held, rows)
+
+
+def kernel() -> Any:
+    """The compiled product; None where there is none, or nothing has shown yet that it is faster."""
+    return None if os.environ.get(VARIABLE) == "reference" else _kernel()
+
+
+@cache
+def _kernel() -> Any:
+    found = library(Path(__file__).with_suffix(".c")) if _suited() else None
+    if found is None:
+        return None
+    pointer, step, count = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+    run = found.pardec_product
+    run.argtypes = [pointer, step, pointer, pointer, step, pointer, count, count, count, count]
+    run.restype = count
+    return run
+
+
+def _suited() -> bool:
+    """On Intel's processors with AVX-512: the name decides and no measurement, so that a machine rounds one way."""
+    about: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return "Intel" in str(about.get("cpu_name")) and torch.backends.cpu.get_cpu_capability() == "AVX512"

@@ -1,0 +1,221 @@
+"""Weights in panels: the products are those of the matrix, a row alone is the row in any batch, and nothing else minds."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pardec
+from pardec.bench.shapes import shaped
+from pardec.models.kernels import compiled, layout, panels, product
+
+CPU = torch.device("cpu")
+SOURCE = compiled.Path(panels.__file__).with_suffix(".c")
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """The kernel on any processor that can run it, for matrices of any size."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or compiled.library(SOURCE) is None:
+        pytest.skip("no AVX-512, or no C compiler")
+    monkeypatch.setattr(panels, "_suited", lambda: True)
+    monkeypatch.setattr(panels, "LEAST", 0)
+    panels._kernel.cache_clear()
+    yield
+    panels._kernel.cache_clear()
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def parameter(rows, columns):
+    made = layout.empty((rows, columns), dtype=torch.float32, device=CPU)
+    assert type(made) is panels.Panels
+    for start, part in zip((0, rows // 3), randn(rows, columns, seed=1).split((rows // 3, rows - rows // 3)), strict=True):
+        layout.fill(made, part, start)
+    return nn.Parameter(made, requires_grad=False)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request, monkeypatch):
+    monkeypatch.setattr(panels, "_SPREAD", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("everywhere", "threads")
+@pytest.mark.parametrize(("rows", "columns"), [(96, 64), (100, 1), (47, 193), (48, 5), (1, 400), (336, 577)])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7, 8, 9, 17, 33, 95, 96, 97, 200])
+def test_products_are_those_of_the_matrix(rows, columns, count):
+    weight, x, h, bias = parameter(rows, columns), randn(count, columns), randn(count, rows), randn(rows)
+    whole = x.double() @ randn(rows, columns, seed=1).double().t()
+    kept = h.clone()
+    for found, expected in (
+        (product.product(x, weight), whole),
+        (product.product(x, weight, bias), whole + bias),
+        (product.added(h, x, weight), whole + h),
+        (product.added(h, x, weight, bias), whole + h + bias),
+    ):
+        torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
+    assert torch.equal(h, kept)
+
+
+@pytest.mark.usefixtures("everywhere", "threads")
+def test_a_row_alone_is_the_row_in_any_batch_to_the_last_bit():
+    weight, x, h = parameter(500, 389), randn(130, 389), randn(130, 500)
+    whole = product.added(h, x, weight)
+    for count in (1, 2, 3, 5, 8, 16, 33, 96, 97):
+        assert torch.equal(product.added(h[:count], x[:count], weight), whole[:count])
+    assert torch.equal(product.added(h[60:61], x[60:61], weight), whole[60:61])
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_x_may_lie_as_it_likes():
+    weight, x = parameter(60, 32), randn(40, 3, 64)
+    for some in (x[..., :32], x[..., ::2], x[:, 1, :32], x.transpose(0, 1)[..., 32:], x[0, 0, :32]):
+        expected = F.linear(some, weight.dense)
+        torch.testing.assert_close(product.product(some, weight), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_what_lies_around_a_product_is_left_alone():
+    """The last panel is wider than what is left of the matrix."""
+    weight, x, whole = parameter(50, 8), randn(9, 8), torch.full((9, 200), 7.0)
+    out = whole[:, :50].contiguous()
+    found = product.added(out, x, weight)
+    torch.testing.assert_close(found, out + F.linear(x, weight.dense), rtol=1e-4, atol=1e-4)
+    assert (whole == 7).all()
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("asks", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_they_are_not_made_for_sees_the_matrix(asks):
+    matrix, weight = randn(50, 6, seed=1), parameter(50, 6)
+    assert torch.equal(weight[3:9], matrix[3:9])
+    assert torch.equal(weight.t().contiguous(), matrix.t())
+    assert torch.equal(weight.to(asks), matrix.to(asks))
+    assert torch.equal(F.linear(randn(2, 6), weight), F.linear(randn(2, 6), matrix))
+    assert (weight.shape, weight.nbytes, weight.dtype) == ((50, 6), matrix.nbytes, torch.float32)
+    assert type(weight.detach()) is panels.Panels
+    for again in (copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        assert type(again) is panels.Panels
+        assert isinstance(again, nn.Parameter)
+        assert torch.equal(again, matrix)
+    with pytest.raises(NotImplementedError, match="only read"):
+        weight.fill_(0)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_gradient_goes_through_to_x():
+    weight, x = parameter(50, 6), randn(2, 6).requires_grad_()
+    product.product(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad, weight.dense.sum(0).expand(2, 6))
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_model_says_the_same_with_them(monkeypatch):
+    prompt = "Tom has 12 apples. He buys 7 more."
+
+    def said(name, sampler):
+        model = pardec.load(name, device="cpu", dtype="float32")
+        weight = model.language_model.decoder.layers[0].qkv_weight
+        return type(weight) is panels.Panels, model.generate(prompt, sampler=sampler, max_new_tokens=16).text
+
+    for name, sampler in (("tiny-dream", "sequential@dual"), ("tiny-llama", "lookup:k=7")):
+        packed, text = said(name, sampler)
+        monkeypatch.setenv("PARDEC_KERNELS", "reference")
+        plain, expected = said(name, sampler)
+        monkeypatch.delenv("PARDEC_KERNELS")
+        assert (packed, plain) == (True, False)
+        assert text == expected
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_embeddings_are_looked_up_and_stay_as_they_are():
+    decoder = pardec.load("tiny-llama", device="cpu", dtype="float32").language_model.decoder
+    assert decoder.embed.weight.is_contiguous()
+    assert type(decoder.embed.weight) is nn.Parameter
+    assert {type(weight) for name, weight in decoder.named_parameters() if weight.dim() == 2 and "embed" not in name} == {
+        panels.Panels
+    }
+
+
+def test_small_matrices_other_dtypes_and_forced_definitions_lie_otherwise(monkeypatch):
+    monkeypatch.setattr(panels, "_kernel", lambda: print)
+    large = (1024, panels.LEAST // 1024)
+
+    def lies(shape=large, dtype=torch.float32, device="cpu"):
+        return type(layout.empty(shape, dtype=dtype, device=torch.device(device))) is panels.Panels
+
+    assert lies()
+    assert not lies(shape=(1023, large[1]))
+    assert not lies(shape=(*large, 1))
+    assert not lies(dtype=torch.bfloat16)
+    assert not lies(device="meta")
+    monkeypatch.setenv("PARDEC_KERNELS", "reference")
+    assert not lies()
+
+
+def test_without_a_compiler_pytorch_multiplies(monkeypatch, caplog):
+    monkeypatch.setattr(compiled, "_compiler", lambda: None)
+    caplog.set_level("INFO")
+    assert compiled.library.__wrapped__(SOURCE) is None
+    assert "no C compiler" in caplog.text
+    monkeypatch.setattr(panels, "_kernel", lambda: None)
+    weight, x = panels.empty(50, 6), randn(2, 6)
+    weight.fill(randn(50, 6))
+    assert torch.equal(product.product(x, weight), F.linear(x, weight.dense))
+
+
+@pytest.mark.skipif(compiled._compiler() is None or compiled._openmp() is None, reason="no C compiler, or no OpenMP")
+def test_what_is_compiled_is_kept_and_what_does_not_compile_is_told(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "seven.c"
+    source.write_text("int seven(void) { return 7; }\n")
+    assert compiled.library.__wrapped__(source).seven() == 7
+    kept = list((tmp_path / "pardec" / "kernels").iterdir())
+    assert [file.suffix for file in kept] == [".so"]
+    monkeypatch.setattr(compiled, "_compile", None)  # it is not compiled again
+    assert compiled.library.__wrapped__(source).seven() == 7
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source.write_text("int seven(void) { return seven\n")
+    assert compiled.library.__wrapped__(source) is None
+    assert "seven.c could not be compiled" in caplog.text
+    assert list((tmp_path / "pardec" / "kernels").iterdir()) == kept
+
+
+@pytest.mark.skipif(compiled._compiler() is None or compiled._openmp() is None, reason="no C compiler, or no OpenMP")
+def test_a_cache_that_cannot_be_written_is_no_end(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert compiled.library.__wrapped__(SOURCE) is None
+    assert "PyTorch does what it would" in caplog.text
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_random_weights_lie_so_too():
+    model = shaped("random-2m", device="cpu", dtype="float32")
+    assert type(model.language_model.decoder.layers[0].down_weight) is panels.Panels
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_pictures_of_vectors_are_drawn_with_them(monkeypatch):
+    def drawn():
+        model = pardec.load("tiny-mar", device="cpu", dtype="float32")
+        packed = {type(weight) for weight in model.network.backbone.parameters() if weight.dim() == 2}
+        return packed, model.generate(label=3, sampler="mar:steps=4", seed=1).latents
+
+    packed, found = drawn()
+    monkeypatch.setenv("PARDEC_KERNELS", "reference")
+    _, expected = drawn()
+    assert panels.Panels in packed
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
