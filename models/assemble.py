@@ -14,6 +14,7 @@ from .decoder import Decoder, DecoderConfig
 from .errors import ModelError, listed
 from .families import FamilySpec
 from .kernels import layout
+from .kernels.panels import Panels
 from .weights import Published, read
 
 
@@ -128,6 +129,16 @@ def fill(
 def for_products(name: str) -> Callable[..., Tensor]:
     """What makes the memory of a parameter so that products read it fastest; of the embedding, rows are read."""
     return torch.empty if name == "embed.weight" else layout.empty
+
+
+def again(decoder: Decoder) -> None:
+    """Holds a head that is the embedding, of which rows are read, once more for its products where that is faster."""
+    if decoder.config.tied:
+        weight = decoder.embed.weight
+        made = layout.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+        if isinstance(made, Panels):
+            layout.fill(made, weight.detach())
+            decoder.head.again = made
 
 
 def _generic(name: str) -> tuple[str, str]:

@@ -222,7 +222,9 @@ def _native(
     if device_map is None:
         more: Any = {"memory": assemble.for_products} if finish is None else {"finish": finish}
         assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device, **more)
-        if isinstance(finish, Quantizer) and decoder.config.tied:
+        if finish is None:
+            assemble.again(decoder)
+        elif isinstance(finish, Quantizer) and decoder.config.tied:
             finish.keep("head.weight", "it is the embedding")
         return decoder
     from .dispatch import spread

@@ -15,14 +15,48 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import torch
+
+from .choice import VARIABLE
 
 _FLAGS = ("-O3", "-march=native", "-fPIC", "-fopenmp")
 _SECONDS = 120  # that a compiler may take
 _OPENMP = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)\S*\.so\S*")
 
 log = logging.getLogger(__name__)
+
+POINTER, STEP, COUNT = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+
+
+def kernel(source: str, name: str, arguments: tuple[Any, ...]) -> Any:
+    """The function `name` of a C file beside this one; None where there is none, or it has not shown to be faster."""
+    return None if os.environ.get(VARIABLE) == "reference" else _kernel(source, name, arguments)
+
+
+def watched() -> bool:
+    """Whether something follows PyTorch's operations, to record or to count them: it would not see these kernels."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+@cache
+def _kernel(source: str, name: str, arguments: Sequence[Any]) -> Any:
+    found = library(Path(__file__).with_name(source)) if suited() else None
+    if found is None:
+        return None
+    run = getattr(found, name)
+    run.argtypes, run.restype = arguments, COUNT
+    return run
+
+
+def suited() -> bool:
+    """On Intel's processors with AVX-512: the name decides and no measurement, so that a machine rounds one way."""
+    about: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return "Intel" in str(about.get("cpu_name")) and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @cache
@@ -76,6 +110,6 @@ def _compile(source: Path, compiler: str, threads: str, built: Path) -> None:
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         part, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
-        for command in ([*_FLAGS, "-c", str(source), "-o", str(part)], ["-shared", str(part), threads, "-o", str(whole)]):
+        for command in ([*_FLAGS, "-c", str(source), "-o", str(part)], ["-shared", str(part), threads, "-lm", "-o", str(whole)]):
             subprocess.run([compiler, *command], capture_output=True, text=True, check=True, timeout=_SECONDS)
         whole.replace(built)

@@ -9,11 +9,7 @@ alone is the row in any batch, to the last bit.
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,12 +18,13 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from .choice import VARIABLE
-from .compiled import library
+from . import compiled
+from .compiled import COUNT, POINTER, STEP
 
 WIDTH = 48  # rows of a panel, as panels.c has it
 LEAST = 2**19  # numbers of a matrix, below which a cache may hold it, and what PyTorch calls is as fast
 _SPREAD = 2**20  # multiplications, below which threads cost more than they save
+_ARGUMENTS = (POINTER, STEP, POINTER, POINTER, STEP, POINTER, COUNT, COUNT, COUNT, COUNT)
 
 
 class Panels(Tensor):
@@ -60,7 +57,7 @@ class Panels(Tensor):
     def times(self, x: Tensor, base: Tensor | None = None) -> Tensor:
         """base + x [..., K] @ self.T: [..., N]; `base` is of that shape, or a bias [N]."""
         run = kernel()
-        if run is None or x.dtype != torch.float32 or not x.is_cpu or x.requires_grad:
+        if run is None or x.dtype != torch.float32 or not x.is_cpu or x.requires_grad or compiled.watched():
             made = F.linear(x, self.dense)
             return made if base is None else made + base
         rows, length = self.shape
@@ -118,23 +115,5 @@ def empty(rows: int, columns: int) -> Panels:
 
 
 def kernel() -> Any:
-    """The compiled product; None where there is none, or nothing has shown yet that it is faster."""
-    return None if os.environ.get(VARIABLE) == "reference" else _kernel()
-
-
-@cache
-def _kernel() -> Any:
-    found = library(Path(__file__).with_suffix(".c")) if _suited() else None
-    if found is None:
-        return None
-    pointer, step, count = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-    run = found.pardec_product
-    run.argtypes = [pointer, step, pointer, pointer, step, pointer, count, count, count, count]
-    run.restype = count
-    return run
-
-
-def _suited() -> bool:
-    """On Intel's processors with AVX-512: the name decides and no measurement, so that a machine rounds one way."""
-    about: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return "Intel" in str(about.get("cpu_name")) and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    """The compiled product; None where there is none."""
+    return compiled.kernel("panels.c", "pardec_product", _ARGUMENTS)

@@ -57,8 +57,10 @@ def added(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 class Linear(nn.Linear):
     """nn.Linear by `product`."""
 
+    again: Tensor | None = None  # the weight once more as products read it fastest, where others read it otherwise
+
     def forward(self, input: Tensor) -> Tensor:
-        return product(input, self.weight, self.bias)
+        return product(input, self.weight if self.again is None else self.again, self.bias)
 
 
 @cache

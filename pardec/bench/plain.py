@@ -80,7 +80,7 @@ class Plain:
             assert isinstance(layer, DecoderLayer)
             h, made = self._layer(h, layer, start, None if kept is None else kept[index])
             fresh.append(made)
-        return product(self.decoder.norm(h), self.decoder.head.weight), fresh
+        return self.decoder.project(h.flatten(0, 1)).view(*h.shape[:2], -1), fresh
 
     def _layer(self, h: Tensor, layer: DecoderLayer, start: int, kept: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         config, stop = self.decoder.config, start + h.shape[1]

@@ -174,6 +174,7 @@ def _language(
     make.fill(decoder)
     if shape.tied:
         decoder.head.weight = decoder.embed.weight
+        assemble.again(decoder)
     masked = spec.attention != "causal"
     mask = None if not masked else min(spec.mask[0] if spec.mask else shape.vocab, shape.vocab - 1)
     return LanguageModel(
