@@ -12,6 +12,7 @@ from .errors import ModelError
 from .hidden import Hidden
 from .kernels.attention import attend
 from .kernels.choice import Backend, backend
+from .kernels.layer_c import turn_c, usable
 from .kernels.norm import norm
 from .kernels.product import Linear, added, product
 from .kernels.sight import Sight, look
@@ -74,7 +75,7 @@ class _Pass:
     sight: Sight
     cos: Tensor
     sin: Tensor
-    kernels: Backend  # of what is faster in Triton ...
+    kernels: Backend  # of what is faster in Triton or C ...
     norms: Backend  # ... and of norms, which the library does as fast
     where: Tensor | None  # [B * Q] flat slots, for Triton
 
@@ -139,6 +140,11 @@ class DecoderLayer(nn.Module):
         if cache is not None and step.where is not None:
             k, v = cache.k[index], cache.v[index]
             q = turn_and_store(fused, step.cos, step.sin, k, v, step.where, heads, step.kernels)
+        elif step.kernels == "c" and not config.qk_norm and (cache is None or step.views is not None):
+            stored = None if step.views is None else step.views[index]
+            q, k = turn_c(fused, step.cos, step.sin, heads, stored and stored[:2])
+            if stored is not None:
+                k, v = stored[2:]
         else:
             turned = rotate(fused[:, :, : heads + kv_heads], step.cos, step.sin)
             q, k = turned[:, :, :heads], turned[:, :, heads:]
@@ -166,7 +172,7 @@ class _Norm(nn.RMSNorm):
     eps: float
 
     def forward(self, x: Tensor) -> Tensor:
-        return norm(x, self.weight, self.eps)
+        return norm(x, self.weight, self.eps, "c" if usable(x.device, x.dtype) else "reference")
 
 
 class Decoder(nn.Module):
@@ -275,6 +281,8 @@ class Decoder(nn.Module):
         address = cache.address(plan) if cache is not None and views is None else None
         kernels: Backend = "reference" if plain else backend(device)
         norms: Backend = "reference" if plain else backend(device, suited=False)
+        if kernels == "reference" and not plain and usable(device, dtype):
+            kernels = norms = "c"
         where = cache.flat(plan).to(device) if cache is not None and kernels == "triton" else None
         return _Pass(plan, cache, address, views, sight, cos, sin, kernels, norms, where)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention_c import attend_c, kernel
+from .attention_c import attend_c, faster
 from .sight import Sight
 
 
@@ -24,12 +24,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
 
         return attend_triton(q, k, v, sight)
     k, v = _rows(k, sight), _rows(v, sight)
-    shared = sight.mask is None and not sight.causal  # all queries see the same
-    if shared and (run := kernel(q, k, v)) is not None:
-        return attend_c(run, q, k, v)
+    if sight.backend == "c" and faster(q):
+        return attend_c(q, k, v)
     q = q.transpose(1, 2)
     batch, heads, queries, dim = q.shape
-    # Heads that share keys then stand one behind the other: their keys are read once for all of them.
+    # Where all queries see the same, heads that share keys stand one behind the other: these are read once for all.
+    shared = sight.mask is None and not sight.causal
     out = F.scaled_dot_product_attention(
         q.reshape(batch, k.shape[2], -1, dim) if shared else q,
         k.transpose(1, 2),

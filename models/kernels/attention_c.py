@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,31 +17,21 @@ _ARGUMENTS = (*[POINTER] * 5, *[COUNT] * 7)
 _Steps = ctypes.c_ssize_t * 12
 
 
-def kernel(q: Tensor, k: Tensor, v: Tensor) -> Any:
-    """The compiled attention of q [B, Q, H, D] over all slots of k, v [B, S, K, D]; None where PyTorch's is to be."""
-    queries, dim = q.shape[1], q.shape[3]
-    if (
-        not q.is_cpu
-        or not q.dtype == k.dtype == v.dtype == torch.float32
-        or not 0 < queries <= _MOST
-        or (queries == 1 and dim > _WIDE)
-        or not k.shape[1]
-        or not q.stride(3) == k.stride(3) == v.stride(3) == 1
-        or q.requires_grad
-        or compiled.watched()
-    ):
-        return None
-    return compiled.kernel("attention.c", "pardec_attend", _ARGUMENTS)
+def faster(q: Tensor) -> bool:
+    """Whether these queries [B, Q, H, D] are so few that PyTorch's attention takes longer."""
+    _, queries, _, dim = q.shape
+    return 1 < queries <= _MOST or (queries == 1 and dim <= _WIDE)
 
 
-def attend_c(run: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[B, Q, H, D], by what `kernel` says of the same tensors."""
+def attend_c(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of q [B, Q, H, D] over all slots of k, v [B, S, K, D]: as q. The last dimension of each lies together."""
     batch, queries, heads, dim = q.shape
     slots, shared = k.shape[1], k.shape[2]
     out = torch.empty(q.shape)
     steps = _Steps(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
     threads = torch.get_num_threads() if 2 * q.numel() * slots >= _SPREAD else 1
     places = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), steps
+    run = compiled.kernel("attention.c", "pardec_attend", _ARGUMENTS)
     if run(*places, batch, queries, heads, shared, slots, dim, threads):
         raise MemoryError(f"no memory for the attention of {queries} queries of {dim} dimensions")
     return out

@@ -1,4 +1,4 @@
-"""Which version of a kernel runs: the definition ("reference") or Triton's."""
+"""Which version of a kernel runs: the definition ("reference"), Triton's, or one in C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ..errors import ModelError
 
-Backend = Literal["reference", "triton"]
+Backend = Literal["reference", "c", "triton"]
 VARIABLE = "PARDEC_KERNELS"
 
 

@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,9 @@ log = logging.getLogger(__name__)
 POINTER, STEP, COUNT = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
 
 
-def kernel(source: str, name: str, arguments: tuple[Any, ...]) -> Any:
-    """The function `name` of a C file beside this one; None where there is none, or it has not shown to be faster."""
-    return None if os.environ.get(VARIABLE) == "reference" else _kernel(source, name, arguments)
+def wanted() -> bool:
+    """Whether kernels in C may be chosen: not where the variable PARDEC_KERNELS forces others."""
+    return os.environ.get(VARIABLE, "auto") in ("auto", "")
 
 
 def watched() -> bool:
@@ -44,7 +43,8 @@ def watched() -> bool:
 
 
 @cache
-def _kernel(source: str, name: str, arguments: Sequence[Any]) -> Any:
+def kernel(source: str, name: str, arguments: tuple[Any, ...]) -> Any:
+    """The function `name` of a C file beside this one; None where there is none, or it has not shown to be faster."""
     found = library(Path(__file__).with_name(source)) if suited() else None
     if found is None:
         return None

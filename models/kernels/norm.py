@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .choice import Backend
+from .layer_c import norm_c
 
 
 def norm(x: Tensor, weight: Tensor | None, eps: float, chosen: Backend = "reference") -> Tensor:
@@ -20,6 +21,8 @@ def norm(x: Tensor, weight: Tensor | None, eps: float, chosen: Backend = "refere
         from .norm_triton import norm_triton
 
         return norm_triton(x, weight, eps)
+    if chosen == "c" and weight is not None:
+        return norm_c(x, weight, eps)
     if x.device.type != "cpu" or x.dtype != torch.float32 or x.requires_grad or weight is None:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
     # On a CPU the library's is a dozen small operations, where five do.

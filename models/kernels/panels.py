@@ -104,7 +104,7 @@ def _made(held: Tensor, rows: int, parameter: bool) -> Panels:
 
 def suit(shape: Sequence[int]) -> bool:
     """Whether products with a float32 matrix [N, K] on this CPU are faster where it lies in panels."""
-    return shape[0] * shape[1] >= LEAST and kernel() is not None
+    return shape[0] * shape[1] >= LEAST and compiled.wanted() and kernel() is not None
 
 
 def empty(rows: int, columns: int) -> Panels:

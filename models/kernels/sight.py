@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..plan import Plan, Visible
 from .choice import Backend, backend
+from .layer_c import usable
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
@@ -59,7 +60,7 @@ def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, p
     whole = _sees_all(plan)
     chosen: Backend = "reference" if plain else backend(device, suited=not whole and dtype != torch.float32)
     if whole and chosen == "reference":
-        return Sight(chosen, extent, plan.rows)
+        return Sight("c" if not plain and usable(device, dtype) else chosen, extent, plan.rows)
     span, uniform = plan.span, plan.uniform
     if plan.visible.kind == "causal" and span is not None and uniform == span[1] and chosen == "reference":
         if span[0] == 0:

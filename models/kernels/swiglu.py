@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .choice import Backend
+from .layer_c import gated_c
 
 
 def gated(both: Tensor, chosen: Backend = "reference") -> Tensor:
@@ -14,6 +15,8 @@ def gated(both: Tensor, chosen: Backend = "reference") -> Tensor:
         from .swiglu_triton import gated_triton
 
         return gated_triton(both)
+    if chosen == "c":
+        return gated_c(both)
     gate, up = both.chunk(2, -1)
     # In place where nothing is to be differentiated: a fresh tensor of this size costs more than the arithmetic.
     return F.silu(gate) * up if both.requires_grad else F.silu(gate, inplace=True).mul_(up)

@@ -25,9 +25,9 @@ def everywhere(monkeypatch):
         pytest.skip("no AVX-512, or no C compiler")
     monkeypatch.setattr(compiled, "suited", lambda: True)
     monkeypatch.setattr(panels, "LEAST", 0)
-    compiled._kernel.cache_clear()
+    compiled.kernel.cache_clear()
     yield
-    compiled._kernel.cache_clear()
+    compiled.kernel.cache_clear()
 
 
 def randn(*shape, seed=0):
@@ -149,7 +149,7 @@ def test_embeddings_are_looked_up_and_stay_as_they_are():
 
 
 def test_small_matrices_other_dtypes_and_forced_definitions_lie_otherwise(monkeypatch):
-    monkeypatch.setattr(compiled, "_kernel", lambda *which: print)
+    monkeypatch.setattr(compiled, "kernel", lambda *which: print)
     large = (1024, panels.LEAST // 1024)
 
     def lies(shape=large, dtype=torch.float32, device="cpu"):
@@ -169,7 +169,7 @@ def test_without_a_compiler_pytorch_multiplies(monkeypatch, caplog):
     caplog.set_level("INFO")
     assert compiled.library.__wrapped__(SOURCE) is None
     assert "no C compiler" in caplog.text
-    monkeypatch.setattr(compiled, "_kernel", lambda *which: None)
+    monkeypatch.setattr(compiled, "kernel", lambda *which: None)
     weight, x = panels.empty(50, 6), randn(2, 6)
     weight.fill(randn(50, 6))
     assert torch.equal(product.product(x, weight), F.linear(x, weight.dense))
