@@ -32,10 +32,15 @@ def machine() -> dict[str, str]:
     """Accelerators, cores and threads of this machine; imports torch."""
     import torch
 
+    from pardec.models.kernels.layer_c import usable
+
+    with torch.no_grad():
+        compiled = usable(torch.device("cpu"), torch.float32)
     found = {
         "processor": processor(),
         "cpu_cores": str(os.cpu_count()),
         "torch_threads": str(torch.get_num_threads()),
+        "cpu_kernels": "C" if compiled else "PyTorch's",
     }
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):

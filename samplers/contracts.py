@@ -25,6 +25,8 @@ from pardec.samplers.kernels.law import Law, filtered
 from pardec.samplers.rng import Source
 from pardec.samplers.spec import Spec
 
+_NEVER = torch.tensor(-torch.inf, device="cpu")  # made once: a number becomes a tensor at every call
+
 
 @dataclass(frozen=True)
 class Request:
@@ -130,7 +132,7 @@ class Evidence:
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
         """The candidates with their scores where eligible."""
-        return Proposal(tokens, torch.where(self.eligible, score, -torch.inf), self)
+        return Proposal(tokens, torch.where(self.eligible, score, _NEVER), self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pardec.models.kernels import compiled, panels
+
 torch.set_num_threads(1)
 
 
@@ -19,3 +21,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PARDEC_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def in_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels in C on any processor that can run them, not only where they are chosen."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or compiled.library(panels._FILE) is None:
+        pytest.skip("no AVX-512, or no C compiler")
+    monkeypatch.delenv("PARDEC_KERNELS", raising=False)
+    monkeypatch.setattr(compiled, "suited", lambda: True)
+    compiled.kernel.cache_clear()
+    yield
+    compiled.kernel.cache_clear()

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..saved import cache_folder
 from .choice import VARIABLE
 
 _FLAGS = ("-O3", "-march=native", "-fPIC", "-fopenmp")
@@ -43,9 +44,9 @@ def watched() -> bool:
 
 
 @cache
-def kernel(source: str, name: str, arguments: tuple[Any, ...]) -> Any:
-    """The function `name` of a C file beside this one; None where there is none, or it has not shown to be faster."""
-    found = library(Path(__file__).with_name(source)) if suited() else None
+def kernel(source: Path, name: str, arguments: tuple[Any, ...]) -> Any:
+    """The function `name` of a C file; None where there is none, or it has not shown to be faster."""
+    found = library(source) if suited() else None
     if found is None:
         return None
     run = getattr(found, name)
@@ -67,7 +68,7 @@ def library(source: Path) -> ctypes.CDLL | None:
         log.info("%s is not compiled: there is no %s", source.name, "OpenMP" if compiler else "C compiler")
         return None
     try:
-        built = _folder() / f"{source.stem}-{_key(source, compiler, threads)}.so"
+        built = cache_folder() / "kernels" / f"{source.stem}-{_key(source, compiler, threads)}.so"
         if not built.is_file():
             _compile(source, compiler, threads, built)
         return ctypes.CDLL(str(built))
@@ -91,11 +92,6 @@ def _openmp() -> str | None:
     return found[0] if found else None
 
 
-def _folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "pardec" / "kernels"
-
-
 def _key(source: Path, compiler: str, threads: str) -> str:
     """Names what was compiled, by what and for which processor: a home folder may be that of several machines."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
@@ -110,6 +106,9 @@ def _compile(source: Path, compiler: str, threads: str, built: Path) -> None:
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         part, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
-        for command in ([*_FLAGS, "-c", str(source), "-o", str(part)], ["-shared", str(part), threads, "-lm", "-o", str(whole)]):
+        for command in (
+            [*_FLAGS, "-c", str(source), "-o", str(part)],
+            ["-shared", str(part), threads, "-lm", "-o", str(whole)],
+        ):
             subprocess.run([compiler, *command], capture_output=True, text=True, check=True, timeout=_SECONDS)
         whole.replace(built)

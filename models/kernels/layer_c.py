@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from . import compiled
 from .compiled import COUNT, POINTER, STEP
 
-_FILE = "layer.c"
+_FILE = Path(__file__).with_name("layer.c")
 _NORM = (*[POINTER] * 3, COUNT, COUNT, ctypes.c_float)
 _GATE = (POINTER, POINTER, COUNT, COUNT)
 _TURN = (POINTER, STEP, POINTER, POINTER, STEP, *[POINTER] * 4, *[COUNT] * 6)

@@ -10,6 +10,7 @@ alone is the row in any batch, to the last bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from .compiled import COUNT, POINTER, STEP
 WIDTH = 48  # rows of a panel, as panels.c has it
 LEAST = 2**19  # numbers of a matrix, below which a cache may hold it, and what PyTorch calls is as fast
 _SPREAD = 2**20  # multiplications, below which threads cost more than they save
+_FILE = Path(__file__).with_suffix(".c")
 _ARGUMENTS = (POINTER, STEP, POINTER, POINTER, STEP, POINTER, COUNT, COUNT, COUNT, COUNT)
 
 
@@ -34,7 +36,7 @@ class Panels(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor, rows: int) -> Panels:
-        made: Panels = Tensor._make_wrapper_subclass(cls, (rows, held.shape[1]), dtype=held.dtype, device=held.device)  # type: ignore[attr-defined]
+        made: Panels = Tensor._make_wrapper_subclass(cls, (rows, held.shape[1]), dtype=held.dtype, device=held.device)
         made.held = held
         return made
 
@@ -86,15 +88,17 @@ class Panels(Tensor):
         return len(self), isinstance(self, nn.Parameter)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return Panels(args[0].held, args[0].shape[0])
-        if func._schema.is_mutable:
+        if func._schema.is_mutable and isinstance(args[0], Panels):
             raise NotImplementedError(f"{func} would write to weights in panels, which are only read")
         args, kwargs = tree_map_only(Panels, lambda panels: panels.dense, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 def _made(held: Tensor, rows: int, parameter: bool) -> Panels:
@@ -116,4 +120,4 @@ def empty(rows: int, columns: int) -> Panels:
 
 def kernel() -> Any:
     """The compiled product; None where there is none."""
-    return compiled.kernel("panels.c", "pardec_product", _ARGUMENTS)
+    return compiled.kernel(_FILE, "pardec_product", _ARGUMENTS)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pardec.models.decoder import Decoder, DecoderLayer
 from pardec.models.errors import ModelError
-from pardec.models.kernels.product import product
+from pardec.models.kernels.panels import Panels
 from pardec.models.language_model import LanguageModel
 from pardec.models.rope import rotate
 
@@ -40,6 +40,12 @@ class Plain:
         angles = torch.arange(length)[:, None] * torch.tensor(decoder.config.frequencies)
         cos, sin = torch.cat([angles.cos(), angles.cos()], -1), torch.cat([-angles.sin(), angles.sin()], -1)
         self.cos, self.sin = (table[None, :, None].to(model.device) for table in (cos, sin))  # as `rotate` takes them
+
+        panels = [weight for weight in decoder.parameters() if isinstance(weight, Panels)]
+        self._dense = {id(weight): weight.dense for weight in panels}  # as PyTorch's products read them
+
+    def _own(self, weight: Tensor) -> Tensor:
+        return self._dense.get(id(weight), weight)
 
     @torch.inference_mode()
     def run(self, tokens: Tensor, prompt: int, block: int) -> Tensor:
@@ -80,12 +86,12 @@ class Plain:
             assert isinstance(layer, DecoderLayer)
             h, made = self._layer(h, layer, start, None if kept is None else kept[index])
             fresh.append(made)
-        return self.decoder.project(h.flatten(0, 1)).view(*h.shape[:2], -1), fresh
+        return F.linear(self.decoder.norm(h), self._own(self.decoder.head.weight)), fresh
 
     def _layer(self, h: Tensor, layer: DecoderLayer, start: int, kept: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         config, stop = self.decoder.config, start + h.shape[1]
         normed = F.rms_norm(h, (config.width,), layer.attn_norm, config.norm_eps)
-        fused = product(normed, layer.qkv_weight, layer.qkv_bias)
+        fused = F.linear(normed, self._own(layer.qkv_weight), layer.qkv_bias)
         heads = rearrange(fused, "b q (h d) -> b q h d", d=config.head_dim)
         turned = rotate(heads[:, :, : config.heads + config.kv_heads], self.cos[:, start:stop], self.sin[:, start:stop])
         q, k = turned[:, :, : config.heads], turned[:, :, config.heads :]
@@ -97,7 +103,7 @@ class Plain:
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=config.heads != config.kv_heads
         )
-        h = h + product(rearrange(out, "b h q d -> b q (h d)"), layer.out_weight, layer.out_bias)
+        h = h + F.linear(rearrange(out, "b h q d -> b q (h d)"), self._own(layer.out_weight), layer.out_bias)
         normed = F.rms_norm(h, (config.width,), layer.mlp_norm, config.norm_eps)
-        gate, up = product(normed, layer.gate_up_weight, layer.gate_up_bias).chunk(2, dim=-1)
-        return h + product(F.silu(gate) * up, layer.down_weight, layer.down_bias), fresh
+        gate, up = F.linear(normed, self._own(layer.gate_up_weight), layer.gate_up_bias).chunk(2, dim=-1)
+        return h + F.linear(F.silu(gate) * up, self._own(layer.down_weight), layer.down_bias), fresh

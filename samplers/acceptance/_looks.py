@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pardec.models.errors import ModelError
 from pardec.models.language_model import LanguageModel
+from pardec.models.saved import cache_folder
 from pardec.samplers.rng import wide
 
 _DISTANCES = 1 << 24  # that many are held at a time
@@ -109,14 +110,6 @@ def digest(table: Tensor) -> str:
     """The SHA-256 of a table's shape and numbers, as hexadecimal digits."""
     numbers = (table.detach().float() if table.is_floating_point() else table).cpu().contiguous().numpy()
     return hashlib.sha256(repr(numbers.shape).encode() + numbers.tobytes()).hexdigest()
-
-
-def cache_folder() -> Path:
-    """Where prepared tables are saved: $PARDEC_CACHE, else $XDG_CACHE_HOME/pardec, else ~/.cache/pardec."""
-    if own := os.environ.get("PARDEC_CACHE"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path(os.path.expanduser("~")) / ".cache") / "pardec"
 
 
 def _read(file: Path, vocab: int, k: int) -> Tensor | None:

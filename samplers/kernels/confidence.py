@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from pardec.models.kernels.choice import backend
+from pardec.models.kernels.layer_c import usable
+from pardec.samplers.kernels.confidence_c import greedy_c
 from pardec.samplers.kernels.rank import argmax
 
 _APIECE = 1 << 22  # logits whose probabilities are made at once
@@ -145,6 +147,8 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
         found = confidence(logits)
         return found.ids, found.probability
     logits = logits.float()
+    if usable(logits.device, logits.dtype):
+        return greedy_c(logits)
     if logits.numel() <= _APIECE:
         return argmax(logits), logits.softmax(-1).amax(-1)
     rows = torch.split(logits.reshape(-1, logits.shape[-1]), max(_APIECE // logits.shape[-1], 1))

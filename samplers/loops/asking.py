@@ -243,10 +243,14 @@ class Asking:
     def _wanted_only(self, group: Group, wanted: np.ndarray, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """The queries wanted, [n, M], where among them each block position's is, [n, W], and what those predict."""
         wanted = wanted if group.rows is None else wanted[group.rows]
-        most = max(int(wanted.sum(1).max()), 1)
+        counts = wanted.sum(1)
+        most = max(int(counts.max()), 1)
         if (wanted.shape[1] - most) * len(wanted) * self.model.vocab_size < _COMPACT_GAIN:
             return group.want, None, positions
-        order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
+        if (counts == most).all():
+            order = wanted.nonzero()[1].reshape(-1, most)
+        else:
+            order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
         place = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
         chosen = torch.from_numpy(order)
         if self.limits is not None:

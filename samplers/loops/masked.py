@@ -173,7 +173,7 @@ class MaskedLoop:
         chosen, tokens = (found.which, found.tokens) if isinstance(found, Choice) else (found, proposal.tokens)
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
-        chosen = self._some(chosen & evidence.eligible, proposal)
+        chosen = self._some(chosen, proposal)
         if ask.must is not None:
             must = torch.from_numpy(ask.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
             first = torch.arange(chosen.shape[1], device=chosen.device) == 0
@@ -183,9 +183,12 @@ class MaskedLoop:
 
     @staticmethod
     def _some(chosen: Tensor, proposal: Proposal) -> Tensor:
-        """`chosen` with the best candidate of every row that has none."""
-        if chosen.device.type == "cpu" and chosen.numpy().any(1).all():
-            return chosen
+        """What is `chosen` and eligible, with the best candidate of every row that has none."""
+        if chosen.device.type == "cpu":
+            host = chosen.numpy() & proposal.eligible.numpy()
+            if host.any(1).all():
+                return torch.from_numpy(host)
+        chosen = chosen & proposal.eligible
         # A method may score -inf for "last"; what is open still comes before what is not.
         score = proposal.score.clamp(min=_LOWEST).masked_fill(~proposal.eligible, -torch.inf)
         return chosen | (best(score) & proposal.eligible & ~chosen.any(1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Weights in panels: the products are those of the matrix, a row alone is the row in any batch, and nothing else minds."""
+"""Weights in panels: products are those of the matrix, a row alone is the row in any batch, and nothing else minds."""
 
 from __future__ import annotations
 
@@ -15,19 +15,12 @@ from pardec.bench.shapes import shaped
 from pardec.models.kernels import compiled, layout, panels, product
 
 CPU = torch.device("cpu")
-SOURCE = compiled.Path(panels.__file__).with_suffix(".c")
 
 
 @pytest.fixture
-def everywhere(monkeypatch):
-    """The kernel on any processor that can run it, for matrices of any size."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or compiled.library(SOURCE) is None:
-        pytest.skip("no AVX-512, or no C compiler")
-    monkeypatch.setattr(compiled, "suited", lambda: True)
+def everywhere(in_c, monkeypatch):
+    """For matrices of any size."""
     monkeypatch.setattr(panels, "LEAST", 0)
-    compiled.kernel.cache_clear()
-    yield
-    compiled.kernel.cache_clear()
 
 
 def randn(*shape, seed=0):
@@ -37,7 +30,9 @@ def randn(*shape, seed=0):
 def parameter(rows, columns):
     made = layout.empty((rows, columns), dtype=torch.float32, device=CPU)
     assert type(made) is panels.Panels
-    for start, part in zip((0, rows // 3), randn(rows, columns, seed=1).split((rows // 3, rows - rows // 3)), strict=True):
+    for start, part in zip(
+        (0, rows // 3), randn(rows, columns, seed=1).split((rows // 3, rows - rows // 3)), strict=True
+    ):
         layout.fill(made, part, start)
     return nn.Parameter(made, requires_grad=False)
 
@@ -109,6 +104,7 @@ def test_what_they_are_not_made_for_sees_the_matrix(asks):
         assert type(again) is panels.Panels
         assert isinstance(again, nn.Parameter)
         assert torch.equal(again, matrix)
+    assert torch.equal(torch.zeros(50, 6).copy_(weight), matrix)
     with pytest.raises(NotImplementedError, match="only read"):
         weight.fill_(0)
 
@@ -143,9 +139,9 @@ def test_embeddings_are_looked_up_and_stay_as_they_are():
     decoder = pardec.load("tiny-llama", device="cpu", dtype="float32").language_model.decoder
     assert decoder.embed.weight.is_contiguous()
     assert type(decoder.embed.weight) is nn.Parameter
-    assert {type(weight) for name, weight in decoder.named_parameters() if weight.dim() == 2 and "embed" not in name} == {
-        panels.Panels
-    }
+    assert {
+        type(weight) for name, weight in decoder.named_parameters() if weight.dim() == 2 and "embed" not in name
+    } == {panels.Panels}
 
 
 def test_small_matrices_other_dtypes_and_forced_definitions_lie_otherwise(monkeypatch):
@@ -164,41 +160,11 @@ def test_small_matrices_other_dtypes_and_forced_definitions_lie_otherwise(monkey
     assert not lies()
 
 
-def test_without_a_compiler_pytorch_multiplies(monkeypatch, caplog):
-    monkeypatch.setattr(compiled, "_compiler", lambda: None)
-    caplog.set_level("INFO")
-    assert compiled.library.__wrapped__(SOURCE) is None
-    assert "no C compiler" in caplog.text
+def test_without_the_kernel_pytorch_multiplies(monkeypatch):
     monkeypatch.setattr(compiled, "kernel", lambda *which: None)
     weight, x = panels.empty(50, 6), randn(2, 6)
     weight.fill(randn(50, 6))
     assert torch.equal(product.product(x, weight), F.linear(x, weight.dense))
-
-
-@pytest.mark.skipif(compiled._compiler() is None or compiled._openmp() is None, reason="no C compiler, or no OpenMP")
-def test_what_is_compiled_is_kept_and_what_does_not_compile_is_told(monkeypatch, tmp_path, caplog):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = tmp_path / "seven.c"
-    source.write_text("int seven(void) { return 7; }\n")
-    assert compiled.library.__wrapped__(source).seven() == 7
-    kept = list((tmp_path / "pardec" / "kernels").iterdir())
-    assert [file.suffix for file in kept] == [".so"]
-    monkeypatch.setattr(compiled, "_compile", None)  # it is not compiled again
-    assert compiled.library.__wrapped__(source).seven() == 7
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source.write_text("int seven(void) { return seven\n")
-    assert compiled.library.__wrapped__(source) is None
-    assert "seven.c could not be compiled" in caplog.text
-    assert list((tmp_path / "pardec" / "kernels").iterdir()) == kept
-
-
-@pytest.mark.skipif(compiled._compiler() is None or compiled._openmp() is None, reason="no C compiler, or no OpenMP")
-def test_a_cache_that_cannot_be_written_is_no_end(monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert compiled.library.__wrapped__(SOURCE) is None
-    assert "PyTorch does what it would" in caplog.text
 
 
 @pytest.mark.usefixtures("everywhere")
