@@ -29,7 +29,7 @@ def norm_c(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., E] normalised and multiplied by `weight` [E]."""
     x = x.contiguous()
     out = torch.empty(x.shape)
-    width = len(weight)
+    width = weight.shape[0]
     run = _kernel("pardec_norm", _NORM)
     run(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width, eps)
     return out
@@ -60,7 +60,7 @@ def turn_c(
     q = torch.empty((batch, queries, heads, dim))
     k, v = (torch.empty((batch, queries, kv, dim)), None) if stored is None else stored
     steps = _Steps(*k.stride()[:3], *(k if v is None else v).stride()[:3])
-    apart = 0 if len(cos) == 1 else queries * turned
+    apart = 0 if cos.shape[0] == 1 else queries * turned
     tables = cos.data_ptr(), sin.data_ptr(), apart
     places = q.data_ptr(), k.data_ptr(), None if v is None else v.data_ptr(), steps
     run = _kernel("pardec_turn", _TURN)

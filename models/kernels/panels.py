@@ -67,7 +67,7 @@ class Panels(Tensor):
         if flat.stride(1) != 1:
             flat = flat.contiguous()
         out = torch.empty((*x.shape[:-1], rows))
-        count, start, apart = len(flat), None, 0
+        count, start, apart = flat.shape[0], None, 0
         if base is not None:
             base = base.contiguous()
             start, apart = base.data_ptr(), 0 if base.dim() == 1 else rows
