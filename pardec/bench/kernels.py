@@ -1,6 +1,7 @@
-"""Each kernel's definition against its Triton version, beside what reading and writing its bytes takes.
+"""Each kernel's definition against its versions in Triton and C, beside what reading and writing its bytes takes.
 
-Triton's versions run on CUDA only: under the interpreter they say whether they are right, and nothing of speed.
+Triton's versions run on CUDA only: under the interpreter they say whether they are right, and nothing of speed. Those
+in C are timed where they are chosen. A product's definition is PyTorch's, over the same matrix row by row.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pardec.bench.floor import bandwidth, best
+from pardec.models.kernels import panels
 from pardec.models.kernels.attention import attend
 from pardec.models.kernels.choice import Backend
+from pardec.models.kernels.layer_c import turn_c, usable
 from pardec.models.kernels.norm import add_norm, norm
+from pardec.models.kernels.panels import Panels
 from pardec.models.kernels.sight import Sight, look
 from pardec.models.kernels.swiglu import gated
 from pardec.models.kernels.turn import turn_and_store
@@ -35,24 +40,28 @@ class Case:
     shape: str
     run: Run
     moved: int
+    versions: tuple[Backend, ...] = ("triton",)  # beside the definition
 
 
 def bench(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     """A row a kernel, LLaDA-8B's shapes on a GPU and smaller ones on a CPU; seconds are the best of a few trials."""
     wide = device.type == "cuda"
-    triton = wide and _has_triton()
+    with torch.inference_mode():
+        here: dict[Backend, bool] = {"triton": wide and _has_triton(), "c": usable(device, dtype)}
     for case in cases(device, dtype, width=4096 if wide else 512, vocab=126464 if wide else 32000):
         speed = bandwidth(device, max(case.moved, 1 << 16))
         with torch.inference_mode():
             reference = best(partial(case.run, "reference"), device)
-            fast = best(partial(case.run, "triton"), device) if triton else None
-            furthest = _furthest(case.run("reference"), case.run("triton")) if triton else None
+            others = [how for how in case.versions if here[how]]
+            fast = {how: best(partial(case.run, how), device) for how in others}
+            furthest = max((_furthest(case.run("reference"), case.run(how)) for how in others), default=None)
         yield {
             "kernel": case.name,
             "shape": case.shape,
             "dtype": str(dtype).removeprefix("torch."),
             "reference_s": reference,
-            "triton_s": fast,
+            "triton_s": fast.get("triton"),
+            "c_s": fast.get("c"),
             "furthest": furthest,
             "floor_s": case.moved / speed,
             "moved_bytes": case.moved,
@@ -71,10 +80,14 @@ def cases(device: torch.device, dtype: torch.dtype, *, width: int, vocab: int) -
     x, y, gain = normal(WINDOW, width), normal(WINDOW, width), normal(width)
     both = normal(WINDOW, 6 * width)
     logits = torch.randn(WINDOW, vocab, generator=generator, device=device)
+    twice: tuple[Backend, ...] = ("triton", "c")
     found = [
-        Case("norm", f"{WINDOW} x {width}", lambda how: norm(x, gain, 1e-5, how), 2 * x.nbytes),
+        _product(x, normal(6 * width, width)),
+        Case("norm", f"{WINDOW} x {width}", lambda how: norm(x, gain, 1e-5, how), 2 * x.nbytes, twice),
         Case("add_norm", f"{WINDOW} x {width}", lambda how: add_norm(x, y, gain, 1e-5, how), 4 * x.nbytes),
-        Case("swiglu", f"{WINDOW} x 2 x {3 * width}", lambda how: gated(both.clone(), how), both.nbytes * 3 // 2),
+        Case(
+            "swiglu", f"{WINDOW} x 2 x {3 * width}", lambda how: gated(both.clone(), how), both.nbytes * 3 // 2, twice
+        ),
         Case("confidence", f"{WINDOW} x {vocab}", partial(_confidence, logits), logits.nbytes),
         _turning(normal(1, WINDOW, 3 * heads, dim), normal(1, CANVAS, heads, dim), heads, dim),
     ]
@@ -83,8 +96,29 @@ def cases(device: torch.device, dtype: torch.dtype, *, width: int, vocab: int) -
         q, k, v = normal(1, WINDOW, heads, dim), normal(1, CANVAS, kv_heads, dim), normal(1, CANVAS, kv_heads, dim)
         run = partial(_attention, q, k, v, _plan(kind, device))
         shape = f"{WINDOW} of {CANVAS}, {heads} heads of {dim}, {kv_heads} kept"
-        found.append(Case(f"attention, {kind}", shape, run, 2 * WINDOW * kv + k.nbytes + v.nbytes))
+        versions: tuple[Backend, ...] = twice if kind == "bidirectional" else ("triton",)
+        found.append(Case(f"attention, {kind}", shape, run, 2 * WINDOW * kv + k.nbytes + v.nbytes, versions))
     return found
+
+
+def _product(x: Tensor, matrix: Tensor) -> Case:
+    rows, columns = matrix.shape
+    packed: list[Panels] = []
+
+    def run(how: Backend) -> Tensor:
+        if how != "c":
+            return F.linear(x, matrix)
+        if not packed:
+            packed.append(panels.empty(rows, columns))
+            packed[0].fill(matrix)
+        return packed[0].times(x)
+
+    moved = x.nbytes + matrix.nbytes + len(x) * rows * x.element_size()
+    return Case("product", f"{len(x)} x {columns}, {rows} x {columns}", run, moved, ("c",))
+
+
+def _gated(both: Tensor, how: Backend) -> Tensor:
+    return gated(both.clone(), how)
 
 
 def _confidence(logits: Tensor, how: Backend) -> Any:
@@ -98,13 +132,14 @@ def _confidence(logits: Tensor, how: Backend) -> Any:
 def _turning(fused: Tensor, cache: Tensor, heads: int, dim: int) -> Case:
     angle = torch.arange(WINDOW, device=fused.device)[None, :, None, None] * torch.ones(dim, device=fused.device)
     where = torch.arange(WINDOW, device=fused.device)
-    k, v = cache, cache.clone()
-    return Case(
-        "turn_and_store",
-        f"{WINDOW} x {3 * heads} heads of {dim}",
-        lambda how: turn_and_store(fused, angle.cos(), angle.sin(), k, v, where, heads, how),
-        2 * fused.nbytes,
-    )
+    k, v, cos, sin = cache, cache.clone(), angle.cos(), angle.sin()
+
+    def run(how: Backend) -> Tensor:
+        if how == "c":
+            return turn_c(fused, cos, sin, heads, (k[:, :WINDOW], v[:, :WINDOW]))[0]
+        return turn_and_store(fused, cos, sin, k, v, where, heads, how)
+
+    return Case("turn_and_store", f"{WINDOW} x {3 * heads} heads of {dim}", run, 2 * fused.nbytes, ("triton", "c"))
 
 
 def _plan(kind: str, device: torch.device) -> Plan:
@@ -127,8 +162,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, how: Backend) -> Ten
 
 def _sight(plan: Plan, dtype: torch.dtype, how: Backend) -> Sight:
     sight = look(plan, extent=CANVAS, dtype=dtype, device=plan.tokens.device, plain=True)
-    if how == "reference":
-        return sight
+    if how != "triton":
+        return replace(sight, backend=how)
     index = torch.arange(plan.width, device=plan.positions.device)
     return replace(
         sight,

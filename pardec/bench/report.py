@@ -79,6 +79,7 @@ KERNELS: tuple[Column, ...] = (
     ("dtype", lambda row: row["dtype"]),
     ("definition µs", lambda row: f"{1e6 * row['reference_s']:.1f}"),
     ("Triton µs", lambda row: "" if row["triton_s"] is None else f"{1e6 * row['triton_s']:.1f}"),
+    ("C µs", lambda row: "" if row["c_s"] is None else f"{1e6 * row['c_s']:.1f}"),
     ("floor µs", lambda row: f"{1e6 * row['floor_s']:.1f}"),
     ("furthest", lambda row: "" if row["furthest"] is None else f"{row['furthest']:.1e}"),
 )

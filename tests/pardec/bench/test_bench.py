@@ -180,6 +180,16 @@ def test_every_kernel_has_its_definition_timed(dtype: torch.dtype, monkeypatch: 
     assert all(row["triton_s"] is None and row["moved_bytes"] > 0 for row in rows)
 
 
+def test_versions_in_c_stand_beside_their_definitions(in_c: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "best", lambda run, device: (run(), 1e-3)[1])
+    monkeypatch.setattr(kernels, "bandwidth", lambda device, size: 1e9)
+    rows = list(kernels.bench(torch.device("cpu"), torch.float32))
+    timed = {row["kernel"] for row in rows if row["c_s"] is not None}
+    assert timed == {"product", "norm", "swiglu", "turn_and_store", "attention, bidirectional"}
+    assert all(row["furthest"] < 1e-3 for row in rows if row["c_s"] is not None)
+    assert not [row for row in kernels.bench(torch.device("cpu"), torch.bfloat16) if row["c_s"] is not None]
+
+
 def test_the_command_writes_json_with_machine_versions_and_command(cli: Cli, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "speed.json"
     size = ("--batch", "1", "--new", "8", "--pairs", "1", "--device", "cpu")
