@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any, Literal
 
 from pardec.models.errors import SpecError, did_you_mean
@@ -56,9 +57,15 @@ def refuse_doubles(spec: Spec, stages: Mapping[str, Named], single: Collection[s
             raise SpecError(f"{str(spec)!r} names {max(names, key=names.count)!r} twice", hint="keep one of them")
 
 
+@cache
+def _hints(make: Any) -> dict[str, Any]:
+    """The types of a method's parameters; to read them takes longer than all else that makes it."""
+    return typing.get_type_hints(make)
+
+
 def _made(part: Part, card: Card) -> Any:
     known = {f.name: f for f in fields(card.make)}
-    hints = typing.get_type_hints(card.make)
+    hints = _hints(card.make)
     values = {}
     for key, text in part.params:
         if key not in known:

@@ -86,10 +86,10 @@ def _compiler() -> str | None:
 def _openmp() -> str | None:
     """The file of the OpenMP threads that PyTorch has loaded: a second kind of them would wait against the first."""
     try:
-        found = _OPENMP.search(Path("/proc/self/maps").read_text(encoding="utf-8"))
+        found = _OPENMP.findall(Path("/proc/self/maps").read_text(encoding="utf-8"))
     except OSError:
         return None
-    return found[0] if found else None
+    return next((file for file in found if "/torch/" in file), found[0] if found else None)
 
 
 def _key(source: Path, compiler: str, threads: str) -> str:
