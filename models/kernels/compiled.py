@@ -97,7 +97,8 @@ def _key(source: Path, compiler: str, threads: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
     about = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
     features = "\n".join(line for line in about.splitlines() if line.startswith(("model name", "flags")))
-    parts = (source.read_bytes(), version, *(text.encode() for text in (*_FLAGS, threads, features)))
+    files = (source, *sorted(Path(__file__).parent.glob("*.h")))  # what it may include
+    parts = (*(file.read_bytes() for file in files), version, *(text.encode() for text in (*_FLAGS, threads, features)))
     return hashlib.sha256(platform.machine().encode() + b"\0".join(parts)).hexdigest()[:16]
 
 
