@@ -5,7 +5,7 @@ What they prepare is saved in a folder of the session, and not in the user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -33,3 +33,17 @@ def in_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     compiled.kernel.cache_clear()
     yield
     compiled.kernel.cache_clear()
+
+
+@pytest.fixture
+def in_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], object]], object]]:
+    """Runs what is handed in with two threads, also where they cost more than they save."""
+
+    def run(work: Callable[[], object]) -> object:
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled, "SPREAD", 0)
+            torch.set_num_threads(2)
+            return work()
+
+    yield run
+    torch.set_num_threads(1)

@@ -8,25 +8,18 @@
  * the next one's keys and values are fetched.
  */
 
-#include <immintrin.h>
 #include <math.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LANES 16                /* numbers of a vector */
+#include "vectors.h"
+
 #define VECTORS 3               /* of queries at once, at most */
 #define ROWS 8                  /* slots, or dimensions, at once */
 #define BLOCK 64                /* slots */
 #define ALONE 4                 /* queries that go alone, at most */
 #define LOWEST -1e30f
 #define LINE 16                 /* numbers that are fetched together */
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 32")
 
 #define ARGUMENTS                                                                                                  \
     const float *x, ptrdiff_t row_step, ptrdiff_t step, const float *w, float *out, int depth, int onto
@@ -68,24 +61,6 @@ static const Tile KEYS[ROWS][VECTORS] = {NAMES(keys, 1), NAMES(keys, 2), NAMES(k
                                          NAMES(keys, 5), NAMES(keys, 6), NAMES(keys, 7), NAMES(keys, 8)};
 static const Tile VALUES[ROWS][VECTORS] = {NAMES(values, 1), NAMES(values, 2), NAMES(values, 3), NAMES(values, 4),
                                            NAMES(values, 5), NAMES(values, 6), NAMES(values, 7), NAMES(values, 8)};
-
-static int least(int a, int b) { return a < b ? a : b; }
-
-INLINE vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
-
-/* 2^x for x <= 0, by the series around the nearest whole number. */
-INLINE vec power(vec x)
-{
-    x = larger(x, (vec){0} - 126.0f);
-    vec shifted = x + 12582912.0f, f = x - (shifted - 12582912.0f);
-    vec sum = f * 1.5403530e-4f + 1.3333558e-3f;
-    sum = sum * f + 9.6181291e-3f;
-    sum = sum * f + 5.5504109e-2f;
-    sum = sum * f + 2.4022651e-1f;
-    sum = sum * f + 6.9314718e-1f;
-    sum = sum * f + 1.0f;
-    return (vec)((ints)sum + ((ints)shifted << 23));
-}
 
 static void fetch(const float *row, ptrdiff_t step, int count, int dim)
 {
@@ -140,10 +115,10 @@ static void alone(const Head *one, const float *query, const float *k, const flo
         vec sum = {0};
         for (int d = 0; d < one->dim; d += LANES)
             sum += *(const vec *)(query + d) * *(const vec *)(k + s * one->k_slot + d);
-        weight[s] = _mm512_reduce_add_ps((__m512)sum) * one->scale;
+        weight[s] = sum_of(sum) * one->scale;
         top = weight[s] > top ? weight[s] : top;
     }
-    vec share = power((vec){0} + (*highest - top));
+    vec share = power(every(*highest - top));
     for (int j = 0; j < BLOCK / LANES; j++) {
         weights[j] = power(weights[j] - top);
         mass += j * LANES < slots ? weights[j] : (vec){0};
@@ -157,7 +132,7 @@ static void alone(const Head *one, const float *query, const float *k, const flo
         if (slots % 2) sum += *(const vec *)(v + (slots - 1) * one->v_slot + d) * weight[slots - 1];
         *(vec *)(out + d) = sum + other;
     }
-    *total = *total * share[0] + _mm512_reduce_add_ps((__m512)mass);
+    *total = *total * share[0] + sum_of(mass);
     *highest = top;
 }
 
@@ -179,7 +154,7 @@ INLINE void few(const int vectors, const Head *one, int first, int count, int mo
         tops[e] = LOWEST;
         masses[e] = 0;
     }
-    UNROLL for (int j = 0; j < vectors; j++) highest[j] = (vec){0} + LOWEST;
+    UNROLL for (int j = 0; j < vectors; j++) highest[j] = every(LOWEST);
     for (int slot = 0; slot < one->slots; slot += BLOCK) {
         int slots = least(BLOCK, one->slots - slot), after = least(BLOCK, one->slots - slot - slots);
         const float *k = one->k + slot * one->k_slot, *v = one->v + slot * one->v_slot;

@@ -13,7 +13,6 @@ from .compiled import COUNT, POINTER
 
 _MOST = 256  # queries of a row, above which PyTorch's attention is as fast
 _WIDE = 64  # dimensions, above which it is faster with a single query
-_SPREAD = 2**20  # multiplications, below which threads cost more than they save
 _FILE = Path(__file__).with_name("attention.c")
 _ARGUMENTS = (*[POINTER] * 5, *[COUNT] * 7)
 _Steps = ctypes.c_ssize_t * 12
@@ -31,7 +30,7 @@ def attend_c(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     slots, shared = k.shape[1], k.shape[2]
     out = torch.empty(q.shape)
     steps = _Steps(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
-    threads = torch.get_num_threads() if 2 * q.numel() * slots >= _SPREAD else 1
+    threads = compiled.threads(2 * q.numel() * slots)
     places = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), steps
     run = compiled.kernel(_FILE, "pardec_attend", _ARGUMENTS)
     if run(*places, batch, queries, heads, shared, slots, dim, threads):

@@ -28,6 +28,8 @@ _FLAGS = ("-O3", "-march=native", "-fPIC", "-fopenmp")
 _SECONDS = 120  # that a compiler may take
 _OPENMP = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)\S*\.so\S*")
 
+SPREAD = 2**20  # multiplications, below which threads cost more than they save
+
 log = logging.getLogger(__name__)
 
 POINTER, STEP, COUNT = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
@@ -41,6 +43,11 @@ def wanted() -> bool:
 def watched() -> bool:
     """Whether something follows PyTorch's operations, to record or to count them: it would not see these kernels."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+def threads(work: int) -> int:
+    """Threads for so many multiplications."""
+    return torch.get_num_threads() if work >= SPREAD else 1
 
 
 @cache
@@ -63,14 +70,14 @@ def suited() -> bool:
 @cache
 def library(source: Path) -> ctypes.CDLL | None:
     """The functions of a C file, compiled now or before; None where that cannot be, which the log tells."""
-    compiler, threads = _compiler(), _openmp()
-    if compiler is None or threads is None:
+    compiler, openmp = _compiler(), _openmp()
+    if compiler is None or openmp is None:
         log.info("%s is not compiled: there is no %s", source.name, "OpenMP" if compiler else "C compiler")
         return None
     try:
-        built = cache_folder() / "kernels" / f"{source.stem}-{_key(source, compiler, threads)}.so"
+        built = cache_folder() / "kernels" / f"{source.stem}-{_key(source, compiler, openmp)}.so"
         if not built.is_file():
-            _compile(source, compiler, threads, built)
+            _compile(source, compiler, openmp, built)
         return ctypes.CDLL(str(built))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or error
@@ -92,23 +99,24 @@ def _openmp() -> str | None:
     return next((file for file in found if "/torch/" in file), found[0] if found else None)
 
 
-def _key(source: Path, compiler: str, threads: str) -> str:
+def _key(source: Path, compiler: str, openmp: str) -> str:
     """Names what was compiled, by what and for which processor: a home folder may be that of several machines."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
     about = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
     features = "\n".join(line for line in about.splitlines() if line.startswith(("model name", "flags")))
-    parts = (source.read_bytes(), version, *(text.encode() for text in (*_FLAGS, threads, features)))
+    files = (source, *sorted(Path(__file__).parent.glob("*.h")))  # what it may include
+    parts = (*(file.read_bytes() for file in files), version, *(text.encode() for text in (*_FLAGS, openmp, features)))
     return hashlib.sha256(platform.machine().encode() + b"\0".join(parts)).hexdigest()[:16]
 
 
-def _compile(source: Path, compiler: str, threads: str, built: Path) -> None:
+def _compile(source: Path, compiler: str, openmp: str, built: Path) -> None:
     """In two steps, so that the linker takes PyTorch's OpenMP and not the compiler's own."""
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         part, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
         for command in (
             [*_FLAGS, "-c", str(source), "-o", str(part)],
-            ["-shared", str(part), threads, "-lm", "-o", str(whole)],
+            ["-shared", str(part), openmp, "-lm", "-o", str(whole)],
         ):
             subprocess.run([compiler, *command], capture_output=True, text=True, check=True, timeout=_SECONDS)
         whole.replace(built)

@@ -1,14 +1,9 @@
 /* What a layer does between its products, each in one pass over float32 numbers: norm, rotation, gate. */
 
-#include <immintrin.h>
 #include <math.h>
-#include <stddef.h>
 #include <string.h>
 
-#define LANES 16                /* numbers of a vector */
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+#include "vectors.h"
 
 /* out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight, of rows of `width` numbers that lie together. */
 int pardec_norm(const float *x, const float *weight, float *out, int rows, int width, float eps)
@@ -23,7 +18,7 @@ int pardec_norm(const float *x, const float *weight, float *out, int rows, int w
             other += b * b;
         }
         for (; n < width; n++) square += x[n] * x[n];
-        square += _mm512_reduce_add_ps((__m512)(sum + other));
+        square += sum_of(sum + other);
         float share = 1.0f / sqrtf(square / (float)width + eps);
         for (n = 0; n + LANES <= width; n += LANES)
             *(vec *)(out + n) = *(const vec *)(x + n) * share * *(const vec *)(weight + n);
@@ -32,24 +27,10 @@ int pardec_norm(const float *x, const float *weight, float *out, int rows, int w
     return 0;
 }
 
-/* 2^x for -126 <= x <= 126, by the series around the nearest whole number. */
-static inline vec power(vec x)
+INLINE vec gated(vec gate, vec up)
 {
-    vec shifted = x + 12582912.0f, f = x - (shifted - 12582912.0f);
-    vec sum = f * 1.5403530e-4f + 1.3333558e-3f;
-    sum = sum * f + 9.6181291e-3f;
-    sum = sum * f + 5.5504109e-2f;
-    sum = sum * f + 2.4022651e-1f;
-    sum = sum * f + 6.9314718e-1f;
-    sum = sum * f + 1.0f;
-    return (vec)((ints)sum + ((ints)shifted << 23));
-}
-
-static inline vec gated(vec gate, vec up)
-{
-    __m512 x = (__m512)(gate * -1.44269504f), most = _mm512_set1_ps(126.0f);
-    vec low = power((vec)_mm512_max_ps(_mm512_min_ps(x, most), _mm512_sub_ps(_mm512_setzero_ps(), most)));
-    return gate / (low + 1.0f) * up;
+    vec x = (vec)_mm512_min_ps((__m512)(gate * -1.44269504f), _mm512_set1_ps(126.0f));
+    return gate / (power(x) + 1.0f) * up;
 }
 
 /* out[r, n] = silu(both[r, n]) * both[r, width + n]. */

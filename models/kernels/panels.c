@@ -8,11 +8,11 @@
  * long as reading the weights does, and with more as long as its arithmetic.
  */
 
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LANES 16                /* numbers of a vector */
+#include "vectors.h"
+
 #define VECTORS 3               /* of a panel */
 #define WIDTH (LANES * VECTORS)
 #define ROWS 8                  /* of x at once: ROWS * VECTORS sums are as many as registers hold beside the rest */
@@ -20,11 +20,6 @@
 #define DEPTH 192               /* numbers k of a panel at once, at most: 36 KiB */
 #define CHUNK 96                /* rows of x that go over all panels before the next do, so that they stay in a cache */
 #define LINE 16                 /* numbers that are fetched together */
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 32")
 
 #define ARGUMENTS                                                                                                  \
     const float *x, const float *w, ptrdiff_t apart, const float *base, ptrdiff_t base_step, float *out,           \
@@ -69,8 +64,6 @@ TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6) TILES(7) TILES(8)
 TILE(1, 4, 3) TILE(2, 2, 3) TILE(3, 2, 3)
 
 static const Tile TILE_OF[ROWS][3] = {NAMES(1), NAMES(2), NAMES(3), NAMES(4), NAMES(5), NAMES(6), NAMES(7), NAMES(8)};
-
-static int least(int a, int b) { return a < b ? a : b; }
 
 /* Row where block `b` of `blocks` begins, in which `rows` rows go. */
 static int begin(int rows, int blocks, int b) { return (int)((ptrdiff_t)rows * b / blocks); }

@@ -24,7 +24,6 @@ from .compiled import COUNT, POINTER, STEP
 
 WIDTH = 48  # rows of a panel, as panels.c has it
 LEAST = 2**19  # numbers of a matrix, below which a cache may hold it, and what PyTorch calls is as fast
-_SPREAD = 2**20  # multiplications, below which threads cost more than they save
 _FILE = Path(__file__).with_suffix(".c")
 _ARGUMENTS = (POINTER, STEP, POINTER, POINTER, STEP, POINTER, COUNT, COUNT, COUNT, COUNT)
 
@@ -71,8 +70,7 @@ class Panels(Tensor):
         if base is not None:
             base = base.contiguous()
             start, apart = base.data_ptr(), 0 if base.dim() == 1 else rows
-        threads = torch.get_num_threads() if count * self.numel() >= _SPREAD else 1
-        ends = out.data_ptr(), count, rows, length, threads
+        ends = out.data_ptr(), count, rows, length, compiled.threads(count * self.numel())
         if run(flat.data_ptr(), flat.stride(0), self.held.data_ptr(), start, apart, *ends):
             raise MemoryError(f"no memory for a product of {count} rows of {length}")
         return out

@@ -10,7 +10,6 @@ from torch import Tensor
 from pardec.models.kernels import compiled
 from pardec.models.kernels.compiled import COUNT, POINTER
 
-_SPREAD = 2**20  # logits, below which threads cost more than they save
 _FILE = Path(__file__).with_name("confidence.c")
 _ARGUMENTS = (POINTER, POINTER, POINTER, COUNT, COUNT, COUNT)
 
@@ -20,6 +19,12 @@ def greedy_c(logits: Tensor) -> tuple[Tensor, Tensor]:
     logits = logits.contiguous()
     ids, probability = torch.empty(logits.shape[:-1], dtype=torch.int64), torch.empty(logits.shape[:-1])
     run = compiled.kernel(_FILE, "pardec_greedy", _ARGUMENTS)
-    threads = torch.get_num_threads() if logits.numel() >= _SPREAD else 1
-    run(logits.data_ptr(), ids.data_ptr(), probability.data_ptr(), ids.numel(), logits.shape[-1], threads)
+    run(
+        logits.data_ptr(),
+        ids.data_ptr(),
+        probability.data_ptr(),
+        ids.numel(),
+        logits.shape[-1],
+        compiled.threads(logits.numel()),
+    )
     return ids, probability

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pardec.models.kernels import attention_c, layer_c
+from pardec.models.kernels import layer_c
 from pardec.models.kernels.attention_c import attend_c
 from pardec.models.kernels.norm import norm
 from pardec.models.kernels.swiglu import gated
@@ -26,15 +26,6 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
     assert found.shape == expected.shape
     torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request, monkeypatch):
-    monkeypatch.setattr(attention_c, "_SPREAD", 0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 24), (2, 0, 8), (4, 96), (2, 1000), (1, 33)], ids=str)
@@ -97,7 +88,6 @@ def attended(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dim", [32, 64, 20, 5, 80])
 @pytest.mark.parametrize(("heads", "kv"), [(6, 2), (3, 3), (4, 1)])
 @pytest.mark.parametrize("queries", [1, 2, 5, 16, 17, 20, 33, 48, 49, 52, 53, 100])
@@ -105,6 +95,12 @@ def attended(q, k, v):
 def test_attention(queries, slots, heads, kv, dim):
     q, k, v = random(2, queries, heads, dim), random(2, slots, kv, dim, seed=1), random(2, slots, kv, dim, seed=2)
     close(attend_c(q, k, v), attended(q, k, v))
+
+
+@pytest.mark.parametrize("queries", [1, 33])
+def test_threads_change_nothing_in_attention(in_two_threads, queries):
+    q, k, v = random(3, queries, 6, 32), random(3, 70, 2, 32, seed=1), random(3, 70, 2, 32, seed=2)
+    assert torch.equal(in_two_threads(lambda: attend_c(q, k, v)), attend_c(q, k, v))
 
 
 @pytest.mark.parametrize("apart", ["slots", "heads"])

@@ -37,16 +37,7 @@ def parameter(rows, columns):
     return nn.Parameter(made, requires_grad=False)
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request, monkeypatch):
-    monkeypatch.setattr(panels, "_SPREAD", 0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("everywhere", "threads")
+@pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize(("rows", "columns"), [(96, 64), (100, 1), (47, 193), (48, 5), (1, 400), (336, 577)])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7, 8, 9, 17, 33, 95, 96, 97, 200])
 def test_products_are_those_of_the_matrix(rows, columns, count):
@@ -63,13 +54,20 @@ def test_products_are_those_of_the_matrix(rows, columns, count):
     assert torch.equal(h, kept)
 
 
-@pytest.mark.usefixtures("everywhere", "threads")
+@pytest.mark.usefixtures("everywhere")
 def test_a_row_alone_is_the_row_in_any_batch_to_the_last_bit():
     weight, x, h = parameter(500, 389), randn(130, 389), randn(130, 500)
     whole = product.added(h, x, weight)
     for count in (1, 2, 3, 5, 8, 16, 33, 96, 97):
         assert torch.equal(product.added(h[:count], x[:count], weight), whole[:count])
     assert torch.equal(product.added(h[60:61], x[60:61], weight), whole[60:61])
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("count", [1, 3, 33, 100])
+def test_threads_change_nothing(in_two_threads, count):
+    weight, x = parameter(500, 389), randn(count, 389)
+    assert torch.equal(in_two_threads(lambda: product.product(x, weight)), product.product(x, weight))
 
 
 @pytest.mark.usefixtures("everywhere")

@@ -5,23 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.samplers.kernels import confidence_c
 from pardec.samplers.kernels.confidence import greedy
 from pardec.samplers.kernels.confidence_c import greedy_c
 
 pytestmark = pytest.mark.usefixtures("in_c")
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request, monkeypatch):
-    monkeypatch.setattr(confidence_c, "_SPREAD", 0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("shape", [(1,), (3, 15), (2, 5, 16), (4, 31), (0, 9), (7, 33), (2, 361), (3, 20000)], ids=str)
 @pytest.mark.parametrize("spread", [0.01, 3.0, 300.0])
 def test_the_highest_and_its_probability(shape, spread):
@@ -31,6 +20,13 @@ def test_the_highest_and_its_probability(shape, spread):
     ids, probability = greedy_c(logits)
     assert torch.equal(ids, logits.argmax(-1))
     torch.testing.assert_close(probability.double(), logits.double().softmax(-1).amax(-1), rtol=1e-5, atol=0)
+
+
+def test_threads_change_nothing(in_two_threads):
+    logits = torch.randn(9, 100, generator=torch.Generator().manual_seed(0))
+    (ids, probability), expected = in_two_threads(lambda: greedy_c(logits)), greedy_c(logits)
+    assert torch.equal(ids, expected[0])
+    assert torch.equal(probability, expected[1])
 
 
 @pytest.mark.parametrize("places", [(3, 9), (3, 30), (30, 3), (16, 17), (0, 39)])
