@@ -211,6 +211,8 @@ class Canvas:
     def first_committed(self, ids: tuple[int, ...]) -> np.ndarray:
         """[B] the first position where one of `ids` was committed (not given); `total` where there is none."""
         found = self.tokens_host == ids[0] if len(ids) == 1 else np.isin(self.tokens_host, ids)
+        if not found.any():
+            return self.total
         found = found & ~self.given_host & ~self.open_host
         first: np.ndarray = np.where(found.any(1), found.argmax(1), self.total)
         return first
