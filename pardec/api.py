@@ -13,14 +13,17 @@ from torch import Tensor
 
 from pardec import requests, vector_requests
 from pardec.environment import versions
+from pardec.models import kernels as models_kernels
 from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.kernels.compiled import prepare
 from pardec.models.load import load_any
 from pardec.models.plan import Plan
 from pardec.models.threads import stepping, suited, using
 from pardec.picture_requests import drawn
 from pardec.requests import Call, check_length
 from pardec.result import Result, Timing, plain_row
+from pardec.samplers import kernels as samplers_kernels
 from pardec.samplers.events import Event, Finished, RowFinished
 from pardec.samplers.loops import continuous, masked, verify
 from pardec.samplers.verifying import Speculation
@@ -110,6 +113,9 @@ class Model:
 
     def __init__(self, network: LanguageModel | ContinuousModel) -> None:
         self.network = network
+        if network.device.type == "cpu" and network.dtype == torch.float32:
+            for package in (models_kernels, samplers_kernels):
+                prepare(Path(package.__path__[0]))
 
     @property
     def language_model(self) -> LanguageModel:

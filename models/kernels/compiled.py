@@ -40,6 +40,13 @@ def wanted() -> bool:
     return os.environ.get(VARIABLE, "auto") in ("auto", "")
 
 
+def prepare(folder: Path) -> None:
+    """Compiles what lies there in C, so that the first step of a decode need not wait for it."""
+    if wanted() and suited():
+        for source in sorted(folder.glob("*.c")):
+            library(source)
+
+
 def watched() -> bool:
     """Whether something follows PyTorch's operations, to record or to count them: it would not see these kernels."""
     return torch._C._len_torch_dispatch_stack() > 0
@@ -101,12 +108,17 @@ def _openmp() -> str | None:
 
 def _key(source: Path, compiler: str, openmp: str) -> str:
     """Names what was compiled, by what and for which processor: a home folder may be that of several machines."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
+    version = _version(compiler)
     about = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
     features = "\n".join(line for line in about.splitlines() if line.startswith(("model name", "flags")))
     files = (source, *sorted(Path(__file__).parent.glob("*.h")))  # what it may include
     parts = (*(file.read_bytes() for file in files), version, *(text.encode() for text in (*_FLAGS, openmp, features)))
     return hashlib.sha256(platform.machine().encode() + b"\0".join(parts)).hexdigest()[:16]
+
+
+@cache
+def _version(compiler: str) -> bytes:
+    return subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
 
 
 def _compile(source: Path, compiler: str, openmp: str, built: Path) -> None:

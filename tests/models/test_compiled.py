@@ -56,6 +56,15 @@ def test_a_cache_that_cannot_be_written_is_no_end(monkeypatch, tmp_path, caplog)
     assert "PyTorch does what it would" in caplog.text
 
 
+def test_a_model_is_loaded_with_its_kernels_compiled(in_c, monkeypatch):
+    asked = []
+    monkeypatch.setattr(compiled, "library", lambda source: asked.append(source.name))
+    pardec.load("tiny-llama", device="cpu", dtype="bfloat16")
+    assert not asked
+    pardec.load("tiny-llama", device="cpu", dtype="float32")
+    assert {"attention.c", "confidence.c", "layer.c", "panels.c"} <= set(asked)
+
+
 def test_without_a_compiler_there_is_no_kernel(monkeypatch, caplog):
     monkeypatch.setattr(compiled, "_compiler", lambda: None)
     caplog.set_level("INFO")
