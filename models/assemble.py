@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from .decoder import Decoder, DecoderConfig
 from .errors import ModelError, listed
 from .families import FamilySpec
-from .kernels import layout
-from .kernels.panels import Panels
+from .kernels import layout, panels
 from .weights import Published, read
 
 
@@ -133,12 +132,11 @@ def for_products(name: str) -> Callable[..., Tensor]:
 
 def again(decoder: Decoder) -> None:
     """Holds a head that is the embedding, of which rows are read, once more for its products where that is faster."""
-    if decoder.config.tied:
-        weight = decoder.embed.weight
-        made = layout.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-        if isinstance(made, Panels):
-            layout.fill(made, weight.detach())
-            decoder.head.again = made
+    weight = decoder.embed.weight
+    if decoder.config.tied and panels.suit(weight.shape, weight.dtype, weight.device):
+        made = panels.empty(*weight.shape)
+        made.fill(weight.detach())
+        decoder.head.again = made
 
 
 def _generic(name: str) -> tuple[str, str]:

@@ -21,10 +21,10 @@ _STRIP = 64  # rows that are transposed at once, so that what is written stays i
 
 def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory for weights; that of a matrix [N, K] lies as few rows are multiplied with it fastest."""
+    if panels.suit(shape, dtype, device):
+        return panels.empty(*shape)
     if device.type != "cpu" or dtype != torch.float32 or len(shape) != 2:
         return torch.empty(shape, dtype=dtype, device=device)
-    if panels.suit(shape):
-        return panels.empty(*shape)
     rows, columns = shape
     apart = rows if rows % _SETS else rows + _APART
     made = torch.empty(columns, apart, dtype=dtype, device=device)

@@ -104,9 +104,11 @@ def _made(held: Tensor, rows: int, parameter: bool) -> Panels:
     return nn.Parameter(made, requires_grad=False) if parameter else made  # type: ignore[return-value]
 
 
-def suit(shape: Sequence[int]) -> bool:
-    """Whether products with a float32 matrix [N, K] on this CPU are faster where it lies in panels."""
-    return shape[0] * shape[1] >= LEAST and compiled.wanted() and kernel() is not None
+def suit(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products with such weights are faster where they lie in panels."""
+    large = len(shape) == 2 and shape[0] * shape[1] >= LEAST
+    fits = large and dtype == torch.float32 and device.type == "cpu"
+    return fits and compiled.wanted() and kernel() is not None
 
 
 def empty(rows: int, columns: int) -> Panels:
