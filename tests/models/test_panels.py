@@ -12,6 +12,8 @@ from torch import nn
 
 import pardec
 from pardec.bench.shapes import shaped
+from pardec.models import assemble
+from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.kernels import compiled, layout, panels, product
 
 CPU = torch.device("cpu")
@@ -183,3 +185,19 @@ def test_pictures_of_vectors_are_drawn_with_them(monkeypatch):
     _, expected = drawn()
     assert panels.Panels in packed
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_head_that_is_the_embedding_is_held_again_only_where_it_is_faster(monkeypatch):
+    sizes = {"vocab": 60, "width": 16, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 8, "mlp_width": 16}
+    tied = Decoder(DecoderConfig(**sizes, norm_eps=1e-6, frequencies=(1.0,), tied=True)).requires_grad_(False)
+    states = randn(3, 16)
+    expected = tied.head(states)
+    assemble.again(tied)
+    assert type(tied.head.again) is panels.Panels
+    assert tied.head.weight is tied.embed.weight
+    torch.testing.assert_close(tied.head(states), expected, rtol=1e-5, atol=1e-5)
+    half = Decoder(tied.config).requires_grad_(False).bfloat16()
+    monkeypatch.setattr(torch, "empty", None)  # no memory is asked for
+    assemble.again(half)
+    assert half.head.again is None
