@@ -36,7 +36,7 @@ class Draft:
     replacement. `q[b, i]` is the law that node i was drawn from given its earlier siblings, made like the target's.
     """
 
-    tokens: Tensor  # [B, T] int64
+    tokens: Tensor  # [B, T] int64; -1 is no token: see `ids`
     sizes: np.ndarray  # [B] on the host: each row's nodes are its first ones, at least one; the rest is padding
     base: np.ndarray  # [B] on the host: the absolute position of node 0
     parents: Tensor | None = None  # [T] or [B, T] int64, -1 for node 0; None is a chain
@@ -53,6 +53,14 @@ class Draft:
     def width(self) -> int:
         """Nodes T, node 0 included."""
         return self.tokens.shape[1]
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """[B, T] int64: `tokens` as indices into the vocabulary; 0 for what is no token of it.
+
+        Behind the condition of a picture node 0 stands where no token was fed, and holds -1.
+        """
+        return self.tokens.clamp(min=0)
 
     @cached_property
     def start(self) -> Tensor:

@@ -39,12 +39,12 @@ class BigLittle:
 
     def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
         rows, above = torch.arange(len(laws.p), device=laws.p.device)[:, None], draft.parent.clamp(min=0)
-        surprise = -laws.logits.log_softmax(-1)[rows, above, draft.tokens]  # [B, T]
+        surprise = -laws.logits.log_softmax(-1)[rows, above, draft.ids]  # [B, T]
         path, count = descend(draft, draft.tested & (surprise <= self.rollback))
         last = laws.p[rows[:, 0], path.gather(1, count[:, None])[:, 0]]
         following = argmax(last) if laws.greedy else chances.draw(last, "next")
         on_path = torch.arange(path.shape[1], device=path.device) <= count[:, None]
-        missing = (1 - laws.p[rows, above, draft.tokens]).gather(1, path).masked_fill(~on_path, 0)
+        missing = (1 - laws.p[rows, above, draft.ids]).gather(1, path).masked_fill(~on_path, 0)
         missing[:, 0] = 0  # node 0 was committed before
         kept = (surprise <= self.rollback).float()
         return Verdict(path, count, following, reached(draft, path, count), kept, missing.cumsum(1)[:, -1])

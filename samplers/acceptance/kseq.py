@@ -54,8 +54,8 @@ class KSeq:
             return judge(draft, laws.p, chances)
         rows = torch.arange(len(laws.p), device=laws.p.device)
         p = wide(laws.p)
-        mine = p[rows[:, None], draft.parent.clamp(min=0), draft.tokens]  # [B, T]
-        theirs = wide(draft.q.gather(-1, draft.tokens[..., None])[..., 0])
+        mine = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T]
+        theirs = wide(draft.q.gather(-1, draft.ids[..., None])[..., 0])
         known = chances.accepts(draft.width) if isinstance(chances, AtOnce) else None
         walk, tested, ratio = Walk(draft), torch.zeros_like(draft.tested), torch.zeros_like(mine)
         r = p[:, 0]

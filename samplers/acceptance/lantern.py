@@ -100,7 +100,7 @@ class Lantern:
         p, above = laws.logits.softmax(-1), draft.parent.clamp(min=0)
         rows = torch.arange(len(p), device=p.device)[:, None]
         behind, top = p[rows, above].flatten(0, 1), laws.pick.gather(1, above).flatten()
-        token = draft.tokens.flatten()
+        token = draft.ids.flatten()
         raised = behind.gather(1, token[:, None])[:, 0] + self.borrowed(behind, token, nearest)[0]
         best = behind.gather(1, top[:, None])[:, 0]
         likeliest = (token == top).view_as(draft.tokens)

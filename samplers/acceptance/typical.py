@@ -43,7 +43,7 @@ class Typical:
     def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
         p = laws.p
         rows, above = torch.arange(len(p), device=p.device), draft.parent.clamp(min=0)
-        mine = p[rows[:, None], above, draft.tokens]  # [B, T]
+        mine = p[rows[:, None], above, draft.ids]  # [B, T]
         fits = draft.tested & (mine > self.bar(p).gather(1, above))
         path, count = longest(draft, fits, mine.log())
         end = path.gather(1, count[:, None])[:, 0]

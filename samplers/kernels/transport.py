@@ -37,7 +37,7 @@ def moved(draft: Draft, p: Tensor, nearest: Tensor, delta: float, ratio: float |
     # Point masses: each wants what it has not, and only the others give.
     giver, taker = ahead.nonzero(as_tuple=True)
     wanted = torch.zeros_like(here, dtype=torch.bool)
-    wanted[place[giver, _above(draft)[giver, taker]], draft.tokens[giver, taker]] = True
+    wanted[place[giver, _above(draft)[giver, taker]], draft.ids[giver, taker]] = True
     room = torch.where(wanted, 1 - here, 0)
     spare = here.masked_fill(wanted, 0)
     if draft.q is not None:

@@ -61,7 +61,7 @@ def judge(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
     if draft.parents is not None and draft.q is not None:
         return replace(in_turn(draft, p, chances, Exact()), deviation=None)
     rows = torch.arange(len(p), device=p.device)
-    mine = p[rows[:, None], draft.parent.clamp(min=0), draft.tokens]  # [B, T] what the target gives each node
+    mine = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T] what the target gives each node
     bar = at_token(draft)
     # A point mass that was rejected leaves its siblings what the law did not give it: they are tested against less.
     if draft.parents is None and isinstance(chances, AtOnce):
@@ -111,7 +111,7 @@ class Trial:
         """The `node` [N] of each `row` [N], a child of `above` [N]; `bars` [B, T] of all nodes."""
         point = None if draft.point is None else draft.point[row, node]
         q = None if draft.q is None else draft.q[row, node]
-        return Trial(row, above, draft.tokens[row, node], bars[row, node], q, point)
+        return Trial(row, above, draft.ids[row, node], bars[row, node], q, point)
 
     def plain(self, r: Tensor) -> Tensor:
         """[N]: how likely the exact test accepts under the laws r [N, V]."""
@@ -176,7 +176,7 @@ def asked(draft: Draft, chances: Chances, child: Tensor, level: Tensor, weight: 
 
 def _left(draft: Draft, r: Tensor, lost: Tensor) -> Tensor:
     """What the rejected nodes `lost` [B, T] leave of the law r [B, V]; a law was rejected in chains only, and alone."""
-    gone = torch.zeros_like(r).scatter_add_(1, draft.tokens, lost.to(r.dtype)) > 0
+    gone = torch.zeros_like(r).scatter_add_(1, draft.ids, lost.to(r.dtype)) > 0
     if draft.q is None:
         return without(r, gone)
     node = lost.long().argmax(1)
@@ -191,7 +191,7 @@ def at_token(draft: Draft) -> Tensor:
     """[B, T] float32: what the law that each node was drawn from gives its token; 1 for a point mass."""
     if draft.q is None:
         return torch.ones(draft.tokens.shape, device=draft.tokens.device)
-    at: Tensor = draft.q.gather(-1, draft.tokens[..., None])[..., 0]
+    at: Tensor = draft.q.gather(-1, draft.ids[..., None])[..., 0]
     return at if draft.point is None else torch.where(draft.point, 1, at)
 
 

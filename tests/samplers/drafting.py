@@ -12,6 +12,16 @@ from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 
 RAGGED = [[5, 6, 7, 5, 6, 7, 5], [9, 4, 9], [3], [8, 1, 2, 3, 4, 8, 1, 2, 3, 4, 8, 1, 2], [2] * 6]
 
+# The other modes of acceptances, and what reduces relaxed ones to the exact rule.
+SETTINGS = {
+    "match": ("noise=seeded",),
+    "rrs": ("replacement=true",),
+    "typical": ("reference=true", "epsilon=1,delta=0"),
+    "gsd": ("mode=reference", "group=0"),
+    "lantern": ("mode=reference", "ratio=3", "ratio=3,mode=reference", "k=0", "delta=0,mode=reference"),
+    "bild": ("rollback=0", "rollback=20"),
+}
+
 # How the lists task words one operation.
 WORDS = {
     "copy": ("Copy", "Repeat", "Write the list again"),

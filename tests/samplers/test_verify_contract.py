@@ -24,6 +24,7 @@ from pardec.samplers.events import Accepted, Finished, RowFinished, Started
 from pardec.samplers.loops.verify import VerifyLoop, decode
 from tests.models.toys import SMALL
 from tests.samplers.ar_toys import logits, prompts, request, rows, run, toy_ar
+from tests.samplers.drafting import SETTINGS
 
 VOCAB = 8  # few tokens, so that copies and guesses are often right
 TIE = 1e-4  # two logits nearer than this may change places between a wide and a narrow forward
@@ -67,6 +68,8 @@ def coupled(spec: str) -> bool:
 def specs() -> list[str]:
     """Every drafter with every acceptance; every shape and every length controller with the drafters that take one."""
     found = [f"{draft}+{accept}" for draft, accept in product(names("draft"), names("accept"))]
+    settings = [f"{accept}:{each}" for accept, some in SETTINGS.items() for each in some]
+    found += [f"{draft}+{accept}" for draft in ("sjd", NEEDS["model"]) for accept in settings]
     found += [f"{draft}+{more}" for draft in names("draft") for stage in ("shape", "length") for more in names(stage)]
     both = product(names("shape"), names("length"))
     found += [f"model:name=toy+{shape}+{length}" for shape, length in both]

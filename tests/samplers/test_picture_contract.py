@@ -1,0 +1,109 @@
+"""Every drafter with every acceptance on a model of pictures at temperature 0, guided and not, in ragged batches.
+
+Later methods are covered as they arrive. What is exact there gives the codes of whole greedy forwards; what cannot be
+combined is refused by name. The same is checked of text in test_verify_contract.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.models.language_model import LanguageModel
+from pardec.samplers import registry
+from pardec.samplers.drafts import model as second
+from pardec.samplers.verifying import Speculation
+from tests.samplers.drafting import SETTINGS
+from tests.samplers.picture_toys import codes, draw, features, logits, toy_pictures
+
+SIDE, VOCAB = 3, 7
+CAPTIONS = features((3, 1, 2), seed=6)
+NEEDS = {"model": "model:name=toy,k=3"}  # what a drafter cannot do without
+GREEDY_AT_0 = ("typical", "gsd")  # relaxed ones whose cards say that they are `greedy` at temperature 0
+
+
+def stages(stage: str) -> list[str]:
+    return [NEEDS.get(card.name, card.name) for card in registry.cards() if card.stage == stage]
+
+
+ACCEPTANCES = [
+    f"{name}{more}" for name in stages("accept") for more in ("", *(f":{x}" for x in SETTINGS.get(name, ())))
+]
+SHAPES = [f"{NEEDS['model']}+{shape}" for shape in stages("shape")]
+SPECS = [
+    *(f"{draft}+{accept}" for draft, accept in product(stages("draft"), ACCEPTANCES)),
+    *(f"{shape}+{accept}" for shape, accept in product(SHAPES, stages("accept"))),
+]
+UNGUIDED = [f"{draft}+{accept}" for draft, accept in product(stages("draft"), stages("accept"))]
+
+
+@cache
+def target() -> LanguageModel:
+    return toy_pictures(5, SIDE, VOCAB, 0.7, layers=3)
+
+
+@pytest.fixture(autouse=True)
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second, "loaded", lambda *_: toy_pictures(5, SIDE, VOCAB, 0.7, layers=3, knock=1))
+
+
+@cache
+def plain(cfg: float | None) -> np.ndarray:
+    """Greedy pictures without cache, loop or batch: one whole forward a cell."""
+    made = []
+    for caption in CAPTIONS:
+        picture = torch.zeros(1, SIDE * SIDE, dtype=torch.int64)
+        for cell in range(SIDE * SIDE):
+            picture[0, cell] = logits(target(), caption, picture, cfg=cfg)[0, cell].argmax()
+        made.append(picture[0].numpy())
+    return np.stack(made)
+
+
+def resolved(spec: str) -> Speculation | None:
+    """None where the spec is refused."""
+    try:
+        return registry.resolve(spec, "ar")
+    except SpecError:
+        return None
+
+
+def exact(spec: str, made: Speculation) -> bool:
+    """Whether its codes at temperature 0 are those of greedy decoding."""
+    drafter, accept = (spec.split("+")[0], spec.split("+")[-1].split(":")[0])
+    return made.exact == "greedy" or (accept in GREEDY_AT_0 and drafter != "zipar")
+
+
+@pytest.mark.parametrize(
+    ("spec", "cfg"),
+    [(spec, cfg) for cfg, some in ((3.0, SPECS), (None, UNGUIDED)) for spec in some if resolved(spec)],
+)
+def test_at_temperature_0_every_pair_draws_and_exact_ones_draw_greedily(spec: str, cfg: float | None) -> None:
+    made = resolved(spec)
+    assert made is not None
+    found = codes(draw(target(), spec, CAPTIONS, cfg=cfg), CAPTIONS)
+    assert found.shape == (3, SIDE * SIDE)
+    assert ((found >= 0) & (found < VOCAB)).all()
+    if exact(spec, made):
+        assert (found == plain(cfg)).all()
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not resolved(spec)])
+def test_what_cannot_be_combined_is_refused_by_name(spec: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        registry.resolve(spec, "ar")
+    names = {part.split(":")[0] for part in spec.split("+")}
+    assert any(name in str(raised.value) for name in names)
+    assert raised.value.hint
+
+
+def test_every_acceptance_and_drafter_is_drawn_with() -> None:
+    drawn = [spec for spec in SPECS if resolved(spec)]
+    for stage in ("draft", "accept", "shape"):
+        for card in registry.cards():
+            if card.stage == stage:
+                assert any(card.name in (part.split(":")[0] for part in spec.split("+")) for spec in drawn), card.name
