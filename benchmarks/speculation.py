@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 TASKS = ("arithmetic", "lists", "records", "copies")
 COPIES = ("lists", "records", "copies")  # answers that repeat some or all of what the prompt says
 NAMED = {"model": "model:name=tiny-llama-draft,k=5"}  # a drafter that needs an argument
-MORE = ("copyspec:suffix=1", "lookup:k=5,max_ngram=2", "model:name=tiny-llama-draft,k=5+dyspec")
+MORE = ("copyspec:suffix=3", "lookup:k=5,max_ngram=2", "model:name=tiny-llama-draft,k=5+dyspec")
 BARS = (  # the least acceptance length, and on what
     ("model:name=tiny-llama-draft,k=5", 3.0, TASKS),
     ("recycling", 1.5, COPIES),

@@ -12,8 +12,8 @@ from pardec.grammar import within
 from pardec.models.errors import SpecError
 from pardec.picture_requests import Conditions, conditions, refuse_pictures
 from pardec.prompts import Row, rows
-from pardec.samplers import registry
-from pardec.samplers.contracts import Allowed, Request, Sampler
+from pardec.samplers import assembly, registry
+from pardec.samplers.contracts import Admitting, Allowed, Request, Sampler
 from pardec.samplers.painting import Drawing
 from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Spec, parse
@@ -142,6 +142,9 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         allowed=_allowed(model, settings, given),
         processors=tuple(settings.logits_processor or ()),
     )
+    for stage in sampler.stages:
+        if isinstance(stage, Admitting):
+            stage.admit(request)
     return Call(sampler, request, seeds, settings.callback)
 
 
@@ -199,7 +202,7 @@ def _sampler(model: LanguageModel, settings: Settings) -> Sampler | Speculation:
             f"the cache {sampler.spec.cache.name!r} is for {needs} models and {model.name} is {attention}",
             hint='"pardec list samplers --stage cache" shows the others',
         )
-    return sampler
+    return assembly.fitted(sampler, model)
 
 
 def _names_no_cache(given: str | Spec | None) -> bool:

@@ -124,6 +124,11 @@ class Settings:
             from pardec.samplers.registry import preset
 
             chosen = preset(made.sampler)
+            if chosen.template and made.template is None:
+                raise SpecError(
+                    f"{made.sampler} needs a template: it gives {chosen.template}",
+                    hint=f"pass template=, or without one decode with another sampler than {chosen.spec!r}",
+                )
             open_ones: dict[str, Any] = {key: value for key, value in chosen.arguments.items() if key not in arguments}
             made = replace(made, sampler=chosen.spec, **open_ones)
             if "block_length" in open_ones:  # the preset's blocks, on a canvas that the caller may have made shorter

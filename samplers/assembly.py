@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
 from pardec.samplers.cards import MASKED, find
-from pardec.samplers.contracts import Checked, Sampler
+from pardec.samplers.contracts import Checked, Fitting, Sampler
 from pardec.samplers.parts import Named, add_default, build, exactness, full, refuse_doubles
 from pardec.samplers.spec import Spec
+
+if TYPE_CHECKING:
+    from pardec.models.language_model import LanguageModel
 
 SINGLE = {"propose", "select", "cache"}
 
@@ -37,6 +40,26 @@ def assemble(parsed: Spec) -> Sampler:
         if isinstance(made, Checked):
             made.check(sampler)
     return sampler
+
+
+def fitted(sampler: Sampler, model: LanguageModel) -> Sampler:
+    """The sampler with what its stages leave open taken from the model, in its spec too.
+
+    Raises:
+        SpecError: a stage that is not for this model.
+    """
+    assert sampler.spec.cache is not None, "a resolved spec names its cache"
+    parts, made = [*sampler.spec.parts, sampler.spec.cache], {}
+    for stage in MASKED:
+        held = getattr(sampler, stage)
+        methods = (held,) if stage in SINGLE else held
+        fit = tuple(method.fitted(model) if isinstance(method, Fitting) else method for method in methods)
+        new = {type(one): one for one, other in zip(fit, methods, strict=True) if one is not other}
+        if new:
+            made[stage] = fit[0] if stage in SINGLE else fit
+            kinds = [find(part.name, "masked").make for part in parts]
+            parts = [full(p.name, new[kind]) if kind in new else p for p, kind in zip(parts, kinds, strict=True)]
+    return replace(sampler, spec=Spec(tuple(parts[:-1]), parts[-1]), **made) if made else sampler
 
 
 def _by_stage(parsed: Spec) -> _Stages:

@@ -23,7 +23,21 @@ NEVER = -2  # commit_step of a position that was never committed
 
 _CLOCKS = 64  # forwards for which there is room at first
 _MOST = np.iinfo(np.int16).max  # what commit_step can count
-_ROWS = ("rows", "prompt", "total", "origin", "lo", "hi", "end", "step", "nfe", "entered", "left", "first_open")
+_ROWS = (
+    "rows",
+    "prompt",
+    "total",
+    "origin",
+    "lo",
+    "hi",
+    "end",
+    "step",
+    "began",
+    "nfe",
+    "entered",
+    "left",
+    "first_open",
+)
 _TENSORS = ("tokens", "open", "commit_step", "commit_score", "window", "eligible")
 _HOST = (*_ROWS, "asked", "planned", "held", "_clocks", "given_host", "window_host", "eligible_host")
 
@@ -90,6 +104,7 @@ class Canvas:
         lo, hi: [B] the active block, the one with the first open position. `entered`: [B] bool, not asked about yet.
         end: [B] how far a forward may see: `total`, or the block's end in block-causal families.
         step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in.
+        began: [B] the clock when the active block was entered.
         asked: [B] open positions at the start. `planned`: [B] steps that the schedule takes in all, 0 if it has none.
         held: [B] bool, kept in a block that is complete, by a stage that still revises it.
         left: [B] open positions in the active block.
@@ -135,6 +150,7 @@ class Canvas:
         self.origin = np.zeros_like(self.prompt) if absolute else self.prompt.copy()
         self.block_causal = block_causal
         self.step = np.zeros(len(rows), dtype=np.int64)
+        self.began = np.zeros(len(rows), dtype=np.int64)
         self.nfe = np.zeros(len(rows), dtype=np.int64)
         self._clocks = np.zeros((len(rows), _CLOCKS), dtype=np.int64)
         self._forwards = 0
@@ -184,6 +200,7 @@ class Canvas:
         # A row that ends with its prompt has no block; it stands at its end until it leaves.
         lo = np.where(self.held, self.lo, self.origin + np.maximum(block, 0) * self.block_length)
         self.entered = self.entered | (lo != self.lo)
+        self.began = np.where(lo != self.lo, self.step, self.began)
         self.lo, self.hi = lo, np.minimum(lo + self.block_length, self.total)
         self.end = self.hi if self.block_causal else self.total
         self.window_host = lo[:, None] + np.arange(self.block_length)
@@ -304,6 +321,11 @@ class Canvas:
         self.tokens.masked_fill_(which, self.pad_id)
         self.open &= ~which
         self._place()
+
+    def begin(self, step: np.ndarray) -> None:
+        """Moves the clock of rows that have just entered a block on to `step` [B], where their plan enters it."""
+        self.step = np.where(self.entered, np.maximum(self.step, step), self.step)
+        self.began = np.where(self.entered, self.step, self.began)
 
     def skip(self, idle: np.ndarray) -> None:
         """Moves the clock over steps at which a schedule owes nothing."""

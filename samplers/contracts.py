@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from pardec.samplers.canvas import Canvas, Revision, Writing
 from pardec.samplers.kernels.law import Law, filtered
 from pardec.samplers.rng import Source
 from pardec.samplers.spec import Spec
+
+if TYPE_CHECKING:
+    from pardec.models.language_model import LanguageModel
 
 _NEVER = torch.tensor(-torch.inf, device="cpu")  # made once: a number becomes a tensor at every call
 
@@ -223,6 +226,16 @@ class Planned(Protocol):
 
 
 @runtime_checkable
+class Laid(Protocol):
+    """A select whose plan says at which step it enters the active block, [B]; asked before `tick`, once a block.
+
+    A block that is complete before its steps are over leaves the others idle: the clock counts them too.
+    """
+
+    def begins(self, canvas: Canvas) -> np.ndarray: ...
+
+
+@runtime_checkable
 class Ahead(Protocol):
     """A select that can know before a forward what it will commit, asked after `tick`.
 
@@ -290,6 +303,22 @@ class Checked(Protocol):
 
 
 @runtime_checkable
+class Admitting(Protocol):
+    """A stage that cannot do every request: raises SpecError before the first forward."""
+
+    def admit(self, request: Request) -> None: ...
+
+
+@runtime_checkable
+class Fitting(Protocol):
+    """A stage with parameters whose default is the model's; refuses a model that it is not for with SpecError."""
+
+    def fitted(self, model: LanguageModel) -> Fitting:
+        """The same with what it leaves open taken from `model`; itself where nothing is open."""
+        ...
+
+
+@runtime_checkable
 class Remembering(Protocol):
     """A stage with a memory: `start` makes the state of one request, which every other call is handed."""
 
@@ -324,6 +353,7 @@ class Sampler:
 
 
 __all__ = [
+    "Admitting",
     "Ahead",
     "Allowed",
     "Ask",
@@ -335,7 +365,9 @@ __all__ = [
     "Evidence",
     "Filling",
     "Finish",
+    "Fitting",
     "Inputs",
+    "Laid",
     "LogitsStage",
     "Outlook",
     "Planned",

@@ -15,6 +15,7 @@ class Preset:
     paper: str
     summary: str
     arguments: Mapping[str, int | float] = field(default_factory=dict)
+    template: str = ""  # what its `template=` gives, where the setting means nothing without one
 
 
 def _canvas(tokens: int, block: int, **more: float) -> dict[str, int | float]:
@@ -103,6 +104,7 @@ PRESETS = (
         "arXiv:2508.19982",
         "Prophet on GSM8K: the answer stands behind a suffix at offset 200 (give it by template=)",
         _BLOCKS,
+        "the suffix that the answer stands behind, at offset 200",
     ),
     Preset("entropy-bound", "entropy_bound:gamma=0.1", "arXiv:2505.24857", "EB-Sampler: 0.1 nat of shared information"),
     *(

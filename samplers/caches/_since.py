@@ -27,23 +27,21 @@ class Since:
     """How the rows stood at the last forward."""
 
     tokens: np.ndarray  # [B, L + 1] what stood there
-    start: np.ndarray  # [B] the clock at which the active block was entered
 
     @classmethod
     def of(cls, canvas: Canvas) -> Since:
         """Before the first forward."""
-        return cls(canvas.tokens_host.copy(), np.zeros_like(canvas.step))
+        return cls(canvas.tokens_host.copy())
 
     def put(self, where: np.ndarray, other: Since) -> None:
         """The rows of `other`, whose canvas is as long or longer, in place of the live rows at `where`."""
         more = other.tokens.shape[1] - self.tokens.shape[1]
         self.tokens = np.pad(self.tokens, ((0, 0), (0, more)), mode="edge")  # the bin holds what pads
-        self.start = self.start.copy()
-        self.tokens[where], self.start[where] = other.tokens, other.start
+        self.tokens[where] = other.tokens
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows."""
-        self.tokens, self.start = self.tokens[rows], self.start[rows]
+        self.tokens = self.tokens[rows]
 
     def changed(self, canvas: Canvas) -> np.ndarray:
         """[B, L + 1] bool: what was written since, and what was taken back; notes how the rows stand now.
@@ -52,5 +50,4 @@ class Since:
         """
         changed: np.ndarray = self.tokens != canvas.tokens_host
         self.tokens = canvas.tokens_host.copy()
-        self.start = np.where(canvas.entered, last_clock(canvas) + 1, self.start)
         return changed

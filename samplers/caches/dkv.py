@@ -13,19 +13,20 @@ replaced at the first forward after a commit, however many idle steps the schedu
 `prompt=keep` never asks the prompt again ("PD"); the published "Prefill" is `prefix` on one block.
 The published sets for shifted families ("right", "un", "un_right" of Dream) are those of `reference=true`: "un" keeps
 the K/V of a mask under a token whose right neighbour was committed first, and the row's last position for good.
-Steps count within the block, idle ones too. `full=2` is the published setting of LLaDA, `full=1` that of Dream.
+Steps count within the block, idle ones too. `full` is what each family's authors' code has: 2 of LLaDA, 1 of Dream.
 Exact: no, but for `refresh=1` with `prompt=refresh`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
 from pardec.models.errors import SpecError
+from pardec.models.language_model import LanguageModel
 from pardec.samplers.caches._since import Since, elapsed
 from pardec.samplers.contracts import Ask, Canvas
 from pardec.samplers.registry import register
@@ -38,7 +39,7 @@ class DelayedCache:
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (8, 4), "prompt": ("refresh", "keep")}
 
     refresh: int = 8  # ask everything every so many steps: 0 only when a block is entered, 1 always
-    full: int = 1  # steps at the start of a block that ask everything
+    full: int | None = None  # steps at the start of a block that ask everything; none: 2, or 1 where rows are shifted
     settle: Literal["self", "next", "both"] = "self"  # what must be settled: a token, the one it predicts, or both
     prompt: Literal["refresh", "keep"] = "refresh"  # whether the prompt is asked again with everything
     reference: bool = False  # the published sets in shifted families
@@ -48,20 +49,23 @@ class DelayedCache:
             raise SpecError(
                 f"dkv: refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}"
             )
-        if self.full < 1:
+        if self.full is not None and self.full < 1:
             raise SpecError(f"dkv: full must be at least 1, got {self.full}")
 
     @property
     def exact(self) -> str:
         return "greedy" if self.refresh == 1 and self.prompt == "refresh" else "relaxed"
 
+    def fitted(self, model: LanguageModel) -> DelayedCache:
+        return self if self.full is not None else replace(self, full=_full(model.facts.shift))
+
     def start(self, canvas: Canvas) -> Since:
         return Since.of(canvas)
 
     def ask(self, canvas: Canvas, state: Since) -> Ask:
         changed = state.changed(canvas)
-        at = canvas.step - state.start
-        due = canvas.entered | (at < self.full) | elapsed(canvas, self.refresh, state.start)
+        at, full = canvas.step - canvas.began, self.full or _full(canvas.shift)
+        due = canvas.entered | (at < full) | elapsed(canvas, self.refresh, canvas.began)
         if due.all() and self.prompt == "refresh":
             return Ask(np.zeros_like(canvas.end), canvas.end)
         places = np.arange(canvas.length)
@@ -99,6 +103,11 @@ class DelayedCache:
             done = np.where(places == last, np.take_along_axis(done, np.maximum(last - 1, 0), 1), done)
         reused: np.ndarray = np.where((at == 1)[:, None], places < canvas.prompt[:, None] - 1, done)
         return reused
+
+
+def _full(shift: int) -> int:
+    """The published number of leading full steps: the family that is shifted is Dream's."""
+    return 1 if shift else 2
 
 
 def _rows(places: np.ndarray, shift: int) -> np.ndarray:

@@ -58,7 +58,7 @@ class GreedyDelayedCache:
 
     def ask(self, canvas: Canvas, state: Since) -> Ask:
         changed = state.changed(canvas)
-        due = canvas.entered | elapsed(canvas, self.refresh, state.start)
+        due = canvas.entered | elapsed(canvas, self.refresh, canvas.began)
         assert canvas.coming is not None, "the loop has asked the select"
         coming = canvas.coming > 0
         whole = Ask(np.zeros_like(canvas.end), canvas.end, only=coming)

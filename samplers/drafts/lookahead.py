@@ -7,7 +7,8 @@ Break the Sequential Dependency of LLM Inference Using Lookahead Decoding, https
 
 Node (r, c) is fed at the position r + c behind that token, on whose branch (r - 1, c) is its parent.
 
-Deviates from the authors' code: any batch; top-k, top-p and processors count; guesses with equal beginnings share
+Deviates from the authors' code: the pool begins with the prompt's n-grams, which there is off unless asked for
+(`pool_from_prompt=false`); any batch; top-k, top-p and processors count; guesses with equal beginnings share
 their nodes; a whole guess may be accepted and the token behind it comes too (`reference=true`: one token less); the
 window has its full width while it still grows down, and ends where the text must.
 Exact: greedy, and distribution with an exact acceptance: every guess is a point mass.
@@ -49,7 +50,7 @@ class Lookahead:
     ngram: int = 5  # tokens of the n-grams in the pool, the key included
     guesses: int = 7  # n-grams kept behind each token, and drafted
     init: Literal["random", "prompt"] = "prompt"  # fresh guesses: any token, or any of the prompt's
-    pool_from_prompt: bool = False  # the n-grams of the prompt, and then of the text, enter the pool
+    pool_from_prompt: bool = True  # the n-grams of the prompt, and then of the text, enter the pool
     reference: bool = False  # as published: the last token of a guess is not drafted
 
     def __post_init__(self) -> None:

@@ -58,10 +58,27 @@ def in_all(canvas: Canvas, steps: int | None) -> np.ndarray:
 
 def block_share(canvas: Canvas, steps: int) -> np.ndarray:
     """How many of `steps` the active block gets, [B]: an even share, the first blocks one more."""
+    blocks, at = _blocks(canvas)
+    return even_share(steps, blocks, at)
+
+
+def block_begin(canvas: Canvas, steps: int | None) -> np.ndarray:
+    """How many steps the blocks before the active one get in all, [B]; without `steps`, one a token."""
+    if steps is None:
+        before = np.arange(canvas.length + 1) < canvas.lo[:, None]
+        asked: np.ndarray = (before & ~canvas.given_host).sum(1)
+        return asked
+    blocks, at = _blocks(canvas)
+    begin: np.ndarray = at * (steps // blocks) + np.minimum(at, steps % blocks)
+    return begin
+
+
+def _blocks(canvas: Canvas) -> tuple[np.ndarray, np.ndarray]:
+    """How many blocks each row is generated in, and which of them is active, [B]."""
     first = (canvas.prompt - canvas.origin) // canvas.block_length
     blocks = -(-(canvas.total - canvas.origin) // canvas.block_length) - first
     at = (canvas.lo - canvas.origin) // canvas.block_length - first
-    return even_share(steps, np.maximum(blocks, 1), at)
+    return np.maximum(blocks, 1), at
 
 
 @lru_cache(maxsize=64)

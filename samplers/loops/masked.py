@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pardec.models.errors import ModelError
 from pardec.models.language_model import LanguageModel
+from pardec.samplers.assembly import fitted
 from pardec.samplers.canvas import NEVER, Canvas, Revision, Writing
 from pardec.samplers.contracts import (
     Ahead,
@@ -25,6 +26,7 @@ from pardec.samplers.contracts import (
     Choice,
     Evidence,
     Filling,
+    Laid,
     Planned,
     Proposal,
     Referring,
@@ -92,6 +94,7 @@ class MaskedLoop:
         block_causal = facts.attention == "block-causal"
         if block_causal and not (request.absolute and request.block_length == facts.block):
             raise ModelError(f"{model.name} decodes in blocks of {facts.block} laid from position 0, and no others")
+        sampler = fitted(sampler, model)
         if isinstance(sampler.select, Referring):
             request = replace(request, finished=_finished(model, sampler, request))
         self.sampler, self.request = sampler, request
@@ -140,6 +143,8 @@ class MaskedLoop:
     def plan(self) -> Ask:
         """The schedule's clock, then the positions to query."""
         canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
+        if isinstance(select, Laid) and canvas.entered.any():
+            canvas.begin(select.begins(canvas))
         if self.schedule is not None:
             canvas.skip(self.schedule.tick(canvas, self.state(select)))
         if getattr(cache, "ahead", False):

@@ -5,8 +5,9 @@ Large Language Diffusion Models, https://arxiv.org/abs/2502.09992
     a block of n open tokens and s steps commits n // s + [i < n % s] at its step i, the surest (or random ones) first
 
 `steps` is for the whole canvas and is shared out over its blocks, at least one each. Idle forwards of the reference,
-where a block has more steps than tokens, are not made. `reference=true` breaks ties of the score as torch.topk does
-over the canvas row, which the published loop relies on; otherwise the lowest position wins.
+where a block has more steps than tokens, are not made; the clock moves on over them before the next block.
+`reference=true` breaks ties of the score as torch.topk does over the canvas row, which the published loop relies on;
+otherwise the lowest position wins.
 Exact: yes with one token a step in order of confidence, otherwise no.
 """
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal, Request
 from pardec.samplers.kernels.rank import best, descending, top, top_as_published
-from pardec.samplers.kernels.schedule import block_share, even_share, in_all
+from pardec.samplers.kernels.schedule import block_begin, block_share, even_share, in_all
 from pardec.samplers.registry import register
 
 
@@ -58,6 +59,9 @@ class Fixed:
 
     def planned(self, canvas: Canvas) -> np.ndarray:
         return in_all(canvas, self.steps)
+
+    def begins(self, canvas: Canvas) -> np.ndarray:
+        return block_begin(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: Block) -> np.ndarray:
         state.tokens = np.where(canvas.entered, canvas.left, state.tokens)

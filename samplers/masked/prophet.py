@@ -2,16 +2,20 @@
 
 Diffusion Language Models Know the Answer Before Decoding (Prophet), https://arxiv.org/abs/2508.19982
 
-    gap  = mean over the region of (largest - second largest raw logit)
+    gap  = of (largest - second largest raw logit) over the region: the mean if it is the answer, else the least
     fill = gap >= early, mid or late, for a progress below 0.33, below 0.67, or from there on
 
 Checked after every forward and before its commit, on the logits before any other stage changes them; a row that fills
 commits the argmax at each of its open positions and is done. The region is the answer, `length` positions from `start`
 on, or every open position of the block or of the row. Rows whose forward did not predict everything open wait for one
 that does: with a cache of windows that is the next refresh. In a block-causal family a fill ends at the active block.
+Progress by steps counts every step of the plan, those at which nothing is owed too; one of those is checked as well,
+with the forward that follows it, whose canvas is the same.
 
-Deviates from the authors' code: regions other than the answer, and progress by committed tokens, are pardec's own; of
-the region only open positions count, where the published loop averages decided ones as well (`decided=true`).
+Deviates from the authors' code: regions other than the answer, and progress by committed tokens, are pardec's own; so
+is the least gap, since the mean over a whole row is that of its end tokens, which are sure long before the answer is
+(`gap=mean` takes it all the same). Of the region only open positions count, where the published loop averages decided
+ones as well (`decided=true`).
 Exact: no.
 """
 
@@ -29,6 +33,8 @@ from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Outlook, Planned, Proposal, Request, Sampler
 from pardec.samplers.registry import register
 
+_BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
+
 
 @register("prophet", stage="finish", paper="arXiv:2508.19982")
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Prophet:
     late: float = 2.5  # from there on
     progress: Literal["steps", "committed"] | None = None  # share of the schedule's steps, or of the tokens committed
     decided: bool = False  # positions of the answer that are committed already count, as published
+    gap: Literal["mean", "least"] | None = None  # of the region; none: the mean of an answer, the least elsewhere
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -63,6 +70,15 @@ class Prophet:
                 hint="progress=committed goes with every select",
             )
 
+    def admit(self, request: Request) -> None:
+        for row, (canvas, prompt) in enumerate(zip(request.canvases, request.prompts, strict=True)):
+            behind = len(canvas) - prompt
+            if self._answer and self.start is not None and self.start >= behind:
+                raise SpecError(
+                    f"prophet: start={self.start} lies behind row {row}, which has {behind} tokens to come",
+                    hint="ask for more tokens, or leave start out: the gap is then taken over whatever is open",
+                )
+
     def fill(self, outlook: Outlook, proposal: Proposal, canvas: Canvas) -> np.ndarray:
         every = np.ones(len(canvas), dtype=bool)
         opened = canvas.ahead(every)[1]
@@ -70,15 +86,23 @@ class Prophet:
         ready = (outlook.has(opened) | (opened == canvas.length)).all(1)
         counted &= outlook.has(places)
         found = outlook.at(places).confidence
-        gaps = (found.top1 - found.top2).masked_fill(~counted, 0).sum(1)
-        count = counted.sum(1)
+        gaps, count = found.top1 - found.top2, counted.sum(1)
         least = torch.from_numpy(self._least(canvas)).to(gaps.device)
-        fills: np.ndarray = (ready & (count > 0) & (gaps >= least * count)).cpu().numpy()
+        if self.gap == "mean" or (self.gap is None and self._answer):
+            reached = gaps.masked_fill(~counted, 0).sum(1) >= least * count
+        else:
+            reached = (gaps >= least[:, None]).logical_or(~counted).all(1)
+        fills: np.ndarray = (ready & (count > 0) & reached).cpu().numpy()
         return fills
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
         """Nothing is left open where it filled, so that no row has to be stopped."""
         return np.zeros(len(canvas), dtype=bool)
+
+    @property
+    def _answer(self) -> bool:
+        """Whether the region is an answer of which the place is known."""
+        return self.start is not None and self.region in (None, "answer")
 
     def _region(self, canvas: Canvas, opened: Tensor) -> tuple[Tensor, Tensor]:
         """Positions [B, K] of the region, and which of them count."""
@@ -97,10 +121,13 @@ class Prophet:
 
     def _least(self, canvas: Canvas) -> np.ndarray:
         """The gap that suffices now, [B] float32."""
-        steps = self.progress == "steps" or (self.progress is None and bool((canvas.planned > 0).all()))
-        if steps:
-            reached = (canvas.nfe + 1) / np.maximum(canvas.planned, 1)
-        else:
-            reached = 1 - canvas.open_host.sum(1) / np.maximum(canvas.asked, 1)
-        least: np.ndarray = np.select([reached < 0.33, reached < 0.67], [self.early, self.mid], self.late)
-        return least.astype(np.float32)
+        gaps = np.array([self.early, self.mid, self.late], np.float32)
+        if self.progress == "steps" or (self.progress is None and bool((canvas.planned > 0).all())):
+            steps = np.maximum(canvas.planned, 1)
+            passed = canvas.clocks[:, -1] + 1 if canvas.clocks.shape[1] else np.zeros_like(canvas.step)
+            first, now = (np.searchsorted(_BOUNDS, (at + 1) / steps, "right")[:, None] for at in (passed, canvas.step))
+            stage = np.arange(len(gaps))
+            least: np.ndarray = np.where((first <= stage) & (stage <= now), gaps, np.inf).min(1)
+            return least.astype(np.float32)
+        reached = 1 - canvas.open_host.sum(1) / np.maximum(canvas.asked, 1)
+        return gaps[np.searchsorted(_BOUNDS, reached, "right")]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Finished, Started, Step
@@ -79,10 +80,29 @@ def left(*gone: int) -> tuple[int, ...]:
 
 
 def test_a_token_is_asked_once_more_after_its_commit() -> None:
-    got = in_order("llada", "dkv:refresh=4", ORDER, steps=8, block_length=8)
+    got = in_order("llada", "dkv:refresh=4,full=1", ORDER, steps=8, block_length=8)
     assert got == [
         ALL[:13], left(), left(7), left(7, 9), ALL[:13], left(7, 9, 6, 5), left(7, 9, 6, 5, 12), (8, 10)
     ]  # fmt: skip
+
+
+def test_how_many_full_steps_a_block_begins_with_is_the_families() -> None:
+    """LLaDA's authors' code has two, Dream's one; the result tells the number."""
+    for name, full, other in (("tiny-llada", 2, 1), ("tiny-dream", 1, 2)):
+        model = pardec.load(name, device="cpu")
+        settings = {"max_new_tokens": 6, "block_length": 3, "stop_ids": []}
+        got = model.generate("Tom has 3 cups.", sampler="sequential@dkv", **settings)
+        length = got.sequences.shape[1]
+        whole = [len(step.fed) == length for step in got.trace.steps[0]]
+        assert whole == [True, full == 2, False] * 2
+        assert f"@dkv:refresh=8,full={full}," in got.spec
+        said = model.generate("Tom has 3 cups.", sampler=f"sequential@dkv:full={full}", **settings)
+        assert said.spec == got.spec
+        assert f"full={other}" in str(model.prepare("a", sampler=f"sequential@dkv:full={other}").sampler.spec)
+    # A loop that is handed a sampler without a model takes the family's too.
+    for family, full in (("llada", 2), ("dream", 1), ("sdar", 2), ("shifted-sdar", 1)):
+        one, other = (fill(toy(family), f"sequential@dkv{said}", prompts((5,)), 8) for said in ("", f":full={full}"))
+        assert one.trace.fed == other.trace.fed
 
 
 def test_a_shifted_family_asks_the_rows_that_predict_and_the_token_itself() -> None:
@@ -158,10 +178,10 @@ def test_blocks_of_a_template_that_are_passed_over_are_asked_with_the_next() -> 
 RULES: dict[str, naive.Rule] = {
     "vicinity:before=3,after=2,warmup=2": naive.vicinity(3, 2, 2, 0),
     "vicinity:before=1,after=0,warmup=0,refresh=3": naive.vicinity(1, 0, 0, 3),
-    "dkv:refresh=3": naive.dkv(3, 1, "self", "refresh"),
+    "dkv:refresh=3,full=1": naive.dkv(3, 1, "self", "refresh"),
     "dkv:refresh=0,full=2,settle=next": naive.dkv(0, 2, "next", "refresh"),
-    "dkv:refresh=0,settle=both": naive.dkv(0, 1, "both", "refresh"),
-    "dkv:refresh=3,settle=next,prompt=keep": naive.dkv(3, 1, "next", "keep"),
+    "dkv:refresh=0,full=1,settle=both": naive.dkv(0, 1, "both", "refresh"),
+    "dkv:refresh=3,full=1,settle=next,prompt=keep": naive.dkv(3, 1, "next", "keep"),
     "block": naive.block(),
 }
 
