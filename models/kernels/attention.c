@@ -4,8 +4,8 @@
  *
  * Vectors hold queries: one number of a key is multiplied with 16 of them, so that scores lie slot by slot and maxima,
  * exponentials and sums never cross a vector. A few that are left over go alone, and there vectors hold dimensions.
- * Slots are taken BLOCK at a time and what was summed is scaled when a higher score comes; while a block is worked on
- * the next one's keys and values are fetched.
+ * Slots are taken BLOCK at a time, each block's sums made for themselves and then added to what was summed before, which
+ * is scaled when a higher score comes; while a block is worked on the next one's keys and values are fetched.
  */
 
 #include <math.h>
@@ -30,7 +30,7 @@ INLINE void tile(const int rows, const int vectors, ARGUMENTS)
     vec sum[ROWS][VECTORS];
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < vectors; j++)
-            sum[i][j] = onto ? *(const vec *)(out + (i * vectors + j) * LANES) : (vec){0};
+            sum[i][j] = (vec){0};
     for (int k = 0; k < depth; k++) {
         vec column[VECTORS];
         UNROLL for (int j = 0; j < vectors; j++)
@@ -42,8 +42,11 @@ INLINE void tile(const int rows, const int vectors, ARGUMENTS)
         w += vectors * LANES;
     }
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < vectors; j++)
-            *(vec *)(out + (i * vectors + j) * LANES) = sum[i][j];
+        UNROLL for (int j = 0; j < vectors; j++) {
+            vec *to = (vec *)(out + (i * vectors + j) * LANES);
+            if (onto) sum[i][j] += *to;
+            *to = sum[i][j];
+        }
 }
 
 typedef void (*Tile)(ARGUMENTS);
@@ -124,13 +127,13 @@ static void alone(const Head *one, const float *query, const float *k, const flo
         mass += j * LANES < slots ? weights[j] : (vec){0};
     }
     for (int d = 0; d < one->dim; d += LANES) {
-        vec sum = *(vec *)(out + d) * share, other = {0};
+        vec sum = {0}, other = {0};
         for (int s = 0; s < slots - 1; s += 2) {
             sum += *(const vec *)(v + s * one->v_slot + d) * weight[s];
             other += *(const vec *)(v + (s + 1) * one->v_slot + d) * weight[s + 1];
         }
         if (slots % 2) sum += *(const vec *)(v + (slots - 1) * one->v_slot + d) * weight[slots - 1];
-        *(vec *)(out + d) = sum + other;
+        *(vec *)(out + d) = *(vec *)(out + d) * share + (sum + other);
     }
     *total = *total * share[0] + sum_of(mass);
     *highest = top;

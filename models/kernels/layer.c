@@ -29,8 +29,8 @@ int pardec_norm(const float *x, const float *weight, float *out, int rows, int w
 
 INLINE vec gated(vec gate, vec up)
 {
-    vec x = (vec)_mm512_min_ps((__m512)(gate * -1.44269504f), _mm512_set1_ps(126.0f));
-    return gate / (power(x) + 1.0f) * up;
+    gate = larger(every(-88.0f), gate); /* below, float32 has next to nothing left of it */
+    return gate / (exponential(-gate) + 1.0f) * up;
 }
 
 /* out[r, n] = silu(both[r, n]) * both[r, width + n]. */

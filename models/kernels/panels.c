@@ -1,6 +1,9 @@
 /* Products of few rows with a matrix of weights that lies in panels.
  *
- *     out[m, n] = base[m, n] + sum over k of x[m, k] * w[n, k]        float32, k in order, whatever M is
+ *     out[m, n] = sum over k of x[m, k] * w[n, k] + base[m, n]        float32, in one order, whatever M is
+ *
+ * A sum is made of the sums over parts of k, and the base comes last: a rounding costs what the sum has grown to, so
+ * that one long sum, or one begun with a base that is larger than it, would lose several times as much.
  *
  * A panel holds WIDTH rows n of w, k by k, so that what is read next always lies next: w[n, k] is
  * panels[n / WIDTH][k][n % WIDTH], the last panel filled up with zeros. While ROWS rows of x go over a part of a panel
@@ -22,17 +25,18 @@
 #define LINE 16                 /* numbers that are fetched together */
 
 #define ARGUMENTS                                                                                                  \
-    const float *x, const float *w, ptrdiff_t apart, const float *base, ptrdiff_t base_step, float *out,           \
+    const float *x, const float *w, ptrdiff_t apart, int onto, const float *base, ptrdiff_t base_step, float *out, \
         ptrdiff_t out_step, int depth, const float *ahead, ptrdiff_t pace
 
-/* `rows` rows of x, k by k, times `panels` panels that lie `apart`. Each k fetches `lines` lines of every panel from
+/* `rows` rows of x, k by k, times `panels` panels that lie `apart`, added to what is there where it goes `onto` that,
+ * and to the base where there is one. Each k fetches `lines` lines of every panel from
  * `ahead` on, which moves by `pace`. */
 INLINE void tile(const int rows, const int panels, const int lines, ARGUMENTS)
 {
     vec sum[ROWS][MOST * VECTORS], column[MOST * VECTORS];
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < panels * VECTORS; j++)
-            sum[i][j] = base ? *(const vec *)(base + i * base_step + j * LANES) : (vec){0};
+            sum[i][j] = (vec){0};
     for (int k = 0; k < depth; k++) {
         UNROLL for (int j = 0; j < panels * VECTORS; j++)
             column[j] = *(const vec *)(w + j / VECTORS * apart + j % VECTORS * LANES);
@@ -46,8 +50,12 @@ INLINE void tile(const int rows, const int panels, const int lines, ARGUMENTS)
         ahead += pace;
     }
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < panels * VECTORS; j++)
-            *(vec *)(out + i * out_step + j * LANES) = sum[i][j];
+        UNROLL for (int j = 0; j < panels * VECTORS; j++) {
+            vec *to = (vec *)(out + i * out_step + j * LANES);
+            if (onto) sum[i][j] += *to;
+            if (base) sum[i][j] += *(const vec *)(base + i * base_step + j * LANES);
+            *to = sum[i][j];
+        }
 }
 
 typedef void (*Tile)(ARGUMENTS);
@@ -55,7 +63,7 @@ typedef void (*Tile)(ARGUMENTS);
 #define TILE(rows, panels, lines)                                                                                  \
     static void tile_##rows##_##panels##_##lines(ARGUMENTS)                                                        \
     {                                                                                                              \
-        tile(rows, panels, lines, x, w, apart, base, base_step, out, out_step, depth, ahead, pace);                \
+        tile(rows, panels, lines, x, w, apart, onto, base, base_step, out, out_step, depth, ahead, pace);                \
     }
 #define TILES(rows) TILE(rows, 1, 1) TILE(rows, 1, 2) TILE(rows, 1, 3)
 #define NAMES(rows) {tile_##rows##_1_1, tile_##rows##_1_2, tile_##rows##_1_3}
@@ -85,18 +93,18 @@ static void strip(const float *x, const float *w, const float *base, ptrdiff_t b
             Tile run = panels == 4 ? tile_1_4_3
                 : panels == 2 ? (count == 2 ? tile_2_2_3 : tile_3_2_3) : TILE_OF[count - 1][lines - 1];
             float *to = out + m * out_step;
-            const float *from = part ? to : base ? base + m * base_step : NULL;
-            ptrdiff_t step = part ? out_step : base_step, apart = (ptrdiff_t)length * WIDTH;
+            const float *from = base && part == parts - 1 ? base + m * base_step : NULL;
+            ptrdiff_t apart = (ptrdiff_t)length * WIDTH;
             const float *given = x + (ptrdiff_t)m * length + (ptrdiff_t)k * count;
             if (columns == panels * WIDTH) {
-                run(given, here, apart, from, step, to, out_step, depth, ahead, pace);
+                run(given, here, apart, part > 0, from, base_step, to, out_step, depth, ahead, pace);
             } else { /* the last panel: what lies behind its rows is none of ours */
-                memset(edge, 0, sizeof edge);
-                for (int i = 0; from && i < count; i++)
-                    memcpy(edge + i * WIDTH, from + i * step, sizeof(float) * columns);
-                run(given, here, apart, edge, WIDTH, edge, WIDTH, depth, ahead, pace);
+                run(given, here, apart, 0, NULL, 0, edge, WIDTH, depth, ahead, pace);
                 for (int i = 0; i < count; i++)
-                    memcpy(to + i * out_step, edge + i * WIDTH, sizeof(float) * columns);
+                    for (int n = 0; n < columns; n++) {
+                        float sum = edge[i * WIDTH + n] + (part ? to[i * out_step + n] : 0);
+                        to[i * out_step + n] = sum + (from ? from[i * base_step + n] : 0);
+                    }
             }
             ahead += (ptrdiff_t)pace * depth;
         }

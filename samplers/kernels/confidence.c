@@ -5,6 +5,8 @@
 
 #include "../../models/kernels/vectors.h"
 
+#define PART 1024               /* logits whose exponentials are summed for themselves: a whole number of vectors */
+
 /* ids[r]: the first place of the highest x of logits[r, width]; probability[r]: 1 / sum exp(logits[r] - x). */
 int pardec_greedy(const float *logits, int64_t *ids, float *probability, int rows, int width, int threads)
 {
@@ -30,8 +32,12 @@ int pardec_greedy(const float *logits, int64_t *ids, float *probability, int row
             }
         }
         while (whole && at < width && x[at] != top) at++;
-        for (n = 0; n + LANES <= width; n += LANES)
-            mass += power((*(const vec *)(x + n) - top) * 1.44269504f);
+        for (n = 0; n + LANES <= width;) { /* part by part: what is small would vanish in a sum that has grown */
+            vec part = {0};
+            for (int end = n + least(PART, width - n); n + LANES <= end; n += LANES)
+                part += exponential(*(const vec *)(x + n) - top);
+            mass += part;
+        }
         for (; n < width; n++) sum += expf(x[n] - top);
         float total = sum + sum_of(mass);
         ids[r] = at < width ? at : 0;

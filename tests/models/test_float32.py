@@ -1,0 +1,169 @@
+"""float32 by kernels in C is as near to float64 as PyTorch's is: kernel by kernel, and a whole model's likelihoods.
+
+Shapes are those of SmolLM2-135M; errors may be twice as large, the largest and the root of their mean square.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pardec.models.kernels import panels, product
+from pardec.models.kernels.attention_c import attend_c
+from pardec.models.kernels.layer_c import turn_c
+from pardec.models.kernels.norm import norm
+from pardec.models.kernels.swiglu import gated
+from pardec.models.load import load
+from pardec.models.plan import Plan
+from pardec.models.rope import Rope, default_frequencies, rotate
+from pardec.samplers.kernels.confidence_c import greedy_c
+
+WIDTH, INNER, HEADS, KV, DIM = 576, 1536, 9, 3, 64
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def as_near(found: Tensor, reference: Tensor, exact: Tensor) -> None:
+    """`found` is at most twice as far from `exact`, which is float64, as `reference` is."""
+    (most, mean), (may, may_mean) = (
+        (error.max(), error.square().mean().sqrt())
+        for error in ((each.double() - exact).abs() for each in (found, reference))
+    )
+    assert mean <= 2 * may_mean, f"{mean / may_mean:.2f} times the reference's error"
+    assert most <= 2 * may, f"{most / may:.2f} times the reference's largest error"
+
+
+@pytest.mark.usefixtures("in_c")
+@pytest.mark.parametrize("count", [1, 8, 50])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [((HEADS + 2 * KV) * DIM, WIDTH), (2 * INNER, WIDTH), (WIDTH, INNER), (1000, 4096)], ids=str
+)
+def test_products(rows, columns, count):
+    """Added to what is there, too: it is larger than what a layer adds to it, and far larger in a few places."""
+    x, matrix, h = normal(count, columns), normal(rows, columns, seed=1) * columns**-0.5, normal(count, rows) * 5
+    h[:, :3] *= 100
+    weight = panels.empty(rows, columns)
+    weight.fill(matrix)
+    exact = x.double() @ matrix.double().t()
+    as_near(weight.times(x), F.linear(x, matrix), exact)
+    as_near(weight.times(x, h), torch.addmm(h, x, matrix.t()), exact + h)
+    as_near(weight.times(x, h)[:, 3:], torch.addmm(h, x, matrix.t())[:, 3:], (exact + h)[:, 3:])
+
+
+@pytest.mark.usefixtures("in_c")
+@pytest.mark.parametrize("scale", [1, 3])
+@pytest.mark.parametrize("slots", [100, 512, 2048])
+@pytest.mark.parametrize("queries", [1, 2, 33, 64])
+def test_attention(queries, slots, scale):
+    q, k, v = (
+        normal(1, queries, HEADS, DIM) * scale,
+        normal(1, slots, KV, DIM, seed=1),
+        normal(1, slots, KV, DIM, seed=2),
+    )
+
+    def defined(*parts: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts), enable_gqa=True).transpose(
+            1, 2
+        )
+
+    as_near(attend_c(q, k, v), defined(q, k, v), defined(q.double(), k.double(), v.double()))
+
+
+@pytest.mark.usefixtures("in_c")
+@pytest.mark.parametrize("scale", [0.1, 1, 30])
+def test_norms(scale):
+    x, weight = normal(50, WIDTH) * scale, normal(WIDTH, seed=1) + 1
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    as_near(norm(x, weight, 1e-5, "c"), F.rms_norm(x, (WIDTH,), weight, 1e-5), exact)
+
+
+@pytest.mark.usefixtures("in_c")
+@pytest.mark.parametrize("scale", [0.3, 1, 4])
+def test_gates(scale):
+    """Relative to what comes out, too: where a gate is nearly shut, an exponential's error is all there is."""
+    both = normal(50, 2 * INNER) * scale
+    gate, up = both.double().chunk(2, -1)
+    exact, reference, found = F.silu(gate) * up, gated(both.clone()), gated(both, "c")
+    as_near(found, reference, exact)
+    as_near(found / exact, reference / exact, torch.ones_like(exact))
+
+
+@pytest.mark.usefixtures("in_c")
+def test_gates_that_are_shut_let_nothing_through():
+    gate = torch.tensor([-3e38, -1e6, -89.0, -88.0])
+    both = torch.cat((gate, torch.full((4,), 1e6)))[None]
+    assert gated(both, "c").abs().max() < 1e-29
+
+
+@pytest.mark.usefixtures("in_c")
+def test_rotations():
+    at = torch.randint(0, 8192, (1, 50), generator=torch.Generator().manual_seed(0))
+    cos, sin = Rope(default_frequencies(1e5, DIM))._angles(at)
+    fused = normal(1, 50, HEADS + 2 * KV, DIM)
+    turned = fused[:, :, : HEADS + KV]
+    half = DIM // 2
+    exact = turned.double() * cos.double() + turned.double().roll(half, -1) * sin.double()
+    as_near(torch.cat(turn_c(fused, cos, sin, HEADS, None), 2), rotate(turned.contiguous(), cos, sin), exact)
+
+
+@pytest.mark.usefixtures("in_c")
+@pytest.mark.parametrize("scale", [1, 4])
+def test_confidence(scale):
+    logits = normal(16, 49152) * scale
+    exact = logits.double().softmax(-1).amax(-1)
+    as_near(greedy_c(logits)[1] / exact, logits.softmax(-1).amax(-1) / exact, torch.ones_like(exact))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A folder with SmolLM2's layers, fewer of them, random; ids, their likelihoods by transformers and in float64."""
+    folder = tmp_path_factory.mktemp("small")
+    sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_attention_heads": HEADS, "num_key_value_heads": KV}
+    config = LlamaConfig(
+        **sizes,
+        vocab_size=4096,
+        num_hidden_layers=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 1:
+                weight.uniform_(0.5, 1.5, generator=generator)
+            else:
+                weight.normal_(0, 0.12 if "embed" in name else 1.2 * weight.shape[1] ** -0.5, generator=generator)
+        model.get_input_embeddings().weight[:, :2] += 5  # a few numbers of a state are far larger than the rest
+        model.save_pretrained(folder)
+        ids = torch.randint(0, 4096, (1, 128), generator=generator)
+        reference = likelihoods(model(ids).logits, ids)
+        exact = likelihoods(model.double()(ids).logits, ids)
+    return folder, ids, reference, exact
+
+
+def likelihoods(logits: Tensor, ids: Tensor) -> Tensor:
+    return logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])
+
+
+def test_likelihoods_by_kernels_in_c(small, in_c):
+    folder, ids, reference, exact = small
+    model = load(folder, device="cpu", dtype="float32")
+    assert type(model.decoder.layers[0].down_weight) is panels.Panels
+    found = model.forward(Plan.full(ids, model.visible())).logits()
+    as_near(likelihoods(found, ids), reference, exact)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_likelihoods_by_what_is_chosen_here_and_by_definitions(small, kernels, monkeypatch):
+    folder, ids, reference, exact = small
+    monkeypatch.setenv("PARDEC_KERNELS", kernels)
+    monkeypatch.setattr(product, "onednn_is_faster", product.onednn_is_faster.__wrapped__)  # asked anew
+    model = load(folder, device="cpu", dtype="float32")
+    as_near(likelihoods(model.forward(Plan.full(ids, model.visible())).logits(), ids), reference, exact)
