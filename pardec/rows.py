@@ -1,8 +1,8 @@
 """A file of finished rows that a run can go on from: JSON lines, appended, one line a key.
 
 Several processes and several runs may write to one file: every append holds a lock, takes in what others appended
-before it, and leaves out rows whose key has come meanwhile. Where the file was deleted or begun anew meanwhile, the rows
-that this process knows are written again. What a killed writer left of a line is dropped, by readers at once and from
+before it, and leaves out rows whose key has come meanwhile. Where the file was deleted or begun anew, the rows that
+this process knows are written again. What a killed writer left of a line is dropped, by readers at once and from
 the file with the next append. Where there is no `fcntl` (Windows) there is no lock, and a file is for one process.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import PardecError, SpecError
+from pardec.models.json_text import parse
 
 try:
     import fcntl
@@ -113,10 +114,10 @@ class RowsFile:
 
     def _parsed(self, line: bytes, number: int) -> Row:
         try:
-            row = json.loads(line)
+            row = parse(line)
             if not isinstance(row, dict) or not isinstance(row.get("key"), str):
                 raise ValueError("it has no key")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise self._foreign(number, str(error)) from error
         if self.run:
             self._check(row.pop("run", None), number)
