@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from . import configs
 from .errors import ModelError, listed, one_line
 from .facts import end_ids, pad_id
 from .language_model import Facts, LanguageModel
@@ -64,7 +65,9 @@ def load_adapter(
     flat = {**config, **model.config.get_text_config(decoder=True).to_dict()}
     if imaging is None:
         tokenizer = load_tokenizer(source.tokenizer)
-        facts = _facts(flat, read_json(source.folder / "generation_config.json"), tokenizer, adapter.vocab)
+        generation = read_json(source.folder / "generation_config.json")
+        configs.checked(generation, f"{source.name}: generation_config.json")
+        facts = _facts(flat, generation, tokenizer, adapter.vocab)
     else:  # what its files say of ids is said of its text
         tokenizer, facts = None, Facts(mask_id=None, eos_ids=(), pad_id=0, bos_id=None, shift=1, attention="causal")
     place = f"on {adapter.device} ({reason})" if device_map is None else "spread by device_map"
@@ -96,7 +99,7 @@ def _facts(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | 
     return Facts(
         mask_id=None,
         eos_ids=tuple(ends),
-        pad_id=pad_id(config, generation, tokenizer, ends),
+        pad_id=pad_id(config, generation, tokenizer, ends, vocab),
         bos_id=config.get("bos_token_id"),
         shift=1,
         attention="causal",

@@ -28,7 +28,7 @@ class Target:
 
 def empty(config: DecoderConfig) -> Decoder:
     """A decoder whose parameters have shapes and no memory."""
-    with init_empty_weights():
+    with init_empty_weights(), torch.device("meta"):  # the first alone makes memory, and lets it go
         decoder = Decoder(config)
     if config.tied:  # making parameters empty unties them
         decoder.head.weight = decoder.embed.weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from .kv_cache import Address, KVCache, Views
 from .plan import Plan, moved
 from .rope import GridRope, Rope, rotate
 
+_LARGEST = 2**30  # of any size
 _NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
 
 
@@ -48,8 +50,12 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}")
+            size = getattr(self, name)
+            if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _LARGEST:
+                raise ModelError(f"{name} must be a whole number of at least 1 and at most {_LARGEST}, got {size!r}")
+        numbers = (self.norm_eps, self.rope_scale, *self.frequencies)
+        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+            raise ModelError(f"norm_eps ({self.norm_eps!r}) or the rotary frequencies are no finite numbers")
         if self.heads % self.kv_heads:
             raise ModelError(f"{self.heads} heads cannot share {self.kv_heads} key/value heads evenly")
         rotated = 2 * len(self.frequencies) * (1 if self.grid is None else 2)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from .plain import line
+
 
 class PardecError(Exception):
     """Base of every error pardec raises on purpose. `str(error)` is the first line, `error.hint` the second."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
+        message = line(message)  # it may repeat what a file or a caller said
         super().__init__(message, hint)
         self.message = message
         self.hint = hint

@@ -36,13 +36,17 @@ def establish(
         if _holds(tokenizer, number, token, vocab) and number not in ends
     ]
     start = spec.start[0] if spec.start and _holds(tokenizer, *spec.start, vocab) else None
-    bos = _first(
-        start, config.get("bos_token_id"), generation.get("bos_token_id"), getattr(tokenizer, "bos_token_id", None)
+    said = (
+        start,
+        config.get("bos_token_id"),
+        generation.get("bos_token_id"),
+        getattr(tokenizer, "bos_token_id", None),
     )
+    bos = _first(*(number for number in said if number is None or 0 <= number < vocab))
     return Facts(
         mask_id=mask,
         eos_ids=tuple(ends),
-        pad_id=pad_id(config, generation, tokenizer, ends),
+        pad_id=pad_id(config, generation, tokenizer, ends, vocab),
         bos_id=bos,
         shift=spec.shift,
         attention=spec.attention,
@@ -61,10 +65,12 @@ def end_ids(config: dict[str, Any], generation: dict[str, Any], vocab: int) -> l
     return ends
 
 
-def pad_id(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, ends: list[int]) -> int:
+def pad_id(
+    config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, ends: list[int], vocab: int
+) -> int:
     """The padding id: the config's, the tokenizer's, the first end token, or 0."""
     named = (config.get("pad_token_id"), generation.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None))
-    found = _first(*(number for number in named if number is None or number >= 0), *ends[:1])
+    found = _first(*(number for number in named if number is None or 0 <= number < vocab), *ends[:1])
     return 0 if found is None else found
 
 

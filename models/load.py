@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from . import assemble, tensor_parallel
+from . import assemble, configs, tensor_parallel
 from .adapt import PICTURES, load_adapter
 from .captured import Captured
 from .catalog import embedded_names
@@ -85,7 +86,11 @@ def load_any(
         _alone("cuda_graphs", device_map=device_map)
         check_graphs(place, source.name)
     asked = None if decoder is None else os.fspath(decoder)
-    config, published = described(source)
+    with configs.reading(source.name):
+        config, published = described(source)
+    with suppress(ModelError):  # what is wrong with the files themselves is said when they are needed
+        published = published or inspect(weight_files(source.folder))
+    configs.checked(config, f"{source.name}: config.json", published)
     if config.get("model_type") == "mar":
         foreign = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
         foreign |= {"quantize": quantize, "tp": tp or None, "cuda_graphs": cuda_graphs or None}
@@ -95,8 +100,10 @@ def load_any(
         kind, kind_reason = choose_dtype(dtype, place, stored_dtype(published))
         choice = f"on {place} ({place_reason}), {short(kind)} ({kind_reason})"
         make = partial(mar.load_mar, source, config, published, device=place, dtype=kind, decoder=asked, choice=choice)
-        return guarded(source.name, make, published, kind)
-    spec, why = _recognise(config)
+        with configs.reading(source.name):
+            return guarded(source.name, make, published, kind)
+    with configs.reading(source.name):
+        spec, why = _recognise(config)
     if spec is None:
         refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "decoder": decoder, "text_encoder": text_encoder}
         refused |= {"tp": tp or None, "cuda_graphs": cuda_graphs or None}
@@ -113,8 +120,10 @@ def load_any(
         )
     # The ids of a model of pictures are codes: a tokenizer beside its weights belongs to what reads its captions.
     tokenizer = None if spec.imaging else load_tokenizer(source.tokenizer)
-    shape = spec.decoder(config)
+    with configs.reading(source.name):
+        shape, positions, limit = spec.decoder(config), spec.positions(config), spec.sliding(config)
     generation = read_json(source.folder / "generation_config.json")
+    configs.checked(generation, f"{source.name}: generation_config.json")
     facts = establish(spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block)
     published = published or inspect(weight_files(source.folder))
     stored = stored_dtype(published)
@@ -147,8 +156,8 @@ def load_any(
         vocab_size=shape.vocab,
         layers=shape.layers,
         width=shape.width,
-        max_positions=spec.positions(config),
-        limit=spec.sliding(config),
+        max_positions=positions,
+        limit=limit,
         choice=f"{where}, {short(kind)} ({kind_reason})" + ("" if smaller is None else f", {smaller.said()}"),
         imaging=imaging,
         quantized=quantize,

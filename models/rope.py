@@ -5,13 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .errors import ModelError
 from .plan import Plan
 
+_WIDEST = 2**16  # dimensions of a head
 _SMALL = 2**16  # numbers, below which the count of operations is what rotating them costs
 
 
 def default_frequencies(theta: float, dim: int) -> Tensor:
-    """theta^(-2i/dim) for i < dim/2 -> float32 [dim/2]."""
+    """theta^(-2i/dim) for i < dim/2 -> float32 [dim/2]. Raises ModelError for a head that no model has."""
+    if not 0 < dim <= _WIDEST:
+        raise ModelError(f"a head of {dim} dimensions cannot be rotated", f"they are at most {_WIDEST}")
     return 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
 
 
@@ -70,7 +74,7 @@ class GridRope:
     def __init__(self, frequencies: Tensor, side: int) -> None:
         """`frequencies` float32 [R/4] turn a quarter of the rotated dimensions by the row, and one by the column."""
         self.side, self.dim = side, 4 * frequencies.numel()
-        cell = torch.arange(side * side)
+        cell = torch.arange(side * side, device=frequencies.device)
         angle = torch.cat([at[:, None] * frequencies for at in (cell // side, cell % side)], -1)  # [cells, R/2]
         cos, sin = angle.cos(), angle.sin()
         both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))

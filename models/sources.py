@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 from .catalog import EMBEDDED, TOKENIZER, embedded_names
 from .errors import ModelError, UnknownModelError, did_you_mean, one_line
+from .json_text import parse
 from .weights import indexed
 
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
@@ -66,9 +66,11 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
             )
         return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = parse(file.read_bytes())
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} does not hold a JSON object")
     return value

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from .errors import ModelError, one_line
+from .json_text import parse
 from .quiet import quiet
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -60,7 +60,7 @@ def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
         return None
     from transformers import AddedToken, Qwen2Tokenizer
 
-    vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    vocabulary = parse((folder / "vocab.json").read_bytes())
     lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     added = settings.get("added_tokens_decoder") or {}
@@ -103,7 +103,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = parse(file.read_bytes())
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
     return settings if isinstance(settings, dict) else {}

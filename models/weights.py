@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .errors import ModelError, listed, one_line
+from .json_text import parse
 
 # Where the tensors may lie in a pickle, the averaged ones before the others; else it is they themselves.
 CONTAINERS = ("model_ema", "model", "module", "state_dict")
@@ -57,7 +57,7 @@ def weight_files(folder: Path) -> list[Path]:
 def indexed(index: Path) -> list[str]:
     """Names of the shards that an index file lists, sorted."""
     try:
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        shards = sorted(set(parse(index.read_bytes())["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelError(f"{index} cannot be read as a weight index: {error!r}", _AGAIN) from error
     outside = [name for name in shards if Path(str(name)).name != name]

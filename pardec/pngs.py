@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -19,10 +20,12 @@ from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from pardec.models.errors import PardecError, SpecError
+from pardec.models.json_text import parse
 
 KEY = "pardec"
 FORMAT = "pardec.picture/1"
 MOST = 4096  # fields of a sheet
+PIXELS = 2**26  # of a picture that is read
 GAP = 2  # pixels between the pictures of a sheet
 BLANK = (234, 238, 242)  # what no picture covers
 _AGAIN = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
@@ -164,6 +167,25 @@ def png(picture: Image.Image, said: Made | None = None) -> bytes:
     return held.getvalue()
 
 
+def opened(file: Path | str | BytesIO) -> Image.Image:
+    """A PNG file, whose pixels are not read yet; as Pillow opens it, but refused if it is no PNG or makes too many.
+
+    Raises:
+        OSError, SyntaxError: it is no PNG file, or a torn one.
+        ValueError: a picture of more than `PIXELS`, which a small file can hold.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            picture = Image.open(file, formats=["PNG"])
+        except Image.DecompressionBombError:
+            raise ValueError(f"it has more than {PIXELS} pixels") from None
+    if picture.width * picture.height > PIXELS:
+        picture.close()
+        raise ValueError(f"it has more than {PIXELS} pixels, {picture.width} by {picture.height}")
+    return picture
+
+
 def read(file: Path | str) -> Made:
     """What a PNG file that pardec wrote says of itself.
 
@@ -172,18 +194,20 @@ def read(file: Path | str) -> Made:
     """
     hint = "name a PNG file that pardec image wrote"
     try:
-        with Image.open(file) as picture:
+        with opened(file) as picture:
             text = picture.text.get(KEY) if isinstance(picture, PngImageFile) else None
         if text is None:
             raise PictureError(f"{file} does not say how pardec made it", hint=hint)
-        said = json.loads(text)
+        said = parse(text)
         if not isinstance(said, dict) or said.get("format") != FORMAT:
             raise PictureError(f"{file} says how it was made in a form that this version does not know", hint=hint)
         return said
     except PictureError:
         raise
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:  # a torn PNG is a SyntaxError to Pillow
-        reason = getattr(error, "strerror", None) or "it is no whole PNG file"
+        reason = getattr(error, "strerror", None) or (
+            str(error) if "pixels" in str(error) else "it is no whole PNG file"
+        )
         raise PictureError(f"cannot read {file}: {reason}", hint=hint) from error
 
 
@@ -191,11 +215,15 @@ def again(said: Made) -> dict[str, Any]:
     """The arguments of `Model.generate` that make the pictures of a file again, on the same model and decoder.
 
     Raises:
-        PictureError: a picture was made from features, which the file does not hold.
+        PictureError: a picture was made from features, which the file does not hold; or it does not say enough.
     """
-    pictures = said["pictures"]
-    given: dict[str, Any] = {"sampler": said["spec"], "seed": [one["seed"] for one in pictures]}
-    given |= {name: said[name] for name in _AGAIN if said[name] is not None}
+    try:
+        pictures = said["pictures"]
+        given: dict[str, Any] = {"sampler": said["spec"], "seed": [one["seed"] for one in pictures]}
+        given |= {name: said[name] for name in _AGAIN if said[name] is not None}
+    except (KeyError, TypeError) as error:
+        hint = "read another file that pardec image wrote"
+        raise PictureError(f"the file does not say how its pictures were made: {error!r}", hint=hint) from error
     if all("caption" in one for one in pictures):
         return {"prompt": [one["caption"] for one in pictures], **given}
     if all("class" in one for one in pictures):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import SpecError
+from pardec.models.json_text import parse
 
 FORM = 'each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, with an "id" if you like'
 
@@ -50,8 +50,8 @@ def read_text(content: str, where: str, *, json_lines: bool) -> list[Item]:
 
 def _parsed(line: str, at: int, number: int, where: str) -> Item:
     try:
-        held = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        held = parse(line)
+    except ValueError as error:
         raise SpecError(f"{where} is no JSON: {error}", hint=FORM) from error
     if isinstance(held, str):
         held = {"prompt": held}

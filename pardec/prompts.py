@@ -5,14 +5,15 @@ Text is encoded by the tokenizer, messages by its chat template; ids are taken a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import SpecError, one_line
 
 if TYPE_CHECKING:
     from pardec.models.language_model import LanguageModel
@@ -110,7 +111,7 @@ def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any) -> li
     if isinstance(item, str):
         if not item.strip():
             raise SpecError(f"prompt {row} is empty", hint="give at least one word")
-        return list(tokenizer(item)["input_ids"])
+        return _read(row, item, lambda: tokenizer(item))
     if not isinstance(item, Sequence) or not item or not all(_is_message(message) for message in item):
         raise SpecError(
             f"prompt {row} is neither text nor a list of messages",
@@ -118,8 +119,18 @@ def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any) -> li
         )
     if not tokenizer.chat_template:
         raise SpecError(f"{model.name} has no chat template", hint="pass the prompt as plain text")
-    encoded = tokenizer.apply_chat_template(list(item), add_generation_prompt=True, tokenize=True, return_dict=True)
-    return list(encoded["input_ids"])
+    given: Any = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    return _read(row, item, lambda: tokenizer.apply_chat_template(list(item), **given))
+
+
+def _read(row: int, item: Any, read: Callable[[], Any]) -> list[int]:
+    """The ids of what `read` makes of a prompt. Raises SpecError where it fails, as templates and tokenizers may."""
+    try:
+        return list(read()["input_ids"])
+    except Exception as error:  # any of the tokenizer classes, and what a template raises
+        half = next((sign for sign in str(item) if "\ud800" <= sign <= "\udfff"), None)
+        why = one_line(error) if half is None else f"it holds half a character, {half!a}"
+        raise SpecError(f"prompt {row} cannot be read: {why}", hint="give plain text") from error
 
 
 def _is_message(value: object) -> bool:
@@ -165,7 +176,7 @@ def _templates(model: LanguageModel, template: Any, mask: int) -> list[Tensor]:
     made = []
     for i, item in enumerate(template):
         if isinstance(item, str):
-            ids = _tokenizer(model)(item, add_special_tokens=False)["input_ids"]
+            ids = _read(i, item, partial(_tokenizer(model), item, add_special_tokens=False))
         else:
             row = [mask if t is None else t for t in (item.tolist() if isinstance(item, Tensor) else item)]
             (ids,) = _id_rows([row], "template")

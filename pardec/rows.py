@@ -1,8 +1,9 @@
 """A file of finished rows that a run can go on from: JSON lines, appended, one line a key.
 
-Several processes may write to one file: every append holds a lock. What a killed writer left of a line is dropped, by
-readers at once and from the file with the next append. Where there is no `fcntl` (Windows) there is no lock, and a file
-is for one process.
+Several processes and several runs may write to one file: every append holds a lock, takes in what others appended
+before it, and leaves out rows whose key has come meanwhile. Where the file was deleted or begun anew, the rows that
+this process knows are written again. What a killed writer left of a line is dropped, by readers at once and from
+the file with the next append. Where there is no `fcntl` (Windows) there is no lock, and a file is for one process.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import PardecError, SpecError
+from pardec.models.json_text import parse
 
 try:
     import fcntl
@@ -25,6 +28,11 @@ except ImportError:
 
 Row = dict[str, Any]
 _START = b'{"key": '  # how every line begins; a torn one is told from somebody else's text by it
+_LOOK = 4096  # bytes before the point up to which the file is known, that show whether it is still the same file
+
+
+class RowsError(PardecError):
+    """A file of rows cannot be read or written."""
 
 
 def key_of(*parts: Any) -> str:
@@ -57,28 +65,56 @@ class RowsFile:
     ) -> None:
         self.path, self.run, self._warn = path, dict(run or {}), warn
         self.rows: dict[str, Row] = {}
+        self._others = set[str]()  # keys that other processes have written since `read`
         self._over = overwrite
+        self._end, self._lines, self._tail = 0, 0, b""  # how far the file is known, and what stands before that point
         self._counted = [0, 0]  # bytes looked at, lines seen in them
-        if not overwrite:
+        if overwrite:
+            with self._failing("read"), self._reading() as file:
+                self._known(file, file.seek(0, os.SEEK_END))
+        else:
             self.read()
 
     def read(self) -> dict[str, Row]:
         """The rows as they stand in the file now, by key."""
-        self.rows = {}
-        data = self.path.read_bytes() if self.path.exists() else b""
-        lines = data.split(b"\n")
-        for number, line in enumerate(lines[:-1], 1):
-            row = self._parsed(line, number)
-            self.rows[row.pop("key")] = row
-        if lines[-1]:
-            if not _torn(lines[-1]):
-                raise self._foreign(len(lines), "the line does not end")
+        self.rows, self._others, self._end, self._lines = {}, set(), 0, 0
+        with self._failing("read"), self._reading() as file:
+            torn = self._catch_up(file)[1]
+        if torn:
+            if not _torn(torn):
+                raise self._foreign(self._lines + 1, "the line does not end")
             self._warn(f"warning: dropping the last line of {self.path}, which was cut short")
         return self.rows
 
+    def check_place(self) -> None:
+        """Raises RowsError where nothing could be appended, so that it is told before there is a row."""
+        there = next(entry for entry in (self.path.absolute(), *self.path.absolute().parents) if entry.exists())
+        if there == self.path.absolute() or there.is_dir():
+            if not os.access(there, os.W_OK):
+                raise RowsError(f"cannot write to {self.path}: permission denied", hint="choose another -o")
+        else:
+            raise RowsError(f"cannot write to {self.path}: {there} is a file", hint="choose another -o")
+
+    def _catch_up(self, file: FileIO) -> tuple[dict[str, Row], bytes]:
+        """Takes in what was appended since the last look: those rows, and what stands behind the last whole line."""
+        file.seek(self._end)
+        *lines, torn = file.readall().split(b"\n")
+        added: dict[str, Row] = {}
+        for number, line in enumerate(lines, self._lines + 1):
+            row = self._parsed(line, number)
+            added[row.pop("key")] = row
+        self._lines += len(lines)
+        self._known(file, self._end + sum(map(len, lines)) + len(lines))
+        self.rows |= added
+        return added, torn
+
+    def _known(self, file: FileIO, end: int) -> None:
+        """Notes that the file is known up to `end`."""
+        self._end, self._tail = end, _before(file, end)
+
     def _parsed(self, line: bytes, number: int) -> Row:
         try:
-            row = json.loads(line)
+            row = parse(line)
             if not isinstance(row, dict) or not isinstance(row.get("key"), str):
                 raise ValueError("it has no key")
         except ValueError as error:
@@ -104,23 +140,55 @@ class RowsFile:
     # --- writing ---
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Adds finished rows, each with its "key", in one write; they are on the disk when this returns."""
+        """Adds finished rows, each with its "key", in one write; they are on the disk when this returns.
+
+        A row whose key another process has written since `read` is there already, and not written again.
+
+        Raises:
+            RowsError: they cannot be written; the file has what it had before.
+            SpecError: somebody wrote rows of other settings, or something else, into the file meanwhile.
+        """
+        with self._failing("write to"), self._locked() as file:
+            if self._over and self._same(file) and file.seek(0, os.SEEK_END) == self._end:
+                file.truncate(0)  # else another run has begun it anew, and its rows stay
+                self._known(file, 0)
+            lost = dict[str, Row]()
+            if self._over or not self._same(file):
+                lost, self.rows, self._end, self._lines = self.rows, {}, 0, 0
+            _mend(file, self.path)
+            added, _ = self._catch_up(file)
+            self._others.update(added)
+            lost = {key: row for key, row in lost.items() if key not in added}
+            if lost:
+                self._warn(f"warning: {self.path} was deleted or begun anew; writing {len(lost)} rows again")
+            fresh = {row["key"]: row for row in rows if row["key"] not in self._others}
+            self._write(file, lost | fresh)
+            self._over = False
+
+    def _write(self, file: FileIO, rows: Mapping[str, Row]) -> None:
         named = {"run": self.run} if self.run else {}
-        lines = [json.dumps({"key": row["key"], **row, **named}, ensure_ascii=False) + "\n" for row in rows]
-        with self._locked() as file:
-            if self._over:
-                file.truncate(0)
-                self._over = False
-            _mend(file)
-            file.write("".join(lines).encode())
-            file.flush()
+        lines = [json.dumps({"key": key, **row, **named}, ensure_ascii=False) + "\n" for key, row in rows.items()]
+        left = memoryview("".join(lines).encode())
+        try:
+            while left:
+                left = left[file.write(left) :]
             os.fsync(file.fileno())
-        self.rows |= {row["key"]: {name: value for name, value in row.items() if name != "key"} for row in rows}
+        except OSError:
+            with suppress(OSError):  # half a line would be cut off by the next append, too
+                file.truncate(self._end)
+            raise
+        self._lines += len(lines)
+        self._known(file, file.seek(0, os.SEEK_END))
+        self.rows |= {key: {name: value for name, value in row.items() if name != "key"} for key, row in rows.items()}
+
+    def _same(self, file: FileIO) -> bool:
+        """Whether the file still has what was known of it."""
+        return _before(file, self._end) == self._tail
 
     def discard(self, keys: Collection[str]) -> None:
         """Takes the rows with these keys out of the file; nobody may be appending to it."""
-        with self._locked() as file:
-            _mend(file)
+        with self._failing("write to"), self._locked() as file:
+            _mend(file, self.path)
             file.seek(0)
             kept = [line for line in file if json.loads(line)["key"] not in keys]
             handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
@@ -130,6 +198,9 @@ class RowsFile:
                 os.fsync(fresh.fileno())
             os.chmod(name, 0o644)
             os.replace(name, self.path)
+        with self._failing("read"), self._reading() as file:
+            self._lines = len(kept)
+            self._known(file, sum(map(len, kept)))
         for key in keys:
             self.rows.pop(key, None)
 
@@ -145,13 +216,36 @@ class RowsFile:
         return self._counted[1]
 
     @contextmanager
-    def _locked(self) -> Iterator[BinaryIO]:
+    def _reading(self) -> Iterator[FileIO]:
+        """The file as it is; an empty one where there is none."""
+        if self.path.exists() and not self.path.is_file():
+            what = "a folder" if self.path.is_dir() else "no plain file"
+            raise RowsError(f"{self.path} is {what}, and rows are kept in a file", hint="choose another -o")
+        with FileIO(self.path if self.path.exists() else os.devnull) as file:
+            yield file
+
+    @contextmanager
+    def _locked(self) -> Iterator[FileIO]:
         """The file for reading and appending, while nobody else has it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a+b") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file closes, and by the kernel when the process dies
-            yield file
+        while True:
+            with FileIO(self.path, "a+") as file:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file closes, and by the kernel when we die
+                # Whoever had it before may have put another file into its place.
+                if not self.path.exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
+                    continue
+                yield file
+                return
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Says of an error of the system which file it is about, and what is kept."""
+        try:
+            yield
+        except OSError as error:
+            hint = f"the {len(self.rows)} rows it has are kept; the same command makes the rest" if self.rows else None
+            raise RowsError(f"cannot {what} {self.path}: {error.strerror or error}", hint=hint) from error
 
 
 def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -168,7 +262,13 @@ def _torn(tail: bytes) -> bool:
     return tail.startswith(_START) or _START.startswith(tail) or not tail.strip(b"\0")
 
 
-def _mend(file: BinaryIO) -> None:
+def _before(file: FileIO, end: int) -> bytes:
+    """What stands before the byte `end`."""
+    file.seek(max(end - _LOOK, 0))
+    return file.read(min(end, _LOOK))
+
+
+def _mend(file: FileIO, path: Path) -> None:
     """Cuts off what a killed writer left of a line; under the lock nobody else can be writing it."""
     end = file.seek(0, os.SEEK_END)
     at, tail = end, b""
@@ -179,5 +279,5 @@ def _mend(file: BinaryIO) -> None:
     whole = at + tail.rfind(b"\n") + 1
     if whole < end:
         if not _torn(tail[tail.rfind(b"\n") + 1 :]):
-            raise SpecError(f"{file.name} ends with text that is no row of a run", hint="choose another file")
+            raise SpecError(f"{path} ends with text that is no row of a run", hint="choose another file")
         file.truncate(whole)

@@ -23,8 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pardec import pngs
-from pardec.models.errors import PardecError
+from pardec.models.errors import PardecError, one_line
+from pardec.models.json_text import parse
 from pardec.result import Result, Timing
+from pardec.result_forms import check
 from pardec.samplers.trace import Fed, Trace
 
 FORMAT = "pardec.result/2"
@@ -68,7 +70,7 @@ def load(source: Path) -> Result:
     folder = source.is_dir()
     file = source / "result.json" if folder else source
     try:
-        held = json.loads(file.read_text(encoding="utf-8"))
+        held = parse(file.read_bytes())
         if not isinstance(held, dict) or held.get("format") != FORMAT:
             raise ResultError(f"{file} is no saved result of this version", hint=_SAVED)
         tensors = load_file(source / "tensors.safetensors") if folder else held["tensors"]
@@ -77,8 +79,16 @@ def load(source: Path) -> Result:
         raise
     except OSError as error:
         raise ResultError(f"cannot read a result from {source}: {error.strerror or error}", hint=_SAVED) from error
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    except (
+        SafetensorError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
         raise ResultError(f"{source} is damaged or no saved result: {what}", hint=_SAVED) from error
 
 
@@ -126,7 +136,7 @@ def _pictures(held: dict[str, Any], folder: Path | None) -> list[Image.Image] | 
 
 def _opened(file: bytes) -> Image.Image:
     try:
-        with Image.open(BytesIO(file)) as picture:
+        with pngs.opened(BytesIO(file)) as picture:
             return picture.convert("RGB")
     except (OSError, SyntaxError) as error:  # what Pillow says of torn files
         raise ValueError("a picture is no whole PNG file") from error
@@ -149,6 +159,10 @@ def _read(held: dict[str, Any], found: dict[str, Any], images: list[Image.Image]
     for name in (*_ROWS, "tokens", "lengths", "fed"):
         if len(held[name]) != shape[0]:
             raise ValueError(f"{name} has {len(held[name])} rows, expected {shape[0]}")
+    check(held, *shape)
+    for when, row in zip(tensors["commit_step"], held["fed"], strict=True):
+        if len(when) and not -2 <= int(when.min()) <= int(when.max()) < max(len(row), 1):
+            raise ValueError(f"commit_step names forward {int(when.max())} of {len(row)}")
     for name in ("clocks", "drafted", "accepted"):
         if held[name] and list(map(len, held[name])) != list(map(len, held["fed"])):
             raise ValueError(f"{name} and fed name different numbers of forwards")

@@ -55,7 +55,8 @@ def register(spec: FamilySpec) -> FamilySpec:
 
 def architecture(config: Config) -> str:
     """The first entry of `architectures`, or an empty string."""
-    return str((config.get("architectures") or [""])[0])
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def require(config: Config, expected: Mapping[str, tuple[Any, ...]]) -> None:

@@ -8,7 +8,6 @@ same name that ends in `.args.json`, or follows from the width and the file's na
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from torch import Tensor
 from ..decoder import DecoderConfig
 from ..errors import ModelError
 from ..rope import default_frequencies
+from ..sources import read_json
 from ..weights import Published
 from .base import Config, FamilySpec, register
 
@@ -79,12 +79,7 @@ def read_config(file: Path, published: Mapping[str, Published]) -> Config:
 
 
 def _arguments(file: Path) -> Config:
-    try:
-        held = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(held, dict):
-        raise ModelError(f"{file} does not hold a JSON object")
+    held = read_json(file)
     kind = {"gpt_type": held.pop("model_type")} if "model_type" in held else {}
     return {**held, **kind}
 

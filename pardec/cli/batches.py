@@ -51,6 +51,7 @@ class Batches:
         if self.model.quantized is not None:
             settings["quantize"] = self.model.quantized
         self.file = RowsFile(output, settings, overwrite=overwrite, warn=say)
+        self.file.check_place()
         each = zip(self.items, self.call.seeds, self.call.constraints, strict=True)
         self.keys = [key_of(settings, [item.prompt, kept] if kept else item.prompt, seed) for item, seed, kept in each]
         self.rows = {at: self.file.rows[key] for at, key in enumerate(self.keys) if key in self.file.rows}
@@ -70,6 +71,8 @@ class Batches:
             if time.monotonic() - told > EVERY_S:
                 say(f"{len(self.rows)} of {len(self.items)} rows", quiet=self.quiet)
                 told = time.monotonic()
+        if self.file is not None and todo:
+            self.file.append([])  # whoever deleted the file after the last row has not deleted the rows
 
     def _served(self, todo: list[int], batch_size: int) -> Iterator[None]:
         """Row by row: as one is finished, the next prompt takes its place."""

@@ -13,7 +13,7 @@ from pardec.cli.common import say
 from pardec.executors import Executor, together
 from pardec.executors.outline import outline
 from pardec.executors.ray import Ray
-from pardec.models.errors import SpecError
+from pardec.models.errors import PardecError, SpecError
 
 if TYPE_CHECKING:
     from pardec.api import Model
@@ -90,8 +90,8 @@ class Decoding:
 
 def keep_in(run: Batches, crew: Executor, output: Path, *, overwrite: bool) -> None:
     """The same as `Batches.keep_in`, where only one of many processes may start the file over."""
-    if overwrite and crew.leads:
-        output.unlink(missing_ok=True)
+    if overwrite and crew.leads and output.is_file():
+        output.unlink()
     crew.wait()
     run.keep_in(output, overwrite=False)
 
@@ -101,6 +101,7 @@ def deal(run: Batches, crew: Executor, job: Generation) -> None:
 
     Raises:
         BatchError: batches failed; the rows of the others are in the file.
+        PardecError: rows that were made are no longer in the file.
     """
     if not isinstance(crew, Ray):
         job = replace(job, ready=(run.model, run.call))
@@ -126,7 +127,11 @@ def deal(run: Batches, crew: Executor, job: Generation) -> None:
         crew.run(job, streams, sink)
     finally:
         run.seconds += time.perf_counter() - started
+        if todo:
+            file.append([])  # whoever deleted the file after the last row has not deleted the rows of this process
         held = file.read()
         for at in todo:
             if run.keys[at] in held:
                 run.count(at, held[run.keys[at]])
+    if lost := len(run.items) - len(run.rows):
+        raise PardecError(f"{lost} rows are no longer in {file.path}", hint="the same command makes what is missing")

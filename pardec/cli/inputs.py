@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import SpecError
+from pardec.models.json_text import parse
 from pardec.prompt_files import Item, read_file, read_text
 
 
@@ -50,7 +50,7 @@ def read_allowed(file: Path | None) -> Any:
     if file is None:
         return None
     try:
-        return _indexed(json.loads(file.read_text(encoding="utf-8")), file)
+        return _indexed(parse(file.read_bytes()), file)
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import PardecError, SpecError
 from pardec.rows import RowsFile, key_of
 
 FIRST = {"key": "a", "text": "ä"}
@@ -134,3 +138,144 @@ def test_many_processes_append_to_one_file_and_nothing_is_mixed_or_lost(tmp_path
     assert len(RowsFile(path).rows) == 4 * 40 * 3
     names = [json.loads(line)["key"].rsplit("-", 1)[0] for line in path.read_text().splitlines()]
     assert all(len(set(names[at : at + 3])) == 1 for at in range(0, len(names), 3))  # batches stand together
+
+
+# --- two runs, and files that change under a run ---
+
+
+def keys(path: Path) -> list[str]:
+    return [json.loads(line)["key"] for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_two_runs_on_one_file_write_every_row_once(tmp_path: Path, overwrite: bool) -> None:
+    path = tmp_path / "rows.jsonl"
+    if overwrite:
+        RowsFile(path).append([{"key": "old"}])
+    one, two = (RowsFile(path, {"n": 1}, overwrite=overwrite) for _ in range(2))
+    for key in "abc":
+        one.append([{"key": key, "by": 1}])
+        two.append([{"key": key, "by": 2}])
+    two.append([{"key": "d"}])
+    one.append([{"key": "d"}, {"key": "e"}])
+    assert keys(path) == list("abcde")
+    assert set(one.rows) == set("abcde")
+    assert RowsFile(path, {"n": 1}).rows["b"] == {"by": 1}
+
+
+def test_a_run_of_other_settings_on_the_same_file_ends_with_an_error_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    one, two = RowsFile(path, {"n": 1}, overwrite=True), RowsFile(path, {"n": 2}, overwrite=True)
+    one.append([{"key": "a"}])
+    with pytest.raises(SpecError, match="rows of other settings: n 1 there, 2 now"):
+        two.append([{"key": "b"}])
+    assert keys(path) == ["a"]
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def begun_anew(path: Path) -> None:
+    path.unlink()
+    RowsFile(path).append([{"key": "theirs", "text": "x" * 9000}])
+
+
+def folder_gone(path: Path) -> None:
+    path.unlink()
+    path.parent.rmdir()
+
+
+@pytest.mark.parametrize("harm", [deleted, emptied, begun_anew, folder_gone])
+@pytest.mark.parametrize("last", [[], [{"key": "c"}]])
+def test_rows_of_a_file_that_was_deleted_meanwhile_are_written_again(
+    tmp_path: Path, harm: Callable[[Path], None], last: list[dict[str, str]]
+) -> None:
+    path, said = tmp_path / "run" / "rows.jsonl", list[str]()
+    RowsFile(path).append([{"key": "before", "n": 0}])
+    file = RowsFile(path, warn=said.append)
+    file.append([{"key": "a", "text": "ä"}, {"key": "b"}])
+    harm(path)
+    file.append(last)
+    assert set(keys(path)) - {"theirs"} == {"before", "a", "b", *(row["key"] for row in last)}
+    assert len(keys(path)) == len(set(keys(path)))
+    assert RowsFile(path).rows["a"] == {"text": "ä"}
+    assert len(said) == 1
+    assert "was deleted or begun anew; writing 3 rows again" in said[0]
+
+
+def _racer(path: Path, start: float) -> None:
+    file = RowsFile(path)
+    time.sleep(max(start - time.time(), 0))
+    for number in range(60):
+        file.append([{"key": str(number), "text": "x" * 200}])
+
+
+def test_runs_beside_each_other_write_every_row_once_though_the_file_is_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_racer, args=(path, time.time() + 0.2)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    while not path.exists() or path.stat().st_size < 1000:
+        time.sleep(0.001)
+    path.unlink()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert sorted(map(int, keys(path))) == list(range(60))
+
+
+def test_a_full_disk_names_the_file_and_keeps_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    file = RowsFile(path)
+    file.append([FIRST])
+    whole, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 100, hard))
+    try:
+        with pytest.raises(PardecError, match=r"cannot write to .*rows\.jsonl: File too large") as caught:
+            file.append([SECOND])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "the 1 rows it has are kept" in str(caught.value.hint)
+    assert path.read_bytes() == whole
+    file.append([SECOND])
+    assert keys(path) == ["a", "b"]
+
+
+def unwritable(folder: Path) -> Path:
+    folder.chmod(0o500)
+    return folder / "rows.jsonl"
+
+
+def below_a_file(folder: Path) -> Path:
+    (folder / "file").write_text("x")
+    return folder / "file" / "rows.jsonl"
+
+
+def a_folder(folder: Path) -> Path:
+    (folder / "rows.jsonl").mkdir()
+    return folder / "rows.jsonl"
+
+
+def a_pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "rows.jsonl")
+    return folder / "rows.jsonl"
+
+
+@pytest.mark.parametrize("place", [unwritable, below_a_file, a_folder, a_pipe])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_place_that_takes_no_rows_is_named_before_there_are_any(
+    tmp_path: Path, place: Callable[[Path], Path], overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = place(tmp_path)
+    if place is unwritable:  # root may write everywhere
+        monkeypatch.setattr(os, "access", lambda where, mode: False)
+    with pytest.raises(PardecError) as caught:
+        RowsFile(path, overwrite=overwrite).check_place()
+    assert str(path) in str(caught.value)
+    tmp_path.chmod(0o700)

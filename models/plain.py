@@ -1,0 +1,23 @@
+"""Text from files and models as a terminal may get it: what would move its cursor or reorder lines is spelled out."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters but tab and line feed, C1 ones among them; marks that reorder text; separators; lone surrogates.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    r"""The text with every character that a terminal would obey written as its escape.
+
+    >>> print(plain("\x1b[31mred"))
+    \x1b[31mred
+    """
+    return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def line(text: str, limit: int = 1000) -> str:
+    """The same on one line, of at most `limit` characters or a few more."""
+    text = plain(" ".join(text.splitlines()))
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
