@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,21 @@ from pardec.models.conditioned import Prefix
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.requests import BLOCK, Call
 from pardec.samplers.contracts import Allowed, Request
-from pardec.samplers.rng import Seats, row_seed
+from pardec.samplers.rng import Seats, row_seed, row_seeds
 from pardec.settings import Settings
 from pardec.vector_requests import VectorCall
 
 if TYPE_CHECKING:
     from pardec.api import Model
 
-OWN = ("prompt", "messages", "input_ids", "label", "prompt_embeds", "seed", "max_new_tokens", "template", "allowed")
+OWN = (
+    *("prompt", "messages", "input_ids", "label", "prompt_embeds"),
+    *("seed", "max_new_tokens", "stop", "template", "allowed"),
+)
+_SHARED = (
+    *("block_length", "absolute", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("min_new_tokens", "cfg", "cfg_interval", "stop_ids"),
+)
 _NOT_SHARED = ("input_ids", "label", "prompt_embeds", "num_images", "source", "callback")
 
 
@@ -31,6 +39,7 @@ class Waiting:
     call: Call | VectorCall
     request: Any
     began: float = 0.0
+    sample: int = 0  # which of the prompt's return sequences it is
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -38,8 +47,7 @@ class Waiting:
         if isinstance(self.call, VectorCall):
             return (self.request.temperature, self.request.cfg)
         r = self.request
-        shared = (r.block_length, r.absolute, r.temperature, r.top_k, r.top_p, r.cfg, r.cfg_interval, r.stop_ids)
-        return (*shared, bool(r.conditions), r.allowed is None)
+        return (*(getattr(r, name) for name in _SHARED), bool(r.conditions), r.allowed is None)
 
 
 class Prompts(Iterator[Waiting]):
@@ -65,6 +73,8 @@ class Prompts(Iterator[Waiting]):
             )
         self.model, self.arguments = model, dict(arguments)
         self._each = enumerate(prompts)
+        self._samples = settings.num_return_sequences
+        self._ready: deque[Waiting] = deque()  # more rows of the prompt read last
         self._seed, self._block = int(settings.seed), min(BLOCK, settings.max_new_tokens)
         facts = None if model.family != "masked" else model.language_model.facts
         self._blocks_grow = (  # a row that ends before its block does stands in a longer one just as well
@@ -75,18 +85,28 @@ class Prompts(Iterator[Waiting]):
         )
 
     def __next__(self) -> Waiting:
-        index, item = next(self._each)
+        if not self._ready:
+            index, item = next(self._each)
+            self._ready.extend(self._read(index, item))
+        return self._ready.popleft()
+
+    def _read(self, index: int, item: Any) -> Iterator[Waiting]:
         given = _fields(index, item)
-        seed = given.pop("seed", None)
-        arguments = {**self.arguments, **given, "seed": [row_seed(self._seed, index) if seed is None else seed]}
+        seed, count = given.pop("seed", None), self._samples
+        if seed is None:
+            seeds = [row_seed(self._seed, index * count + sample) for sample in range(count)]
+        else:
+            seeds = [seed] if count == 1 else list(row_seeds(seed, count))
         try:
-            call = self.model.prepare(**arguments)
+            call: Any = self.model.prepare(**{**self.arguments, **given, "seed": seeds})
         except SpecError as error:
             raise SpecError(f"prompt {index} of those served: {error.message}", hint=error.hint) from error
-        request: Any = call.request
-        if self._blocks_grow:
-            request = replace(request, block_length=max(request.block_length, self._block))
-        return Waiting(index, call, request)
+        for sample in range(count):
+            one = call if count == 1 else call.take([sample])
+            request = one.request
+            if self._blocks_grow:
+                request = replace(request, block_length=max(request.block_length, self._block))
+            yield Waiting(index, one, request, sample=sample)
 
 
 def _fields(index: int, item: Any) -> dict[str, Any]:
@@ -124,6 +144,7 @@ def together(rows: Sequence[Waiting]) -> Request:
         conditions=tuple(condition for one in each for condition in one.conditions),
         prefix=_prefixes([one.prefix for one in each if one.prefix is not None]),
         allowed=_allowed([one.allowed for one in each if one.allowed is not None]),
+        stops=tuple(one.stops[0] if one.stops else None for one in each),
     )
 
 

@@ -177,14 +177,19 @@ class Model:
             sampler: a spec such as "threshold:tau=0.9@dual", a "preset:name", or None for the default.
             max_new_tokens: positions to fill after the prompt.
             block_length: None takes min(32, max_new_tokens); block-causal models have their own.
-            temperature, top_k, top_p: shape the law tokens are drawn from; temperature 0 takes the likeliest. Where
-                tokens are vectors, which have neither top_k nor top_p, the temperature scales the noise of each step of
-                the head, and is 1 if not given.
+            min_new_tokens: positions after the prompt at which no end token is committed.
+            temperature, top_k, top_p, min_p: shape the law tokens are drawn from; temperature 0 takes the likeliest,
+                min_p leaves out what is less likely than min_p times the likeliest. Where tokens are vectors, which
+                have no filters, the temperature scales the noise of each step of the head, and is 1 if not given.
+            repetition_penalty: above 1 makes tokens less likely that stand in the row, the prompt's among them, as
+                transformers does; a masked model's are those of the prompt and of all that is committed, wherever it
+                stands, end tokens excepted.
             cfg: guidance, l_u + cfg * (l_c - l_u); None is off. Where tokens are vectors, the noise is guided so.
             cfg_interval: of pictures, guide the first cfg_interval + 2 tokens only.
             label: in place of a prompt, the class or classes that a model of pictures draws; where tokens are vectors,
                 -1 is none.
             num_images: pictures of each prompt or label, one row each.
+            num_return_sequences: of text, rows of each prompt, one after the other; they need a temperature.
             prompt_embeds: in place of a prompt, what the model's text encoder makes of captions, [B, n, D] or a list.
             seed: one number (row i gets the seed derived from it and i), or a list with one a row.
             template: text with mask tokens, or ids with None, that stands after the prompt in place of
@@ -193,6 +198,8 @@ class Model:
             allowed: which tokens may stand where: a function (row, index) -> ids, texts of one token, or None for any;
                 a list of such choices, one a position; a dict {index: choices}; or a list with one of these a row.
                 Index 0 is the first position after the prompt. It holds in any order, and for every stage.
+            stop: a text, or texts, that end a row: its text is cut before the one that is complete first, its tokens
+                behind the one that completes it. What stands in the prompt does not count.
             stop_ids: end tokens; None takes the model's (none with a template), [] never stops.
             block_align: lay the block grid from the end of the "prompt", or "absolute" from position 0.
             source: recorded uniforms in place of a seed.
@@ -235,12 +242,13 @@ class Model:
         Args:
             prompts: read as places become free; each one text, a conversation, or a dict with prompt, messages,
                 input_ids (one row), label or prompt_embeds, and where it is to have its own: seed (of the row, as in a
-                list of seeds), max_new_tokens, template, allowed.
-            arguments: as `generate` takes them, for all prompts. Prompt i has the seed that row i of a batch has.
+                list of seeds), max_new_tokens, stop, template, allowed.
+            arguments: as `generate` takes them, for all prompts. Prompt i has the seed that row i of a batch has; with
+                num_return_sequences=n its rows have those of rows n * i and on.
 
         Returns:
-            An iterator of finished rows, in the order in which they finish, each with the `index` of its prompt and a
-            `result` of one row. The tokens of a row are those that `generate` gives it alone. `waits` says why a batch
+            An iterator of finished rows, in the order in which they finish, each with the `index` of its prompt, a
+            `result` of one row and, of several to a prompt, its number `sample`. The tokens of a row are those that `generate` gives it alone. `waits` says why a batch
             drains before the next begins, where its rows cannot be replaced one by one.
 
         Raises:
@@ -335,11 +343,16 @@ class Model:
         """Ids as text, special tokens left out; None without a tokenizer, and of a model of pictures."""
         return None if self._reader is None else str(self._reader.decode(tokens, skip_special_tokens=True))
 
+    def _text(self, call: Call | VectorCall, row: int, tokens: list[int]) -> str | None:
+        """The text of a row that has ended, cut before its stop string."""
+        text, stops = self.text(tokens), call.stops(row)
+        return text if text is None or stops is None else stops.cut(text)
+
     def row(self, call: Call | VectorCall, end: RowFinished) -> dict[str, Any]:
         """A row that has just finished, as plain values."""
         tokens, generated = call.generated(end.row, end.tokens.tolist())
         return plain_row(
-            text=self.text(tokens),
+            text=self._text(call, end.row, tokens),
             tokens=tokens,
             finish=end.reason,
             nfe=end.nfe,
@@ -377,7 +390,7 @@ class Model:
             sequences=sequences,
             latents=latents,
             tokens=tokens,
-            text=None if self._reader is None else [str(self.text(row)) for row in tokens],
+            text=None if self._reader is None else [str(self._text(call, row, ids)) for row, ids in enumerate(tokens)],
             generated=generated,
             nfe=list(end.nfe),
             forward_rows=list(end.forward_rows),

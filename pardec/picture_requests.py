@@ -14,7 +14,7 @@ from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.imaging import Condition
 from pardec.models.vision.vq import to_pictures
-from pardec.prompts import Row
+from pardec.prompts import Row, several
 from pardec.samplers.registry import preset
 from pardec.settings import MAX_NEW_TOKENS, Settings
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 _OWN = ("label", "prompt_embeds", "cfg_interval")
 _SHAPING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
-FOREIGN = ("input_ids", "template", "logits_processor", "stop_ids", "block_length")
+FOREIGN = (
+    *("input_ids", "template", "logits_processor", "stop", "stop_ids", "block_length"),
+    *("min_new_tokens", "repetition_penalty"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,8 @@ def refuse_pictures(model: LanguageModel, settings: Settings) -> None:
     given = [name for name in _OWN if getattr(settings, name) is not None]
     given += ["num_images"] if settings.num_images != 1 else []
     if given:
-        raise SpecError(
-            f"{given[0]} is for image models and {model.name} is a text model", hint=f"leave {given[0]} out"
-        )
+        way_out = "num_return_sequences= asks for several answers" if given[0] == "num_images" else "leave it out"
+        raise SpecError(f"{given[0]} is for image models and {model.name} is a text model", hint=way_out)
 
 
 def conditions(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Settings) -> Conditions:
@@ -89,6 +91,7 @@ def conditions(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Se
     for name in FOREIGN:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for text and {model.name} draws pictures", hint=f"leave {name} out")
+    refuse_sequences(model.name, settings)
     count = imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count):
         raise SpecError(
@@ -100,9 +103,18 @@ def conditions(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Se
     else:
         once = _captions(model, prompt, settings)
     prefix = imaging.prefix(once)
-    each = [row for row in range(len(once)) for _ in range(settings.num_images)]
+    each = several(range(len(once)), settings.num_images)
     rows = [Row(torch.full((length,), -1), torch.full((count,), -1)) for length in prefix.lengths]
     return Conditions(tuple(once[row] for row in each), prefix.take(each), [rows[row] for row in each])
+
+
+def refuse_sequences(name: str, settings: Settings) -> None:
+    """Refuses the argument of text where that of pictures is meant."""
+    if settings.num_return_sequences != 1:
+        raise SpecError(
+            f"num_return_sequences is for text and {name} draws pictures",
+            hint=f"num_images={settings.num_return_sequences} draws so many of each",
+        )
 
 
 def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: int = 0) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -79,6 +79,14 @@ def rows(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_n
             f"{len(templates)} templates for {len(given)} prompts", hint="give one template, or one for each prompt"
         )
     return [Row(ids, templates[i if len(templates) > 1 else 0]) for i, ids in enumerate(given)]
+
+
+_T = TypeVar("_T")
+
+
+def several(items: Sequence[_T], count: int) -> list[_T]:
+    """Each item so many times, beside each other: the rows of `num_return_sequences` and `num_images`."""
+    return [item for item in items for _ in range(count)]
 
 
 def open_id(model: LanguageModel) -> int:

@@ -11,7 +11,7 @@ from pardec import allowed
 from pardec.grammar import within
 from pardec.models.errors import SpecError
 from pardec.picture_requests import Conditions, conditions, refuse_pictures
-from pardec.prompts import Row, rows
+from pardec.prompts import Row, rows, several
 from pardec.samplers import assembly, registry
 from pardec.samplers.contracts import Admitting, Allowed, Request, Sampler
 from pardec.samplers.painting import Drawing
@@ -19,11 +19,14 @@ from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Spec, parse
 from pardec.samplers.verifying import Speculation
 from pardec.settings import Settings
+from pardec.stop_strings import StopStrings, special_ids
+from pardec.stop_strings import read as read_stops
 
 if TYPE_CHECKING:
     from pardec.models.language_model import LanguageModel
     from pardec.samplers.events import Event
 
+_SELDOM = ("min_p", "repetition_penalty", "min_new_tokens")
 BLOCK = 32  # the default block, where the request is not shorter
 
 
@@ -43,8 +46,9 @@ class Call:
             canvas: its final ids, right-padded or not; it may end with the row's last token.
 
         Returns:
-            The ids behind the prompt, cut after the first end token that was generated; and the number of generated
-            ones before that end token, the count behind every rate. What a template gave is in the first only.
+            The ids behind the prompt, cut after the first end token that was generated or the token that completes a
+            stop string; and the number of generated ones but that end token, the count behind every rate. What a
+            template gave is in the first only.
         """
         start = self.request.prompts[row]
         before = self.request.canvases[row][start:].tolist()
@@ -52,7 +56,17 @@ class Call:
         fresh = [new != old for new, old in zip(made, before, strict=False)]
         ends = (at for at, new in enumerate(fresh) if new and made[at] in self.request.stop_ids)
         end = next(ends, len(made))
-        return made[: end + 1], sum(fresh[:end])
+        made = made[: end + 1]
+        stops = self.stops(row)
+        if stops is not None and (count := stops.first(made)) is not None:
+            made = made[:count]
+        return made, sum(fresh[: min(end, len(made))])
+
+    def stops(self, row: int) -> StopStrings | None:
+        """The stop strings of a row; None where it has none."""
+        found = self.request.stops[row] if self.request.stops else None
+        assert found is None or isinstance(found, StopStrings), "put there by `prepare`"
+        return found
 
     def take(self, rows: Sequence[int]) -> Call:
         """The same request with these rows only; each keeps its seed, so it gives the same tokens."""
@@ -65,6 +79,7 @@ class Call:
             prefix=None if self.request.prefix is None else self.request.prefix.take(rows),
             source=Keyed(seeds) if isinstance(self.request.source, Keyed) else self.request.source,
             allowed=None if self.request.allowed is None else self.request.allowed.take(rows),
+            stops=tuple(self.request.stops[row] for row in rows) if self.request.stops else (),
         )
         return replace(self, request=request, seeds=seeds)
 
@@ -101,6 +116,10 @@ class Call:
         names = self.constraints
         same = names[0] if len(set(names)) == 1 else names
         kept |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
+        # What nobody asks for is left out: rows that were written without it are the same rows.
+        kept |= {name: value for name in _SELDOM if (value := getattr(request, name))}
+        stops = self.stops(0)
+        kept |= {"stop": list(stops.texts)} if stops is not None else {}
         return {"max_new_tokens": new, **kept, "stop_ids": list(request.stop_ids), "allowed": same}
 
     @property
@@ -120,9 +139,11 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     else:
         refuse_pictures(model, settings)
         _check_family(model, settings)
-        given = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
+        once = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
+        given = several(once, settings.num_return_sequences)
     check_length(model, [len(row.canvas) for row in given])
-    stop_ids = _stop_ids(model, settings)
+    stops, more = _stops(model, settings)
+    stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *more)))
     seeds = seeds_of(settings, len(given))
     block_causal = model.facts.attention == "block-causal"
     request = Request(
@@ -134,17 +155,22 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         temperature=float(settings.temperature),
         top_k=settings.top_k,
         top_p=settings.top_p,
+        min_p=settings.min_p or None,
+        repetition_penalty=None if settings.repetition_penalty in (None, 1) else float(settings.repetition_penalty),
+        min_new_tokens=_min_new_tokens(settings, given),
         cfg=settings.cfg,
         cfg_interval=settings.cfg_interval,
         conditions=() if pictures is None else pictures.conditions,
         prefix=None if pictures is None else pictures.prefix,
         stop_ids=stop_ids,
+        stops=() if stops is None else (stops,) * len(given),
         allowed=_allowed(model, settings, given),
         processors=tuple(settings.logits_processor or ()),
     )
     for stage in sampler.stages:
         if isinstance(stage, Admitting):
             stage.admit(request)
+    _check_ends(model, request)
     return Call(sampler, request, seeds, settings.callback)
 
 
@@ -169,6 +195,12 @@ def _check_family(model: LanguageModel, settings: Settings) -> None:
         raise SpecError(
             f"logits_processor reads what stands before a token, and {model.name} fills its canvas in any order",
             hint="leave it out; allowed= says which tokens may stand where",
+        )
+    if settings.num_return_sequences > 1 and not settings.temperature:
+        raise SpecError(
+            f"num_return_sequences={settings.num_return_sequences} asks for several answers to a prompt, and "
+            "temperature=0 takes the likeliest",
+            hint="temperature=0.7 draws them; or leave num_return_sequences out",
         )
     for name, given in (("cfg", settings.cfg), ("block_length", settings.block_length)):
         if not masked and given is not None:
@@ -232,6 +264,53 @@ def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
                 hint="stop_ids=[2] stops at token 2; [] never stops",
             )
     return ids
+
+
+def _stops(model: LanguageModel, settings: Settings) -> tuple[StopStrings | None, tuple[int, ...]]:
+    """The stop strings, and the ids of those that are special tokens, which stand in no text."""
+    if settings.stop is None:
+        return None, ()
+    if model.tokenizer is None:
+        raise SpecError(
+            f"stop is text and {model.name} comes without a tokenizer", hint="stop_ids= takes the ids of end tokens"
+        )
+    if settings.template is not None:
+        raise SpecError(
+            "stop ends what is written on and on, and a template says how long a row is",
+            hint="leave stop out, or the template",
+        )
+    special = {model.tokenizer.convert_ids_to_tokens(token): token for token in special_ids(model.tokenizer)}
+    texts = read_stops(settings.stop)
+    written = tuple(text for text in texts if text not in special)
+    ids = tuple(special[text] for text in texts if text in special)
+    return StopStrings(model.tokenizer, written) if written else None, ids
+
+
+def _min_new_tokens(settings: Settings, given: list[Row]) -> int:
+    asked, shortest = settings.min_new_tokens or 0, min(len(row.rest) for row in given)
+    if asked > shortest:
+        raise SpecError(
+            f"min_new_tokens={asked} is more than the {shortest} tokens of a row",
+            hint="raise max_new_tokens, or ask for fewer",
+        )
+    return asked
+
+
+def _check_ends(model: LanguageModel, request: Request) -> None:
+    """Refuses positions where nothing but end tokens is allowed, and none may stand so early."""
+    if request.allowed is None or not request.min_new_tokens:
+        return
+    only = request.allowed.sets.clone()
+    only[:, list(request.stop_ids)] = False
+    ends = (~only.any(1)).cpu()
+    for row, (at, start) in enumerate(zip(request.allowed.at, request.prompts, strict=True)):
+        early = ends[at[start : start + request.min_new_tokens]]
+        if early.any():
+            raise SpecError(
+                f"allowed of row {row} has nothing but end tokens at index {int(early.nonzero()[0])}, and "
+                f"min_new_tokens={request.min_new_tokens} takes none there",
+                hint="leave min_new_tokens out, or allow another token",
+            )
 
 
 def _block_length(model: LanguageModel, settings: Settings, given: list[Row]) -> int:

@@ -41,10 +41,12 @@ class Result:
     Attributes:
         sequences: [B, L] int64, prompt and generation, right-padded; for a masked model the whole canvas. Where tokens
             are vectors, which have no ids, [B, 0].
-        tokens: ids per row behind the prompt, cut after the first end token that was generated; of vectors none.
+        tokens: ids per row behind the prompt, cut after the first end token that was generated, or the token that
+            completes a stop string; of vectors none.
         latents: the vectors of pictures, [B, h, w, d] float32; None where tokens are ids.
-        text: the same as text, special tokens left out; None without a tokenizer.
-        generated: per row, how many generated tokens stand before the first end token.
+        text: the same as text, special tokens left out and cut before a stop string; None without a tokenizer.
+        generated: per row, how many generated tokens stand before the first end token; the token that completes a
+            stop string counts.
         nfe: forwards each row took part in; a guided call counts once.
         forward_rows: rows of model forwards; a guided call counts twice.
         tokens_fed: positions queried over all forwards.
@@ -57,7 +59,7 @@ class Result:
             law, else "relaxed".
         trace: which forward committed each position, and what each forward queried. Where tokens are vectors its
             forwards are calls of the backbone, and 0 stands for the id that a vector does not have.
-        finish: per row "stop" (first end token) or "length" (nothing left to fill).
+        finish: per row "stop" (first end token or stop string) or "length" (nothing left to fill).
         prompts: per row how many tokens were given before the generated region.
         seeds: per row; a row with its seed gives the same tokens alone and in any batch.
         settings: the arguments as resolved.

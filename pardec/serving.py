@@ -37,7 +37,7 @@ Loop = MaskedLoop | VerifyLoop
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A finished row: which prompt it is of, from 0, and its result, of one row.
+    """A finished row: which prompt it is of, from 0, its result, of one row, and which of several of its prompt it is.
 
     `result.timing` runs from the row's admission to its last commit, beside others; of pictures of vectors it is their
     share of the batch's. `result.padding` is 0: what batches feed beside their rows is nobody's.
@@ -45,6 +45,7 @@ class Served:
 
     index: int
     result: Result
+    sample: int = 0
 
     @property
     def text(self) -> str | None:
@@ -199,7 +200,7 @@ class Serving(Iterator[Served]):
         self.batch.forwards = max(last.nfe)
         whole = self.model.result(call, last, self.batch.seconds)
         for at, row in enumerate(taken):
-            yield Served(row.index, one_row(whole, at))
+            yield Served(row.index, one_row(whole, at), row.sample)
 
     def _batch(self, taken: list[Waiting]) -> Iterator[Served]:
         """A batch, from its first rows until nothing is left that can join it."""
@@ -282,4 +283,4 @@ class Serving(Iterator[Served]):
 
     def _row(self, loop: Loop, row: Waiting, end: RowFinished) -> Served:
         seconds = self.batch.seconds - row.began
-        return Served(row.index, self.model.result(row.call, loop.finished(end.row), seconds))
+        return Served(row.index, self.model.result(row.call, loop.finished(end.row), seconds), row.sample)

@@ -10,6 +10,8 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pardec.models.errors import SpecError, did_you_mean
+from pardec.stop_strings import read as read_stops
+from pardec.words import WORDS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,20 +34,25 @@ class Arguments(TypedDict, total=False):
     input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
     sampler: str | Spec | Sampler | Speculation | Drawing | None
     max_new_tokens: int
+    min_new_tokens: int | None
     block_length: int | None
     temperature: float
     top_k: int | None
     top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
     cfg: float | None
     cfg_interval: int | None
     seed: int | Sequence[int]
     template: str | Sequence[Any] | Tensor | None
     allowed: Any
     logits_processor: Sequence[Callable[[Tensor, Tensor], Tensor]] | None
+    stop: str | Sequence[str] | None
     stop_ids: int | Sequence[int] | None
     block_align: Literal["prompt", "absolute"]
     label: int | Sequence[int] | None
     num_images: int
+    num_return_sequences: int
     prompt_embeds: Any
     source: Source | None
     callback: Callable[[Event], object] | None
@@ -58,20 +65,25 @@ class Settings:
     input_ids: Any = None
     sampler: str | Spec | Sampler | Speculation | Drawing | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
+    min_new_tokens: int | None = None  # so many positions after the prompt take no end token
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
     temperature: float = 0.0  # of vectors 1.0
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None  # leaves out what is less likely than min_p times the likeliest
+    repetition_penalty: float | None = None  # tokens that stand in the row are less likely by it; 1 is off
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
     cfg_interval: int | None = None  # of pictures: the first cfg_interval + 2 tokens are guided, the rest is not
     seed: int | Sequence[int] = 0  # a list gives each row its own
     template: Any = None
     allowed: Any = None  # which tokens may stand where; pardec.allowed has the forms
     logits_processor: Any = None  # transformers' processors, run on each token's own history; AR models only
+    stop: Any = None  # a text or texts that end a row; its text is cut before them
     stop_ids: Any = None  # None: the model's end tokens; [] never stops
     block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
     label: Any = None  # of a model of pictures: a class, or one a row; of vectors, -1 is none
     num_images: int = 1  # of each prompt or label
+    num_return_sequences: int = 1  # of text: rows of each prompt
     prompt_embeds: Any = None  # of a model of pictures: what its text encoder makes of captions, [B, n, D] or a list
     source: Any = None  # recorded uniforms in place of a seed
     callback: Callable[[Event], object] | None = None  # called with every event
@@ -80,11 +92,17 @@ class Settings:
         _whole("max_new_tokens", self.max_new_tokens, 1)
         _whole("block_length", self.block_length, 1, optional=True)
         _whole("top_k", self.top_k, 1, optional=True)
+        _whole("min_new_tokens", self.min_new_tokens, 0, optional=True)
         _whole("num_images", self.num_images, 1)
+        _whole("num_return_sequences", self.num_return_sequences, 1)
         _whole("cfg_interval", self.cfg_interval, 0, optional=True)
         _number("temperature", self.temperature, "at least 0", lambda x: x >= 0)
         _number("cfg", self.cfg, "at least 0", lambda x: x >= 0, optional=True)
         _number("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1, optional=True)
+        _number("min_p", self.min_p, "at least 0 and at most 1", lambda x: 0 <= x <= 1, optional=True)
+        _number("repetition_penalty", self.repetition_penalty, "above 0", lambda x: x > 0, optional=True)
+        if self.stop is not None:
+            read_stops(self.stop)
         if self.block_align not in ("prompt", "absolute"):
             raise SpecError(
                 f'block_align is "prompt" or "absolute", got {self.block_align!r}',
@@ -116,8 +134,8 @@ class Settings:
         for name in arguments:
             if name not in known:
                 raise SpecError(
-                    f"generate takes no argument {name!r}{did_you_mean(name, known)}",
-                    hint=f"it takes {', '.join(known)}",
+                    f"generate takes no argument {name!r}{'' if name in WORDS else did_you_mean(name, known)}",
+                    hint=WORDS.get(name, f"it takes {', '.join(known)}"),
                 )
         made = cls(**{**(defaults or {}), **arguments})
         if isinstance(made.sampler, str) and made.sampler.startswith("preset:"):
@@ -178,4 +196,8 @@ def _example(name: str) -> str:
         "seed": "seed=0, or seed=[0, 1] with one seed a row",
         "cfg_interval": "cfg_interval=100 guides the first 102 tokens of a picture; leave it out to guide all",
         "num_images": "num_images=4 draws four pictures of each prompt",
+        "num_return_sequences": "num_return_sequences=4 gives four answers to each prompt",
+        "min_new_tokens": "min_new_tokens=8 has no end token among the first 8; leave it out to let a row end anywhere",
+        "min_p": "min_p=0.05 leaves out what is less than a twentieth as likely as the likeliest; leave it out to keep all",
+        "repetition_penalty": "repetition_penalty=1.1 makes tokens less likely that stand in the row; 1 is off",
     }[name]

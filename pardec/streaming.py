@@ -1,7 +1,7 @@
 """Events with the text that became certain: what a consumer can print at once and never has to take back.
 
-A row's certain text is that of its tokens up to `Step.settled`, cut after the first end token as in `Result.tokens`,
-without the end of it that a later token may still change. A row's pieces, put together, are its `Result.text`.
+A row's certain text is that of its tokens up to `Step.settled`, cut where the row ends as in `Result.text`,
+without the end of it that a later token may still change, or make part of a stop string. A row's pieces, put together, are its `Result.text`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from pardec.requests import Call
 from pardec.samplers.events import Event, RowFinished, Started, Step
+from pardec.stop_strings import is_byte
 from pardec.vector_requests import VectorCall
 
-_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that is one byte of a character
 _BROKEN = "\ufffd"  # what stands for bytes that make no character yet
 
 
@@ -44,7 +44,9 @@ class Texts:
             return replace(event, text=tuple(self._grown(row, event.tokens[at], settled[at]) for at, row in rows))
         elif isinstance(event, RowFinished):
             tokens, _ = self.call.generated(event.row, event.tokens.tolist())
-            return replace(event, text=self._decode(tokens)[len(self.told[event.row]) :])
+            text, stops = self._decode(tokens), self.call.stops(event.row)
+            text = text if stops is None else stops.cut(text)
+            return replace(event, text=text[len(self.told[event.row]) :])
         return event
 
     def _grown(self, row: int, canvas: np.ndarray, settled: int) -> str:
@@ -52,12 +54,16 @@ class Texts:
         start = self.call.prompts[row]
         if self.ended[row] or settled - start <= self.read[row]:
             return ""
-        self.read[row] = settled - start
+        before, self.read[row] = self.read[row], settled - start
         tokens = canvas[start:settled]
         ends = np.flatnonzero(np.isin(tokens, self.call.stop_ids) & self.open[row, start:settled])
         if len(ends):
             self.ended[row], tokens = True, tokens[: ends[0] + 1]
+        stops = self.call.stops(row)
+        if stops is not None and (count := stops.first(tokens, before)) is not None:
+            self.ended[row], tokens = True, tokens[:count]
         held, text = self.told[row], self._certain(tokens.tolist())
+        text = text if stops is None else stops.certain(text)
         if len(text) <= len(held) or not text.startswith(held):
             return ""
         self.told[row] = text
@@ -67,7 +73,7 @@ class Texts:
         """The text of `tokens` as far as no later token can change it."""
         # A run of bytes that do not all fit together is shown as broken as a whole, so that even a
         # character that is complete may change with the next byte.
-        while tokens and _BYTE.fullmatch(str(self.tokenizer.convert_ids_to_tokens(tokens[-1]))):
+        while tokens and is_byte(self.tokenizer, tokens[-1]):
             tokens = tokens[:-1]
         text = self._decode(tokens).rstrip(_BROKEN)
         return re.sub(r"\s*\S*\Z", "", text) if self.cleans else text

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.picture_requests import FOREIGN, labels
+from pardec.picture_requests import FOREIGN, labels, refuse_sequences
+from pardec.prompts import several
 from pardec.requests import seeds_of
 from pardec.samplers import registry
 from pardec.samplers.painting import Drawing, PictureRequest
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pardec.samplers.events import Event
 
 NO_CLASS = -1  # the label of a picture of nothing in particular
-_OF_IDS = ("top_k", "top_p", "cfg_interval", "allowed")
+_OF_IDS = ("top_k", "top_p", "min_p", "cfg_interval", "allowed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class VectorCall:
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
         """No ids, since a vector has none; and how many vectors count, which are all of a picture."""
         return [], self.tokens
+
+    def stops(self, row: int) -> None:
+        """Nor a text that could end it."""
+        return
 
     def take(self, rows: Sequence[int]) -> VectorCall:
         """The same request with these rows only; each keeps its seed, so it gives the same picture."""
@@ -89,7 +94,7 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
     sampler.method.check_model(model)
     model.head.respaced(sampler.method.head_steps or model.head.steps)
     once = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
-    asked = tuple(label for label in once for _ in range(settings.num_images))
+    asked = tuple(several(once, settings.num_images))
     seeds = seeds_of(settings, len(asked))
     request = PictureRequest(
         labels=asked,
@@ -105,6 +110,7 @@ def _refuse(model: ContinuousModel, settings: Settings) -> None:
     for name in FOREIGN:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for text and {model.name} draws pictures", hint=f"leave {name} out")
+    refuse_sequences(model.name, settings)
     for name in _OF_IDS:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for tokens that have ids, and {model.name} draws vectors", f"leave {name} out")

@@ -225,6 +225,12 @@ class Canvas:
             return self.first_open
         return np.where(self.finished, self.total, np.minimum(self.first_open, self.lo))
 
+    @property
+    def inside(self) -> np.ndarray:
+        """[B, L + 1] bool: the positions that belong to a row."""
+        within: np.ndarray = np.arange(self.length + 1) < self.total[:, None]
+        return within
+
     def first_committed(self, ids: tuple[int, ...]) -> np.ndarray:
         """[B] the first position where one of `ids` was committed (not given); `total` where there is none."""
         found = self.tokens_host == ids[0] if len(ids) == 1 else np.isin(self.tokens_host, ids)

@@ -45,16 +45,37 @@ class Request:
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None  # leaves out what is less likely than so much of the likeliest
+    repetition_penalty: float | None = None  # tokens that stand in the row are less likely by it; None is off
+    min_new_tokens: int = 0  # at so many positions after the prompt no end token is committed
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
     cfg_interval: int | None = None  # of pictures: tokens behind the first interval + 2 are not guided; None: all are
     conditions: tuple[Condition, ...] = ()  # what the rows show, of pictures; positions before the first cell hold -1
     prefix: Prefix | None = None  # what the model makes of them
     stop_ids: tuple[int, ...] = ()
+    stops: tuple[Ending | None, ...] = ()  # per row, what ends it besides; () ends none
     allowed: Allowed | None = None
     processors: tuple[Callable[[Tensor, Tensor], Tensor] | ByRow, ...] = ()  # transformers' logits processors; AR only
     finished: Tensor | None = (
         None  # [B, L + 1] int64 text of a reference decode, -1 where there is none; see `Referring`
     )
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """What `filtered` takes beside the temperature, of what is asked for."""
+        asked = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+class Ending(Protocol):
+    """What ends a row beside its end tokens."""
+
+    def first(self, ids: Sequence[int], known: int = 0) -> int | None:
+        """How many of the generated `ids`, more than `known`, stand when the row ends; None where it goes on.
+
+        It says of every beginning of `ids` what it says of them.
+        """
+        ...
 
 
 class ByRow(Protocol):
@@ -105,13 +126,11 @@ class Evidence:
 
     @cached_property
     def filtered(self) -> Law:
-        """The distribution that candidates are drawn from: after temperature, top-p and top-k."""
-        r = self.request
-        if not r.temperature and r.top_k is None and r.top_p is None:
-            return self.law
-        if r.top_k is None and r.top_p is None:
-            return self.law.scaled(r.temperature)
-        return self.law.mapped(partial(filtered, temperature=r.temperature, top_k=r.top_k, top_p=r.top_p))
+        """The distribution that candidates are drawn from: after temperature, top-p, top-k and min-p."""
+        temperature, filters = self.request.temperature, self.request.filters
+        if filters:
+            return self.law.mapped(partial(filtered, temperature=temperature, **filters))
+        return self.law.scaled(temperature) if temperature else self.law
 
     def draw(self, canvas: Canvas) -> Tensor:
         """A candidate per position, [B, W] int64: the argmax at temperature 0, else a keyed draw from `filtered`.
@@ -362,6 +381,7 @@ __all__ = [
     "Canvas",
     "Checked",
     "Choice",
+    "Ending",
     "Evidence",
     "Filling",
     "Finish",

@@ -59,7 +59,7 @@ class RowFinished(Event):
 
     row: int
     tokens: np.ndarray  # [L_i] int64, the whole canvas of the row; of AR models up to its last token
-    reason: str  # "stop": its first end token; "length": nothing left to fill
+    reason: str  # "stop": its first end token or stop string; "length": nothing left to fill
     nfe: int
     text: str | None = None  # what the row's steps have not told yet; all its pieces make up its Result.text
 

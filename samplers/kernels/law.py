@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -237,24 +237,28 @@ def filtered(
     logits: Tensor,
     *,
     temperature: float,
-    top_k: int | None,
-    top_p: float | None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
     order: Literal["top_p", "top_k"] = "top_p",
 ) -> Tensor:
-    """`logits` [B, W, V] over the temperature, then without what top-p and top-k leave out (-inf).
+    """`logits` [B, W, V] over the temperature, then without what top-p, top-k and min-p leave out (-inf).
 
-    `order` names the filter that comes first: masked models began with top-p, autoregressive ones with top-k. A
-    temperature of 0 leaves the logits undivided: the argmax is the same and the filters still shape the law.
+    `order` names the filter that comes first: masked models began with top-p, autoregressive ones with top-k. min-p
+    comes last, as in transformers. A temperature of 0 leaves the logits undivided: the argmax is the same and the
+    filters still shape the law.
     """
     if temperature > 0 and temperature != 1:
         logits = logits / temperature
-    if top_k is None and top_p is None:
+    if top_k is None and top_p is None and min_p is None:
         return logits
-    from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+    from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    warpers = [TopPLogitsWarper(top_p)] if top_p is not None and top_p < 1 else []
+    warpers: list[Any] = [TopPLogitsWarper(top_p)] if top_p is not None and top_p < 1 else []
     warpers += [TopKLogitsWarper(top_k)] if top_k is not None else []
+    warpers = warpers[::-1] if order == "top_k" else warpers
+    warpers += [MinPLogitsWarper(min_p)] if min_p is not None else []
     rows = rearrange(logits, "b w v -> (b w) v")
-    for warper in warpers if order == "top_p" else reversed(warpers):
+    for warper in warpers:
         rows = warper(None, rows)
     return rearrange(rows, "(b w) v -> b w v", b=len(logits))

@@ -1,15 +1,17 @@
-"""From raw logits to the law that tokens are drawn from: processors, allowed tokens, temperature, top-k, top-p."""
+"""From raw logits to the law that tokens are drawn from: processors, allowed tokens, temperature, filters."""
 
 from __future__ import annotations
 
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pardec.samplers.contracts import Request
 from pardec.samplers.kernels.law import filtered
+from pardec.samplers.kernels.penalties import without_ends
 from pardec.samplers.sequences import Sequences
 from pardec.samplers.verifying import Draft
 
@@ -22,6 +24,11 @@ class Processing:
 
     def __init__(self, request: Request, text: Sequences) -> None:
         self.request, self.text = request, text
+        self.processors = request.processors
+        if request.repetition_penalty is not None:
+            from transformers import RepetitionPenaltyLogitsProcessor
+
+            self.processors = (RepetitionPenaltyLogitsProcessor(request.repetition_penalty), *self.processors)
 
     def __call__(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
         """Processed logits.
@@ -32,13 +39,13 @@ class Processing:
             nodes: [B, K] int64, which of them, -1 where there is none; None is all.
         """
         request, logits = self.request, raw
-        if request.processors:
+        if self.processors:
             logits = self._processed(logits, draft, nodes)
         if request.allowed is not None:
             logits = self._allowed(logits, draft, nodes)
-        return filtered(
-            logits, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, order="top_k"
-        )
+        if request.min_new_tokens:
+            logits = self._endless(logits, draft, nodes)
+        return filtered(logits, temperature=request.temperature, order="top_k", **request.filters)
 
     def _processed(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """Node by node, those with histories of one length together: processors know no padding."""
@@ -76,7 +83,7 @@ class Processing:
     def _run(self, row: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
         """Every processor in turn; `row` [N] are indices of live rows."""
         rows = torch.from_numpy(self.text.rows).to(row.device)[row]
-        for processor in self.request.processors:
+        for processor in self.processors:
             by_row = getattr(processor, "by_row", None)
             run: Any = processor if by_row is None else partial(by_row, rows)
             scores = run(ids, scores)
@@ -85,10 +92,19 @@ class Processing:
     def _allowed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """Nothing but the allowed tokens at each position behind a node."""
         sets, places = self._sets
-        depth = draft.depth if nodes is None else draft.depth.gather(1, nodes.clamp(min=0))
-        rows, length = (torch.from_numpy(each).to(places.device) for each in (self.text.rows, self.text.length))
-        at = (length[:, None] + depth).clamp(max=places.shape[1] - 1)
+        rows = torch.from_numpy(self.text.rows).to(places.device)
+        at = self._behind(draft, nodes, self.text.length).clamp(max=places.shape[1] - 1)
         return logits.masked_fill(~sets[places[rows[:, None], at]], -torch.inf)
+
+    def _endless(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        """No end token at the first positions."""
+        early = self._behind(draft, nodes, self.text.length - self.text.prompt) < self.request.min_new_tokens
+        return without_ends(logits, early, self.request.stop_ids)
+
+    def _behind(self, draft: Draft, nodes: Tensor | None, first: np.ndarray) -> Tensor:
+        """[B, K]: the position behind each node, where node 0's is `first` [B]."""
+        depth = draft.depth if nodes is None else draft.depth.gather(1, nodes.clamp(min=0))
+        return torch.from_numpy(first).to(depth.device)[:, None] + depth
 
     @cached_property
     def _sets(self) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from pardec.models.plan import Plan
 from pardec.samplers.canvas import GIVEN, Canvas
 from pardec.samplers.contracts import Ask, Filling, Request, Sampler
 from pardec.samplers.kernels.law import Law
+from pardec.samplers.kernels.penalties import penalised, standing, without_ends
 from pardec.samplers.kernels.pieces import Pieced, joined, too_many
 from pardec.samplers.loops.layout import Group, Layout, Queries
 
@@ -43,6 +44,9 @@ class Asking:
         if self.allowed is not None:
             rows = pad_sequence(list(self.allowed.at), batch_first=True)
             self.limits = torch.nn.functional.pad(rows, (0, canvas.length + 1 - rows.shape[1])).to(canvas.tokens.device)
+        self.request = request
+        self.bound = self.allowed is not None or request.repetition_penalty is not None or request.min_new_tokens > 0
+        self.counts: Tensor | None = None  # [B, V] how often each token stands in a row, where that matters
         self.cache: KVCache | None = None
         if sampler.cache.stores or shadow:
             self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
@@ -117,6 +121,10 @@ class Asking:
             soft: [B, W, E] added to the inputs of the block.
         """
         canvas = self.canvas
+        if self.request.repetition_penalty is not None:
+            # The canvas behind a short answer is full of end tokens: those are free to come again.
+            stands = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
+            self.counts = standing(canvas.tokens, stands, self.model.vocab_size, self.request.stop_ids)
         key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
         if queries.positions is not None or key != self._key:
             self._groups, self._order = self.layout.lay(queries)
@@ -131,6 +139,13 @@ class Asking:
         assert self._order is not None, "groups have an order"
         twins = [twin for _, twin in found if twin is not None]
         return joined([law for law, _ in found], self._order), joined(twins, self._order) if twins else None
+
+    @property
+    def early(self) -> Tensor:
+        """[B, L + 1] bool: the positions where no end token may stand."""
+        canvas = self.canvas
+        early = np.arange(canvas.length + 1) - canvas.prompt[:, None] < self.request.min_new_tokens
+        return torch.from_numpy(early).to(canvas.tokens.device)
 
     # --- the outlook: the forward just made, at any of its positions ---
 
@@ -229,16 +244,27 @@ class Asking:
         return unconditional + self.cfg * (conditional - unconditional)
 
     def _permitted(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None = None) -> Tensor:
-        """`logits` without the mask id and what is not allowed there, changed in place.
+        """`logits`, penalised, without the mask id and what is not allowed there; they may be changed in place.
 
         They are of `positions` [n, M], or of one position [N] each of these `rows` [N] of the group.
         """
+        request = self.request
+
+        def at(held: Tensor) -> Tensor:  # [B, L + 1] -> as `positions`
+            held = self._of(held, group)
+            return held.gather(1, positions) if rows is None else held[rows, positions]
+
+        if self.counts is not None and request.repetition_penalty is not None:
+            own = torch.where(at(self.canvas.open), -1, at(self.canvas.tokens))
+            counts = self._of(self.counts, group)
+            counts = counts[:, None] if rows is None else counts[rows]
+            logits = penalised(logits, counts, own, request.repetition_penalty)
         logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
+        if request.min_new_tokens:
+            logits = without_ends(logits, at(self.early), request.stop_ids)
         if self.allowed is None or self.limits is None:
             return logits
-        limits = self._of(self.limits, group)
-        which = limits.gather(1, positions) if rows is None else limits[rows, positions]
-        return logits.masked_fill_(~self.allowed.sets[which], -torch.inf)
+        return logits.masked_fill_(~self.allowed.sets[at(self.limits)], -torch.inf)
 
     def _wanted_only(self, group: Group, wanted: np.ndarray, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """The queries wanted, [n, M], where among them each block position's is, [n, W], and what those predict."""
@@ -253,7 +279,7 @@ class Asking:
             order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
         place = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
         chosen = torch.from_numpy(order)
-        if self.limits is not None:
+        if self.bound:
             positions = positions.gather(1, chosen)
         return group.want.gather(1, chosen), torch.from_numpy(place), positions
 

@@ -36,6 +36,7 @@ from pardec.samplers.contracts import (
     Scheduled,
     take_rows,
 )
+from pardec.samplers.endings import Endings
 from pardec.samplers.events import Event, Finished, RowFinished
 from pardec.samplers.joining import put_rows, unjoinable
 from pardec.samplers.kernels.rank import best
@@ -122,6 +123,7 @@ class MaskedLoop:
         self.asking = Asking(model, canvas, sampler, request)
         self.schedule = sampler.select if isinstance(sampler.select, Scheduled) else None
         self.record = Record(canvas, self.asking.copies)
+        self.endings = Endings(request.stops, len(canvas))
 
     # --- one step ---
 
@@ -244,6 +246,9 @@ class MaskedLoop:
         self.stopped = np.zeros(len(canvas), dtype=bool)
         for finish in self.sampler.finish:
             self.stopped |= finish.done(canvas, self.request)
+        if self.endings:
+            final = zip(canvas.tokens_host, canvas.prompt, canvas.settled, strict=True)
+            self.stopped |= self.endings.within([row[start:end] for row, start, end in final]) >= 0
         over: np.ndarray = canvas.finished | self.stopped
         if (self.stopped & ~canvas.finished).any():
             canvas.close(self.stopped)
@@ -258,6 +263,7 @@ class MaskedLoop:
         """The canvas, the cache and every state keep these live rows only."""
         self.canvas.keep(keep)
         self.asking.keep(keep)
+        self.endings.keep(keep)
         self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
 
     def finished(self, row: int | None = None) -> Finished:
@@ -284,6 +290,7 @@ class MaskedLoop:
         seat(self.request.source, rows, other.request.source, other.rows)
         self.canvas.put(where, other.canvas)
         self.asking.put(other.asking)
+        self.endings.put(where, other.endings)
         self.record.put(rows, other.canvas.total)
         with torch.inference_mode():
             self.memory = {stage: put_rows(state, where, other.memory[stage]) for stage, state in self.memory.items()}

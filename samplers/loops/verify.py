@@ -21,6 +21,7 @@ from pardec.models.language_model import LanguageModel
 from pardec.samplers.chances import Keyed
 from pardec.samplers.conditions import dressed
 from pardec.samplers.contracts import Request, take_rows
+from pardec.samplers.endings import Endings
 from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started
 from pardec.samplers.joining import put_rows, unjoinable
 from pardec.samplers.kernels.process import Processing
@@ -72,7 +73,8 @@ class VerifyLoop:
         self.state = partial(_remembered, self.memory)  # what a stage remembers of this request
         self.scene = Scene(model, request, self.text, self.process, self.passes.cache, sampler, self.state)
         self.stops = np.array(request.stop_ids, dtype=np.int64)
-        self.ended = np.zeros(len(self.text), dtype=bool)  # a live row's newest token is an end token
+        self.endings = Endings(request.stops, len(self.text))
+        self.ended = np.zeros(len(self.text), dtype=bool)  # a live row ends with its newest token
         self.log = Log(self.text, None if request.allowed is None else request.allowed.forced)
 
     @torch.inference_mode()
@@ -115,7 +117,7 @@ class VerifyLoop:
         return Draft.none(self.text), torch.cat(last)[back], None
 
     def _commit(self, draft: Draft, raw: Tensor, verdict: Verdict) -> np.ndarray:
-        """Appends the accepted path and the next token, cut behind the first end token and at the limit; [B] counts."""
+        """Appends the accepted path and the next token, cut where the row ends and at the limit; [B] counts."""
         path, count, text = verdict.path, self.read["count"], self.text
         made, width = self.read["next"][:, None], path.shape[1]
         if width > 1:
@@ -126,6 +128,12 @@ class VerifyLoop:
         ends = (made[:, :, None] == self.stops).any(2) & (np.arange(width) < limited[:, None])
         self.ended = ends.any(1)
         counts: np.ndarray = np.where(self.ended, ends.argmax(1) + 1, limited)
+        if self.endings:
+            rows = zip(text.host, text.prompt, text.length, made, counts, strict=True)
+            final = [np.concatenate((row[start:end], new[:count])) for row, start, end, new, count in rows]
+            stops = self.endings.within(final)
+            counts = np.where(stops >= 0, stops - (text.length - text.prompt), counts)
+            self.ended |= stops >= 0
         text.commit(made, counts, self._scores(raw, path, made, counts))
         return counts
 
@@ -196,6 +204,7 @@ class VerifyLoop:
         self.text.keep(keep)
         self.passes.keep(keep)
         self.ended = self.ended[keep]
+        self.endings.keep(keep)
         self.memory.update({stage: take_rows(state, keep) for stage, state in self.memory.items()})
 
     def finished(self, row: int | None = None) -> Finished:
@@ -224,6 +233,7 @@ class VerifyLoop:
         self.text.put(where, other.text)
         self.passes.put(where, other.passes)
         self.log.put(self.passes, rows, other.log, other.passes)
+        self.endings.put(where, other.endings)
         self.ended = self.ended.copy()
         self.ended[where] = False
         for stage, state in self.memory.items():

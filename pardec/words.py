@@ -1,0 +1,111 @@
+"""Arguments that scripts for other engines pass, and what to write in their place: the one table of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_LENGTH = "max_new_tokens=64 asks for 64 tokens after the prompt"
+_PROMPT = 'the prompt comes first: model.generate("..."), with a list of texts or of chat messages for several'
+_IDS = "token ids go to input_ids=, rows of unequal length in a list; they need no padding and no mask"
+_STEPS = 'the sampler says how many steps there are: sampler="fixed:steps=32"'
+_TEMPERATURE = "temperature=0, the default, takes the likeliest token, and anything above draws one"
+_BEAMS = "there is no beam search; num_return_sequences=4 with a temperature draws four answers"
+_STOP = 'stop=["\\n\\n"] ends a row before a text'
+_STOP_IDS = "stop_ids=[2] ends a row at a token; the model's own end tokens are known"
+_PENALTY = (
+    "logits_processor=[...] takes transformers' processors on autoregressive models; repetition_penalty= goes anywhere"
+)
+_ORDER = 'the sampler says which tokens are kept: sampler="confidence", "margin", "entropy", "random" or "origin"'
+_THRESHOLD = 'the sampler says which tokens are kept: sampler="threshold:tau=0.9"'
+_CACHE = 'the sampler names its cache: sampler="threshold@dual"; "pardec list samplers --stage cache" shows them'
+_DRAFT = 'the sampler names what drafts: sampler="model:name=FOLDER" or "lookup"'
+_STREAM = "for event in model.stream(prompt, ...): each event has the text that became certain"
+_TRACE = "a result has it all without being asked: .trace, .nfe, .timing"
+_COUNT = "num_return_sequences=4 gives four answers to each prompt"
+_CFG = "cfg=1.5 guides, 1 is the model alone; LLaDA's cfg_scale is cfg - 1"
+_SEED = "seed=0, or seed=[0, 1] with one a row"
+
+_BY_HINT: Mapping[str, tuple[str, ...]] = {
+    _LENGTH: (
+        *("max_length", "max_tokens", "max_gen_toks", "max_gen_len", "max_completion_tokens", "max_output_tokens"),
+        *("gen_length", "gen_len", "length", "num_tokens", "n_predict"),
+    ),
+    "min_new_tokens=8 has no end token among the first 8": ("min_length", "min_tokens", "min_gen_toks"),
+    _PROMPT: ("prompts", "text", "texts", "messages", "conversation", "inputs"),
+    _IDS: (
+        "attention_mask",
+        "position_ids",
+        "token_type_ids",
+        "prompt_token_ids",
+        "prompt_ids",
+        "ids",
+        "inputs_embeds",
+    ),
+    _STEPS: ("steps", "num_steps", "num_inference_steps", "diffusion_steps", "max_steps"),
+    "block_length=32 is the length of a block, not their number": ("block_size", "num_blocks", "gen_blocks"),
+    _TEMPERATURE: ("do_sample", "temp", "sampling", "greedy"),
+    _BEAMS: ("num_beams", "num_beam_groups", "beam_width", "best_of", "early_stopping", "diversity_penalty"),
+    _STOP: ("stop_strings", "stop_words", "stop_sequences", "stop_sequence", "stop_texts", "until"),
+    _STOP_IDS: ("eos_token_id", "eos_id", "stop_token_ids", "stop_tokens", "terminators", "stop_token_id"),
+    "stop_ids=[] never stops": ("ignore_eos", "eos_early_stop"),
+    "rows of unequal length need no padding, and the mask token is that of the checkpoint; pardec.load takes mask_id=": (
+        *("pad_token_id", "pad_id", "bos_token_id", "mask_id", "mask_token_id"),
+    ),
+    _PENALTY: (
+        *("no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "length_penalty", "bad_words_ids"),
+        *("logits_processors", "logit_bias", "sequence_bias", "suppress_tokens", "encoder_repetition_penalty"),
+    ),
+    "top_k=, top_p= and min_p= leave unlikely tokens out": (
+        "typical_p",
+        "top_a",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "top_h",
+    ),
+    _ORDER: ("remasking", "remask", "alg", "alg_temp", "remasking_strategy", "unmasking", "mask_schedule"),
+    _THRESHOLD: ("threshold", "confidence_threshold", "tau", "factor", "accept_threshold", "editing_threshold"),
+    _CACHE: (
+        "use_cache",
+        "cache",
+        "past_key_values",
+        "cache_implementation",
+        "dual_cache",
+        "prefix_cache",
+        "use_dual_cache",
+    ),
+    _DRAFT: (
+        *("assistant_model", "draft_model", "speculative_model", "num_assistant_tokens", "num_speculative_tokens"),
+        *("prompt_lookup_num_tokens", "prompt_lookup_max", "speculative_config", "assistant_tokenizer"),
+    ),
+    _STREAM: ("stream", "streamer", "callbacks", "generation_tokens_hook_func", "on_token"),
+    "leave the loop of model.stream(...) where you like; stop= and stop_ids= end rows": (
+        "stopping_criteria",
+        "max_time",
+    ),
+    "allowed= says which tokens may stand where": (
+        "prefix_allowed_tokens_fn",
+        "constraints",
+        "force_words_ids",
+        "grammar",
+    ),
+    _TRACE: (
+        *("return_dict_in_generate", "output_scores", "output_logits", "output_history", "output_hidden_states"),
+        *("output_attentions", "logprobs", "prompt_logprobs", "return_timestamps"),
+    ),
+    _COUNT: ("n", "num_samples", "num_generations", "num_completions", "num_return"),
+    "num_images=4 draws four pictures of each prompt": ("num_images_per_prompt", "images_per_prompt"),
+    _CFG: ("cfg_scale", "guidance_scale", "guidance", "w", "classifier_free_guidance"),
+    _SEED: ("random_seed", "generator", "manual_seed", "seeds"),
+    "label=207, or a list of classes": ("class_labels", "class_label", "labels"),
+    "pass its values one by one, as temperature=0.7, top_p=0.9": ("generation_config", "sampling_params", "gen_kwargs"),
+    'sampler="..." is a spec; "pardec list samplers" shows what there is': ("spec", "method", "strategy", "scheduler"),
+    "batches are the prompts of one call, or model.serve_batch(prompts, batch_size=8)": ("batch_size",),
+    "pardec.load takes device=": ("device",),
+    'it belongs to a chat template: pass messages, [{"role": "user", "content": "..."}]': ("system", "system_prompt"),
+    "what is generated comes without the prompt and without special tokens; result.sequences holds all ids": (
+        *("return_full_text", "skip_special_tokens", "skip_prompt", "echo", "include_stop_str_in_output"),
+    ),
+    "the same text without a tokenizer of one's own: the model has its own": ("tokenizer",),
+}
+
+WORDS: Mapping[str, str] = {name: hint for hint, names in _BY_HINT.items() for name in names}  # argument -> hint
