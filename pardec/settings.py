@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pardec.samplers.events import Event
     from pardec.samplers.painting import Drawing
     from pardec.samplers.rng import Source
-    from pardec.samplers.spec import Spec
+    from pardec.samplers.spec import Policy, Spec
     from pardec.samplers.verifying import Speculation
 
 
@@ -30,7 +30,7 @@ class Arguments(TypedDict, total=False):
     """What `generate` and `stream` take beside the prompt; `Settings` has the defaults and the meaning."""
 
     input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
-    sampler: str | Spec | Sampler | Speculation | Drawing | None
+    sampler: str | Spec | Policy | Sampler | Speculation | Drawing | None
     max_new_tokens: int
     block_length: int | None
     temperature: float
@@ -56,7 +56,7 @@ class Settings:
     """One checked set of arguments."""
 
     input_ids: Any = None
-    sampler: str | Spec | Sampler | Speculation | Drawing | None = None
+    sampler: str | Spec | Policy | Sampler | Speculation | Drawing | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
     temperature: float = 0.0  # of vectors 1.0
