@@ -25,18 +25,19 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "samplers")):
 
 if TYPE_CHECKING:
     from pardec.api import Model, load
-    from pardec.cards import list_models, list_samplers
+    from pardec.cards import list_models, list_presets, list_samplers
     from pardec.comparison import Table, compare
     from pardec.comparison.tuning import Advice, tune
     from pardec.models.errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
     from pardec.pipeline import ImagePipeline
     from pardec.result import Result
     from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started, Step
+    from pardec.samplers.registry import sampler
     from pardec.tasks import Problem, Task, list_tasks, task
 
 _HOME = {
     "pardec.api": ("Model", "load"),
-    "pardec.cards": ("list_models", "list_samplers"),
+    "pardec.cards": ("list_models", "list_presets", "list_samplers"),
     "pardec.comparison": ("Table", "compare"),
     "pardec.comparison.tuning": ("Advice", "tune"),
     "pardec.models.errors": (
@@ -50,6 +51,7 @@ _HOME = {
     "pardec.pipeline": ("ImagePipeline",),
     "pardec.result": ("Result",),
     "pardec.samplers.events": ("Accepted", "Event", "Finished", "RowFinished", "Started", "Step"),
+    "pardec.samplers.registry": ("sampler",),
     "pardec.tasks": ("Problem", "Task", "list_tasks", "task"),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
@@ -77,9 +79,11 @@ __all__ = [
     "__version__",
     "compare",
     "list_models",
+    "list_presets",
     "list_samplers",
     "list_tasks",
     "load",
+    "sampler",
     "task",
     "tune",
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.catalog import EMBEDDED, embedded_names
 
 if TYPE_CHECKING:
+    from pardec.samplers.presets import Preset
     from pardec.samplers.registry import Card
 
 
@@ -34,6 +35,17 @@ def list_samplers() -> list[Card]:
     from pardec.samplers.registry import cards
 
     return cards()
+
+
+def list_presets() -> list[Preset]:
+    """Every preset: name, spec, paper, summary, and the arguments of `generate` that it brings.
+
+    >>> next(preset.spec for preset in list_presets() if preset.name == "fast-dllm")
+    'threshold:tau=0.9@dual'
+    """
+    from pardec.samplers.registry import presets
+
+    return list(presets())
 
 
 def list_models() -> list[ModelCard]:

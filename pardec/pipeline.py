@@ -23,7 +23,7 @@ from pardec.requests import Call
 from pardec.result import Result
 from pardec.samplers.events import Finished, Step
 from pardec.samplers.painting import Drawing
-from pardec.samplers.spec import Spec
+from pardec.samplers.spec import Policy, Spec
 from pardec.samplers.verifying import Speculation
 from pardec.vector_requests import VectorCall
 from pardec.views.unfinished import Codes, decodable, gridded, unfinished
@@ -145,7 +145,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
         *,
         class_labels: int | list[int] | Tensor | None = None,
-        sampler: str | Spec | Speculation | Drawing | None = None,
+        sampler: str | Spec | Policy | Speculation | Drawing | None = None,
         num_inference_steps: int | None = None,
         temperature: float | None = None,
         top_k: int | None = None,

@@ -16,7 +16,7 @@ from pardec.samplers import assembly, registry
 from pardec.samplers.contracts import Admitting, Allowed, Request, Sampler
 from pardec.samplers.painting import Drawing
 from pardec.samplers.rng import Keyed, row_seeds
-from pardec.samplers.spec import Part, Spec, parse
+from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.samplers.verifying import Speculation
 from pardec.settings import Settings
 from pardec.stop_strings import StopStrings, special_ids
@@ -237,7 +237,7 @@ def _sampler(model: LanguageModel, settings: Settings) -> Sampler | Speculation:
     return assembly.fitted(sampler, model)
 
 
-def _names_no_cache(given: str | Spec | None) -> bool:
+def _names_no_cache(given: str | Spec | Policy | None) -> bool:
     return given is None or parse(given).cache is None
 
 

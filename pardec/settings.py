@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pardec.samplers.events import Event
     from pardec.samplers.painting import Drawing
     from pardec.samplers.rng import Source
-    from pardec.samplers.spec import Spec
+    from pardec.samplers.spec import Policy, Spec
     from pardec.samplers.verifying import Speculation
 
 
@@ -32,7 +32,7 @@ class Arguments(TypedDict, total=False):
     """What `generate` and `stream` take beside the prompt; `Settings` has the defaults and the meaning."""
 
     input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
-    sampler: str | Spec | Sampler | Speculation | Drawing | None
+    sampler: str | Spec | Policy | Sampler | Speculation | Drawing | None
     max_new_tokens: int
     min_new_tokens: int | None
     block_length: int | None
@@ -63,7 +63,7 @@ class Settings:
     """One checked set of arguments."""
 
     input_ids: Any = None
-    sampler: str | Spec | Sampler | Speculation | Drawing | None = None
+    sampler: str | Spec | Policy | Sampler | Speculation | Drawing | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     min_new_tokens: int | None = None  # so many positions after the prompt take no end token
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
+from pardec.samplers.spec import written
 
 Family = Literal["masked", "ar", "continuous"]
 MASKED = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
@@ -76,6 +77,7 @@ def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") 
         source, line = _source(cls)
         summary = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").split("\n")[0]
         _methods[name, family] = Card(name, stage, family, exact, summary, paper, _parameters(cls), source, line, cls)
+        cls.registered = name, stage  # type: ignore[attr-defined]  # what its objects are called in specs
         return cls
 
     return add
@@ -136,11 +138,6 @@ def named(name: str) -> list[Card]:
             f"unknown sampler {name!r}{did_you_mean(name, known)}", hint='run "pardec list samplers"'
         )
     return sorted(found, key=lambda card: STAGES.index(card.stage))
-
-
-def written(value: Any) -> str:
-    """A parameter as specs write it."""
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _path(cls: type) -> tuple[str, str]:

@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any, Literal
 
 from pardec.models.errors import SpecError, did_you_mean
-from pardec.samplers.cards import Card, find, written
-from pardec.samplers.spec import Part, Spec, parse
+from pardec.samplers.cards import Card, find
+from pardec.samplers.spec import Part, Spec, parse, written
 
 Named = list[tuple[str, Any]]  # name and method, in the order written
 

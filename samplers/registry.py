@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
 from pardec.samplers import assembly, speculation
@@ -23,7 +23,7 @@ from pardec.samplers.contracts import Sampler
 from pardec.samplers.painting import Drawing
 from pardec.samplers.parts import build, exactness, full
 from pardec.samplers.presets import PRESETS, Preset
-from pardec.samplers.spec import Spec, parse
+from pardec.samplers.spec import Part, Policy, Spec, parse, written
 from pardec.samplers.verifying import Speculation
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "OF",
     "STAGES",
     "Card",
+    "Policy",
     "build",
     "cards",
     "find",
@@ -43,6 +44,7 @@ __all__ = [
     "presets",
     "register",
     "resolve",
+    "sampler",
 ]
 
 DEFAULT: dict[Family, str] = {"masked": "threshold+eos", "ar": "sequential", "continuous": "mar"}
@@ -62,19 +64,40 @@ def preset(name: str) -> Preset:
     return known[name]
 
 
+def sampler(name: str, **parameters: Any) -> Spec:
+    """One method as a `Spec`, which `|` joins to others and every `sampler=` takes.
+
+    >>> str(sampler("credit") | sampler("threshold", tau=0.8) | sampler("dual", refresh=8))
+    'credit+threshold:tau=0.8@dual:refresh=8'
+
+    Raises:
+        SpecError: an unknown name, or a parameter that the method does not take.
+    """
+    part = Part(name, tuple((key, written(value)) for key, value in parameters.items()))
+    family = family_of(Spec((part,)))
+    build(part, family)
+    return Spec((), part) if find(name, family).stage == "cache" else Spec((part,))
+
+
 Resolved = Sampler | Speculation | Drawing
 _FAMILIES: tuple[Family, ...] = ("masked", "ar", "continuous")
 
 
 @overload
-def resolve(spec: str | Spec | Resolved | None, family: Literal["masked"] = ...) -> Sampler: ...
+def resolve(spec: str | Spec | Policy | Resolved | None, family: Literal["masked"] = ...) -> Sampler: ...
 @overload
-def resolve(spec: str | Spec | Resolved | None, family: Literal["ar"], *, sampling: bool = ...) -> Speculation: ...
+def resolve(
+    spec: str | Spec | Policy | Resolved | None, family: Literal["ar"], *, sampling: bool = ...
+) -> Speculation: ...
 @overload
-def resolve(spec: str | Spec | Resolved | None, family: Literal["continuous"]) -> Drawing: ...
+def resolve(spec: str | Spec | Policy | Resolved | None, family: Literal["continuous"]) -> Drawing: ...
 @overload
-def resolve(spec: str | Spec | Resolved | None, family: Family | None, *, sampling: bool = ...) -> Resolved: ...
-def resolve(spec: str | Spec | Resolved | None, family: Family | None = None, *, sampling: bool = False) -> Resolved:
+def resolve(
+    spec: str | Spec | Policy | Resolved | None, family: Family | None, *, sampling: bool = ...
+) -> Resolved: ...
+def resolve(
+    spec: str | Spec | Policy | Resolved | None, family: Family | None = None, *, sampling: bool = False
+) -> Resolved:
     """Turns a spec into the sampler that a loop runs; what it leaves open takes the defaults.
 
     A sampler that was put together elsewhere is taken as it is.

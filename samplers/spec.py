@@ -3,12 +3,15 @@
     spec := part ("+" part)* ("@" part)?        part := name (":" key "=" value ("," key "=" value)*)?
 
 A value that contains one of `+ @ , : = "` or white space is double-quoted, with `\\"` and `\\\\` inside.
+
+Objects of methods are joined by `|`: `Credit() | Threshold(tau=0.9) | Dual(refresh=8)` is the `Spec` of that string.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar
 
 from pardec.models.errors import SpecError
 
@@ -40,14 +43,72 @@ class Spec:
         stages = "+".join(map(str, self.parts))
         return stages if self.cache is None else f"{stages}@{self.cache}"
 
+    def __or__(self, other: Spec | Policy) -> Spec:
+        """Both together: the stages in the order written, and the cache of whichever has one."""
+        more = spec_of(other)
+        if self.cache is not None and more.cache is not None:
+            raise SpecError(
+                f"{self.cache.name!r} and {more.cache.name!r} are two caches, one is allowed", hint="keep one"
+            )
+        return Spec(self.parts + more.parts, self.cache or more.cache)
+
+    def __ror__(self, other: object) -> Spec:
+        return spec_of(other) | self
+
     @property
     def slug(self) -> str:
         """The spec as a file name: letters, digits, `.`, `_` and `-` only."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", str(self)).strip("-")
 
 
-def parse(text: str | Spec) -> Spec:
-    """Reads a spec string.
+class Policy:
+    """A registered method as an object: `|` joins it to others, and what comes of it is a `Spec`.
+
+    A parameter that is left at its default is not written, as in a spec string that does not name it.
+    """
+
+    registered: ClassVar[tuple[str, str]]  # name and stage, by `register`
+
+    @property
+    def spec(self) -> Spec:
+        """The method alone."""
+        return spec_of(self)
+
+    def __or__(self, other: Spec | Policy) -> Spec:
+        return self.spec | other
+
+    def __ror__(self, other: object) -> Spec:
+        return spec_of(other) | self.spec
+
+
+def spec_of(method: Any) -> Spec:
+    """The spec of a registered method, whether or not its class is a `Policy`; a `Spec` is its own.
+
+    Raises:
+        SpecError: it is neither.
+    """
+    if isinstance(method, Spec):
+        return method
+    if "registered" not in vars(type(method)):
+        raise SpecError(
+            f"a sampler is a spec string, got {type(method).__name__}",
+            hint='write it like "threshold:tau=0.9@dual", or with objects of registered classes: Threshold() | Dual()',
+        )
+    name, stage = type(method).registered
+    held = [(f.name, getattr(method, f.name), f.default) for f in fields(method)]
+    part = Part(
+        name, tuple((key, written(value)) for key, value, default in held if default is MISSING or value != default)
+    )
+    return Spec((), part) if stage == "cache" else Spec((part,))
+
+
+def written(value: Any) -> str:
+    """A parameter as specs write it."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse(text: str | Spec | Policy) -> Spec:
+    """Reads a spec string; what is a spec already, or a method, is taken as it is.
 
     >>> parse("threshold:tau=0.9@dual").cache
     Part(name='dual', params=())
@@ -55,13 +116,13 @@ def parse(text: str | Spec) -> Spec:
     Raises:
         SpecError: what stands where something else was expected.
     """
-    if isinstance(text, Spec):
-        return text
     if not isinstance(text, str):
-        raise SpecError(
-            f"a sampler is a spec string, got {type(text).__name__}",
-            hint='write it like "threshold:tau=0.9@dual"; "pardec list samplers" names the parts',
-        )
+        spec = spec_of(text)
+        if not spec.parts:
+            raise SpecError(
+                f"{spec.cache} is a cache, and no sampler is beside it", hint=f'write it like "threshold@{spec.cache}"'
+            )
+        return spec
     tokens = _Tokens(text)
     parts = [_part(tokens)]
     while tokens.take("+"):

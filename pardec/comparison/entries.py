@@ -9,8 +9,10 @@ from typing import Any
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.cards import Family
 from pardec.samplers.registry import resolve
-from pardec.samplers.spec import Part, Spec, parse
+from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.settings import VECTORS, Settings
+
+SamplerLike = str | Spec | Policy
 
 # The arguments of `generate` that hold for every row alike and that a run's folder can name.
 ARGUMENTS = (
@@ -40,7 +42,7 @@ class Entry:
     baseline: str | None = None  # `sequential`, without a cache
 
 
-def entries(samplers: Sequence[str | Spec], arguments: Mapping[str, Any], family: Family) -> list[Entry]:
+def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], family: Family) -> list[Entry]:
     """The samplers of a run, resolved.
 
     Raises:
@@ -99,16 +101,13 @@ def _references(entry: Entry, family: Family) -> dict[str, tuple[str, ...]]:
     return {"floor": (str(oracle),), "baseline": ("sequential+eos", "sequential")}
 
 
-def _entry(sampler: str | Spec, arguments: Mapping[str, Any], family: Family) -> Entry:
+def _entry(sampler: SamplerLike, arguments: Mapping[str, Any], family: Family) -> Entry:
+    named = sampler if isinstance(sampler, str) else str(parse(sampler))
     defaults = VECTORS if family == "continuous" else None
-    settings = Settings.of({**arguments, "sampler": sampler}, defaults)  # lets a preset put its own arguments in
-    asked = str(settings.sampler) if isinstance(settings.sampler, Spec) else settings.sampler
-    if not isinstance(asked, str):
-        raise SpecError(
-            f"a sampler is a spec string, got {type(asked).__name__}", hint='write it like "threshold@dual"'
-        )
+    settings = Settings.of({**arguments, "sampler": named}, defaults)  # lets a preset put its own arguments in
+    asked = str(settings.sampler)
     made = resolve(asked, family, sampling=settings.temperature > 0)
-    return Entry(str(sampler), str(made.spec), made.exact, asked, {name: getattr(settings, name) for name in ARGUMENTS})
+    return Entry(named, str(made.spec), made.exact, asked, {name: getattr(settings, name) for name in ARGUMENTS})
 
 
 def _held_to(entry: Entry, specs: Sequence[str], known: dict[tuple[str, str], Entry], family: Family) -> Entry:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardec import __version__
 from pardec.comparison import entries, sources, units
-from pardec.comparison.entries import Entry
+from pardec.comparison.entries import Entry, SamplerLike
 from pardec.comparison.run import FORMAT
 from pardec.comparison.units import Problems, Unit
 from pardec.comparison.worker import Job
@@ -19,7 +19,6 @@ from pardec.models.families import match
 from pardec.models.load import described
 from pardec.models.sources import locate, read_json
 from pardec.samplers.cards import Family
-from pardec.samplers.spec import Spec
 from pardec.tasks import Task
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class Plan:
 
 def plan(
     model: Model | str,
-    samplers: Sequence[str | Spec],
+    samplers: Sequence[SamplerLike],
     tasks: Mapping[str, Task],
     arguments: Mapping[str, Any],
     grid: Grid,

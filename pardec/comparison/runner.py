@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.comparison import sources, units
+from pardec.comparison.entries import SamplerLike
 from pardec.comparison.plan import Grid, Loading, Plan, plan
 from pardec.comparison.progress import progress as watching
 from pardec.comparison.run import Folder, Run
@@ -21,7 +22,6 @@ from pardec.executors import Executor, together
 from pardec.executors import executor as make_executor
 from pardec.models.errors import SpecError
 from pardec.rows import Row, RowsFile
-from pardec.samplers.spec import Spec
 from pardec.tasks import Task
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def compare(
     model: Model | str | Path,
     task: str | Task | Sequence[str | Task] | None = None,
-    samplers: str | Spec | Sequence[str | Spec] = (),
+    samplers: SamplerLike | Sequence[SamplerLike] = (),
     *,
     prompts: sources.Prompts | None = None,
     scorer: str | None = None,
@@ -102,7 +102,7 @@ def compare(
         raise SpecError(f"{what} needs a run's folder", hint="name one with out")
     made = plan(
         str(model) if isinstance(model, Path) else model,
-        [samplers] if isinstance(samplers, str | Spec) else samplers,
+        [samplers] if isinstance(samplers, SamplerLike) else samplers,
         sources.tasks(task, prompts, scorer),
         generate_arguments,
         Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays),

@@ -24,13 +24,13 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers.kernels.rank import argmax
 from pardec.samplers.kernels.walk import descend, reached
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
 
 @register("bild", stage="accept", paper="arXiv:2302.07863")
 @dataclass(frozen=True)
-class BigLittle:
+class BigLittle(Policy):
     rollback: float = 2.0  # nats: a token of probability exp(-rollback) is just kept; the paper tunes it, 1 to 10
 
     def __post_init__(self) -> None:

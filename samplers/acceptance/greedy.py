@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pardec.samplers.kernels.verdict import follow
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
 
 @register("greedy", stage="accept", paper="arXiv:1811.03115", exact="greedy")
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(Policy):
     argmax: ClassVar[bool] = True  # at any temperature the argmax comes out
     follows: ClassVar[bool] = True
 

@@ -31,7 +31,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.acceptance._looks import Looks
 from pardec.samplers.kernels.relaxed import relaxed
 from pardec.samplers.kernels.verdict import Exact, Trial, judge
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Scene, Verdict
 
 _COMPARED = 10000  # rows of the authors' table of distances
@@ -39,7 +39,7 @@ _COMPARED = 10000  # rows of the authors' table of distances
 
 @register("gsd", stage="accept", paper="arXiv:2508.07747")
 @dataclass(frozen=True)
-class Grouped:
+class Grouped(Policy):
     group: int = 14  # ranks that are looked at around a token's own
     prob: float = 0.15  # probabilities of a group's tokens differ by less from the token's
     dist: float = 0.5  # squared distances of their input embeddings from the token's are less

@@ -24,7 +24,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.kernels.verdict import asked, judge, total
 from pardec.samplers.kernels.walk import Walk
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.rng import wide
 from pardec.samplers.verifying import AtOnce, Chances, Draft, Laws, Siblings, Speculation, Verdict
 
@@ -33,7 +33,7 @@ _HALVINGS = 36  # of an interval as long as k: nothing of the acceptance is lost
 
 @register("kseq", stage="accept", paper="arXiv:2310.15141", exact="distribution")
 @dataclass(frozen=True)
-class KSeq:
+class KSeq(Policy):
     siblings: ClassVar[Siblings] = "with"
 
     def check(self, speculation: Speculation) -> None:

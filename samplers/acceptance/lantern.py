@@ -41,13 +41,13 @@ from pardec.samplers.kernels.relaxed import relaxed
 from pardec.samplers.kernels.transport import moved
 from pardec.samplers.kernels.verdict import Trial, judge, total
 from pardec.samplers.kernels.walk import longest, reached
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Scene, Verdict
 
 
 @register("lantern", stage="accept", paper="arXiv:2410.03355")
 @dataclass(frozen=True)
-class Lantern:
+class Lantern(Policy):
     k: int = 1000  # nearest tokens that one may borrow from
     delta: float = 0.1  # probability borrowed at most: by a token (reference), in all behind a node (principled)
     ratio: float | None = None  # a token's probability grows at most so many times; in reference mode instead of delta

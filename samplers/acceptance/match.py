@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from pardec.samplers.kernels.verdict import follow
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.rng import gumbel, wide
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
 
 @register("match", stage="accept", paper="arXiv:2305.10427", exact="distribution")
 @dataclass(frozen=True)
-class Match:
+class Match(Policy):
     follows: ClassVar[bool] = True
 
     noise: Literal["fresh", "seeded"] = "fresh"  # seeded: one noise per position for the whole request

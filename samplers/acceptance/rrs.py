@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pardec.samplers.kernels.verdict import judge
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Siblings, Verdict
 
 
 @register("rrs", stage="accept", paper="arXiv:2402.14160", exact="distribution")
 @dataclass(frozen=True)
-class RecursiveRejection:
+class RecursiveRejection(Policy):
     replacement: bool = False  # siblings are drawn independently, as in SpecInfer
 
     @property

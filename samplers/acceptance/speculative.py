@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pardec.samplers.kernels.verdict import judge
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
 
 @register("speculative", stage="accept", paper="arXiv:2211.17192", exact="distribution")
 @dataclass(frozen=True)
-class Speculative:
+class Speculative(Policy):
     def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
         return judge(draft, laws.p, chances)

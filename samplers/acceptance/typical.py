@@ -24,13 +24,13 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.kernels.rank import argmax
 from pardec.samplers.kernels.walk import longest, reached
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
 
 @register("typical", stage="accept", paper="arXiv:2401.10774")
 @dataclass(frozen=True)
-class Typical:
+class Typical(Policy):
     epsilon: float = 0.09  # a probability above this is always enough
     delta: float = 0.3  # share of exp(-entropy) that is enough; the authors take the root of epsilon
     reference: bool = False  # as the authors' code: the next token is the likeliest

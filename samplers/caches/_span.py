@@ -10,6 +10,7 @@ import numpy as np
 from pardec.models.errors import SpecError
 from pardec.samplers.caches._since import elapsed
 from pardec.samplers.contracts import Ask, Canvas
+from pardec.samplers.spec import Policy
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class SpanCache:
+class SpanCache(Policy):
     """Asks everything when a block is entered and every `refresh` steps, else one span from the block's start."""
 
     stores: ClassVar[bool] = True

@@ -20,7 +20,7 @@ import numpy as np
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Ask, Canvas
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Final:
 
 @register("block", stage="cache", paper="arXiv:2510.06303", exact="greedy")
 @dataclass(frozen=True)
-class BlockCache:
+class BlockCache(Policy):
     stores: ClassVar[bool] = True
     attention: ClassVar[str] = "block-causal"  # the only families that it serves
 

@@ -29,12 +29,12 @@ from pardec.models.errors import SpecError
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.caches._since import Since, elapsed
 from pardec.samplers.contracts import Ask, Canvas
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("dkv", stage="cache", paper="arXiv:2505.15781")
 @dataclass(frozen=True)
-class DelayedCache:
+class DelayedCache(Policy):
     stores: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (8, 4), "prompt": ("refresh", "keep")}
 

@@ -23,12 +23,12 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers.caches._since import Since, elapsed
 from pardec.samplers.contracts import Ahead, Ask, Canvas, Sampler
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("dkv_greedy", stage="cache", paper="arXiv:2505.15781")
 @dataclass(frozen=True)
-class GreedyDelayedCache:
+class GreedyDelayedCache(Policy):
     stores: ClassVar[bool] = True
     ahead: ClassVar[bool] = True  # asks the select beforehand what it will commit
 

@@ -15,12 +15,12 @@ from typing import ClassVar
 import numpy as np
 
 from pardec.samplers.contracts import Ask, Canvas
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("none", stage="cache", paper="arXiv:2502.09992", exact="greedy")
 @dataclass(frozen=True)
-class NoCache:
+class NoCache(Policy):
     stores: ClassVar[bool] = False
 
     def ask(self, canvas: Canvas, state: None) -> Ask:

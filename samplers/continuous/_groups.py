@@ -11,9 +11,10 @@ from pardec.models.errors import SpecError
 from pardec.samplers.kernels.paths import Last, walk, width
 from pardec.samplers.kernels.unmasking import Guidance, Unmasking, unmasking
 from pardec.samplers.painting import Easel
+from pardec.samplers.spec import Policy
 
 
-class Groups:
+class Groups(Policy):
     """The schedule of a method, by the fields that it declares."""
 
     steps: int

@@ -13,6 +13,7 @@ from pardec.models.errors import SpecError
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.drafts._grid import above, beside, columns
 from pardec.samplers.drafts._history import repeated
+from pardec.samplers.spec import Policy
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene, Speculation
 
 Init = Literal["random", "prompt", "repeat", "ngram", "left", "up"]
@@ -116,7 +117,7 @@ class Iterate:
 
 
 @dataclass(frozen=True)
-class JacobiWindow:
+class JacobiWindow(Policy):
     """Guesses for a window, all of them replaced by the target's own picks in every round."""
 
     name: ClassVar[str]  # in the registry

@@ -24,13 +24,13 @@ import numpy as np
 from pardec.models.errors import SpecError
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.drafts._history import PerRow, chain
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
 
 @register("aggressive", stage="draft", paper="arXiv:2106.04970", exact="greedy")
 @dataclass(frozen=True)
-class Aggressive:
+class Aggressive(Policy):
     k: int = 32  # tokens drafted
     max_ngram: int = 8  # longest ending of the output that is looked for in the source
     source: str | None = None  # the text that the output repeats; none takes each row's prompt

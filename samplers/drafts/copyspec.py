@@ -24,13 +24,13 @@ import numpy as np
 from pardec.models.errors import SpecError
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.drafts._history import Grams, PerRow, chain, repeated
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
 
 @register("copyspec", stage="draft", paper="arXiv:2502.08923", exact="greedy")
 @dataclass(frozen=True)
-class CopySpec:
+class CopySpec(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}  # by `pardec tune`
 
     k: int = 10  # tokens drafted

@@ -27,14 +27,14 @@ from pardec.models.hidden import Hidden
 from pardec.models.language_model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers.drafts._voice import Nodes
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.shapes._growth import packed
 from pardec.samplers.verifying import Chances, Draft, Entered, Outcome, Scene
 
 
 @register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy")
 @dataclass(frozen=True)
-class EarlyExit:
+class EarlyExit(Policy):
     shaped: ClassVar[bool] = True
     sized: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}  # by `pardec tune`

@@ -30,13 +30,13 @@ from pardec.models.plan import Plan, Visible
 from pardec.samplers.drafts._skipping import Search, Skip, uniform
 from pardec.samplers.drafts._voice import Nodes
 from pardec.samplers.kernels.rank import argmax
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
 
 @register("layerskip", stage="draft", paper="arXiv:2410.06916", exact="greedy")
 @dataclass(frozen=True)
-class LayerSkip:
+class LayerSkip(Policy):
     shaped: ClassVar[bool] = True
     sized: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}  # by `pardec tune`

@@ -27,7 +27,7 @@ from pardec.models.language_model import LanguageModel
 from pardec.samplers.drafts._history import PerRow
 from pardec.samplers.drafts._ngrams import Pool, trie
 from pardec.samplers.drafts._window import any_of
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.trees import compact
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
@@ -45,7 +45,7 @@ class Lines:
 
 @register("lookahead", stage="draft", paper="arXiv:2402.02057", exact="greedy")
 @dataclass(frozen=True)
-class Lookahead:
+class Lookahead(Policy):
     window: int = 7  # columns of the window, the text's last token included
     ngram: int = 5  # tokens of the n-grams in the pool, the key included
     guesses: int = 7  # n-grams kept behind each token, and drafted

@@ -26,7 +26,7 @@ from pardec.models.errors import SpecError
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.drafts._grid import columns
 from pardec.samplers.drafts._history import Cells, Grams, PerRow, Reach, chain, repeated
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
 Index = Grams | Reach | Cells
@@ -34,7 +34,7 @@ Index = Grams | Reach | Cells
 
 @register("lookup", stage="draft", paper="arXiv:2304.04487", exact="greedy")
 @dataclass(frozen=True)
-class Lookup:
+class Lookup(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}  # by `pardec tune`
 
     k: int = 10  # tokens drafted

@@ -24,7 +24,7 @@ from pardec.models.language_model import LanguageModel
 from pardec.models.load import load
 from pardec.samplers.conditions import dressed
 from pardec.samplers.drafts._voice import Nodes
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene, Speculation
 
 _KEPT = 2  # drafting models that stay loaded
@@ -32,7 +32,7 @@ _KEPT = 2  # drafting models that stay loaded
 
 @register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy")
 @dataclass(frozen=True)
-class Model:
+class Model(Policy):
     shaped: ClassVar[bool] = True
     sized: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}  # by `pardec tune`

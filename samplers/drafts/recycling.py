@@ -27,7 +27,7 @@ from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.drafts._matrix import Matrix
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.trees import Template, compact, ranked
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
@@ -36,7 +36,7 @@ _LOGITS = 1 << 24  # of the prompt's laws, so many numbers are made at a time
 
 @register("recycling", stage="draft", paper="arXiv:2408.08696", exact="greedy")
 @dataclass(frozen=True)
-class Recycling:
+class Recycling(Policy):
     k: int = 8  # candidates remembered for each token
     tree: str = "8-21-25-15-8-3"  # nodes at each depth
     prefill: bool = True  # the prompt's forward fills the matrix too

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pardec.models.language_model import LanguageModel
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
 
 @register("sequential", stage="draft", paper="arXiv:1706.03762", exact="greedy")
 @dataclass(frozen=True)
-class Sequential:
+class Sequential(Policy):
     def width(self, model: LanguageModel) -> int:
         return 1
 

@@ -33,7 +33,7 @@ from pardec.models.language_model import LanguageModel
 from pardec.samplers.chances import drawn
 from pardec.samplers.drafts._window import Init, ahead, fresh, refuse_flat, refuse_narrow
 from pardec.samplers.kernels.refresh import coupled, perturbed
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
 _TEXT, _PICTURE = 16, 32  # the window where none is given
@@ -52,7 +52,7 @@ class Places:
 
 @register("sjd", stage="draft", paper="arXiv:2410.01699", exact="greedy")
 @dataclass(frozen=True)
-class Sjd:
+class Sjd(Policy):
     window: int | None = None  # tokens fed in a forward, the last known one included; none: 32 of a picture, 16 of text
     refresh: Literal["coupled", "independent", "gumbel"] = "coupled"  # independent: as first published
     init: Init | None = None  # fresh guesses: any token, any of the prompt's, the one before, what followed before, or

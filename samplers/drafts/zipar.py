@@ -27,7 +27,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.drafts._grid import columns
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene, Speculation
 
 
@@ -42,7 +42,7 @@ class Board:
 
 @register("zipar", stage="draft", paper="arXiv:2412.04062")
 @dataclass(frozen=True)
-class Zipar:
+class Zipar(Policy):
     brings: ClassVar[str] = "match"
 
     window: int | None = None  # cells of a row that are there when the next one begins; none: half a row

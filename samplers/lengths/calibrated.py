@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.lengths._rounds import levels
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Outcome, Scene
 
 
@@ -34,7 +34,7 @@ class _Counts:
 
 @register("calibrated", stage="length", paper="arXiv:2405.19715", exact="greedy")
 @dataclass(frozen=True)
-class Calibrated:
+class Calibrated(Policy):
     h: float = 0.7  # probability of a rejection at which to stop
     buckets: int = 32  # of equal width, over max q
     prior: float = 2.0  # tokens that the middle of a bucket counts as

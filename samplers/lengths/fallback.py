@@ -19,13 +19,13 @@ import numpy as np
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Outcome, Scene
 
 
 @register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy")
 @dataclass(frozen=True)
-class Fallback:
+class Fallback(Policy):
     drops: ClassVar[bool] = True
 
     below: float = 0.6  # probability of the drafter's likeliest token, under which the target takes over

@@ -25,7 +25,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.lengths._goodput import Costs, Round, lengths
 from pardec.samplers.lengths._rounds import levels
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Outcome, Scene
 
 _WEIGHT = 2.0  # tested tokens that the prior counts as
@@ -43,7 +43,7 @@ class _Memory:
 
 @register("goodput", stage="length", paper="arXiv:2406.14066", exact="greedy")
 @dataclass(frozen=True)
-class Goodput:
+class Goodput(Policy):
     c: float = 0.1  # cost of a drafter's forward
     token: float = 0.005  # cost of each position fed to the target
     context: float = 0.0  # cost of each token of context, over all rows

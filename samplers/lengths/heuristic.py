@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.lengths._rounds import levels
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Outcome, Scene
 
 
@@ -29,7 +29,7 @@ class _Wanted:
 
 @register("heuristic", stage="length", paper="arXiv:2405.04304", exact="greedy")
 @dataclass(frozen=True)
-class Heuristic:
+class Heuristic(Policy):
     first: int = 5  # tokens of the first draft
     more: int = 2  # tokens added after a full acceptance
     less: int = 1  # tokens taken off after a rejection

@@ -16,13 +16,13 @@ import numpy as np
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Outcome, Scene
 
 
 @register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy")
 @dataclass(frozen=True)
-class Unsure:
+class Unsure(Policy):
     tau: float = 0.4  # probability of the drafter's likeliest token; SWIFT's is 0.8
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.rank import descending
 from pardec.samplers.kernels.schedule import BlockClock, even_share
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @dataclass
@@ -39,7 +39,7 @@ class State:
 
 @register("carry", stage="select", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
-class Carry:
+class Carry(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
     tau: float = 0.9  # least score, a probability

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pardec.samplers.contracts import Canvas, Evidence, Proposal
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("confidence", stage="propose", paper="arXiv:2502.09992", exact="greedy")
 @dataclass(frozen=True)
-class Confidence:
+class Confidence(Policy):
     of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
 
     @property

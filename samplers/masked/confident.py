@@ -29,7 +29,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.rank import best, top, top_as_published
 from pardec.samplers.kernels.schedule import BlockClock, times
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @dataclass
@@ -44,7 +44,7 @@ class State:
 
 @register("confident", stage="select", paper="arXiv:2505.16990")
 @dataclass(frozen=True)
-class Confident:
+class Confident(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.9, 0.8, 0.7)}  # by `pardec tune`
 
     tau: float | None = 0.95  # score to exceed, a probability; none leaves the schedule alone

@@ -25,7 +25,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Evidence
 from pardec.samplers.kernels.law import Law
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 _PAIRS = 4  # room per position at first; doubled when the steps of a block call for it
 
@@ -42,7 +42,7 @@ class Book:
 
 @register("credit", stage="logits", paper="arXiv:2510.06133")
 @dataclass(frozen=True)
-class Credit:
+class Credit(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}  # by `pardec tune`
 
     alpha: float = 0.7  # weight of the credit in the logits; 0 is off

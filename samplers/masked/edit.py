@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal, Revision, Writing
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Looks:
 
 @register("edit", stage="revise", paper="arXiv:2602.08676")
 @dataclass(frozen=True)
-class Edit:
+class Edit(Policy):
     tau: float = 0.9  # an edit needs more probability than this
     post: int = 16  # most forwards on a block that is complete
 

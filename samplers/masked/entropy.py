@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pardec.samplers.contracts import Canvas, Evidence, Proposal
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("entropy", stage="propose", paper="arXiv:2508.15487")
 @dataclass(frozen=True)
-class Entropy:
+class Entropy(Policy):
     of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("entropy_bound", stage="select", paper="arXiv:2505.24857")
 @dataclass(frozen=True)
-class EntropyBound:
+class EntropyBound(Policy):
     prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none
     measures: ClassVar[str] = "filtered"  # what it measures then
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.1, 0.01, 0.03, 0.3)}  # by `pardec tune`

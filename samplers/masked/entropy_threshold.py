@@ -16,12 +16,12 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("entropy_threshold", stage="select", paper="arXiv:2509.26488")
 @dataclass(frozen=True)
-class EntropyThreshold:
+class EntropyThreshold(Policy):
     prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.45, 0.1, 0.2, 0.7)}  # by `pardec tune`
 

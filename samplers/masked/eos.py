@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pardec.samplers.contracts import Canvas, Request
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("eos", stage="finish", paper="arXiv:2502.09992", exact="greedy")
 @dataclass(frozen=True)
-class Eos:
+class Eos(Policy):
     reference: bool = False  # stop at the end of a block only
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:

@@ -20,12 +20,12 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.rank import descending
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("factor", stage="select", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
-class Factor:
+class Factor(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}  # by `pardec tune`
 
     f: float = 1.0  # how far (r + 1)(1 - c) may go

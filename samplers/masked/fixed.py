@@ -24,7 +24,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal, Request
 from pardec.samplers.kernels.rank import best, descending, top, top_as_published
 from pardec.samplers.kernels.schedule import block_begin, block_share, even_share, in_all
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Block:
 
 @register("fixed", stage="select", paper="arXiv:2502.09992")
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
     steps: int | None = None  # for the whole canvas; none is one a token

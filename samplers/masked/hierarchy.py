@@ -21,12 +21,12 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("hierarchy", stage="select", paper="arXiv:2510.08666")
 @dataclass(frozen=True)
-class Hierarchy:
+class Hierarchy(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.9, 0.95, 0.8), "low": (0.4, 0.6)}  # by `pardec tune`
 
     high: float | None = 0.9  # score above which a position is committed wherever it stands; none: no such rule

@@ -25,7 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.rank import top
 from pardec.samplers.kernels.schedule import BlockClock, even_share
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 _LEAST = 1e-12  # added to a probability before its logarithm
 
@@ -42,7 +42,7 @@ class Past:
 
 @register("klass", stage="select", paper="arXiv:2511.05664")
 @dataclass(frozen=True)
-class Klass:
+class Klass(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
 
     tau: float = 0.9  # score above which a position is sure, a probability

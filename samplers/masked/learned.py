@@ -23,12 +23,12 @@ from torch.nn.functional import pad
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.filters import load_filter, locate_filter
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("learned", stage="select", paper="arXiv:2509.25188")
 @dataclass(frozen=True)
-class Learned:
+class Learned(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.97, 0.99, 0.9, 0.7)}  # by `pardec tune`
 
     filter: str = "tiny-dream"  # an embedded filter, a folder with filter.safetensors, or file.py:function

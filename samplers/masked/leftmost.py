@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pardec.samplers.contracts import Canvas, Evidence, Proposal
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("leftmost", stage="propose", paper="arXiv:2505.16990")
 @dataclass(frozen=True)
-class Leftmost:
+class Leftmost(Policy):
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         return evidence.propose(evidence.draw(canvas), -1.0 - evidence.positions.float())

@@ -21,12 +21,12 @@ from torch.nn.functional import max_pool1d
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal, Sampler
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("localleap", stage="widen", paper="arXiv:2510.07081")
 @dataclass(frozen=True)
-class LocalLeap:
+class LocalLeap(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}  # by `pardec tune`
 
     relaxed: float = 0.75  # least score near an anchor, a probability (see `threshold` for other proposers)

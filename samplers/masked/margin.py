@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pardec.samplers.contracts import Canvas, Evidence, Proposal
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("margin", stage="propose", paper="arXiv:2502.06768")
 @dataclass(frozen=True)
-class Margin:
+class Margin(Policy):
     of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:

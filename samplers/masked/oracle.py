@@ -19,12 +19,12 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Choice, Proposal, Sampler
 from pardec.samplers.kernels.rank import best
-from pardec.samplers.registry import register, resolve
+from pardec.samplers.registry import Policy, register, resolve
 
 
 @register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy")
 @dataclass(frozen=True)
-class Oracle:
+class Oracle(Policy):
     of: str = "sequential"  # the sampler whose text is reached, as a spec; in double quotes if it has : + or @
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.schedule import BlockClock, in_all, transfer
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 _AHEAD = 16  # steps that are drawn at once
 
@@ -38,7 +38,7 @@ class State:
 
 @register("origin", stage="select", paper="arXiv:2508.15487")
 @dataclass(frozen=True)
-class Origin:
+class Origin(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
     steps: int | None = None  # for the whole canvas; none is one a token

@@ -31,14 +31,14 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Outlook, Planned, Proposal, Request, Sampler
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
 
 
 @register("prophet", stage="finish", paper="arXiv:2508.19982")
 @dataclass(frozen=True)
-class Prophet:
+class Prophet(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}  # by `pardec tune`
 
     region: Literal["answer", "block", "all"] | None = None  # where the gap is taken; none: answer if it has a start

@@ -16,12 +16,12 @@ from typing import ClassVar
 import numpy as np
 
 from pardec.samplers.contracts import Canvas, Evidence, Proposal
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("random", stage="propose", paper="arXiv:2502.09992")
 @dataclass(frozen=True)
-class Random:
+class Random(Policy):
     blind: ClassVar[bool] = True  # the scores are known before the forward
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:

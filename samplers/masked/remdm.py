@@ -20,7 +20,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal, Revision
 from pardec.samplers.kernels.rank import top
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Rounds:
 
 @register("remdm", stage="revise", paper="arXiv:2503.00307")
 @dataclass(frozen=True)
-class Remdm:
+class Remdm(Policy):
     at: float = 0.875  # share of the block committed from which on tokens are reopened
     rounds: int = 4  # steps of a block that reopen
     tokens: int = 1  # positions reopened by each

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.rank import best
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("sequential", stage="select", paper="arXiv:2502.09992", exact="greedy")
 @dataclass(frozen=True)
-class Sequential:
+class Sequential(Policy):
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         return best(proposal.score)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Evidence
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Mixture:
 
 @register("smoothing", stage="inputs", paper="arXiv:2510.08666")
 @dataclass(frozen=True)
-class Smoothing:
+class Smoothing(Policy):
     weight: float = 0.15  # of the mixture, at the first forward
     growth: float = 0.02  # more at each forward
     most: float = 0.3  # weight at which it stays

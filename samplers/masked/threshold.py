@@ -22,12 +22,12 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal, Sampler
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 
 @register("threshold", stage="select", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.98, 0.8, 0.7, 0.6, 0.5)}  # by `pardec tune`
 
     tau: float = 0.9  # least score, a probability (minus an entropy in nats with the entropy proposer)

@@ -25,7 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.rank import top, top_as_published
 from pardec.samplers.kernels.schedule import BlockClock, in_all, transfer
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.rng import gumbel, wide
 
 
@@ -40,7 +40,7 @@ class State:
 
 @register("timesteps", stage="select", paper="arXiv:2508.15487")
 @dataclass(frozen=True)
-class Timesteps:
+class Timesteps(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
     steps: int | None = None  # for the whole canvas; none is one a token

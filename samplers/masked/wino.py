@@ -27,7 +27,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal, Revision
 from pardec.samplers.kernels.rank import top
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 
 _FIRST = 30  # what the step before a block's first one is taken to have drafted
 _SHARE, _LEAST, _MOST = 0.7, 5, 20  # of the open positions that one step may draft
@@ -42,7 +42,7 @@ class Drafted:
 
 @register("wino", stage="revise", paper="arXiv:2507.18578")
 @dataclass(frozen=True)
-class Wino:
+class Wino(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.6, 0.7, 0.8)}  # by `pardec tune`
 
     draft: float = 0.6  # least probability of a drafted candidate, where the spec names no select

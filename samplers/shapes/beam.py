@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.shapes._growth import Tree, drops, left_off, packed
 from pardec.samplers.verifying import Chances, Draft, Scene, Speculation, Voice
 
 
 @register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy")
 @dataclass(frozen=True)
-class Beam:
+class Beam(Policy):
     beams: int = 10  # nodes expanded a level, and children looked at of each
     nodes: int = 60  # drafted tokens, in all
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from pardec.samplers.kernels.rank import argmax
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.shapes._growth import drops, left_off
 from pardec.samplers.verifying import Chances, Draft, Scene, Voice
 
 
 @register("chain", stage="shape", paper="arXiv:2211.17192", exact="greedy")
 @dataclass(frozen=True)
-class Chain:
+class Chain(Policy):
     def width(self, k: int) -> int:
         return k + 1
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.shapes._growth import Tree, drops, left_off, packed
 from pardec.samplers.shapes._siblings import laws_given, siblings
 from pardec.samplers.verifying import Chances, Draft, Scene, Voice
@@ -31,7 +31,7 @@ from pardec.samplers.verifying import Chances, Draft, Scene, Voice
 
 @register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy")
 @dataclass(frozen=True)
-class DySpec:
+class DySpec(Policy):
     adapts: ClassVar[bool] = True
 
     nodes: int = 64  # drafted tokens, in all

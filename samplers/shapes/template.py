@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.registry import register
+from pardec.samplers.registry import Policy, register
 from pardec.samplers.shapes._growth import drops, left_off
 from pardec.samplers.shapes._siblings import laws_given, siblings
 from pardec.samplers.verifying import Chances, Draft, Scene, Voice
@@ -30,7 +30,7 @@ from pardec.samplers.verifying import Chances, Draft, Scene, Voice
 
 @register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy")
 @dataclass(frozen=True)
-class Template:
+class Template(Policy):
     widths: str = "1-1-3-1-1-1-1-1"  # children of each node, level by level; the drafter's k cuts it
 
     def __post_init__(self) -> None:

@@ -13,10 +13,10 @@ from pardec.interop.diffusers.scheduler import PardecScheduler
 from pardec.models.errors import SpecError, UnknownNameError
 from pardec.samplers import registry
 from pardec.samplers.contracts import Sampler
-from pardec.samplers.spec import Part, Spec
+from pardec.samplers.spec import Part, Policy, Spec
 
 
-def asked_for(scheduler: Any, sampler: str | Spec | Sampler | None, asked: dict[str, Any]) -> Sampler:
+def asked_for(scheduler: Any, sampler: str | Spec | Policy | Sampler | None, asked: dict[str, Any]) -> Sampler:
     """The sampler of a call; `asked` has the arguments of LLaDA2Pipeline that say how a block is committed."""
     editing = asked["editing_threshold"]
     if editing is not None and editing <= 0:

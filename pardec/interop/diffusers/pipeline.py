@@ -26,7 +26,7 @@ from pardec.requests import BLOCK
 from pardec.result import Result
 from pardec.samplers.contracts import Sampler
 from pardec.samplers.events import Finished, Step
-from pardec.samplers.spec import Spec
+from pardec.samplers.spec import Policy, Spec
 
 
 class PardecPipeline(DiffusionPipeline):  # type: ignore[misc]
@@ -147,7 +147,7 @@ class PardecPipeline(DiffusionPipeline):  # type: ignore[misc]
         callback_on_step_end: Callable[..., Any] | None = None,
         callback_on_step_end_tensor_inputs: list[str] | None = None,
         *,
-        sampler: str | Spec | Sampler | None = None,
+        sampler: str | Spec | Policy | Sampler | None = None,
     ) -> Any:
         """Decodes as LLaDA2Pipeline's call does, with these differences.
 

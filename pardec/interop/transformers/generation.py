@@ -24,7 +24,7 @@ from pardec.samplers.events import Accepted, Event, RowFinished
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pardec.samplers.spec import Spec
+    from pardec.samplers.spec import Policy, Spec
     from pardec.samplers.verifying import Speculation
 
 
@@ -42,7 +42,7 @@ def generate(
     logits_processor: Sequence[Any] = (),
     stopping_criteria: Sequence[Any] = (),
     generation_config: Any = None,
-    sampler: str | Spec | Speculation | None = None,
+    sampler: str | Spec | Policy | Speculation | None = None,
     seed: int | Sequence[int] | None = None,
     streamer: Any = None,
     synced_gpus: bool = False,
