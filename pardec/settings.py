@@ -121,7 +121,7 @@ class Settings:
                 )
         made = cls(**{**(defaults or {}), **arguments})
         if isinstance(made.sampler, str) and made.sampler.startswith("preset:"):
-            from pardec.samplers.registry import preset
+            from pardec.samplers.presets import preset
 
             chosen = preset(made.sampler)
             open_ones: dict[str, Any] = {key: value for key, value in chosen.arguments.items() if key not in arguments}
