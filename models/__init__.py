@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .catalog import embedded_names
-    from .decoder import Decoder, DecoderConfig
+    from .decoder import Decoder
+    from .decoder_config import DecoderConfig
     from .errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
     from .hidden import Hidden
     from .kv_cache import KVCache
@@ -21,7 +22,7 @@ _HOME = {
     "CacheError": "errors",
     "CapacityError": "errors",
     "Decoder": "decoder",
-    "DecoderConfig": "decoder",
+    "DecoderConfig": "decoder_config",
     "Facts": "language_model",
     "Hidden": "hidden",
     "KVCache": "kv_cache",

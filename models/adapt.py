@@ -10,6 +10,7 @@ import torch
 from . import configs
 from .errors import ModelError, listed, one_line
 from .facts import end_ids, pad_id
+from .kinds import PICTURES
 from .language_model import Facts, LanguageModel
 from .placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
 from .quantize import fitting, quantize_linears, quantizer
@@ -17,10 +18,6 @@ from .quiet import quiet
 from .sources import Source, read_json
 from .tokenizers import load_tokenizer
 from .weights import inspect, weight_files
-
-# Models of pictures by their model_type: module and function that are given the `Source`, before weights are read, and
-# give back what makes the `Parts` to run and the `Imaging` of the library's model.
-PICTURES = {"janus": "pardec.models.vision.janus:prepare"}
 
 
 def load_adapter(

@@ -10,7 +10,8 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 
-from .decoder import Decoder, DecoderConfig
+from .decoder import Decoder
+from .decoder_config import DecoderConfig
 from .errors import ModelError, listed
 from .families import FamilySpec
 from .kernels import layout, panels

@@ -25,10 +25,6 @@ class ModelError(PardecError, ValueError):
     """A checkpoint, its configuration or a request to a model cannot be served."""
 
 
-class UnknownModelError(ModelError, LookupError):
-    """No embedded model, folder or hub repository goes by the given name."""
-
-
 class CacheError(PardecError, ValueError):
     """A KV cache does not fit the plan or the model it is used with."""
 
@@ -39,6 +35,14 @@ class CapacityError(CacheError):
 
 class SpecError(PardecError, ValueError):
     """A sampler spec or an argument of a request is not valid."""
+
+
+class ArgumentError(ModelError, SpecError):
+    """An argument of `load` that cannot be what it is: misuse, where a ModelError may also be a damaged checkpoint."""
+
+
+class UnknownModelError(ArgumentError, LookupError):
+    """No embedded model, folder or hub repository goes by the given name."""
 
 
 class UnknownNameError(SpecError, LookupError):

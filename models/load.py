@@ -11,16 +11,17 @@ from typing import Any
 import torch
 
 from . import assemble, configs, tensor_parallel
-from .adapt import PICTURES, load_adapter
+from .adapt import load_adapter
 from .captured import Captured
 from .catalog import embedded_names
 from .continuous import ContinuousModel
 from .decoder import Decoder
-from .errors import ModelError
+from .errors import ArgumentError, ModelError
 from .facts import establish
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match
 from .families.llamagen import read_config
 from .imaging import Imaging, Picturing
+from .kinds import PICTURES
 from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .quantize import Quantizer, check, fitting, quantizer
@@ -39,7 +40,7 @@ def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
     """`load_any` for a model whose tokens are ids. Raises ModelError for one whose tokens are vectors."""
     made = load_any(name_or_path, **more)
     if not isinstance(made, LanguageModel):
-        raise ModelError(f"{made.name} draws vectors and says no law of tokens", "name a model whose tokens are ids")
+        raise ArgumentError(f"{made.name} draws vectors and says no law of tokens", "name a model whose tokens are ids")
     return made
 
 
@@ -47,7 +48,9 @@ def load_continuous(name_or_path: str | os.PathLike[str], **more: Any) -> Contin
     """`load_any` for a model whose tokens are vectors. Raises ModelError for one whose tokens are ids."""
     made = load_any(name_or_path, **more)
     if isinstance(made, LanguageModel):
-        raise ModelError(f"{made.name} says laws of ids, and a model of vectors is needed", "name one such as tiny-mar")
+        raise ArgumentError(
+            f"{made.name} says laws of ids, and a model of vectors is needed", "name one such as tiny-mar"
+        )
     return made
 
 
@@ -96,7 +99,9 @@ def load_any(
         foreign |= {"quantize": quantize, "tp": tp or None, "cuda_graphs": cuda_graphs or None}
         for name, given in foreign.items():
             if given is not None:
-                raise ModelError(f"{name}={given} was given, and {source.name} draws classes from vectors")
+                raise ArgumentError(
+                    f"{name}={given} was given, and {source.name} draws classes from vectors", f"leave {name} out"
+                )
         kind, kind_reason = choose_dtype(dtype, place, stored_dtype(published))
         choice = f"on {place} ({place_reason}), {short(kind)} ({kind_reason})"
         make = partial(mar.load_mar, source, config, published, device=place, dtype=kind, decoder=asked, choice=choice)
@@ -109,8 +114,9 @@ def load_any(
         refused |= {"tp": tp or None, "cuda_graphs": cuda_graphs or None}
         for name, value in refused.items():
             if value is not None:
-                raise ModelError(
-                    f"{name}={value} was given, but {source.name} runs through transformers as an AR model ({why})"
+                raise ArgumentError(
+                    f"{name}={value} was given, but {source.name} runs through transformers as an AR model ({why})",
+                    f"leave {name} out",
                 )
         placed: Any = {"device": place, "reason": place_reason, "dtype": dtype, "device_map": device_map}
         return load_adapter(source, config, why, **placed, quantize=quantize)
@@ -251,7 +257,7 @@ def _alone(wanted: str, **others: Any) -> None:
     for name, given in others.items():
         if given is not None:
             both = f"{wanted} and {name}={given} are both given"
-            raise ModelError(f"{both}, and they do not go together", f"leave {name} out")
+            raise ArgumentError(f"{both}, and they do not go together", f"leave {name} out")
 
 
 def _spread(decoder: Decoder) -> str:

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import torch
 
-from .errors import ModelError
+from . import arguments
+from .errors import ArgumentError, ModelError
 from .weights import Published
 
 T = TypeVar("T")
@@ -39,15 +40,16 @@ def choose_device(asked: str | torch.device) -> tuple[torch.device, str]:
     try:
         device = torch.device(asked)
     except RuntimeError as error:
-        raise ModelError(f"unknown device {str(asked)!r}", "use auto, cpu, cuda, cuda:N or mps") from error
+        raise arguments.unknown_device(asked) from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"device {device} was asked for, but torch finds no CUDA GPU", 'use device="cpu" or "auto"')
+        raise ArgumentError(f"device {device} was asked for, but torch finds no CUDA GPU", 'use device="cpu" or "auto"')
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ModelError(
-            f"device {device} was asked for, but there are {torch.cuda.device_count()} CUDA GPUs (from cuda:0)"
+        raise ArgumentError(
+            f"device {device} was asked for, but there are {torch.cuda.device_count()} CUDA GPUs (from cuda:0)",
+            'use device="cuda" or "auto"',
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ModelError("device mps was asked for, but torch finds no Apple GPU", 'use device="cpu" or "auto"')
+        raise ArgumentError("device mps was asked for, but torch finds no Apple GPU", 'use device="cpu" or "auto"')
     return device, "as asked"
 
 
@@ -55,11 +57,12 @@ def choose_dtype(asked: str | torch.dtype, device: torch.device, stored: torch.d
     """The dtype, and why. "auto" keeps the checkpoint's on a GPU that can run it, and takes float32 on a CPU."""
     if isinstance(asked, torch.dtype):
         if asked not in DTYPES.values():
-            raise ModelError(f"dtype {short(asked)} cannot be computed in", f"use auto, {', '.join(list(DTYPES)[:3])}")
+            raise ArgumentError(
+                f"dtype {short(asked)} cannot be computed in", f"use auto, {', '.join(list(DTYPES)[:3])}"
+            )
         return asked, "as asked"
     if asked != "auto":
-        if asked not in DTYPES:
-            raise ModelError(f"unknown dtype {asked!r}", f"use auto, {', '.join(list(DTYPES)[:3])}")
+        arguments.check(dtype=asked)
         return DTYPES[asked], "as asked"
     if device.type == "cpu":
         return torch.float32, "default on a CPU" + ("" if stored == torch.float32 else f"; stored as {short(stored)}")

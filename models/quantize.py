@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import ModelError, did_you_mean
+from . import arguments
+from .errors import ArgumentError, ModelError
 from .placement import short
 
-KINDS = ("int8", "int4", "fp8")
 _GROUPS = (64, 32)  # weights of a row that share a scale in int4: the first that divides the row
 _TILE = 16  # rows that the 4-bit product of CPUs takes at once
 _EMBEDDING = "embed.weight"
@@ -87,10 +87,9 @@ def check(kind: str | None, device_map: object) -> None:
     """Refuses, before files are looked for, a kind that there is not (ModelError), or one beside a device map."""
     if kind is None:
         return
-    if kind not in KINDS:
-        raise ModelError(f"unknown quantize {kind!r}{did_you_mean(str(kind), KINDS)}", f"use {', '.join(KINDS)}")
+    arguments.check(quantize=kind)
     if device_map is not None:
-        raise ModelError(
+        raise ArgumentError(
             f"quantize={kind} and device_map={device_map} are both given, and weights of fewer bits cannot be moved",
             'name one device in place of the map: device="cuda"',
         )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .errors import ModelError, one_line
+from .errors import ArgumentError, one_line
 
 Step = Callable[[], tuple[Tensor, ...]]  # reads and writes memory that stands where it stands
 
@@ -32,7 +32,7 @@ class Recorder(Protocol):
 def check_graphs(device: torch.device, name: str) -> None:
     """Raises ModelError where there are no CUDA graphs."""
     if device.type != "cuda":
-        raise ModelError(f"cuda_graphs needs a CUDA device, and {name} would run on {device}", "leave it out")
+        raise ArgumentError(f"cuda_graphs needs a CUDA device, and {name} would run on {device}", "leave it out")
 
 
 class Graphs:

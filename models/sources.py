@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .catalog import EMBEDDED, TOKENIZER, embedded_names
-from .errors import ModelError, UnknownModelError, did_you_mean, one_line
+from .errors import ArgumentError, ModelError, UnknownModelError, did_you_mean, one_line
 from .json_text import parse
 from .weights import indexed
 
@@ -35,6 +35,21 @@ def locate(name_or_path: str | os.PathLike[str], *, revision: str | None = None,
 
     Raises UnknownModelError (a ModelError and LookupError) with the nearest embedded names if there is no such model.
     """
+    found = local(name_or_path)
+    if found is not None:
+        return found
+    name = os.fspath(name_or_path)
+    if match := _HUB_FILE.fullmatch(name):
+        return _single(_download_file(*match.groups(), revision=revision, offline=offline), name)
+    folder = _download(name, revision, offline)
+    return Source(name, folder, folder)
+
+
+def local(name_or_path: str | os.PathLike[str]) -> Source | None:
+    """The files of an embedded model, a folder or a weight file; None for what only the hub can have.
+
+    Raises UnknownModelError for a name that neither can be.
+    """
     name = os.fspath(name_or_path)
     if not name:
         raise UnknownModelError("the model's name is empty", _usage())
@@ -48,10 +63,9 @@ def locate(name_or_path: str | os.PathLike[str], *, revision: str | None = None,
     if path.is_file():
         return _single(path, path.stem)
     if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
-        folder = _download(name, revision, offline)
-        return Source(name, folder, folder)
-    if found := _HUB_FILE.fullmatch(name):
-        return _single(_download_file(*found.groups(), revision=revision, offline=offline), name)
+        return None
+    if _HUB_FILE.fullmatch(name):
+        return None
     if os.sep in name or name.startswith(("~", ".")):
         raise UnknownModelError(f"there is no folder {name}", _usage())
     raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, embedded_names())}", _usage())
@@ -78,7 +92,7 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
 
 def _single(file: Path, name: str) -> Source:
     if file.suffix not in (".pt", ".pth", ".safetensors") or (file.parent / "config.json").is_file():
-        raise ModelError(f"{file} is a file", "name the folder that holds config.json and the weights")
+        raise ArgumentError(f"{file} is a file", "name the folder that holds config.json and the weights")
     return Source(name, file.parent, file.parent, file)
 
 
@@ -98,6 +112,8 @@ def _download_file(repo: str, file: str, *, revision: str | None, offline: bool)
 def _download(repo: str, revision: str | None, offline: bool) -> Path:
     """Small files first; they say which weight files are needed (repositories often hold the same weights twice)."""
     from huggingface_hub import snapshot_download
+
+    from .weights import indexed  # which brings torch
 
     offline = _offline(offline)
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
-from .decoder import Decoder, DecoderConfig, DecoderLayer
+from .decoder import Decoder, DecoderLayer
+from .decoder_config import DecoderConfig
 from .errors import ModelError
 from .processes import find_interface, part_at_exit
 

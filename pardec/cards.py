@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.catalog import EMBEDDED, embedded_names
 
 if TYPE_CHECKING:
+    from pardec.samplers.cards import Card
     from pardec.samplers.presets import Preset
-    from pardec.samplers.registry import Card
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def list_samplers() -> list[Card]:
     >>> next(card.stage for card in list_samplers() if card.name == "threshold")
     'select'
     """
-    from pardec.samplers.registry import cards
+    from pardec.samplers.cards import cards
 
     return cards()
 

@@ -15,7 +15,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.imaging import Condition
 from pardec.models.vision.vq import to_pictures
 from pardec.prompts import Row, several
-from pardec.samplers.registry import preset
+from pardec.samplers.presets import preset
 from pardec.settings import MAX_NEW_TOKENS, Settings
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pardec import allowed
+from pardec.early import check_block, check_family
 from pardec.grammar import within
 from pardec.models.errors import SpecError
 from pardec.picture_requests import Conditions, conditions, refuse_pictures
@@ -138,7 +139,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         given = pictures.rows
     else:
         refuse_pictures(model, settings)
-        _check_family(model, settings)
+        check_family(model.name, model.facts.masked, settings)
         once = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
         given = several(once, settings.num_return_sequences)
     check_length(model, [len(row.canvas) for row in given])
@@ -186,25 +187,6 @@ def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:
     if len(settings.seed) != count:
         raise SpecError(f"{len(settings.seed)} seeds for {count} rows", hint="give one seed, or one a row")
     return tuple(int(seed) for seed in settings.seed)
-
-
-def _check_family(model: LanguageModel, settings: Settings) -> None:
-    """Refuses arguments that mean nothing to the model's family."""
-    masked = model.facts.masked
-    if masked and settings.logits_processor:
-        raise SpecError(
-            f"logits_processor reads what stands before a token, and {model.name} fills its canvas in any order",
-            hint="leave it out; allowed= says which tokens may stand where",
-        )
-    if settings.num_return_sequences > 1 and not settings.temperature:
-        raise SpecError(
-            f"num_return_sequences={settings.num_return_sequences} asks for several answers to a prompt, and "
-            "temperature=0 takes the likeliest",
-            hint="temperature=0.7 draws them; or leave num_return_sequences out",
-        )
-    for name, given in (("cfg", settings.cfg), ("block_length", settings.block_length)):
-        if not masked and given is not None:
-            raise SpecError(f"{name} is for masked models and {model.name} is not one", hint=f"leave {name} out")
 
 
 def _sampler(model: LanguageModel, settings: Settings) -> Sampler | Speculation:
@@ -319,18 +301,5 @@ def _block_length(model: LanguageModel, settings: Settings, given: list[Row]) ->
         return 1
     fixed = model.facts.block if model.facts.attention == "block-causal" else None
     asked = settings.block_length
-    if fixed is not None:
-        if asked not in (None, fixed):
-            raise SpecError(
-                f"block_length={asked}, but {model.name} decodes in blocks of {fixed}",
-                hint=f"leave block_length out, or load the model with block={asked}",
-            )
-        return fixed
-    if asked is None:
-        return min(BLOCK, longest)
-    if asked > longest:
-        raise SpecError(
-            f"block_length={asked} is longer than the {longest} tokens to decode",
-            hint=f"choose at most {longest}, or leave it out",
-        )
-    return asked
+    check_block(model.name, asked, longest, fixed)
+    return fixed or asked or min(BLOCK, longest)

@@ -139,7 +139,7 @@ class Settings:
                 )
         made = cls(**{**(defaults or {}), **arguments})
         if isinstance(made.sampler, str) and made.sampler.startswith("preset:"):
-            from pardec.samplers.registry import preset
+            from pardec.samplers.presets import preset
 
             chosen = preset(made.sampler)
             if chosen.template and made.template is None:

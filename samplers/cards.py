@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from typing import Any, Literal, TypeVar
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
+from pardec.samplers.outline import Outline, Unreadable, explanation, outlines
 from pardec.samplers.spec import written
 
 Family = Literal["masked", "ar", "continuous"]
@@ -36,7 +39,10 @@ OF: Mapping[str, str] = {
 }
 
 _T = TypeVar("_T", bound=type)
-_methods: dict[tuple[str, str], Card] = {}  # by name and family: each family has its own `sequential`
+_Key = tuple[str, str]  # name and family: each family has its own `sequential`
+_methods: dict[_Key, Card] = {}
+_paths: dict[_Key, tuple[str, str]] = {}  # module and name of each class
+_classes: dict[_Key, type] = {}  # those whose file has been imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,19 @@ class Card:
     parameters: tuple[Mapping[str, str], ...]  # name, type, default, doc
     file: str
     line: int
-    make: type
+
+    @property
+    def make(self) -> type:
+        """The class; its file is imported when it is asked for first, and torch with it."""
+        key = self.name, self.family
+        if key not in _classes:
+            importlib.import_module(_paths[key][0])
+        return _classes[key]
+
+    @property
+    def explanation(self) -> str:
+        """What the method's file says of the rule, where it deviates, and what it keeps."""
+        return explanation(self.file) or self.summary
 
 
 def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") -> Callable[[_T], _T]:
@@ -68,19 +86,37 @@ def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") 
     """
 
     def add(cls: _T) -> _T:
-        if stage not in STAGES:
-            raise SpecError(f"{name}: unknown stage {stage!r}", hint=f"stages are {', '.join(STAGES)}")
-        family = family_of(stage)
-        known = _methods.get((name, family))
-        if known and _path(known.make) != _path(cls):  # the same path is the same file loaded again
-            raise SpecError(f"a sampler named {name!r} is registered already, by {known.file}:{known.line}")
         source, line = _source(cls)
         summary = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").split("\n")[0]
-        _methods[name, family] = Card(name, stage, family, exact, summary, paper, _parameters(cls), source, line, cls)
+        key = _add(
+            name,
+            (cls.__module__, cls.__qualname__),
+            stage=stage,
+            paper=paper,
+            exact=exact,
+            summary=summary,
+            parameters=_parameters(cls),
+            file=source,
+            line=line,
+        )
+        _classes[key] = cls
         cls.registered = name, stage  # type: ignore[attr-defined]  # what its objects are called in specs
         return cls
 
     return add
+
+
+def _add(name: str, path: tuple[str, str], *, stage: str, paper: str = "", exact: str = "relaxed", **told: Any) -> _Key:
+    """Writes one card. Raises SpecError for a stage that there is not, and for a name that another class has."""
+    if stage not in STAGES:
+        raise SpecError(f"{name}: unknown stage {stage!r}", hint=f"stages are {', '.join(STAGES)}")
+    key = name, family_of(stage)
+    known = _methods.get(key)
+    if known and _paths[key] != path:  # the same path is the same file loaded again
+        raise SpecError(f"a sampler named {name!r} is registered already, by {known.file}:{known.line}")
+    _methods[key] = Card(name=name, stage=stage, family=key[1], exact=exact, paper=paper, **told)
+    _paths[key] = path
+    return key
 
 
 def family_of(stage: str) -> Family:
@@ -90,11 +126,12 @@ def family_of(stage: str) -> Family:
 
 @cache
 def _load_all() -> None:
-    """Imports every method file, and what other packages add through the entry-point group `pardec.samplers`."""
+    """Reads every method's file, and imports what other packages add by the entry-point group `pardec.samplers`."""
     for folder in _FOLDERS:
-        package = importlib.import_module(folder)
-        for module in pkgutil.iter_modules(package.__path__, folder + "."):
-            importlib.import_module(module.name)
+        spec = importlib.util.find_spec(folder)
+        for finder, module, _ in pkgutil.iter_modules((spec and spec.submodule_search_locations) or (), folder + "."):
+            if module not in sys.modules:  # else it is registered
+                _read(module, finder)
     for entry in importlib.metadata.entry_points(group="pardec.samplers"):
         try:
             entry.load()
@@ -103,6 +140,31 @@ def _load_all() -> None:
                 f"the sampler {entry.name!r} of another package ({entry.value}) does not load: {error}",
                 hint="repair or uninstall that package",
             ) from error
+
+
+def _read(module: str, finder: Any) -> None:
+    """The cards of one file, from its text; where that does not tell them, by importing it."""
+    spec = finder.find_spec(module)
+    try:
+        found = list(outlines(module, spec.origin))
+    except Unreadable:
+        importlib.import_module(module)
+        return
+    for one in found:
+        _add(one.name, (one.module, one.qualname), **one.said, **_told(one))
+
+
+def _told(one: Outline) -> dict[str, Any]:
+    parameters = tuple(
+        {
+            "name": field["name"],
+            "type": field["type"],
+            "default": written(field["default"]) if "default" in field else "",
+            "doc": field["doc"],
+        }
+        for field in one.parameters
+    )
+    return {"summary": one.summary, "parameters": parameters, "file": one.file, "line": one.line}
 
 
 def cards() -> list[Card]:
@@ -140,8 +202,6 @@ def named(name: str) -> list[Card]:
     return sorted(found, key=lambda card: STAGES.index(card.stage))
 
 
-def _path(cls: type) -> tuple[str, str]:
-    return cls.__module__, cls.__qualname__
 
 
 def _source(cls: type) -> tuple[str, int]:

@@ -4,27 +4,61 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from typing import Any, Literal
 
 from pardec.models.errors import SpecError, did_you_mean
-from pardec.samplers.cards import Card, find
-from pardec.samplers.spec import Part, Spec, parse, written
+from pardec.models.sources import local
+from pardec.samplers.cards import Card, Family, find, named
+from pardec.samplers.spec import ModelName, Part, Spec, parse, written
 
 Named = list[tuple[str, Any]]  # name and method, in the order written
 
 
 def build(part: Part, family: str | None = None) -> Any:
     """The method a part names, with its parameters read by the types of its fields."""
-    card = find(part.name, family)
-    try:
-        return _made(part, card)
-    except SpecError as error:
-        if error.hint:
-            raise
-        raise SpecError(error.message, hint=f'"pardec show {part.name}" explains its parameters') from None
+    with _explained(part):
+        return _made(part, find(part.name, family))
+
+
+def check(spec: Spec, family: Family | None = None) -> None:
+    """Refuses what the cards alone tell to be wrong: unknown names, parameters and models, values of another type.
+
+    No method's file is imported for it, nor torch. What depends on several parts, or on the range of a value, is told
+    when the spec is resolved. Without a family, the names tell it.
+    """
+    family = family or family_of(spec)
+    for part in (*spec.parts, *([] if spec.cache is None else [spec.cache])):
+        card = find(part.name, family)
+        known = {entry["name"]: entry["type"] for entry in card.parameters}
+        for key, text in part.params:
+            _check_known(part, key, known)
+            with _explained(part):
+                value = _read(text, _spelt(known[key]), f"{part.name}:{key}")
+            if value is not None and known[key].startswith("ModelName"):
+                local(value)
+
+
+_FAMILIES: tuple[Family, ...] = ("masked", "ar", "continuous")
+
+
+def family_of(spec: Spec) -> Family:
+    """The family whose methods a spec names; of several, the first that takes what it says of them.
+
+    >>> family_of(parse("seeded_jacobi:window=4")), family_of(parse("seeded_jacobi:tol=0"))
+    ('ar', 'continuous')
+    """
+    parts = (*spec.parts, *([] if spec.cache is None else [spec.cache]))
+    found = [{card.family: {entry["name"] for entry in card.parameters} for card in named(part.name)} for part in parts]
+    shared: list[Family] = [family for family in _FAMILIES if all(family in each for each in found)]
+    for family in shared:
+        if all({key for key, _ in part.params} <= each[family] for part, each in zip(parts, found, strict=True)):
+            return family
+    own = [next(iter(each)) for each in found if len(each) == 1]
+    return [*shared, *own, *_FAMILIES][0]
 
 
 def full(name: str, made: Any) -> Part:
@@ -57,6 +91,33 @@ def refuse_doubles(spec: Spec, stages: Mapping[str, Named], single: Collection[s
             raise SpecError(f"{str(spec)!r} names {max(names, key=names.count)!r} twice", hint="keep one of them")
 
 
+@contextmanager
+def _explained(part: Part) -> Iterator[None]:
+    """Gives an error without a hint the one that leads to the part's page."""
+    try:
+        yield
+    except SpecError as error:
+        if error.hint:
+            raise
+        raise SpecError(error.message, hint=f'"pardec show {part.name}" explains its parameters') from None
+
+
+def _check_known(part: Part, key: str, known: Collection[str]) -> None:
+    if key not in known:
+        allowed = f"it takes {', '.join(known)}" if known else "it takes no parameters"
+        raise SpecError(f"{part.name}: unknown parameter {key!r}{did_you_mean(key, known)}", hint=allowed)
+
+
+def _spelt(text: str) -> Any:
+    """The type that an annotation spells; str, which takes anything, for a name that only its module knows."""
+    try:
+        return typing.get_type_hints(
+            types.SimpleNamespace(__annotations__={"it": text}), {"Literal": Literal, "ModelName": ModelName}
+        )["it"]
+    except NameError:
+        return str
+
+
 @cache
 def _hints(make: Any) -> dict[str, Any]:
     """The types of a method's parameters; to read them takes longer than all else that makes it."""
@@ -68,9 +129,7 @@ def _made(part: Part, card: Card) -> Any:
     hints = _hints(card.make)
     values = {}
     for key, text in part.params:
-        if key not in known:
-            allowed = f"it takes {', '.join(known)}" if known else "it takes no parameters"
-            raise SpecError(f"{part.name}: unknown parameter {key!r}{did_you_mean(key, known)}", hint=allowed)
+        _check_known(part, key, known)
         values[key] = _read(text, hints[key], f"{part.name}:{key}")
     return card.make(**values)
 

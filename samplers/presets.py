@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pardec.models.errors import UnknownNameError, did_you_mean
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
@@ -215,3 +217,17 @@ PRESETS = (
         "LLaDA2.1's joint threshold: drafts at 0.5, edits whatever changes, 16 looks at most",
     ),
 )
+
+
+def presets() -> tuple[Preset, ...]:
+    """Every preset: a complete spec with the generate arguments that its paper used."""
+    return PRESETS
+
+
+def preset(name: str) -> Preset:
+    """The preset called `name`, with or without `preset:` before it."""
+    known = {p.name: p for p in PRESETS}
+    name = name.removeprefix("preset:")
+    if name not in known:
+        raise UnknownNameError(f"unknown preset {name!r}{did_you_mean(name, known)}", hint='run "pardec list presets"')
+    return known[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
-from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
+from pardec.models.errors import SpecError
 from pardec.samplers import assembly, speculation
 from pardec.samplers.cards import (
     AUTOREGRESSIVE,
@@ -21,8 +21,8 @@ from pardec.samplers.cards import (
 )
 from pardec.samplers.contracts import Sampler
 from pardec.samplers.painting import Drawing
-from pardec.samplers.parts import build, exactness, full
-from pardec.samplers.presets import PRESETS, Preset
+from pardec.samplers.parts import build, exactness, family_of, full
+from pardec.samplers.presets import preset, presets
 from pardec.samplers.spec import Part, Policy, Spec, parse, written
 from pardec.samplers.verifying import Speculation
 
@@ -50,20 +50,6 @@ __all__ = [
 DEFAULT: dict[Family, str] = {"masked": "threshold+eos", "ar": "sequential", "continuous": "mar"}
 
 
-def presets() -> tuple[Preset, ...]:
-    """Every preset: a complete spec with the generate arguments that its paper used."""
-    return PRESETS
-
-
-def preset(name: str) -> Preset:
-    """The preset called `name`, with or without `preset:` before it."""
-    known = {p.name: p for p in PRESETS}
-    name = name.removeprefix("preset:")
-    if name not in known:
-        raise UnknownNameError(f"unknown preset {name!r}{did_you_mean(name, known)}", hint='run "pardec list presets"')
-    return known[name]
-
-
 def sampler(name: str, **parameters: Any) -> Spec:
     """One method as a `Spec`, which `|` joins to others and every `sampler=` takes.
 
@@ -80,7 +66,6 @@ def sampler(name: str, **parameters: Any) -> Spec:
 
 
 Resolved = Sampler | Speculation | Drawing
-_FAMILIES: tuple[Family, ...] = ("masked", "ar", "continuous")
 
 
 @overload
@@ -137,19 +122,3 @@ def _drawing(parsed: Spec) -> Drawing:
     (part,) = parsed.parts
     method = build(part, "continuous")
     return Drawing(Spec((full(part.name, method),)), exactness(part.name, method, "continuous"), method)
-
-
-def family_of(spec: Spec) -> Family:
-    """The family whose methods a spec names; of several, the first that takes what it says of them.
-
-    >>> family_of(parse("seeded_jacobi:window=4")), family_of(parse("seeded_jacobi:tol=0"))
-    ('ar', 'continuous')
-    """
-    parts = (*spec.parts, *([] if spec.cache is None else [spec.cache]))
-    found = [{card.family: {entry["name"] for entry in card.parameters} for card in named(part.name)} for part in parts]
-    shared: list[Family] = [family for family in _FAMILIES if all(family in each for each in found)]
-    for family in shared:
-        if all({key for key, _ in part.params} <= each[family] for part, each in zip(parts, found, strict=True)):
-            return family
-    own = [next(iter(each)) for each in found if len(each) == 1]
-    return [*shared, *own, *_FAMILIES][0]

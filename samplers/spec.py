@@ -20,6 +20,9 @@ _BARE = re.compile(r'[^+@,:="\s]+')
 _TOKEN = re.compile(r'\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<bare>[^+@,:="\s]+)|(?P<mark>[+@,:=]))\s*', re.DOTALL)
 
 
+ModelName = str  # the type of a parameter that names a model: embedded, a folder, or a hub id
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One name with its parameters, as written: values are still text."""

@@ -1,12 +1,12 @@
-"""Checkpoint families that load natively; importing this package registers them."""
+"""Checkpoint families that load natively; importing this package registers them, and needs no torch."""
 
 from __future__ import annotations
 
 from ..errors import ModelError
-from . import dimple, dream, llada, llama, llamagen, mar, qwen2, qwen3, sdar
+from . import dimple, dream, llada, llama, llamagen, qwen2, qwen3, sdar
 from .base import FAMILIES, Config, FamilySpec, Unsupported, architecture, register
 
-__all__ = ["FAMILIES", "FamilySpec", "Unsupported", "architecture", "mar", "match", "register"]
+__all__ = ["FAMILIES", "FamilySpec", "Unsupported", "architecture", "match", "register"]
 
 _BUILT_IN = (dimple, dream, llada, llama, llamagen, qwen2, qwen3, sdar)
 

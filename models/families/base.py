@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
-
-from ..decoder import DecoderConfig
+from ..decoder_config import DecoderConfig
 from ..errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor  # not imported here: which family a config is of is told before torch is there
 
 Config = dict[str, Any]  # a published config.json
 

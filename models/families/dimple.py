@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..decoder import DecoderConfig
+from ..decoder_config import DecoderConfig
 from .base import Config, FamilySpec, register, require
 from .llama_like import HARMLESS, NAMES, shape, sliding
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..decoder import DecoderConfig
+from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from ..rope import default_frequencies
 from .base import Config, FamilySpec, Unsupported, architecture, register, require
 
 _BLOCK = "model.transformer.blocks.{i}."
@@ -36,6 +35,8 @@ def _decoder(config: Config) -> DecoderConfig:
         layers, vocab = int(config["n_layers"]), int(config.get("embedding_size") or config["vocab_size"])
     except KeyError as error:
         raise ModelError(f"config.json does not describe a LLaDA model: {error.args[0]} is missing") from None
+    from ..rope import default_frequencies
+
     shared = 1 if config.get("multi_query_attention") else heads
     return DecoderConfig(
         vocab=vocab,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..decoder import DecoderConfig
+from ..decoder_config import DecoderConfig
 from ..errors import ModelError, one_line
 from ..quiet import quiet
-from ..rope import default_frequencies
 from .base import Config, Unsupported, require
 
 _LAYER = "model.layers.{i}."
@@ -74,6 +73,8 @@ def shape(config: Config, kind: str, *, qkv_bias: bool | None = None, qk_norm: b
 def rotary(full: Any, config: Config, head_dim: int) -> tuple[tuple[float, ...], float]:
     """Rotary frequencies and table scale: default, linear, llama3 and yarn; anything else is Unsupported."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from ..rope import default_frequencies
 
     scaling = getattr(full, "rope_parameters", None) or getattr(full, "rope_scaling", None) or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from einops import rearrange
-from torch import Tensor
-
-from ..decoder import DecoderConfig
+from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from ..rope import default_frequencies
 from ..sources import read_json
-from ..weights import Published
 from .base import Config, FamilySpec, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..weights import Published
 
 CONDITION = "cls_embedding."  # what turns a class or a caption into input states
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2560: 40, 2048: 32, 3200: 32, 4096: 32}  # of the published widths
@@ -101,6 +101,8 @@ def _decoder(config: Config) -> DecoderConfig:
         raise ModelError(f"the configuration does not describe LlamaGen: {error.args[0]} is missing") from None
     if heads < 1 or width % heads or (width // heads) % 4:
         raise ModelError(f"{heads} heads over a width of {width}: a head's size has to be a multiple of 4")
+    from ..rope import default_frequencies
+
     size = width // heads
     return DecoderConfig(
         vocab=vocab,
@@ -126,20 +128,23 @@ def _hidden(config: Config, width: int) -> int:
 
 def halved(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
     """Rows of published queries and keys, whose pairs stand side by side, in the order in which halves are rotated."""
-    return _ordered(name, tensor, config, lambda rows: rearrange(rows, "h (d two) e -> h (two d) e", two=2))
+    return _ordered(name, tensor, config, "h (d two) e -> h (two d) e")
 
 
 def paired(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
     """The inverse of `halved`, for writing a checkpoint."""
-    return _ordered(name, tensor, config, lambda rows: rearrange(rows, "h (two d) e -> h (d two) e", two=2))
+    return _ordered(name, tensor, config, "h (two d) e -> h (d two) e")
 
 
-def _ordered(name: str, tensor: Tensor, config: DecoderConfig, turn: Callable[[Tensor], Tensor]) -> Tensor:
+def _ordered(name: str, tensor: Tensor, config: DecoderConfig, order: str) -> Tensor:
+    import torch
+    from einops import rearrange
+
     if not name.endswith("qkv_weight"):
         return tensor
     size, turned = config.head_dim, (config.heads + config.kv_heads) * config.head_dim
     heads = rearrange(tensor[:turned], "(h d) e -> h d e", d=size)
-    return torch.cat((rearrange(turn(heads), "h d e -> (h d) e"), tensor[turned:]))
+    return torch.cat((rearrange(rearrange(heads, order, two=2), "h d e -> (h d) e"), tensor[turned:]))
 
 
 LLAMAGEN = register(

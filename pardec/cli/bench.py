@@ -9,8 +9,11 @@ from typing import Any
 
 import typer
 
+from pardec import early
+from pardec.bench.published import config_of
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
+from pardec.models import arguments as loading
 from pardec.models.errors import SpecError
 
 bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.", no_args_is_help=True)
@@ -56,8 +59,15 @@ def decode(
     if not model and not shape:
         raise SpecError("there is nothing to time", hint="name a model, or a shape with --shape random-100m")
     numbers = {name: _numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    law: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    for name in shape or ():
+        config_of(name)
+    for name in model or ():
+        early.check(name, sampler or (), law, {"device": device, "dtype": dtype})
+    loading.check(device, dtype)
 
-    # Here and not above: these bring torch, which --help does not need.
+    # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import torch
 
     import pardec
@@ -68,8 +78,6 @@ def decode(
     from pardec.prompt_files import read_file
 
     torch.set_num_threads(threads)
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    law: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     rows: list[dict[str, Any]] = []
     columns = report.MEMORY if memory else report.DECODE
     for named, published in [*((name, True) for name in model or ()), *((name, False) for name in shape or ())]:
@@ -110,6 +118,8 @@ def kernels(
     debug: Debug = False,
 ) -> None:
     """Time each kernel's definition against its Triton version, beside what moving its bytes takes."""
+    loading.check(device, dtype)
+
     import torch
 
     from pardec.bench import kernels as timing

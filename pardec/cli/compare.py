@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from pardec import early
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
+from pardec.executors import check_name
 from pardec.models.errors import SpecError
 
 if TYPE_CHECKING:
@@ -77,9 +79,14 @@ def compare(
         "cfg": cfg,
         "cfg_interval": cfg_interval,
     }
+    arguments = {name: value for name, value in arguments.items() if value is not None}
     numbers = _seeds(seeds)
+    placing: Any = {"device": device, "dtype": dtype, "quantize": quantize}
+    check_name(executor)
+    early.check_tasks(task or ())
+    early.check(model, sampler or (), arguments, placing)
 
-    # Here and not above: these bring torch, which --help does not need.
+    # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import pardec.comparison
     from pardec.executors import executor as started
 
@@ -115,8 +122,7 @@ def compare(
             mask_id=mask_id,
             decoder=decoder,
             text_encoder=text_encoder,
-            # What is not given stays out, so that a preset's own arguments hold.
-            **{name: value for name, value in arguments.items() if value is not None},
+            **arguments,  # what is not given stays out, so that a preset's own arguments hold
         )
     except KeyboardInterrupt:
         say(_left_off(out), quiet=not leads)

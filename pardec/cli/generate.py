@@ -6,10 +6,13 @@ from typing import Any
 
 import typer
 
+from pardec import early
 from pardec.cli import inputs, sharing
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
+from pardec.executors import check_name
 from pardec.models.errors import SpecError
+from pardec.settings import Settings
 
 
 def generate(
@@ -79,21 +82,29 @@ def generate(
     # What is not given stays out, so that a preset's own arguments hold.
     arguments: Any = {"seed": seed, **{name: value for name, value in sampling.items() if value is not None}}
 
-    # Here and not above: these bring torch, which --help does not need.
+    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map}
+    placing |= {"revision": revision, "offline": offline, "mask_id": mask_id, "quantize": quantize, "tp": tp}
+    placing |= {"cuda_graphs": cuda_graphs}
+    kind = early.check(model, [sampler], arguments, placing, draws=False)
+    early.check_texts(item.prompt for item in items)
+
+    check_name(executor)
+
+    # Here and not above: this brings torch, which --help and a misspelt name do not need. What the parts of a sampler
+    # make of one another is told before weights are read, too.
+    from pardec.samplers.registry import resolve
+
+    settings = Settings.of(arguments)
+    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
+
     from pardec.cli import dealing
     from pardec.cli.batches import Batches
     from pardec.executors import executor as started
-    from pardec.samplers.registry import resolve
-    from pardec.settings import Settings
 
-    resolve(Settings.of(arguments).sampler, None)  # a misspelt sampler is refused before weights are read
     crew = sharing.Sharing() if tp else started(executor, workers=workers)
     if executor != "local":
         dealing.check(executor, output, prompts, given=bool(prompt), stream=stream)
     quiet = quiet or not crew.leads
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map}
-    placing |= {"revision": revision, "offline": offline, "mask_id": mask_id, "quantize": quantize, "tp": tp}
-    placing |= {"cuda_graphs": cuda_graphs}
     loaded = dealing.placed(crew, model, placing, quiet=quiet)
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is a model of pictures", hint=f'try "pardec image {model} -o out.png"')

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from pardec import early
 from pardec.cli import inputs
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
 from pardec.models.errors import SpecError
+from pardec.settings import Settings
 
 if TYPE_CHECKING:
     from pardec.api import Model
@@ -60,11 +62,21 @@ def image(
 
     pardec image MODEL --prompts captions.jsonl --each pictures --json
     """
-    from pardec import pngs  # here and not above, like all that --help does not need
-
     if output is None and each is None and save is None:
         raise SpecError("nowhere is named to put the pictures", hint="-o out.png takes them all, --each DIR one by one")
     shown = _asked(prompt, prompts, class_)
+    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "revision": revision}
+    placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder, "quantize": quantize}
+    placing |= {"cuda_graphs": cuda_graphs}
+    shaping: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg": cfg}
+    shaping |= {"cfg_interval": cfg_interval, "seed": _seeds(seed, seeds)}
+    shaping = {name: value for name, value in shaping.items() if value is not None}
+    kind = early.check(model, [sampler], shaping, placing, draws=True)
+    if kind is not None:
+        early.check_shown(kind, class_)
+
+    from pardec import pngs  # here and not above, like all that --help and a misspelt name do not need
+
     field = None if grid is None else pngs.read_grid(grid)
     count = num_images or (1 if field is None else max(field[0] * field[1] // len(shown), 1))
     total = count * len(shown)
@@ -75,19 +87,18 @@ def image(
             f"{total} pictures are more than the batch of {batch_size} that {save} can hold",
             hint="raise --batch-size, or leave --save out",
         )
-    given: dict[str, Any] = {"sampler": sampler, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    given |= {"cfg": cfg, "cfg_interval": cfg_interval, "num_images": count, "seed": _seeds(seed, seeds)}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {**shaping, "num_images": count, **({} if sampler is None else {"sampler": sampler})}
+
+    from pardec.samplers.registry import resolve
+
+    # What the parts of a sampler make of one another is told before weights are read, too. A picture is sampled unless
+    # the temperature says otherwise.
+    settings = Settings.of(given, {"temperature": 1.0})
+    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
 
     from pardec.cli.drawing import Drawing, check_places, write
-    from pardec.samplers.registry import resolve
-    from pardec.settings import Settings
 
     check_places(output, each, save)
-    resolve(Settings.of(given).sampler, None)  # a misspelt sampler is refused before weights are read
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "revision": revision}
-    placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder, "quantize": quantize}
-    placing |= {"cuda_graphs": cuda_graphs}
     loaded = _loaded(model, placing, quiet=quiet)
     call = _prepared(loaded, shown, class_ is not None, given)
     run = Drawing(loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _TOLD and v}})

@@ -13,8 +13,8 @@ from pardec.cli.common import Debug, Json, columns, dump
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
+    from pardec.samplers.cards import Card
     from pardec.samplers.presets import Preset
-    from pardec.samplers.registry import Card
 
 Kind = Literal["samplers", "models", "tasks", "presets"]
 
@@ -106,7 +106,7 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
         return [_plain(card) for card in list_models()]
     if kind == "tasks":
         return _tasks()
-    from pardec.samplers.registry import presets
+    from pardec.samplers.presets import presets
 
     return [_plain(preset) for preset in presets()]
 
@@ -161,18 +161,17 @@ def table(cards: list[dict[str, Any]]) -> str:
 
 
 def _plain(card: Card | ModelCard | Preset) -> dict[str, Any]:
-    kept = {field.name: getattr(card, field.name) for field in fields(card) if field.name != "make"}
+    kept = {field.name: getattr(card, field.name) for field in fields(card)}
     if "parameters" in kept and "stage" in kept:
         kept["parameters"] = [dict(parameter) for parameter in kept["parameters"]]
     return kept
 
 
 def _sampler(entry: dict[str, Any]) -> str:
-    from pardec.samplers.registry import find
+    from pardec.samplers.cards import find
 
-    module = inspect.getmodule(find(entry["name"], entry["family"]).make)
     lines = [f"{entry['name']} ({entry['stage']} stage, {entry['family']} models)", ""]
-    lines += [inspect.getdoc(module) or entry["summary"], ""]
+    lines += [find(entry["name"], entry["family"]).explanation, ""]
     if entry["parameters"]:
         lines.append("parameters")
         rows = [(f"  {p['name']}", p["type"], f"default {p['default']}", p["doc"]) for p in entry["parameters"]]

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from pardec import early
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
+from pardec.executors import check_name
 
 MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost against sequential.", min=0)]
 Budget = Annotated[int, typer.Option(help="Decodes of the search: a sampler on a problem each.", min=1)]
@@ -67,7 +69,12 @@ def tune(
     given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg": cfg}
     arguments: Any = {name: value for name, value in given.items() if value is not None}
 
-    # Here and not above: these bring torch, which --help does not need.
+    placing: Any = {"device": device, "dtype": dtype, "quantize": quantize}
+    check_name(executor)
+    early.check_tasks(task or ())
+    early.check(model, sampler or (), arguments, placing)
+
+    # Here and not above: these bring torch, which --help and a misspelt name do not need.
     from pardec.comparison import tuning
     from pardec.comparison.tuning.advice import table
     from pardec.executors import executor as started

@@ -88,6 +88,7 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
     Raises:
         SpecError: no such executor, not that many workers, or what it needs is missing; the hint says what would work.
     """
+    check_name(name)
     if workers is not None and workers < 1:
         raise SpecError(f"workers must be at least 1, got {workers}", hint="leave it out to take what there is")
     if name == "local":
@@ -98,13 +99,17 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
         from pardec.executors.torchrun import Torchrun
 
         return Torchrun(workers)
-    if name == "ray":
-        from pardec.executors.ray import Ray
+    from pardec.executors.ray import Ray
 
-        return Ray(workers)
-    raise SpecError(
-        f"unknown executor {name!r}{did_you_mean(name, NAMES)}", hint=f"the executors are {', '.join(NAMES)}"
-    )
+    return Ray(workers)
+
+
+def check_name(name: str) -> None:
+    """Refuses an executor that there is not."""
+    if name not in NAMES:
+        raise SpecError(
+            f"unknown executor {name!r}{did_you_mean(name, NAMES)}", hint=f"the executors are {', '.join(NAMES)}"
+        )
 
 
 def together(batches: int, workers: int) -> int:

@@ -31,12 +31,13 @@ from pardec.samplers.kernels.paths import Last
 from pardec.samplers.kernels.unmasking import Guidance
 from pardec.samplers.painting import Easel, Round
 from pardec.samplers.registry import register
+from pardec.samplers.spec import ModelName
 
 
 @register("cspd", stage="vectors", paper="arXiv:2411.11925")
 @dataclass(frozen=True)
 class CSpD(Ahead):
-    draft: str | None = None  # of the drafting checkpoint: embedded name, folder or hub id
+    draft: ModelName | None = None  # of the drafting checkpoint: embedded name, folder or hub id
     k: int = 8  # steps that the draft takes before the target tests them
     mode: Literal["reference", "exact"] = "reference"  # as published, or keeping the target's law
     steps: int = 64  # of the schedule; more than there are tokens are not taken

@@ -25,6 +25,7 @@ from pardec.models.load import load
 from pardec.samplers.conditions import dressed
 from pardec.samplers.drafts._voice import Nodes
 from pardec.samplers.registry import Policy, register
+from pardec.samplers.spec import ModelName
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene, Speculation
 
 _KEPT = 2  # drafting models that stay loaded
@@ -37,7 +38,7 @@ class Model(Policy):
     sized: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}  # by `pardec tune`
 
-    name: str | None = None  # of the drafting checkpoint: embedded name, folder or hub id
+    name: ModelName | None = None  # of the drafting checkpoint: embedded name, folder or hub id
     k: int = 5  # tokens drafted, which is how deep a tree grows
 
     def __post_init__(self) -> None:

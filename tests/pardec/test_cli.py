@@ -245,7 +245,7 @@ def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, pro
         (("generate", "MODEL", "-p", "a", "--batch-size", "0"), 2, "batch-size"),
         (("generate", "MODEL", "-p", "a", "--prompts", "x.txt"), 2, "both -p and --prompts"),
         (("generate", "MODEL", "--prompts", "nowhere.txt"), 2, "cannot read prompts from nowhere.txt"),
-        (("generate", "tiny-dreem", "-p", "a", "--offline"), 1, "tiny-dreem"),
+        (("generate", "tiny-dreem", "-p", "a", "--offline"), 2, "tiny-dreem"),
         (("generate",), 2, "MODEL"),
         (("decode",), 2, "No such command"),
         (("list", "sampler"), 2, "samplers"),

@@ -1,0 +1,126 @@
+"""What a method's file says of it, read without running it: its card is there before torch is imported.
+
+The `@register(...)` of a class, the fields of its dataclass and the docstring of its file are all there is on a card,
+and they are written out in the source. A file that says one of them by more than a literal is imported in place.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+from typing import Any
+
+
+class Unreadable(Exception):
+    """The file has to be run to know what it registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """One registered class."""
+
+    module: str
+    qualname: str
+    name: str
+    said: Mapping[str, Any]  # the keywords of `register`
+    summary: str
+    parameters: tuple[Mapping[str, Any], ...]  # name, type, default (absent where there is none), doc
+    file: str
+    line: int
+
+
+def outlines(module: str, file: str) -> Iterator[Outline]:
+    """Every class that the file of `module` registers. Raises Unreadable."""
+    page = _Page(module, file)
+    for node in page.tree.body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name):
+                if decorator.func.id != "register":
+                    continue
+                (name,) = map(_value, decorator.args)
+                said = {str(keyword.arg): _value(keyword.value) for keyword in decorator.keywords}
+                line = node.decorator_list[0].lineno
+                fields = tuple(_fields(page, node).values())
+                yield Outline(module, node.name, name, said, page.summary, fields, file, line)
+
+
+def explanation(file: str) -> str:
+    """The docstring of a file; empty where it cannot be read."""
+    try:
+        return ast.get_docstring(ast.parse(Path(file).read_text(encoding="utf-8"))) or ""
+    except (OSError, SyntaxError, ValueError):
+        return ""
+
+
+class _Page:
+    """A parsed file."""
+
+    def __init__(self, module: str, file: str) -> None:
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+            self.tree = ast.parse(text)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise Unreadable(file) from error
+        self.module, self.lines = module, text.split("\n")
+        self.summary = (ast.get_docstring(self.tree) or "").split("\n")[0]
+
+    def base(self, name: str) -> tuple[_Page, ast.ClassDef]:
+        """The class that `name` means here, and the file it is in."""
+        for node in self.tree.body:
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                return self, node
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return self._imported(node).base(alias.name)
+        raise Unreadable(name)
+
+    def _imported(self, node: ast.ImportFrom) -> _Page:
+        package = self.module.rpartition(".")[0]
+        module = resolve_name("." * node.level + (node.module or ""), package)
+        parent, _, name = module.rpartition(".")
+        folder = find_spec(parent) if parent else None  # neither is imported, only what they lie in
+        for place in (folder.submodule_search_locations or ()) if folder else ():
+            file = Path(place, name + ".py")
+            if file.is_file():
+                return _page(module, str(file))
+        raise Unreadable(module)
+
+
+@cache
+def _page(module: str, file: str) -> _Page:
+    """A file whose classes many others build on, parsed once."""
+    return _Page(module, file)
+
+
+def _fields(page: _Page, node: ast.ClassDef) -> dict[str, Mapping[str, Any]]:
+    """The fields of a dataclass, those of its bases first."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for base in reversed(node.bases):
+        if not isinstance(base, ast.Name):
+            raise Unreadable(ast.unparse(base))
+        found |= _fields(*page.base(base.id))
+    if not any(ast.unparse(decorator).startswith("dataclass") for decorator in node.decorator_list):
+        return found
+    for entry in node.body:
+        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
+            kind = ast.unparse(entry.annotation)
+            if kind.startswith("ClassVar"):
+                continue
+            line = page.lines[entry.lineno - 1]
+            held = {"name": entry.target.id, "type": kind, "doc": line.partition("  # ")[2].strip()}
+            found[entry.target.id] = held if entry.value is None else {**held, "default": _value(entry.value)}
+    return found
+
+
+def _value(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise Unreadable(ast.unparse(node)) from error
