@@ -90,6 +90,9 @@ class Conditioned:
     def parameters(self) -> Iterable[Tensor]:
         return self.base.parameters()
 
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        return self.base.named_parameters()
+
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for all rows of the request, with rows of its own for the unsaid half."""
         copies, count = self.lengths.shape

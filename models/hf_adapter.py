@@ -105,6 +105,11 @@ class HFAdapter:
         parameters: Iterator[Tensor] = self.model.parameters()
         return parameters
 
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight once, under the library's name."""
+        named: Iterator[tuple[str, Tensor]] = self.model.named_parameters()
+        return named
+
     @property
     def device(self) -> torch.device:
         """Where tokens go in."""

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import CapacityError
+from pardec.models.errors import CapacityError, SpecError
+from pardec.samplers.transfer import hosted
 
 GIVEN = -1  # commit_step of a token that the request gave
 NEVER = -2  # commit_step of a position that was never committed
@@ -176,16 +177,19 @@ class Canvas:
             self.tokens_host, self.open_host = self.tokens.numpy(), self.open.numpy()
             self._step_host, self._score_host = self.commit_step.numpy(), self.commit_score.numpy()
 
-    def _read(self) -> None:
-        """Brings `tokens_host` and `open_host` up to date: one transfer, and none on a CPU."""
-        if self.tokens.device.type != "cpu":
-            packed = torch.where(self.open, -1, self.tokens).cpu().numpy()
-            self.open_host = packed < 0
-            self.tokens_host = np.where(self.open_host, self.mask_id, packed)
+    def _read(self, beside: Tensor | None = None) -> float:
+        """Brings `tokens_host` and `open_host` up to date: one transfer, and none on a CPU. `beside` comes with it."""
+        if self.tokens.device.type == "cpu":
+            return 0.0 if beside is None else float(beside)
+        packed = torch.where(self.open, -1, self.tokens)
+        read = hosted({"packed": packed} if beside is None else {"packed": packed, "beside": beside})
+        self.open_host = read["packed"] < 0
+        self.tokens_host = np.where(self.open_host, self.mask_id, read["packed"])
+        return 0.0 if beside is None else float(read["beside"])
 
-    def _place(self) -> None:
+    def _place(self, beside: Tensor | None = None) -> float:
         """Reads back which positions are open and moves every row to the block of its first open one."""
-        self._read()
+        told = self._read(beside)
         first, each = self.open_host.argmax(1), np.arange(len(self.rows))
         self.first_open = np.where(self.open_host[each, first], first, self.total)
         if (self.first_open >= self.hi).any():
@@ -193,6 +197,7 @@ class Canvas:
         self.eligible_host = self.open_host[each[:, None], self.window_host]
         self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
         self.left = self.eligible_host.sum(1)
+        return told
 
     def _enter(self) -> None:
         """Moves rows whose block is complete to the block of their first open position."""
@@ -256,13 +261,27 @@ class Canvas:
 
     # --- the writers ---
 
-    def commit(self, chosen: Writing, *, fill: Writing | None = None, revision: Revision | None = None) -> None:
+    def commit(
+        self,
+        chosen: Writing,
+        *,
+        fill: Writing | None = None,
+        revision: Revision | None = None,
+        beside: Tensor | None = None,
+    ) -> float:
         """Writes what is `chosen` in the block where it is open, and moves the rows on.
 
         Counts the forward that this commit ends. What is committed already stays as it is, but for `revision`.
 
         Args:
             fill: written as well, anywhere in the row where it is open.
+            beside: [] a number that the host is to know; it comes in the transfer that there is anyway.
+
+        Returns:
+            `beside`; 0 without one.
+
+        Raises:
+            SpecError: the mask id was written as a token. The canvas is then of no more use.
         """
         which = chosen.which
         if revision is not None:
@@ -286,7 +305,19 @@ class Canvas:
         self.entered = np.zeros(len(self), dtype=bool)
         self.step = self.step + 1
         self.nfe = self.nfe + 1
-        self._place()
+        told = self._place(beside)
+        self._refuse_masks()
+        return told
+
+    def _refuse_masks(self) -> None:
+        """A mask that is neither given nor open was written as if it were a token."""
+        wrong = (self.tokens_host == self.mask_id) & ~self.open_host & ~self.given_host
+        if wrong.any():
+            row, position = (int(index[0]) for index in wrong.nonzero())
+            raise SpecError(
+                f"the mask token (id {self.mask_id}) was chosen for position {position} of row {self.rows[row]}",
+                "a stage that wants a position open again names it in Revision.reopen",
+            )
 
     def _forward(self) -> Tensor:
         """[B, 1] the present forward, as `commit_step` records it."""
@@ -324,6 +355,7 @@ class Canvas:
     def close(self, rows: np.ndarray) -> None:
         """Ends these rows ([B] bool): what is open in them becomes padding and stays uncommitted."""
         which = self.open & torch.from_numpy(rows).to(self.open.device)[:, None]
+        self.given_host = self.given_host | (self.open_host & rows[:, None])  # padding is nobody's choice
         self.tokens.masked_fill_(which, self.pad_id)
         self.open &= ~which
         self._place()

@@ -190,6 +190,11 @@ def find(name: str, family: str | None = None) -> Card:
     )
 
 
+def name_of(stage: object) -> str:
+    """The name that an object of a method goes by; its type's where it is in no registry."""
+    return next((card.name for card in cards() if card.make is type(stage)), type(stage).__name__)
+
+
 def named(name: str) -> list[Card]:
     """The cards of every method of this name, one a family; UnknownNameError names the nearest if there is none."""
     _load_all()

@@ -12,6 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from pardec.models import finite
 from pardec.models.kernels.choice import backend
 from pardec.samplers.kernels.confidence import CACHED, Confidence, confidence, greedy
 from pardec.samplers.kernels.rank import argmax
@@ -60,6 +61,10 @@ class Law:
     def confidence(self) -> Confidence:
         """argmax, top-1, top-2, log-sum-exp and entropy, each [B, W]."""
         return Confidence(*map(self.aligned, confidence(self.rows)))
+
+    def highest(self) -> Tensor:
+        """[]: finite as long as every position that has logits has a distribution (see `models.finite`)."""
+        return finite.highest(self.rows)
 
     def probability(self, tokens: Tensor) -> Tensor:
         """The probability of `tokens` [B, W]."""
@@ -154,6 +159,9 @@ class Scaled(Law):
             return confidence(law.base.logits, temperature=self.temperature, tokens=law.tokens, by=law.by)
         return Confidence(*map(self.aligned, confidence(law.rows, temperature=self.temperature)))
 
+    def highest(self) -> Tensor:
+        return self.base.highest() / self.temperature
+
     def at(self, tokens: Tensor) -> Tensor:
         return self.base.at(tokens) / self.temperature
 
@@ -205,6 +213,9 @@ class Raised(Law):
         # The second was raised and is a rival now, or was not and keeps its logit.
         second = torch.cat((rivals, found.top2[..., None]), -1).topk(2).values[..., 1]
         return Confidence(ids, top, second, mass, (mass.log() - moment / mass).clamp(min=0))
+
+    def highest(self) -> Tensor:
+        return self.by.sum()  # the other law was asked before
 
     def at(self, tokens: Tensor) -> Tensor:
         same = tokens[..., None] == self.tokens[..., None, :]

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models import finite
 from pardec.samplers.kernels.confidence import Confidence, confidence, greedy
 from pardec.samplers.kernels.law import Law, Noise, parted
 
@@ -70,6 +71,9 @@ class Pieced(Law):
     def confidence(self) -> Confidence:
         found = zip(*self._each(lambda _, rows: confidence(rows)), strict=True)
         return Confidence(*(self.aligned(torch.cat(part)) for part in found))
+
+    def highest(self) -> Tensor:
+        return torch.stack(list(self._each(lambda _, rows: finite.highest(rows)))).sum()
 
     def at(self, tokens: Tensor) -> Tensor:
         place, wanted = self.place.flatten(), tokens.flatten(0, 1)

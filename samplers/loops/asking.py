@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pardec.models import finite
+from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.language_model import LanguageModel
@@ -55,6 +57,8 @@ class Asking:
         self._groups: list[Group] = []
         self._order: Tensor | None = None
         self._made: list[Hidden] = []  # of the forward just made, one a group; kept if `whole`
+        self._runs: list[finite.Run] = []  # the forward just made, one a group
+        self.highest = torch.zeros((), device=canvas.tokens.device)  # of all logits so far: see `finite`
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows, in the cache too."""
@@ -133,6 +137,7 @@ class Asking:
         else:
             forward = self.model.run  # a plan that was checked, with other tokens
         self._made.clear()
+        self._runs.clear()
         found = [self._forward(group, wanted, soft, forward) for group in self._groups]
         if len(found) == 1:
             return found[0]
@@ -190,6 +195,7 @@ class Asking:
         plan = replace(group.plan, tokens=tokens, want=self._doubled(want), narrow=narrow)
         if soft is not None:
             plan = replace(plan, soft=self._doubled(self._placed(soft, group)))
+        self._runs.append((plan, self.cache))
         hidden = forward(plan, self.cache)
         if self.whole:
             self._made.append(hidden)
@@ -238,10 +244,15 @@ class Asking:
         return tensor if self.cfg is None else torch.cat([tensor, tensor])
 
     def _guided(self, logits: Tensor) -> Tensor:
-        if self.cfg is None:
-            return logits
-        conditional, unconditional = logits.chunk(2)
-        return unconditional + self.cfg * (conditional - unconditional)
+        if self.cfg is not None:
+            conditional, unconditional = logits.chunk(2)
+            logits = unconditional + self.cfg * (conditional - unconditional)
+        self.highest = self.highest + finite.highest(logits)
+        return logits
+
+    def failure(self) -> PardecError | None:
+        """Why logits of the forward just made are not finite; None where running it again does not tell."""
+        return finite.failure(self.model, self._runs, cfg=self.cfg)
 
     def _permitted(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """`logits`, penalised, without the mask id and what is not allowed there; they may be changed in place.

@@ -1,8 +1,9 @@
 """The masked loop: diffusion language models filled in block by block, every row at its own pace.
 
 One step: the schedule's clock, the cache's positions, the inputs, the forward (one a group of rows that ask alike),
-then logits, propose, select, widen, revise, commit, finish. The loop alone keeps three promises: the first forward of a
-request is full, an open row commits at least one position a step, and the mask id is never committed.
+then logits, propose, select, widen, revise, commit, finish. The loop alone keeps four promises: the first forward of a
+request is full, an open row commits at least one position a step, the mask id is never committed, and what numbers that
+are not finite would choose is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import ModelError
+from pardec.models.errors import ModelError, SpecError
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.assembly import fitted
 from pardec.samplers.canvas import NEVER, Canvas, Revision, Writing
@@ -42,6 +43,7 @@ from pardec.samplers.joining import put_rows, unjoinable
 from pardec.samplers.kernels.rank import best
 from pardec.samplers.loops.asking import Asking
 from pardec.samplers.loops.record import Before, Record
+from pardec.samplers.loops.refusals import Read, demand_finite, mask_chosen
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import seat
 
@@ -80,6 +82,7 @@ class Decision:
     """What one step does to the canvas."""
 
     chosen: Writing
+    by: Any  # the stage that names the tokens chosen
     revision: Revision | None = None
     fill: Writing | None = None
 
@@ -124,6 +127,7 @@ class MaskedLoop:
         self.schedule = sampler.select if isinstance(sampler.select, Scheduled) else None
         self.record = Record(canvas, self.asking.copies)
         self.endings = Endings(request.stops, len(canvas))
+        self.laws: list[Read] = []  # of the step, in order
 
     # --- one step ---
 
@@ -133,10 +137,24 @@ class MaskedLoop:
         canvas = self.canvas
         ask = self.plan()
         evidence = self.look(ask)
+        self.laws = [Read(None, evidence.law, evidence.positions, evidence.eligible)]
+        if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: it is told with the commit
+            demand_finite(float(self.asking.highest), self.laws, self.asking)
         decision = self.decide(evidence, ask)
         before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
-        canvas.commit(decision.chosen, fill=decision.fill, revision=decision.revision)
+        demand_finite(self._commit(decision), self.laws, self.asking)
         return before
+
+    def _commit(self, decision: Decision) -> float:
+        """Writes the decision; the sum of the highest logits so far. An error names who chose the mask id."""
+        revision = decision.revision
+        try:
+            return self.canvas.commit(
+                decision.chosen, fill=decision.fill, revision=revision, beside=self.asking.highest
+            )
+        except SpecError as error:
+            edits = [(stage, revision and revision.rewrite) for stage in self.sampler.revising]
+            raise mask_chosen(error, [(decision.by, decision.chosen), *edits], self.canvas) from None
 
     def state(self, stage: Any) -> Any:
         """What `stage` remembers of this request."""
@@ -175,9 +193,13 @@ class MaskedLoop:
         canvas, sampler = self.canvas, self.sampler
         for stage in sampler.logits:
             evidence = replace(evidence, law=stage.logits(evidence, canvas, self.state(stage)))
+            self.laws.append(Read(stage, evidence.law, evidence.positions, evidence.eligible))
+            self.asking.highest = self.asking.highest + evidence.law.highest()
         proposal = sampler.propose.propose(evidence, canvas)
         found = sampler.select.select(proposal, canvas, self.state(sampler.select))
-        chosen, tokens = (found.which, found.tokens) if isinstance(found, Choice) else (found, proposal.tokens)
+        chosen, tokens, by = found, proposal.tokens, sampler.propose
+        if isinstance(found, Choice):
+            chosen, tokens, by = found.which, found.tokens, sampler.select
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
         chosen = self._some(chosen, proposal)
@@ -185,7 +207,7 @@ class MaskedLoop:
             must = torch.from_numpy(ask.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
             first = torch.arange(chosen.shape[1], device=chosen.device) == 0
             chosen = torch.where(must, first, chosen)
-        decision = Decision(Writing(chosen, tokens, proposal.score), self._revision(chosen, proposal))
+        decision = Decision(Writing(chosen, tokens, proposal.score), by, self._revision(chosen, proposal))
         return self._filled(decision, proposal) if self.asking.whole else decision
 
     @staticmethod
@@ -215,7 +237,9 @@ class MaskedLoop:
         if not rows.any():
             return decision
         which, places = canvas.ahead(rows)
-        ids, probability = self.asking.at(places).greedy
+        law = self.asking.at(places)
+        self.laws.append(Read(None, law, places, which.gather(1, places)))
+        ids, probability = law.greedy
         fill = Writing(
             which,
             torch.zeros_like(canvas.tokens).scatter_(1, places, ids),
@@ -223,7 +247,7 @@ class MaskedLoop:
         )
         rest = torch.from_numpy(~rows).to(which.device)[:, None]
         revision = None if decision.revision is None else decision.revision.only(rest)
-        return Decision(decision.chosen.only(rest), revision, fill)
+        return Decision(decision.chosen.only(rest), decision.by, revision, fill)
 
     # --- rows that end ---
 

@@ -56,6 +56,9 @@ class Handed:
     def parameters(self) -> tuple[Tensor, ...]:
         return ()
 
+    def named_parameters(self) -> tuple[tuple[str, Tensor], ...]:
+        return ()
+
 
 class Block:
     """The masked loop over one block."""

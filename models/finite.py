@@ -1,0 +1,116 @@
+"""Numbers that are not finite: a check that costs next to nothing, and, once it fires, where they come from.
+
+    highest(logits) = the sum of each row's highest logit: finite iff no row holds NaN or +inf, or nothing but -inf
+
+A logit of -inf is a token that is ruled out, whoever says so. What only the error path does may take seconds: every
+weight is read, then the forward is run again layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .errors import ModelError, PardecError, SpecError
+from .hidden import Hidden
+from .kv_cache import KVCache
+from .plan import Plan
+
+if TYPE_CHECKING:
+    from .language_model import LanguageModel
+
+Run = tuple[Plan, KVCache | None]  # a forward, as it was asked for
+
+
+def highest(logits: Tensor) -> Tensor:
+    """[]: the sum of the highest logit of each row of [..., V]; no number waits for the host.
+
+    >>> highest(torch.tensor([[0.0, -torch.inf], [2.0, 1.0]])), highest(torch.tensor([[0.0, torch.nan]]))
+    (tensor(2.), tensor(nan))
+    """
+    return logits.amax(-1).sum()
+
+
+def sound(logits: Tensor) -> Tensor:
+    """[...] bool: the rows of `logits` [..., V] that stand for a distribution."""
+    return logits.amax(-1).isfinite()
+
+
+def damaged(weights: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Which of named weights holds NaN or infinity first, and how many, in words; None where none does."""
+    for name, weight in weights:
+        if weight.is_meta or not weight.numel():
+            continue
+        values: Any = weight.detach()
+        if hasattr(values, "dequantize") and type(values) not in (Tensor, torch.nn.Parameter):
+            values = values.dequantize()
+        wrong = values.numel() - int(values.isfinite().sum())
+        if wrong:
+            return f"its weight {name} holds NaN or infinity ({wrong} of {values.numel()} numbers)"
+    return None
+
+
+def named_weights(*parts: Any) -> Iterable[tuple[str, Tensor]]:
+    """The weights of networks by name, as far as these name any."""
+    for part in parts:
+        yield from getattr(part, "named_parameters", tuple)()
+
+
+def weights_of(name: str, what: str, *parts: Any, hint: str) -> ModelError:
+    """The error of a model called `name` whose `what` is not finite, by the weights of its networks `parts`."""
+    wrong = damaged(named_weights(*parts))
+    why = f": {wrong}" if wrong else ", though its weights are"
+    return ModelError(f"{name} gives {what} that are not finite{why}", _AGAIN if wrong else hint)
+
+
+_GUIDANCE = "guidance"
+_AGAIN = "the checkpoint is damaged: fetch it again, or convert it again from what it was made of"
+
+
+def failure(model: LanguageModel, runs: Sequence[Run], *, cfg: float | None = None) -> PardecError | None:
+    """Why logits of these forwards are not finite: a weight, else a layer, else the guidance `cfg`.
+
+    The forwards stand in the order in which they were made. None where nothing that is not finite is found.
+    """
+    wrong = damaged(named_weights(model.decoder))
+    if wrong is not None:
+        return ModelError(f"{model.name} gives logits that are not finite: {wrong}", _AGAIN)
+    kind = str(model.dtype).removeprefix("torch.")
+    hint = "load it with dtype=float32" if kind != "float32" else "the numbers outgrow float32: check its configuration"
+    where = None
+    if model.processes == 1:  # else all of them would have to run it again
+        with suppress(torch.OutOfMemoryError):  # layers' outputs are held together
+            where = _place(model, runs, cfg)
+    if where is None:
+        return None
+    if where == _GUIDANCE:
+        return SpecError(f"cfg={cfg} leads past what float32 holds: the logits it mixes are finite", "lower cfg")
+    return ModelError(f"{model.name} gives logits that are not finite: {where} is the first, in {kind}", hint)
+
+
+def _place(model: LanguageModel, runs: Sequence[Run], cfg: float | None) -> str | None:
+    """Where a forward run again is not finite first."""
+    with torch.inference_mode():
+        for plan, cache in runs:
+            within = range(model.layers)[plan.layers] if plan.layers is not None else range(model.layers)
+            taps = tuple(layer for layer in within if layer < model.layers - 1)
+            hidden = model.decoder(replace(plan, hidden=taps, narrow=False), cache)
+            made: Hidden = getattr(hidden, "made", hidden)
+            real = made.plan.positions >= 0
+            each = [*sorted(made.taps.items()), (within[-1], made.states)]
+            for layer, states in each:
+                if not bool(states[real].isfinite().all()):
+                    return f"the output of layer {layer} of 0..{model.layers - 1}"
+            if not bool(sound(made.logits()[made.plan.want >= 0]).all()):
+                return "the output of its head"
+            if cfg is not None:
+                halves = made.logits().chunk(2)
+                mixed = hidden.logits() if hidden is not made else halves[1] + cfg * (halves[0] - halves[1])
+                if not bool(sound(mixed).all()):
+                    return _GUIDANCE
+    return None
