@@ -7,7 +7,8 @@ step of either gives an example a row: the confidences of the active block, and 
 is the token that stands there when decoding one at a time ends. The filter learns these by cross-entropy, half of each
 batch from either kind, on one thread and from a seed. Its `tau` is the lowest of a few with which other problems of the
 train splits come out right as often as with `threshold:tau=0.9`, give or take a point. Last it decodes held-out
-problems beside `sequential` and `threshold:tau=0.9`; what that gave is in `card.json`, next to `filter.safetensors`.
+problems beside `sequential` and `threshold:tau=0.9`; what that gave is in `card.json`, next to `filter.safetensors`,
+which names the model and the `tau` too: no other model is decoded with it unless asked for.
 """
 
 from __future__ import annotations
@@ -189,8 +190,9 @@ def main() -> None:
     settings = {name: getattr(options, name) for name in ("hidden", "steps", "rate", "seed")}
     made = train(kinds, batch=options.batch_size, **settings)
     options.out.mkdir(parents=True, exist_ok=True)
-    save_file(made.state_dict(), options.out / WEIGHTS)
+    save_file(made.state_dict(), options.out / WEIGHTS, {"model": model.name})
     tau, tried = chosen_tau(model, options.out, options.problems, options.seed + 1)
+    save_file(made.state_dict(), options.out / WEIGHTS, {"model": model.name, "tau": str(tau)})
     seconds = time.perf_counter() - started
     print(f"tau={tau} after {seconds:.0f} s: {tried}", flush=True)
     unseen = record(model, "heldout", options.heldout // 4, 7)

@@ -8,12 +8,18 @@ https://arxiv.org/abs/2309.08168
     search: skip <- skip'  iff  match(skip') > match(skip);  match = share of the first `context` generated tokens that
     are the drafter's argmax, fed all at once; one try a round
 
+What a search found it keeps for the model: later requests begin with it and go on searching. Where a row has no
+`context` tokens yet, a half or a quarter of them serve, and a choice is judged once it was scored on `context` in all,
+over several short requests. Only where tokens are sampled, and not by seeded noise, is each request searched anew: a
+seed gives the same text whatever was decoded before.
+
 It drafts on the target's K/V; its own go behind them, where the verify pass writes next.
 
 Deviates from the authors' code: choices are drawn at random or by exchanging one sub-block of the best, and not by
 Bayesian optimisation; where to leave off is a length controller's (theirs is `layerskip:k=25+unsure:tau=0.8`). The
-search serves the whole batch, so what a row draws with a temperature depends on the others, and its law does not.
-Exact: greedy and distribution, with an exact acceptance.
+search serves the whole batch.
+Exact: greedy and distribution, with an exact acceptance. How many tokens are drafted depends on the batch and, with
+`skip=search`, on the requests before; so does what a row draws with a temperature on its batch, though not its law.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.language_model import LanguageModel
 from pardec.models.plan import Plan, Visible
-from pardec.samplers.drafts._skipping import Search, Skip, uniform
+from pardec.samplers.drafts._skipping import Search, Skip, kept, uniform
 from pardec.samplers.drafts._voice import Nodes
 from pardec.samplers.kernels.rank import argmax
 from pardec.samplers.registry import Policy, register
@@ -44,7 +50,7 @@ class LayerSkip(Policy):
     ratio: float = 0.45  # share of the inner layers' sub-blocks that is skipped
     skip: Literal["uniform", "search"] = "uniform"  # whole layers evenly spread, or what the search finds
     k: int = 5  # tokens drafted, which is how deep a tree grows
-    context: int = 32  # generated tokens that a choice is scored on
+    context: int = 32  # generated tokens that a choice is scored on, over several requests where they are short
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:
@@ -63,7 +69,10 @@ class LayerSkip(Policy):
     def start(self, scene: Scene) -> Skipping:
         layers = scene.model.layers
         made = Skipping(scene, scene.model, scene.cache, skip=uniform(layers, self.ratio))
-        made.search = Search(layers, self.ratio) if self.skip == "search" else None
+        if self.skip == "search":
+            drawn = scene.request.temperature and getattr(scene.sampler.accept, "noise", "") != "seeded"
+            made.search = Search(layers, self.ratio) if drawn else kept(scene.model, self.ratio, self.context)
+            made.skip = made.search.best
         return made
 
     def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Skipping) -> Draft:
@@ -86,17 +95,22 @@ class Skipping(Nodes):
         return self.search is None
 
     def improve(self, context: int) -> int:
-        """One try of the search, on the rows that have `context` generated tokens and slots to feed them to; how many
-        forwards it took."""
+        """One try of the search, on the rows that have `context` generated tokens, or a half or a quarter of them, and
+        slots to feed them to; how many forwards it took."""
         text, search = self.scene.text, self.search
         if search is None:
             return 0
-        enough = (text.length - text.prompt >= context) & (text.length - 1 + context <= self.cache.capacity)
+        for count in (context, max(context // 2, 1), max(context // 4, 1)):
+            enough = (text.length - text.prompt >= count) & (text.length - 1 + count <= self.cache.capacity)
+            if enough.any():
+                break
         rows = np.flatnonzero(enough)
-        skip = search.next(tuple(text.rows[rows].tolist())) if len(rows) else None
+        given = tuple(text.row(at)[: text.prompt[at]].tobytes() for at in rows.tolist())
+        skip = search.next(given, count / context) if given else None
         if skip is None:
+            self.skip = search.best
             return 0
-        search.told(skip, self._match(skip, rows, context))
+        search.told(skip, self._match(skip, rows, count))
         self.skip = search.best
         return 1
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -60,6 +61,27 @@ def locate_filter(name: str) -> tuple[Path, str | None]:
     return file, None
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a filter says of itself."""
+
+    model: str | None = None  # on whose traces it was trained
+    tau: float = 0.97  # with which it was judged; else what suits the one that ships
+
+
+def told_by(name: str) -> Trained:
+    """What the filter that `name` stands for says of itself; a function's, and one that names no model, say nothing."""
+    file, function = locate_filter(name)
+    if function:
+        return Trained()
+    try:
+        with safe_open(file, "pt") as opened:
+            said = opened.metadata() or {}
+        return Trained(said.get("model"), float(said.get("tau", Trained().tau)))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _no_filter(file, error) from error
+
+
 def load_filter(name: str) -> nn.Module:
     """The network that `name` stands for, ready to judge; `block_length` on it says for which blocks.
 
@@ -77,10 +99,12 @@ def _read(file: Path) -> Filter:
         made = Filter(*reversed(weights["hidden.weight"].shape))
         made.load_state_dict(weights)
     except (SafetensorError, OSError, KeyError, TypeError, RuntimeError) as error:
-        raise SpecError(
-            f"learned: {file} holds no filter: {one_line(error)}", hint="scripts/train_filter.py writes one"
-        ) from error
+        raise _no_filter(file, error) from error
     return made
+
+
+def _no_filter(file: Path, error: Exception) -> SpecError:
+    return SpecError(f"learned: {file} holds no filter: {one_line(error)}", hint="scripts/train_filter.py writes one")
 
 
 def _called(file: Path, function: str) -> nn.Module:

@@ -11,7 +11,7 @@ rounds instead; then the clock, and always the other rows, decide how much is dr
 
 Deviates from the paper: each row has its own k, the best there are together. Counts fade while nothing is drafted, so
 that drafting is tried again.
-Exact: greedy and distribution, with an exact acceptance.
+Exact: greedy and distribution, with an exact acceptance. What a row draws with a temperature depends on its batch.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pardec.samplers.contracts import Request
 from pardec.samplers.events import Event, RowFinished, Started, Step
 from pardec.samplers.rng import Keyed
 from pardec.streaming import Texts
-from tests.samplers.toys import toy
+from tests.samplers.toys import names, toy
 
 TEXTS = ["Tom has 3 cups.", "Sara buys 12 apples and finds 4 more apples.", "Ann"]
 UNK, EOS, MASK = 0, 1, 2
@@ -137,7 +137,7 @@ def test_plain_text_is_told_as_soon_as_it_is_final(model: pardec.Model) -> None:
 
 
 def specs() -> list[str]:
-    named = {stage: [c.name for c in registry.cards() if c.stage == stage] for stage in ("select", "revise", "finish")}
+    named = {stage: names(stage) for stage in ("select", "revise", "finish")}
     made = [f"{select}+eos@dual" for select in named["select"]]
     return [
         *made,

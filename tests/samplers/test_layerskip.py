@@ -15,9 +15,10 @@ from torch import Tensor
 
 from pardec.models.decoder import DecoderLayer
 from pardec.models.errors import SpecError
+from pardec.models.language_model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
-from pardec.samplers.drafts._skipping import Search, Skip, inner, uniform
+from pardec.samplers.drafts._skipping import Search, Skip, inner, kept, uniform
 from pardec.samplers.drafts.layerskip import Skipping
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
 from tests.samplers.voices import LENGTHS, NEW, RAGGED, greedy, heard, law, target
@@ -167,13 +168,69 @@ def test_the_match_is_the_share_that_the_skipping_stack_would_have_said() -> Non
     assert len({found for found, _ in seen}) > 2
 
 
-def test_a_search_helps_where_the_even_choice_is_a_bad_one() -> None:
+def test_a_choice_is_judged_once_its_texts_weigh_one_together() -> None:
+    search = Search(8, 0.5)
+    even = search.best
+
+    def scored(text: int, weight: float, best: float, score: float) -> Skip:
+        first = search.next(text, weight)
+        assert first == search.best
+        search.told(first, best)
+        other = search.next(text, weight)
+        assert other is not None
+        search.told(other, score)
+        return other
+
+    one = scored(0, 0.5, 0.4, 0.7)
+    assert search.best == even, "half a text is not enough"
+    assert scored(1, 0.25, 0.5, 0.4) == one, "what is open is scored on the next text first"
+    assert scored(1, 0.5, 0.5, 0.6) == one, "a text that has grown replaces what it was"
+    assert search.best == one
+    assert not search.open
+    loser = scored(2, 0.5, 0.6, 0.5)
+    assert scored(3, 0.5, 0.6, 0.6) == loser
+    assert search.best == one
+    assert scored(4, 0.5, 0.6, 0.5) != loser, "nothing is tried twice"
+
+
+def lame() -> LanguageModel:
+    """What the even choice leaves in does nothing."""
     model = toy_ar(12, 5, 3.0, layers=6)
     with torch.no_grad():
-        for layer in (2, 3):  # what the even choice leaves in does nothing
+        for layer in (2, 3):
             stack = model.decoder.layers[layer]  # type: ignore[attr-defined]
             stack.out_weight.zero_()
             stack.down_weight.zero_()
+    return model
+
+
+def test_a_request_uses_what_another_one_found() -> None:
+    """Each names its sampler anew, as calls of generate do."""
+    spec = "layerskip:ratio=0.5,k=3,skip=search,context=8"
+    model, short = lame(), [[1, 2], [3], [0, 4], [2, 2]]
+    before = run(lame(), spec, short, 10)
+    run(model, spec, RAGGED, 60)
+    after = run(model, spec, short, 10)
+    assert rows(after) == rows(before)
+    assert sum(after.nfe) < sum(before.nfe)
+    # Another ratio, or another model, has a search of its own; so has a request whose text is drawn.
+    assert kept(model, 0.5, 8).best != uniform(6, 0.5) == kept(lame(), 0.5, 8).best == kept(model, 0.5, 9).best
+    one, other = (run(each, spec, RAGGED, NEW, temperature=0.9, seeds=range(len(RAGGED))) for each in (model, lame()))
+    assert rows(one) == rows(other)
+
+
+def test_several_short_requests_search_together() -> None:
+    """None has as many generated tokens as a choice is scored on."""
+    model, spec = lame(), "layerskip:ratio=0.5,k=3,skip=search,context=16"
+    for n in range(20):
+        run(model, spec, [[n % 5, n // 5]], 14)
+    search = kept(model, 0.5, 16)
+    assert search.best != uniform(6, 0.5)
+    assert len(search.tried) > 4
+
+
+def test_a_search_helps_where_the_even_choice_is_a_bad_one() -> None:
+    model = lame()
     even = run(model, "layerskip:ratio=0.5,k=3", RAGGED, 60)
     found = run(model, "layerskip:ratio=0.5,k=3,skip=search,context=8", RAGGED, 60)
     assert rows(found) == rows(even)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.kernels.filters import FILTERS, WEIGHTS, Filter, filter_names, load_filter
+from pardec.samplers.kernels.filters import FILTERS, WEIGHTS, Filter, filter_names, load_filter, told_by
 from tests.samplers.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
@@ -143,11 +143,36 @@ def test_an_embedded_filter_is_what_its_card_says(name: str) -> None:
     assert set(card["accuracy"]) == {"arithmetic", "lists", "records"}
 
 
+@pytest.mark.parametrize("name", filter_names())
+def test_an_embedded_filter_names_its_model(name: str) -> None:
+    card, told = json.loads((FILTERS / name / "card.json").read_text()), told_by(name)
+    assert (told.model, told.tau) == (card["recipe"]["model"], card["tau"])
+    assert told.model == name, "what is left open takes the filter of the model's name"
+
+
+def test_a_filter_of_another_model_is_refused_unless_forced(tmp_path: Path) -> None:
+    dream, llada = (pardec.load(name, device="cpu") for name in ("tiny-dream", "tiny-llada"))
+    spec = str(dream.prepare("a", sampler="learned").sampler.spec)
+    assert "learned:filter=tiny-dream,tau=0.97,force=false" in spec
+    with pytest.raises(SpecError, match="the filter 'tiny-dream' was trained on tiny-dream, and this is tiny-llada"):
+        llada.generate("a", sampler="learned:filter=tiny-dream", max_new_tokens=2)
+    forced = llada.generate("a", sampler="learned:filter=tiny-dream,force=true", max_new_tokens=2)
+    assert "learned:filter=tiny-dream,tau=0.97,force=true" in forced.spec
+    folder = by_hand(tmp_path / "mine", torch.eye(32), -0.9)  # it names no model, so that nothing can be compared
+    assert "tau=0.97" in llada.generate("a", sampler=f'learned:filter="{folder}"', max_new_tokens=2).spec
+    save_file(load_filter(str(folder)).state_dict(), folder / WEIGHTS, {"model": "tiny-llada", "tau": "0.6"})
+    assert "tau=0.6" in llada.generate("a", sampler=f'learned:filter="{folder}"', max_new_tokens=2).spec
+    with pytest.raises(SpecError, match="was trained on tiny-llada, and this is tiny-dream"):
+        dream.prepare("a", sampler=f'learned:filter="{folder}"')
+
+
+def test_a_model_without_a_filter_says_so() -> None:
+    with pytest.raises(SpecError, match="no filter comes with the model 'toy'"):
+        fill(toy("dream"), "learned", prompts((4,)), 4)
+
+
 def test_the_default_filter_answers_held_out_problems_in_few_forwards() -> None:
-    default = registry.find("learned").make()
-    card = json.loads((FILTERS / default.filter / "card.json").read_text())
-    assert default.tau == card["tau"]
-    model, task = pardec.load(card["recipe"]["model"], device="cpu", dtype="float32"), pardec.task("lists")
+    model, task = pardec.load("tiny-dream", device="cpu", dtype="float32"), pardec.task("lists")
     problems = task.problems(n=20)
     right = []
     for sampler in ("sequential+eos", "learned+eos"):
