@@ -1,7 +1,8 @@
 """Kernels in C, compiled once where they run and kept in the user's cache.
 
 They are for the processor at hand and share PyTorch's OpenMP threads. Where there is no compiler, or it fails, there is
-no such kernel, and what it would do is done by PyTorch.
+no such kernel, and what it would do is done by PyTorch. A library is loaded if this user alone can have written it and
+its checksum, which is its end, is right; where none can be kept so, each process compiles its own.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import logging
 import os
 import platform
 import re
-import shutil
-import subprocess
 import tempfile
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..saved import cache_folder
+from .. import saved
+from ..errors import one_line
+from . import compiler
 from .choice import VARIABLE
 
-_FLAGS = ("-O3", "-march=native", "-fPIC", "-fopenmp")
-_SECONDS = 120  # that a compiler may take
+_AGAIN = 3600  # seconds
+_SEAL = hashlib.sha256().digest_size
 _OPENMP = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)\S*\.so\S*")
 
 SPREAD = 2**20  # multiplications, below which threads cost more than they save
@@ -77,58 +80,78 @@ def suited() -> bool:
 @cache
 def library(source: Path) -> ctypes.CDLL | None:
     """The functions of a C file, compiled now or before; None where that cannot be, which the log tells."""
-    compiler, openmp = _compiler(), _openmp()
-    if compiler is None or openmp is None:
-        log.info("%s is not compiled: there is no %s", source.name, "OpenMP" if compiler else "C compiler")
+    command, openmp = compiler.command(), _openmp()
+    if command is None or openmp is None:
+        log.info("%s is not compiled: there is no %s", source.name, "OpenMP" if command else "C compiler")
         return None
     try:
-        built = cache_folder() / "kernels" / f"{source.stem}-{_key(source, compiler, openmp)}.so"
-        if not built.is_file():
-            _compile(source, compiler, openmp, built)
-        return ctypes.CDLL(str(built))
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or error
-        log.warning("%s could not be compiled, PyTorch does what it would: %s", source.name, said)
+        return _library(source, command, openmp)
+    except (OSError, compiler.CompilerError) as error:
+        log.warning("%s could not be compiled, PyTorch does what it would: %s", source.name, one_line(error))
         return None
 
 
-def _compiler() -> str | None:
-    names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+def _library(source: Path, command: tuple[str, ...], openmp: str) -> ctypes.CDLL:
+    name = f"{source.stem}-{_key(source, command, openmp)}.so"
+    try:
+        with saved.private("kernels") as folder:
+            if not _whole(folder / name):
+                saved.write(folder / name, _sealed(_build(source, command, openmp, folder)))
+            return ctypes.CDLL(str(folder / name))
+    except OSError as error:
+        saved.unkept(error)
+    with tempfile.TemporaryDirectory(prefix="pardec-") as own:  # what is loaded stays when its file goes
+        file = Path(own) / name
+        file.write_bytes(compiler.build(source, command, openmp))
+        return ctypes.CDLL(str(file))
+
+
+def _build(source: Path, command: tuple[str, ...], openmp: str, folder: Path) -> bytes:
+    """A library. A compiler that took too long is not tried again by the processes of the next hour."""
+    tried = folder / f"too-long-{_digest(' '.join(command).encode())}"
+    with suppress(OSError):
+        if 0 <= time.time() - saved.own(tried).stat().st_mtime < _AGAIN:
+            raise compiler.TookTooLong(f"{command[0]} took too long within the last hour")
+    try:
+        return compiler.build(source, command, openmp)
+    except compiler.TookTooLong:
+        saved.write(tried, b"")
+        raise
+
+
+def _sealed(content: bytes) -> bytes:
+    """What is compiled, and its checksum: a loader does not look behind the end."""
+    return content + hashlib.sha256(content).digest()
+
+
+def _whole(file: Path) -> bool:
+    """Whether that is a file of this user alone as `_sealed` made it. One cut short would kill the process."""
+    try:
+        content = saved.own(file).read_bytes()
+    except OSError:
+        return False
+    return _sealed(content[:-_SEAL]) == content
 
 
 def _openmp() -> str | None:
     """The file of the OpenMP threads that PyTorch has loaded: a second kind of them would wait against the first."""
     try:
-        found = _OPENMP.findall(Path("/proc/self/maps").read_text(encoding="utf-8"))
+        found = _OPENMP.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError:
         return None
     return next((file for file in found if "/torch/" in file), found[0] if found else None)
 
 
-def _key(source: Path, compiler: str, openmp: str) -> str:
+def _key(source: Path, command: tuple[str, ...], openmp: str) -> str:
     """Names what was compiled, by what and for which processor: a home folder may be that of several machines."""
-    version = _version(compiler)
-    about = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
     features = "\n".join(line for line in about.splitlines() if line.startswith(("model name", "flags")))
+    made = os.stat(command[0])  # it is not asked for its version: it might not answer
+    by = *command, str(made.st_size), str(made.st_mtime_ns)
     files = (source, *sorted(Path(__file__).parent.glob("*.h")))  # what it may include
-    parts = (*(file.read_bytes() for file in files), version, *(text.encode() for text in (*_FLAGS, openmp, features)))
-    return hashlib.sha256(platform.machine().encode() + b"\0".join(parts)).hexdigest()[:16]
+    words = (platform.machine(), *by, *compiler.FLAGS, openmp, features)
+    return _digest(b"\0".join([*(file.read_bytes() for file in files), *map(os.fsencode, words)]))
 
 
-@cache
-def _version(compiler: str) -> bytes:
-    return subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
-
-
-def _compile(source: Path, compiler: str, openmp: str, built: Path) -> None:
-    """In two steps, so that the linker takes PyTorch's OpenMP and not the compiler's own."""
-    built.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-        part, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
-        for command in (
-            [*_FLAGS, "-c", str(source), "-o", str(part)],
-            ["-shared", str(part), openmp, "-lm", "-o", str(whole)],
-        ):
-            subprocess.run([compiler, *command], capture_output=True, text=True, check=True, timeout=_SECONDS)
-        whole.replace(built)
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pardec.models import saved
 from pardec.models.errors import ModelError
 from pardec.models.language_model import LanguageModel
-from pardec.models.saved import cache_folder
 from pardec.samplers.rng import wide
 
 _DISTANCES = 1 << 24  # that many are held at a time
@@ -60,19 +56,19 @@ def appearance(model: LanguageModel) -> Tensor:
 def neighbours(table: Tensor, k: int) -> Tensor:
     """[V, min(k, V - 1)] int32: the ids nearest to each in `table` [V, C], by distance, itself left out.
 
-    What was found is saved in `cache_folder`, in a file named by the table's digest and k, and the last few stay in
-    memory. Where the folder cannot be read or written they are found again.
+    What was found is saved in the cache, in a file named by the table's digest and k, and the last few stay in memory.
+    Where its folder cannot be read or written, or others could write to it, they are found again.
     """
     k = min(k, len(table) - 1)
     if table not in _digests:
         _digests[table] = digest(table)
     key = (_digests[table], k)
     if key not in _prepared:
-        file = cache_folder() / f"neighbours-{key[0][:32]}-{k}.safetensors"
-        found = _read(file, len(table), k)
+        name = f"neighbours-{key[0][:32]}-{k}.safetensors"
+        found = _read(name, len(table), k)
         if found is None:
             found = nearest(table, k).cpu()
-            _write(file, found)
+            _write(name, found)
         _prepared[key] = found.to(table.device)
     _prepared[key] = _prepared.pop(key)  # to the end
     while len(_prepared) > _KEPT:
@@ -112,22 +108,21 @@ def digest(table: Tensor) -> str:
     return hashlib.sha256(repr(numbers.shape).encode() + numbers.tobytes()).hexdigest()
 
 
-def _read(file: Path, vocab: int, k: int) -> Tensor | None:
+def _read(name: str, vocab: int, k: int) -> Tensor | None:
     """What `_write` saved; None where there is nothing, or something else."""
     try:
-        with safe_open(file, framework="pt") as saved:
-            found: Tensor = saved.get_tensor("nearest")
-            whole = (saved.metadata() or {}).get("sha256") == digest(found)
+        with saved.private() as folder, safe_open(saved.own(folder / name), framework="pt") as file:
+            found: Tensor = file.get_tensor("nearest")
+            whole = (file.metadata() or {}).get("sha256") == digest(found)
     except (OSError, SafetensorError):
         return None
     return found if whole and found.shape == (vocab, k) and found.dtype == torch.int32 else None
 
 
-def _write(file: Path, found: Tensor) -> None:
+def _write(name: str, found: Tensor) -> None:
     """The whole file, or none."""
-    with suppress(OSError, SafetensorError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            part = Path(folder) / file.name
-            save_file({"nearest": found.contiguous()}, part, metadata={"sha256": digest(found)})
-            os.replace(part, file)
+    try:
+        with saved.private() as folder:
+            saved.write(folder / name, save({"nearest": found.contiguous()}, metadata={"sha256": digest(found)}))
+    except OSError as error:
+        saved.unkept(error)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from pardec.models.errors import ModelError
 from pardec.samplers.acceptance import _looks
+from tests.models.test_saved import give_away, mode
 from tests.samplers.ar_toys import toy_ar
 
 Patch = pytest.MonkeyPatch
@@ -126,25 +129,38 @@ def test_a_folder_that_cannot_be_written_is_no_error(counted: list[int], tmp_pat
 
 
 def test_a_write_that_fails_leaves_nothing_behind(counted: list[int], tmp_path: Path, monkeypatch: Patch) -> None:
-    def broken(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-        Path(path).write_bytes(b"half of")
+    def broken(number: int) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(_looks, "save_file", broken)
+    monkeypatch.setattr(os, "fsync", broken)
     _looks.neighbours(table(), 4)
     assert counted == [12]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_they_are_saved(monkeypatch: Patch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PARDEC_CACHE", "~/own")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/shared")
-    assert _looks.cache_folder() == tmp_path / "own"
-    monkeypatch.delenv("PARDEC_CACHE")
-    assert _looks.cache_folder() == Path("/shared/pardec")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert _looks.cache_folder() == tmp_path / ".cache" / "pardec"
+@pytest.mark.parametrize("which", ["folder", "file"])
+@pytest.mark.parametrize("how", ["another user's", "for all", "a link"])
+def test_what_another_user_planted_is_not_read(
+    counted: list[int], tmp_path: Path, monkeypatch: Patch, which: str, how: str
+) -> None:
+    """Neighbours that are none, with a right checksum: they would be ids that a model does not have."""
+    place = tmp_path / "cache"
+    monkeypatch.setenv("PARDEC_CACHE", str(place))
+    first = _looks.neighbours(table(), 4)
+    (file,) = place.iterdir()
+    wrong = torch.full((12, 4), 1000, dtype=torch.int32)
+    file.write_bytes(save({"nearest": wrong}, metadata={"sha256": _looks.digest(wrong)}))
+    path = {"folder": place, "file": file}[which]
+    if how == "another user's":
+        give_away(path, monkeypatch)
+    elif how == "for all":
+        path.chmod(mode(path) | 0o002)
+    else:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    forget()
+    assert torch.equal(_looks.neighbours(table(), 4), first)
+    assert counted == [12, 12]
 
 
 def test_models_without_a_codebook_look_like_their_embeddings() -> None:

@@ -1,0 +1,129 @@
+"""The C compiler: which it is, and what it makes of a file in a bounded time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+FLAGS = ("-O3", "-march=native", "-fPIC", "-fopenmp")
+_SECONDS = 30.0  # that all runs of a process may take; as a rule they take one each
+_MOST = 1 << 20  # bytes, above which what is said is no compiler's message
+_left = _SECONDS
+
+log = logging.getLogger(__name__)
+
+
+class CompilerError(Exception):
+    """A compiler does not start, or fails, or makes nothing."""
+
+
+class TookTooLong(CompilerError):
+    """It did not end in time."""
+
+
+def command() -> tuple[str, ...] | None:
+    """$CC, with the options that it may hold, else cc, gcc or clang: the first that there is."""
+    return _command(os.environ.get("CC", "").strip())
+
+
+@cache
+def _command(own: str) -> tuple[str, ...] | None:
+    for words in filter(None, (own, "cc", "gcc", "clang")):
+        if found := _found(words):
+            if own and words != own:
+                log.warning("CC=%s names no compiler: %s takes its place", own, words)
+            return found
+    return None
+
+
+def _found(words: str) -> tuple[str, ...] | None:
+    if whole := shutil.which(words):
+        return (whole,)
+    try:
+        name, *options = shlex.split(words)
+    except ValueError:  # a quote without its end
+        return None
+    first = shutil.which(name)
+    return (first, *options) if first else None
+
+
+def build(source: Path, command: Sequence[str], openmp: str) -> bytes:
+    """The shared library of a C file, in two steps, so that the linker takes PyTorch's OpenMP and not the compiler's.
+
+    Raises:
+        CompilerError: none came of it.
+        OSError: there is no room for what lies between the steps.
+    """
+    with tempfile.TemporaryDirectory(prefix="pardec-") as folder:
+        part, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
+        for made, arguments in (
+            (part, [*FLAGS, "-c", str(source), "-o", str(part)]),
+            (whole, ["-shared", str(part), openmp, "-lm", "-o", str(whole)]),
+        ):
+            said = _run([*command, *arguments])
+            if not made.is_file():
+                raise CompilerError(f"{command[0]} made nothing of it: {said}")
+        return whole.read_bytes()
+
+
+def _run(arguments: Sequence[str]) -> str:
+    """What it says."""
+    global _left
+    if _left <= 0:
+        raise TookTooLong("compilers have taken too long in this process")
+    start = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise CompilerError(f"{arguments[0]} does not start: {error}") from error
+    try:
+        said = _heard(process, start + _left)
+        code = process.wait(max(start + _left - time.monotonic(), 0))
+    except BaseException as error:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+        process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise TookTooLong(f"{arguments[0]} did not end in {_left:.0f} s") from None
+        raise
+    finally:
+        assert process.stdout is not None
+        process.stdout.close()
+        _left -= time.monotonic() - start
+    words = said.decode(errors="replace")
+    if code:
+        raise CompilerError(f"{arguments[0]} ended with {code}: {words}")
+    return words
+
+
+def _heard(process: subprocess.Popen[bytes], until: float) -> bytes:
+    """All it says. Raises TimeoutExpired where it goes on `until` then, CompilerError where that is far too much."""
+    assert process.stdout is not None
+    number, said = process.stdout.fileno(), b""
+    poll = select.poll()
+    poll.register(number)
+    while poll.poll(max(until - time.monotonic(), 0) * 1000):
+        part = os.read(number, 1 << 16)
+        if not part:
+            return said
+        said += part
+        if len(said) > _MOST:
+            raise CompilerError(f"what it says has no end: {said[:80]!r}")
+    raise subprocess.TimeoutExpired(process.args, 0)

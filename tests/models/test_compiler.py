@@ -1,0 +1,160 @@
+"""The C compiler: found as people name it, and whatever it does instead of compiling ends soon and in one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+import pytest
+
+from pardec.models import saved
+from pardec.models.kernels import compiled, compiler
+
+pytestmark = pytest.mark.skipif(
+    compiler.command() is None or compiled._openmp() is None, reason="no C compiler, or no OpenMP"
+)
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
+    monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
+    saved._tell.cache_clear()
+    compiler._command.cache_clear()
+    return tmp_path / "own" / "kernels"
+
+
+@pytest.fixture
+def seven(tmp_path):
+    source = tmp_path / "seven.c"
+    source.write_text("int seven(void) { return 7; }\n")
+    return source
+
+
+@pytest.fixture
+def becomes(monkeypatch, tmp_path):
+    """The compiler becomes a script, which writes a line to "runs" each time."""
+
+    def become(script, name="compiler"):
+        file = tmp_path / name
+        file.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\n{script}\n")
+        file.chmod(0o700)
+        monkeypatch.setenv("CC", str(file))
+
+    return become
+
+
+def fresh(source):
+    return compiled.library.__wrapped__(source)
+
+
+def runs(tmp_path):
+    return (tmp_path / "runs").read_text().count("run")
+
+
+@pytest.mark.parametrize("words", ["env cc", "env 'A B=c d' cc -O1", "'{spaced}' -g"])
+def test_it_may_have_options(monkeypatch, seven, tmp_path, words, caplog):
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a folder" / "cc").symlink_to(shutil.which("cc"))
+    monkeypatch.setenv("CC", words.format(spaced=tmp_path / "a folder" / "cc"))
+    assert fresh(seven).seven() == 7
+    assert not caplog.records
+
+
+def test_it_may_lie_where_there_are_spaces(becomes, seven, tmp_path, caplog):
+    becomes('exec cc "$@"', "my compiler")
+    assert fresh(seven).seven() == 7
+    assert runs(tmp_path) == 2
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("words", ["no-such-compiler -O2", "'", "''", "/", "#"])
+def test_what_names_none_is_told_and_passed_over(monkeypatch, seven, words, caplog):
+    monkeypatch.setenv("CC", words)
+    assert fresh(seven).seven() == 7
+    assert fresh(seven).seven() == 7
+    assert [record.getMessage() for record in caplog.records] == [f"CC={words} names no compiler: cc takes its place"]
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("printf 'caf\\351 \\377\\376' >&2; exit 3", "ended with 3: caf\N{REPLACEMENT CHARACTER}"),
+        ("exit 0", "made nothing of it"),
+        ("echo fine", "made nothing of it: fine"),
+        ("exec yes", "has no end: b'y"),
+        ("kill -9 $$", "ended with -9"),
+        ("cat", "made nothing"),  # waits for nobody to type
+        ('while [ "$1" != -o ]; do shift; done; echo > "$2"', "could not be compiled"),  # no library at all
+    ],
+)
+def test_what_it_does_instead_is_told_in_a_line(becomes, seven, place, caplog, script, said):
+    becomes(script)
+    assert fresh(seven) is None
+    (message,) = {record.getMessage() for record in caplog.records if "PyTorch does" in record.getMessage()}
+    assert said in message
+    assert "\n" not in message
+
+
+def test_what_does_not_start_is_told(monkeypatch, seven, tmp_path, caplog):
+    (tmp_path / "text").write_bytes(b"\0 no program")
+    (tmp_path / "text").chmod(0o700)
+    monkeypatch.setenv("CC", str(tmp_path / "text"))
+    assert fresh(seven) is None
+    assert "does not start" in caplog.text
+
+
+@pytest.mark.parametrize("script", ["sleep 60 & echo $! > {pid}; wait", "sleep 60 & echo $! > {pid}"])
+def test_one_that_hangs_is_ended_with_what_it_started_and_not_tried_again(
+    becomes, seven, place, tmp_path, monkeypatch, caplog, script
+):
+    becomes(script.format(pid=tmp_path / "pid"))
+    monkeypatch.setattr(compiler, "_left", 0.5)
+    start = time.monotonic()
+    assert fresh(seven) is None
+    assert time.monotonic() - start < 5
+    assert "did not end" in caplog.text
+    assert ended(int((tmp_path / "pid").read_text()))
+    caplog.clear()
+    assert fresh(seven) is None  # not in this process ...
+    monkeypatch.setattr(compiler, "_left", 0.5)
+    assert fresh(seven) is None  # ... nor in another that comes soon
+    assert "within the last hour" in caplog.text
+    assert runs(tmp_path) == 1
+    monkeypatch.setenv("CC", "cc")
+    assert fresh(seven).seven() == 7  # but this is another
+
+
+def ended(number):
+    """Whether that process is gone, or waits for nothing but its parent to see so."""
+    for _ in range(100):
+        try:
+            with open(f"/proc/{number}/stat") as about:
+                if about.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_one_that_hung_is_tried_again_later_and_what_is_kept_needs_none(becomes, seven, place, tmp_path, monkeypatch):
+    becomes("sleep 60")
+    monkeypatch.setattr(compiler, "_left", 0.1)
+    assert fresh(seven) is None
+    (marker,) = place.iterdir()
+    os.utime(marker, (time.time() - 3700,) * 2)
+    becomes('exec cc "$@"')
+    monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
+    assert fresh(seven).seven() == 7
+    os.utime(marker)
+    monkeypatch.setattr(compiler, "build", None)
+    assert fresh(seven).seven() == 7
+
+
+def test_all_runs_of_a_process_share_its_time(becomes, seven, monkeypatch, caplog):
+    becomes('sleep 0.4; exec cc "$@"')
+    monkeypatch.setattr(compiler, "_left", 0.5)
+    assert fresh(seven) is None
+    assert "did not end" in caplog.text or "too long" in caplog.text
