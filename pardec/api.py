@@ -21,7 +21,8 @@ from pardec.models.load import load_any
 from pardec.models.plan import Plan
 from pardec.models.threads import stepping, suited, using
 from pardec.picture_requests import drawn
-from pardec.requests import Call, check_length
+from pardec.prompts import check_length
+from pardec.requests import Call
 from pardec.result import Result, Timing, plain_row
 from pardec.samplers import kernels as samplers_kernels
 from pardec.samplers.events import Event, Finished, RowFinished

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from pardec import allowed
 from pardec.grammar import within
 from pardec.models.errors import SpecError
 from pardec.picture_requests import Conditions, conditions, refuse_pictures
-from pardec.prompts import Row, rows
+from pardec.prompts import Row, check_length, rows
 from pardec.samplers import registry
 from pardec.samplers.contracts import Allowed, Request, Sampler
 from pardec.samplers.painting import Drawing
@@ -134,7 +134,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         temperature=float(settings.temperature),
         top_k=settings.top_k,
         top_p=settings.top_p,
-        cfg=settings.cfg,
+        cfg=None if settings.cfg is None else float(settings.cfg),
         cfg_interval=settings.cfg_interval,
         conditions=() if pictures is None else pictures.conditions,
         prefix=None if pictures is None else pictures.prefix,
@@ -206,22 +206,11 @@ def _names_no_cache(given: str | Spec | None) -> bool:
     return given is None or parse(given).cache is None
 
 
-def check_length(model: LanguageModel, lengths: list[int]) -> None:
-    """Refuses rows longer than the model has positions."""
-    most = min(filter(None, (model.max_positions, model.limit)), default=None)
-    if most is not None and max(lengths) > most:
-        row = lengths.index(max(lengths))
-        raise SpecError(
-            f"row {row} needs {lengths[row]} positions and {model.name} has {most}",
-            hint="shorten the prompt or ask for fewer new tokens",
-        )
-
-
 def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
     given = settings.stop_ids
     if given is None:
         return () if settings.template is not None else tuple(model.facts.eos_ids)
-    ids = (given,) if isinstance(given, int) else tuple(given)
+    ids = tuple(given) if isinstance(given, Collection) else (given,)
     for i in ids:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.vocab_size:
             raise SpecError(
