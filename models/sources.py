@@ -13,6 +13,7 @@ from typing import Any
 from .catalog import EMBEDDED, TOKENIZER, embedded_names
 from .errors import ModelError, UnknownModelError, did_you_mean, one_line
 from .json_text import parse
+from .plain import plain
 from .weights import indexed
 
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
@@ -44,9 +45,9 @@ def locate(name_or_path: str | os.PathLike[str], *, revision: str | None = None,
         return Source(name, folder, folder if own else TOKENIZER)
     path = Path(name).expanduser()
     if path.is_dir():
-        return Source(path.resolve().name, path, path)
+        return Source(plain(path.resolve().name), path, path)
     if path.is_file():
-        return _single(path, path.stem)
+        return _single(path, plain(path.stem))
     if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
         folder = _download(name, revision, offline)
         return Source(name, folder, folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from pardec.cli import options as o
-from pardec.cli.common import Debug, Json, dump, say
+from pardec.cli.common import Debug, Json, dump, say, show
 from pardec.models.errors import SpecError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _show(table: Table, json_: bool) -> None:
 
         drawn(table)
     else:
-        print(table.to_markdown(), end="")
+        show(table.to_markdown(), end="")
 
 
 def _left_off(out: Path | None) -> str:

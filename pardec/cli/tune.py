@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pardec.cli import options as o
-from pardec.cli.common import Debug, Json, dump, say
+from pardec.cli.common import Debug, Json, dump, say, show
 
 MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost against sequential.", min=0)]
 Budget = Annotated[int, typer.Option(help="Decodes of the search: a sampler on a problem each.", min=1)]
@@ -111,4 +111,4 @@ def tune(
         raise typer.Exit(130) from None
     say(f"{table(advice.evidence)}\n{advice}", quiet=quiet)
     if leads:
-        dump(advice.document) if json_ else print(advice.spec)
+        dump(advice.document) if json_ else show(advice.spec)
