@@ -17,6 +17,11 @@ def plain(text: str) -> str:
     return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def in_json(text: str) -> str:
+    """JSON with those characters as JSON's own escapes: the same value."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def line(text: str, limit: int = 1000) -> str:
     """The same on one line, of at most `limit` characters or a few more."""
     text = plain(" ".join(text.splitlines()))

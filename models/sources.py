@@ -13,6 +13,7 @@ from typing import Any
 from .catalog import EMBEDDED, TOKENIZER, embedded_names
 from .errors import ArgumentError, ModelError, UnknownModelError, did_you_mean, one_line
 from .json_text import parse
+from .plain import plain
 from .weights import indexed
 
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
@@ -59,9 +60,9 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
         return Source(name, folder, folder if own else TOKENIZER)
     path = Path(name).expanduser()
     if path.is_dir():
-        return Source(path.resolve().name, path, path)
+        return Source(plain(path.resolve().name), path, path)
     if path.is_file():
-        return _single(path, path.stem)
+        return _single(path, plain(path.stem))
     if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
         return None
     if _HUB_FILE.fullmatch(name):

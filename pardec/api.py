@@ -18,10 +18,12 @@ from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.kernels.compiled import prepare
 from pardec.models.load import load_any
+from pardec.models.plain import plain
 from pardec.models.plan import Plan
 from pardec.models.threads import stepping, suited, using
 from pardec.picture_requests import drawn
-from pardec.requests import Call, check_length
+from pardec.prompts import check_length
+from pardec.requests import Call
 from pardec.result import Result, Timing, plain_row
 from pardec.samplers import kernels as samplers_kernels
 from pardec.samplers.events import Event, Finished, RowFinished
@@ -166,7 +168,7 @@ class Model:
         return self.network.path
 
     def __repr__(self) -> str:
-        return f"<Model {self.network.describe()}>"
+        return plain(f"<Model {self.network.describe()}>")
 
     def generate(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Result:
         """Decodes one row or a batch and returns when all rows are done.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError, one_line
+from pardec.settings import check_count
 
 if TYPE_CHECKING:
     from pardec.models.language_model import LanguageModel
@@ -73,7 +74,9 @@ def rows(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_n
                 hint="text with gaps to fill goes to template=, given text to the prompt",
             )
     if templates is None:
-        return [Row(ids, torch.full((max_new_tokens,), mask)) for ids in given]
+        check_length(model, [len(ids) + max_new_tokens for ids in given])  # before there is anything of that length
+        rest = torch.full((max_new_tokens,), mask)
+        return [Row(ids, rest) for ids in given]
     if len(templates) not in (1, len(given)):
         raise SpecError(
             f"{len(templates)} templates for {len(given)} prompts", hint="give one template, or one for each prompt"
@@ -87,6 +90,17 @@ _T = TypeVar("_T")
 def several(items: Sequence[_T], count: int) -> list[_T]:
     """Each item so many times, beside each other: the rows of `num_return_sequences` and `num_images`."""
     return [item for item in items for _ in range(count)]
+
+
+def check_length(model: LanguageModel, lengths: list[int]) -> None:
+    """Refuses rows longer than the model has positions."""
+    most = min(filter(None, (model.max_positions, model.limit)), default=None)
+    if most is not None and max(lengths) > most:
+        row = lengths.index(max(lengths))
+        raise SpecError(
+            f"row {row} needs {lengths[row]} positions and {model.name} has {most}",
+            hint="shorten the prompt or ask for fewer new tokens",
+        )
 
 
 def open_id(model: LanguageModel) -> int:
@@ -107,6 +121,7 @@ def _encode(model: LanguageModel, prompt: Any) -> list[list[int]]:
         )
     if not prompt:
         raise SpecError("the list of prompts is empty", hint="give at least one prompt")
+    check_count("prompt", prompt)
     if all(isinstance(item, Mapping) for item in prompt):
         prompt = [prompt]
     elif all(_is_whole(item) for item in prompt):
@@ -152,6 +167,8 @@ def _is_whole(value: object) -> bool:
 def _id_rows(ids: Any, name: str) -> list[list[int]]:
     """Rows of ids from [B, P], or from a list of 1-D tensors or lists."""
     if isinstance(ids, Tensor):
+        if not len(ids.shape) or not len(ids):
+            raise SpecError(f"{name} has no rows, got {list(ids.shape)}", hint=f"{name}=[[5, 6, 7]] holds one row")
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise SpecError(
                 f"{name} is a LongTensor [B, P], got {ids.dtype} {list(ids.shape)}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from pardec.early import check_block, check_family
 from pardec.grammar import within
 from pardec.models.errors import SpecError
 from pardec.picture_requests import Conditions, conditions, refuse_pictures
-from pardec.prompts import Row, rows, several
+from pardec.prompts import Row, check_length, rows, several
 from pardec.samplers import assembly, registry
 from pardec.samplers.contracts import Admitting, Allowed, Request, Sampler
 from pardec.samplers.painting import Drawing
@@ -159,7 +159,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         min_p=settings.min_p or None,
         repetition_penalty=None if settings.repetition_penalty in (None, 1) else float(settings.repetition_penalty),
         min_new_tokens=_min_new_tokens(settings, given),
-        cfg=settings.cfg,
+        cfg=None if settings.cfg is None else float(settings.cfg),
         cfg_interval=settings.cfg_interval,
         conditions=() if pictures is None else pictures.conditions,
         prefix=None if pictures is None else pictures.prefix,
@@ -223,22 +223,11 @@ def _names_no_cache(given: str | Spec | Policy | None) -> bool:
     return given is None or parse(given).cache is None
 
 
-def check_length(model: LanguageModel, lengths: list[int]) -> None:
-    """Refuses rows longer than the model has positions."""
-    most = min(filter(None, (model.max_positions, model.limit)), default=None)
-    if most is not None and max(lengths) > most:
-        row = lengths.index(max(lengths))
-        raise SpecError(
-            f"row {row} needs {lengths[row]} positions and {model.name} has {most}",
-            hint="shorten the prompt or ask for fewer new tokens",
-        )
-
-
 def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
     given = settings.stop_ids
     if given is None:
         return () if settings.template is not None else tuple(model.facts.eos_ids)
-    ids = (given,) if isinstance(given, int) else tuple(given)
+    ids = tuple(given) if isinstance(given, Collection) else (given,)
     for i in ids:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.vocab_size:
             raise SpecError(

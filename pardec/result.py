@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from pardec.models.plain import plain
 from pardec.pieces import Pieces
 from pardec.samplers.trace import Trace
 
@@ -153,7 +154,8 @@ class Result:
         if self.shown:
             shown = "picture" if self.shown[0] is None else "no class" if self.shown[0] == -1 else self.shown[0]
         more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
-        return f"<Result {shown!r}{more}: {self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward>"
+        told = f"{self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward"
+        return plain(f"<Result {shown!r}{more}: {told}>")
 
     def _repr_html_(self) -> str:
         from pardec.views.html import fragment

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 
 MAX_NEW_TOKENS = 64
+# Beyond these a request is no request: they are told before anything is made of their size.
+MOST: Mapping[str, int] = {"max_new_tokens": 2**24, "num_images": 2**16}
+MOST_ROWS = 2**20
+_FINITE = sys.float_info.max
 VECTORS: Mapping[str, Any] = {"temperature": 1.0}  # the defaults that are others where tokens are vectors
 
 
@@ -108,6 +112,8 @@ class Settings:
                 f'block_align is "prompt" or "absolute", got {self.block_align!r}',
                 hint='"prompt" lays the block grid from the end of the prompt, "absolute" from position 0',
             )
+        for name in ("input_ids", "label", "seed", "stop_ids", "template", "prompt_embeds"):
+            check_count(name, getattr(self, name))
         for seed in self.seed if isinstance(self.seed, Sequence) else [self.seed]:
             _whole("seed", seed, None)
         if self.source is not None and not callable(getattr(self.source, "uniform", None)):
@@ -166,6 +172,14 @@ class Settings:
         )
 
 
+def check_count(name: str, value: Any) -> None:
+    """Refuses a list, or what counts like one, of more entries than any request has."""
+    if isinstance(value, Sequence) and len(value) > MOST_ROWS:
+        raise SpecError(
+            f"{name} has {len(value)} entries, and {MOST_ROWS} are taken at once", hint="make several calls"
+        )
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -174,6 +188,8 @@ def _whole(name: str, value: Any, least: int | None, *, optional: bool = False) 
     if optional and value is None:
         return
     rule = "a whole number" if least is None else f"a whole number of at least {least}"
+    if _is_whole(value) and value > MOST.get(name, value):
+        raise SpecError(f"{name} is at most {MOST[name]}, got {value!r}", hint=_example(name))
     if not _is_whole(value) or (least is not None and value < least):
         raise SpecError(f"{name} is {rule}, got {value!r}", hint=_example(name))
 
@@ -181,7 +197,7 @@ def _whole(name: str, value: Any, least: int | None, *, optional: bool = False) 
 def _number(name: str, value: Any, rule: str, holds: Callable[[float], bool], *, optional: bool = False) -> None:
     if optional and value is None:
         return
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or not holds(float(value)):
+    if not isinstance(value, Real) or isinstance(value, bool) or not abs(value) <= _FINITE or not holds(float(value)):
         raise SpecError(f"{name} must be {rule}, got {value!r}", hint=_example(name))
 
 

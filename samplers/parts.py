@@ -15,6 +15,7 @@ from pardec.models.sources import local
 from pardec.samplers.cards import Card, Family, find, named
 from pardec.samplers.spec import ModelName, Part, Spec, parse, written
 
+MOST = 2**20  # of whole numbers: a method may make something of that size, and no canvas is as long
 Named = list[tuple[str, Any]]  # name and method, in the order written
 
 
@@ -150,7 +151,11 @@ def _read(text: str, kind: Any, where: str) -> Any:
             raise SpecError(f"{where} is true or false, got {text!r}")
         return text.lower() == "true"
     try:
+        if kind is int and abs(int(text)) > MOST:
+            raise SpecError(f"{where} is at most {MOST}, got {text}")
         return kind(text)
-    except ValueError:
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise
         what = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
         raise SpecError(f"{where} is {what}, got {text!r}") from None

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from pardec.executors import BatchError
 from pardec.models.errors import PardecError, SpecError
+from pardec.models.plain import plain
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -61,7 +62,7 @@ def report(message: str, hint: str | None, code: int) -> int:
     """Says what went wrong on stderr and passes the exit code on."""
     for line in (f"error: {message}", hint):
         if line:
-            print(" ".join(line.split()), file=sys.stderr)
+            print(plain(" ".join(line.split())), file=sys.stderr)
     return code
 
 
@@ -69,4 +70,4 @@ def _warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """One line, without the place in the code."""
-    return f"warning: {message}\n"
+    return f"warning: {plain(str(message))}\n"

@@ -16,6 +16,7 @@ from typing import Any
 
 from pardec.api import Model
 from pardec.cli.common import say
+from pardec.cli.common import show as show_text
 from pardec.prompt_files import Item
 from pardec.requests import Call
 from pardec.result import Result
@@ -67,7 +68,7 @@ class Batches:
         for _ in self._served(todo, batch_size) if joined else self._decoded(todo, batch_size, flows=flows):
             while ahead and ahead[0] in self.rows:
                 row = self.rows[ahead.popleft()]
-                print(" ".join(map(str, row["tokens"])) if row["text"] is None else row["text"], flush=True)
+                show_text(" ".join(map(str, row["tokens"])) if row["text"] is None else row["text"])
             if time.monotonic() - told > EVERY_S:
                 say(f"{len(self.rows)} of {len(self.items)} rows", quiet=self.quiet)
                 told = time.monotonic()
@@ -103,7 +104,7 @@ class Batches:
                 watch(event)
                 if flows and isinstance(event, Step | RowFinished):
                     piece = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
-                    print(piece, end="\n" if isinstance(event, RowFinished) else "", flush=True)
+                    show_text(piece, end="\n" if isinstance(event, RowFinished) else "")
                 if isinstance(event, RowFinished):
                     self._keep(batch[event.row], self.model.row(part, event))
                 elif isinstance(event, Finished):

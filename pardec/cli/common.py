@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pardec.models.plain import in_json, plain
+
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -16,12 +18,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 def say(text: str, *, quiet: bool = False) -> None:
     """A line for people, on stderr."""
     if not quiet:
-        print(text, file=sys.stderr, flush=True)
+        print(plain(text), file=sys.stderr, flush=True)
+
+
+def show(text: str, *, end: str = "\n") -> None:
+    """A result on stdout: as it is for whatever reads it, and for a terminal without what would command it."""
+    print(plain(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def dump(value: Any) -> None:
     """One JSON document on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    print(in_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
 
 
 def columns(rows: Sequence[tuple[str, ...]]) -> str:

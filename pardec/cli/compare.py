@@ -10,7 +10,7 @@ import typer
 
 from pardec import early
 from pardec.cli import options as o
-from pardec.cli.common import Debug, Json, dump, say
+from pardec.cli.common import Debug, Json, dump, say, show
 from pardec.executors import check_name
 from pardec.models.errors import SpecError
 
@@ -153,7 +153,7 @@ def _show(table: Table, json_: bool) -> None:
 
         drawn(table)
     else:
-        print(table.to_markdown(), end="")
+        show(table.to_markdown(), end="")
 
 
 def _left_off(out: Path | None) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from pardec import early
 from pardec.cli import options as o
-from pardec.cli.common import Debug, Json, dump, say
+from pardec.cli.common import Debug, Json, dump, say, show
 from pardec.executors import check_name
 
 MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost against sequential.", min=0)]
@@ -118,4 +118,4 @@ def tune(
         raise typer.Exit(130) from None
     say(f"{table(advice.evidence)}\n{advice}", quiet=quiet)
     if leads:
-        dump(advice.document) if json_ else print(advice.spec)
+        dump(advice.document) if json_ else show(advice.spec)

@@ -21,6 +21,7 @@ from pardec.environment import checkout, machine, versions
 from pardec.executors import Executor, together
 from pardec.executors import executor as make_executor
 from pardec.models.errors import SpecError
+from pardec.models.plain import plain
 from pardec.rows import Row, RowsFile
 from pardec.tasks import Task
 
@@ -177,4 +178,4 @@ def environment() -> dict[str, Any]:
 
 
 def _warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(plain(text), file=sys.stderr, flush=True)

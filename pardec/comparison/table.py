@@ -15,6 +15,7 @@ from pardec.comparison import metrics
 from pardec.comparison.frontier import frontier
 from pardec.comparison.notes import broken, notes
 from pardec.comparison.run import Run
+from pardec.models.plain import plain
 from pardec.rows import Row
 
 PathLike = str | Path | None
@@ -162,14 +163,14 @@ class Table:
         for at, name in enumerate(head):
             drawn.add_column(name, justify="left" if at < 2 else "right")
         for line in body:
-            drawn.add_row(*map(Text, line))
-        return Group(drawn, *(Text(f"- {note}") for note in self.notes))
+            drawn.add_row(*(Text(plain(cell)) for cell in line))
+        return Group(drawn, *(Text(plain(f"- {note}")) for note in self.notes))
 
     def _repr_html_(self) -> str:
         return self.to_html()
 
     def __repr__(self) -> str:
-        return self.to_markdown()
+        return plain(self.to_markdown())
 
     def document(self) -> dict[str, Any]:
         """What `to_json` writes, as plain values."""

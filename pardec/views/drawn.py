@@ -17,6 +17,7 @@ from rich.console import Group
 from rich.text import Text
 
 from pardec import pngs
+from pardec.models.plain import plain
 from pardec.views.blocks import fitting, half_blocks
 from pardec.views.cells import heading
 from pardec.views.colour import shade
@@ -193,7 +194,7 @@ def fragment(result: Result) -> str:
 
 def _counted(result: Result, row: int) -> str:
     parts = (f"seed {result.seeds[row]}", f"{result.nfe[row]} forwards", accepted(result, row))
-    return ", ".join(filter(None, parts))
+    return escape(", ".join(filter(None, parts)))
 
 
 def source(picture: Image.Image) -> str:
@@ -220,5 +221,5 @@ def finished(result: Result) -> Group:
     line = partial(Text, style="dim")
     each = range(len(result.prompts))
     told = [filter(None, (title(result, row), f"seed {result.seeds[row]}", accepted(result, row))) for row in each]
-    lines = [line(" | ".join(parts)) for parts in told]
-    return Group(line(heading(result)), _Sized(list(result.images or [])), *lines)
+    lines = [line(plain(" | ".join(parts))) for parts in told]
+    return Group(line(plain(heading(result))), _Sized(list(result.images or [])), *lines)

@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from pardec.models.plain import plain
 from pardec.pieces import Pieces
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
 from pardec.views import drawn
@@ -35,7 +36,8 @@ class Watch:
     """
 
     def __init__(self, tokenizer: Any, stream: TextIO) -> None:
-        self.pieces = Pieces(tokenizer, special=SPECIAL)
+        read = Pieces(tokenizer, special=SPECIAL)
+        self.pieces = lambda ids: [plain(text) for text in read(ids)]
         self.console = Console(file=stream, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 
@@ -119,10 +121,10 @@ def finished(result: Result) -> Group:
         return drawn.finished(result)
     rows = cells(result)
     last = last_step(rows)
-    lines = [Text(heading(result), style="dim")]
+    lines = [Text(plain(heading(result)), style="dim")]
     for row in rows:
         line = Text()
         for cell in row:
-            line.append(cell.text, style="dim" if cell.step < 0 else glow(cell.step, last))
+            line.append(plain(cell.text), style="dim" if cell.step < 0 else glow(cell.step, last))
         lines.append(line)
     return Group(*lines)

@@ -53,5 +53,6 @@ class LocalLeap(Policy):
         if not self.radius:
             return chosen
         anchors = (chosen & proposal.eligible).float()
-        near = max_pool1d(anchors, 2 * self.radius + 1, stride=1, padding=self.radius) > 0
+        radius = min(self.radius, anchors.shape[1])  # further out there is nothing
+        near = max_pool1d(anchors, 2 * radius + 1, stride=1, padding=radius) > 0
         return chosen | (near & (proposal.score >= self.relaxed))

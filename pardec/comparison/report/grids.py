@@ -48,5 +48,5 @@ def _figure(row: Row, result: Result, top: int) -> str:
     return (
         f'<figure><img src="{drawn.source(picture)}" alt="{escape(about, quote=True)}">'
         f'<img src="{drawn.source(drawn.heat(counts, top, picture.size))}" alt="tokens gained a forward, at most '
-        f'{int(counts.max())}"><figcaption>{spec(row["sampler"])}<br>{told}{right}</figcaption></figure>'
+        f'{int(counts.max())}"><figcaption>{spec(row["sampler"])}<br>{escape(told)}{right}</figcaption></figure>'
     )
