@@ -26,6 +26,7 @@ MOST = 4096  # fields of a sheet
 GAP = 2  # pixels between the pictures of a sheet
 BLANK = (234, 238, 242)  # what no picture covers
 _AGAIN = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
+_SELDOM = ("min_p",)  # there where it was asked for
 
 Made = dict[str, Any]
 
@@ -133,6 +134,7 @@ def about(
         "spec": spec,
         "exact": exact,
         **{name: settings.get(name) for name in _AGAIN},
+        **{name: settings[name] for name in _SELDOM if name in settings},
         "grid": list(grid),
         "pictures": list(pictures),
         "environment": dict(environment),
@@ -195,7 +197,7 @@ def again(said: Made) -> dict[str, Any]:
     """
     pictures = said["pictures"]
     given: dict[str, Any] = {"sampler": said["spec"], "seed": [one["seed"] for one in pictures]}
-    given |= {name: said[name] for name in _AGAIN if said[name] is not None}
+    given |= {name: said[name] for name in (*_AGAIN, *_SELDOM) if said.get(name) is not None}
     if all("caption" in one for one in pictures):
         return {"prompt": [one["caption"] for one in pictures], **given}
     if all("class" in one for one in pictures):

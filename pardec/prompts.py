@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import SpecError, one_line
 
 if TYPE_CHECKING:
     from pardec.models.language_model import LanguageModel
@@ -80,14 +80,6 @@ def rows(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_n
     return [Row(ids, templates[i if len(templates) > 1 else 0]) for i, ids in enumerate(given)]
 
 
-_T = TypeVar("_T")
-
-
-def several(items: Sequence[_T], count: int) -> list[_T]:
-    """Each item so many times, beside each other: the rows of `num_return_sequences` and `num_images`."""
-    return [item for item in items for _ in range(count)]
-
-
 def open_id(model: LanguageModel) -> int:
     """What stands where a token is to come: the mask id, or -1 for a model that has none."""
     if not model.facts.masked:
@@ -126,7 +118,13 @@ def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any) -> li
         )
     if not tokenizer.chat_template:
         raise SpecError(f"{model.name} has no chat template", hint="pass the prompt as plain text")
-    encoded = tokenizer.apply_chat_template(list(item), add_generation_prompt=True, tokenize=True, return_dict=True)
+    try:
+        encoded = tokenizer.apply_chat_template(list(item), add_generation_prompt=True, tokenize=True, return_dict=True)
+    except Exception as error:  # a template is code of the checkpoint, and refuses what it likes
+        raise SpecError(
+            f"the chat template of {model.name} does not take prompt {row}: {one_line(error)}",
+            hint="it may want no system message, or turns of user and assistant by turns",
+        ) from error
     return list(encoded["input_ids"])
 
 

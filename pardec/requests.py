@@ -11,14 +11,14 @@ from pardec import allowed
 from pardec.grammar import within
 from pardec.models.errors import SpecError
 from pardec.picture_requests import Conditions, conditions, refuse_pictures
-from pardec.prompts import Row, rows, several
+from pardec.prompts import Row, rows
 from pardec.samplers import registry
 from pardec.samplers.contracts import Allowed, Request, Sampler
 from pardec.samplers.painting import Drawing
 from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Spec, parse
 from pardec.samplers.verifying import Speculation
-from pardec.settings import Settings
+from pardec.settings import Settings, several
 from pardec.stop_strings import StopStrings, special_ids
 from pardec.stop_strings import read as read_stops
 
