@@ -37,8 +37,8 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         device: a torch device; None chooses.
         max_length: prompt and answer together, in tokens; None is the checkpoint's length. Contexts that are longer
             lose their beginning.
-        add_bos_token: whether texts begin with the tokenizer's first token; None leaves it to the tokenizer, as lm-eval's
-            `hf` does. A text that begins with the prefix token gets none.
+        add_bos_token: whether texts begin with the tokenizer's first token; None leaves it to the tokenizer, as
+            lm-eval's `hf` does. A text that begins with the prefix token gets none.
         prefix_token_id: stands before a text that has nothing before it; None is the first token, or the end token.
         seed: None takes torch's, which lm-eval sets from --seed. What a request draws depends on it and on the
             request, not on the batch or the order.
