@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pardec.cards import list_models, list_presets, list_samplers
     from pardec.comparison import Table, compare
     from pardec.comparison.tuning import Advice, tune
+    from pardec.empty import EmptyAnswer
     from pardec.models.errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
     from pardec.pipeline import ImagePipeline
     from pardec.result import Result
@@ -40,6 +41,7 @@ _HOME = {
     "pardec.cards": ("list_models", "list_presets", "list_samplers"),
     "pardec.comparison": ("Table", "compare"),
     "pardec.comparison.tuning": ("Advice", "tune"),
+    "pardec.empty": ("EmptyAnswer",),
     "pardec.models.errors": (
         "CacheError",
         "CapacityError",
@@ -61,6 +63,7 @@ __all__ = [
     "Advice",
     "CacheError",
     "CapacityError",
+    "EmptyAnswer",
     "Event",
     "Finished",
     "ImagePipeline",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import torch
 from torch import Tensor
 
-from pardec import requests, vector_requests
+from pardec import empty, requests, vector_requests
 from pardec.environment import versions
 from pardec.models import kernels as models_kernels
 from pardec.models.continuous import ContinuousModel
@@ -222,7 +222,9 @@ class Model:
             if isinstance(event, Finished):
                 finished = event
         assert finished is not None, "a loop ends with Finished"
-        return self.result(call, finished, time.perf_counter() - started)
+        result = self.result(call, finished, time.perf_counter() - started)
+        empty.warn(self, result, prompt, stacklevel=2)
+        return result
 
     def stream(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Iterator[Event]:
         """Decodes like `generate`, with the same arguments, and yields every event as it happens.
@@ -250,8 +252,9 @@ class Model:
 
         Returns:
             An iterator of finished rows, in the order in which they finish, each with the `index` of its prompt, a
-            `result` of one row and, of several to a prompt, its number `sample`. The tokens of a row are those that `generate` gives it alone. `waits` says why a batch
-            drains before the next begins, where its rows cannot be replaced one by one.
+            `result` of one row and, of several to a prompt, its number `sample`. The tokens of a row are those that
+            `generate` gives it alone. `waits` says why a batch drains before the next begins, where its rows cannot be
+            replaced one by one.
 
         Raises:
             SpecError: an argument that cannot work; for one of a prompt, once the rows before it are done.
@@ -392,7 +395,7 @@ class Model:
             sequences=sequences,
             latents=latents,
             tokens=tokens,
-            text=None if self._reader is None else [str(self._text(call, row, ids)) for row, ids in enumerate(tokens)],
+            text=None if self._reader is None else [str(self._text(call, *row)) for row in enumerate(tokens)],
             generated=generated,
             nfe=list(end.nfe),
             forward_rows=list(end.forward_rows),

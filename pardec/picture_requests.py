@@ -14,9 +14,9 @@ from pardec.models.continuous import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.imaging import Condition
 from pardec.models.vision.vq import to_pictures
-from pardec.prompts import Row, several
+from pardec.prompts import Row
 from pardec.samplers.presets import preset
-from pardec.settings import MAX_NEW_TOKENS, Settings
+from pardec.settings import MAX_NEW_TOKENS, Settings, several
 
 if TYPE_CHECKING:
     from pardec.models.conditioned import Prefix

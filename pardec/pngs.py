@@ -29,6 +29,7 @@ PIXELS = 2**26  # of a picture that is read
 GAP = 2  # pixels between the pictures of a sheet
 BLANK = (234, 238, 242)  # what no picture covers
 _AGAIN = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
+_SELDOM = ("min_p",)  # there where it was asked for
 
 Made = dict[str, Any]
 
@@ -136,6 +137,7 @@ def about(
         "spec": spec,
         "exact": exact,
         **{name: settings.get(name) for name in _AGAIN},
+        **{name: settings[name] for name in _SELDOM if name in settings},
         "grid": list(grid),
         "pictures": list(pictures),
         "environment": dict(environment),
@@ -221,6 +223,7 @@ def again(said: Made) -> dict[str, Any]:
         pictures = said["pictures"]
         given: dict[str, Any] = {"sampler": said["spec"], "seed": [one["seed"] for one in pictures]}
         given |= {name: said[name] for name in _AGAIN if said[name] is not None}
+        given |= {name: said[name] for name in _SELDOM if said.get(name) is not None}
     except (KeyError, TypeError) as error:
         hint = "read another file that pardec image wrote"
         raise PictureError(f"the file does not say how its pictures were made: {error!r}", hint=hint) from error

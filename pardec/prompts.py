@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -84,14 +84,6 @@ def rows(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_n
     return [Row(ids, templates[i if len(templates) > 1 else 0]) for i, ids in enumerate(given)]
 
 
-_T = TypeVar("_T")
-
-
-def several(items: Sequence[_T], count: int) -> list[_T]:
-    """Each item so many times, beside each other: the rows of `num_return_sequences` and `num_images`."""
-    return [item for item in items for _ in range(count)]
-
-
 def check_length(model: LanguageModel, lengths: list[int]) -> None:
     """Refuses rows longer than the model has positions."""
     most = min(filter(None, (model.max_positions, model.limit)), default=None)
@@ -134,7 +126,7 @@ def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any) -> li
     if isinstance(item, str):
         if not item.strip():
             raise SpecError(f"prompt {row} is empty", hint="give at least one word")
-        return _read(row, item, lambda: tokenizer(item))
+        return _read(f"prompt {row} cannot be read", item, lambda: tokenizer(item), "give plain text")
     if not isinstance(item, Sequence) or not item or not all(_is_message(message) for message in item):
         raise SpecError(
             f"prompt {row} is neither text nor a list of messages",
@@ -143,17 +135,19 @@ def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any) -> li
     if not tokenizer.chat_template:
         raise SpecError(f"{model.name} has no chat template", hint="pass the prompt as plain text")
     given: Any = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-    return _read(row, item, lambda: tokenizer.apply_chat_template(list(item), **given))
+    wrong = f"the chat template of {model.name} does not take prompt {row}"
+    hint = "it may want no system message, or turns of user and assistant by turns"
+    return _read(wrong, item, lambda: tokenizer.apply_chat_template(list(item), **given), hint)
 
 
-def _read(row: int, item: Any, read: Callable[[], Any]) -> list[int]:
+def _read(wrong: str, item: Any, read: Callable[[], Any], hint: str) -> list[int]:
     """The ids of what `read` makes of a prompt. Raises SpecError where it fails, as templates and tokenizers may."""
     try:
         return list(read()["input_ids"])
     except Exception as error:  # any of the tokenizer classes, and what a template raises
         half = next((sign for sign in str(item) if "\ud800" <= sign <= "\udfff"), None)
         why = one_line(error) if half is None else f"it holds half a character, {half!a}"
-        raise SpecError(f"prompt {row} cannot be read: {why}", hint="give plain text") from error
+        raise SpecError(f"{wrong}: {why}", hint=hint) from error
 
 
 def _is_message(value: object) -> bool:

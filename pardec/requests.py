@@ -12,14 +12,14 @@ from pardec.early import check_block, check_family
 from pardec.grammar import within
 from pardec.models.errors import SpecError
 from pardec.picture_requests import Conditions, conditions, refuse_pictures
-from pardec.prompts import Row, check_length, rows, several
+from pardec.prompts import Row, check_length, rows
 from pardec.samplers import assembly, registry
 from pardec.samplers.contracts import Admitting, Allowed, Request, Sampler
 from pardec.samplers.painting import Drawing
 from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.samplers.verifying import Speculation
-from pardec.settings import Settings
+from pardec.settings import Settings, several
 from pardec.stop_strings import StopStrings, special_ids
 from pardec.stop_strings import read as read_stops
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.stop_strings import read as read_stops
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pardec.samplers.spec import Policy, Spec
     from pardec.samplers.verifying import Speculation
 
+
+_T = TypeVar("_T")
 
 MAX_NEW_TOKENS = 64
 # Beyond these a request is no request: they are told before anything is made of their size.
@@ -180,6 +182,11 @@ def check_count(name: str, value: Any) -> None:
         )
 
 
+def several(items: Sequence[_T], count: int) -> list[_T]:
+    """Each item so many times, beside each other: the rows of `num_return_sequences` and `num_images`."""
+    return [item for item in items for _ in range(count)]
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -214,6 +221,6 @@ def _example(name: str) -> str:
         "num_images": "num_images=4 draws four pictures of each prompt",
         "num_return_sequences": "num_return_sequences=4 gives four answers to each prompt",
         "min_new_tokens": "min_new_tokens=8 has no end token among the first 8; leave it out to let a row end anywhere",
-        "min_p": "min_p=0.05 leaves out what is less than a twentieth as likely as the likeliest; leave it out to keep all",
+        "min_p": "min_p=0.05 leaves out what is less than 0.05 times as likely as the likeliest; 0 keeps all",
         "repetition_penalty": "repetition_penalty=1.1 makes tokens less likely that stand in the row; 1 is off",
     }[name]

@@ -1,7 +1,8 @@
 """Events with the text that became certain: what a consumer can print at once and never has to take back.
 
-A row's certain text is that of its tokens up to `Step.settled`, cut where the row ends as in `Result.text`,
-without the end of it that a later token may still change, or make part of a stop string. A row's pieces, put together, are its `Result.text`.
+A row's certain text is that of its tokens up to `Step.settled`, cut where the row ends as in `Result.text`, without
+the end of it that a later token may still change, or make part of a stop string. A row's pieces, put together, are its
+`Result.text`.
 """
 
 from __future__ import annotations

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
 from pardec.picture_requests import FOREIGN, labels, refuse_sequences
-from pardec.prompts import several
 from pardec.requests import seeds_of
 from pardec.samplers import registry
 from pardec.samplers.painting import Drawing, PictureRequest
 from pardec.samplers.rng import Keyed
-from pardec.settings import MAX_NEW_TOKENS, Settings
+from pardec.settings import MAX_NEW_TOKENS, Settings, several
 
 if TYPE_CHECKING:
     from pardec.models.continuous import ContinuousModel

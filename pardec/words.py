@@ -48,7 +48,7 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
     _STOP: ("stop_strings", "stop_words", "stop_sequences", "stop_sequence", "stop_texts", "until"),
     _STOP_IDS: ("eos_token_id", "eos_id", "stop_token_ids", "stop_tokens", "terminators", "stop_token_id"),
     "stop_ids=[] never stops": ("ignore_eos", "eos_early_stop"),
-    "rows of unequal length need no padding, and the mask token is that of the checkpoint; pardec.load takes mask_id=": (
+    "rows of unequal length need no padding, and the mask token is the checkpoint's; pardec.load takes mask_id=": (
         *("pad_token_id", "pad_id", "bos_token_id", "mask_id", "mask_token_id"),
     ),
     _PENALTY: (

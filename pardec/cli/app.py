@@ -8,6 +8,7 @@ import typer
 
 from pardec import __version__
 from pardec.cli.bench import bench
+from pardec.cli.chat import chat
 from pardec.cli.compare import compare
 from pardec.cli.environment import env
 from pardec.cli.generate import generate
@@ -41,6 +42,7 @@ def pardec(
 
 
 app.command("generate")(generate)
+app.command("chat")(chat)
 app.command("image")(image)
 app.command("compare")(compare)
 app.command("tune")(tune)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pardec import empty
 from pardec.api import Model
 from pardec.cli.common import say
 from pardec.cli.common import show as show_text
@@ -163,6 +164,14 @@ class Batches:
             f"{self.tokens} tokens in {self.forwards} forward{plural}, "
             f"{self.tokens / self.forwards:.2f} tokens a forward, {self.tokens / self.seconds:.0f} tokens/s"
         )
+
+    def warn(self) -> None:
+        """Says on stderr, in one line, that answers are empty where the prompts may be why."""
+        count = sum(not row["generated"] for row in self.rows.values())
+        plain = any(isinstance(item.prompt, str) for item in self.items)
+        reason = empty.why(self.model, plain=plain, way_out="try --chat") if count else None
+        if reason is not None:
+            say(f"warning: {empty.told(count, len(self.rows))}: {reason}", quiet=self.quiet)
 
     def left_off(self) -> str:
         """What an interrupted run leaves, and how to go on."""

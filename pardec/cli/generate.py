@@ -12,7 +12,7 @@ from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
 from pardec.executors import check_name
 from pardec.models.errors import SpecError
-from pardec.settings import Settings
+from pardec.settings import Settings, several
 
 
 def generate(
@@ -27,12 +27,17 @@ def generate(
     quiet: o.Quiet = False,
     sampler: o.Sampler = None,
     max_new_tokens: o.MaxNewTokens = None,
+    min_new_tokens: o.MinNewTokens = None,
+    stop: o.Stop = None,
     block_length: o.BlockLength = None,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
     top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
     cfg: o.Cfg = None,
     allowed: o.Allowed = None,
+    num_return_sequences: o.ReturnSequences = None,
     seed: o.Seed = 0,
     batch_size: o.BatchSize = 8,
     executor: o.Executor = "local",
@@ -64,18 +69,24 @@ def generate(
         sharing.check(executor, output, prompts, given=bool(prompt))
     items = inputs.read(prompt or [], prompts, chat=chat)
     to_rows = output is not None and output.suffix == ".jsonl"
-    if output is not None and not to_rows and len(items) > batch_size:
+    rows = several(items, num_return_sequences or 1)
+    if output is not None and not to_rows and len(rows) > batch_size:
         raise SpecError(
-            f"{len(items)} prompts are more than the batch of {batch_size} that {output} can hold",
+            f"{len(rows)} prompts are more than the batch of {batch_size} that {output} can hold",
             hint="name a .jsonl file, or raise --batch-size",
         )
     sampling = {
         "sampler": sampler,
         "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
+        "stop": inputs.read_stop(stop),
         "block_length": block_length,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "num_return_sequences": num_return_sequences,
         "cfg": cfg,
         "allowed": inputs.read_allowed(allowed),
     }
@@ -109,7 +120,7 @@ def generate(
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is a model of pictures", hint=f'try "pardec image {model} -o out.png"')
     call = loaded.prepare([item.prompt for item in items], **arguments)
-    run = Batches(loaded, call, items, stream=stream, quiet=quiet)
+    run = Batches(loaded, call, rows, stream=stream, quiet=quiet)
     if to_rows and output is not None:
         dealing.keep_in(run, crew, output, overwrite=overwrite)
     try:
@@ -127,3 +138,4 @@ def generate(
     if json_ and crew.leads:
         dump(run.document())
     say(run.summary(), quiet=quiet)
+    run.warn()

@@ -38,6 +38,11 @@ def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
     return items
 
 
+def read_stop(texts: Sequence[str] | None) -> list[str] | None:
+    r"""The texts of --stop, in which a shell writes a line break as \n and a tab as \t; None where there are none."""
+    return [text.replace("\\n", "\n").replace("\\t", "\t") for text in texts] if texts else None
+
+
 _ALLOWED = 'for example {"0": ["yes", "no"]}, or [["yes", "no"], null], or a list of these with one a prompt'
 
 

@@ -32,6 +32,13 @@ BlockLength = Annotated[int | None, _option(SHAPE, "Tokens of a block, 32 or few
 Temperature = Annotated[float | None, _option(SHAPE, "0, the default, takes the likeliest token.")]
 TopK = Annotated[int | None, _option(SHAPE, "Draw from the k likeliest tokens.")]
 TopP = Annotated[float | None, _option(SHAPE, "Draw from the likeliest tokens that hold p.")]
+MinP = Annotated[float | None, _option(SHAPE, "Leave out what is less likely than p times the likeliest.")]
+RepetitionPenalty = Annotated[float | None, _option(SHAPE, "Above 1, tokens that stand already are less likely.")]
+MinNewTokens = Annotated[int | None, _option(SHAPE, "So many tokens before an end token may come.")]
+Stop = Annotated[
+    list[str] | None, _option(SHAPE, r"End rows before this text, \n a line break; may be repeated.", "--stop")
+]
+ReturnSequences = Annotated[int | None, _option(SHAPE, "Answers to each prompt; they need a temperature.", min=1)]
 Cfg = Annotated[float | None, _option(SHAPE, "Guidance; 1 is the model alone.")]
 Allowed = Annotated[Path | None, _option(SHAPE, "JSON: the tokens that may stand at each position.", "--allowed")]
 Seed = Annotated[int, _option(SHAPE, "Prompt i draws from a seed of this and i.")]
@@ -48,6 +55,11 @@ CudaGraphs = Annotated[bool, _option(RUN, "Record small forwards and run them ag
 Revision = Annotated[str | None, _option(RUN, "Branch, tag or commit on the hub.")]
 MaskId = Annotated[int | None, _option(RUN, "The mask token, where the checkpoint does not name it.")]
 Offline = Annotated[bool, _option(RUN, "Use what is on the disk already.", "--offline")]
+
+# --- of `chat` ---
+
+System = Annotated[str | None, _option(IO, "What stands before the first turn, as the system's message.")]
+TurnSeed = Annotated[int, _option(SHAPE, "Turn i draws from a seed of this and i.", "--seed")]
 
 # --- of `image` ---
 

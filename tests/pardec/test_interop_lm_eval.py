@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import math
+import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from itertools import permutations
 from pathlib import Path
@@ -20,13 +21,16 @@ from lm_eval import simple_evaluate
 from lm_eval._cli.utils import key_val_to_dict, try_parse_json
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import pardec
 from pardec.interop.lm_eval import PardecLM
 from pardec.interop.lm_eval.laws import Batches, Laws, Query
 from pardec.interop.lm_eval.likelihood import Likelihood, masks
 from pardec.interop.lm_eval.requests import generation, split_arguments
+from pardec.models.catalog import TOKENIZER
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.language_model import LanguageModel
 from tests.samplers import toys
@@ -167,10 +171,10 @@ def test_until_ends_a_text_at_the_first_of_its_texts(dream: pardec.Model) -> Non
 
 def test_until_a_special_token_ends_the_row(monkeypatch: pytest.MonkeyPatch, dream: pardec.Model) -> None:
     seen: list[Any] = []
-    generate = dream.generate
-    monkeypatch.setattr(dream, "generate", lambda **given: seen.append(given["stop_ids"]) or generate(**given))
-    PardecLM(dream, max_new_tokens=4).generate_until(asks("generate_until", ("Tom has 8 cups.", {"until": ["<pad>"]})))
-    assert seen == [[3, 0]]  # the end token and that of the text
+    prepare = dream.prepare
+    monkeypatch.setattr(dream, "prepare", lambda *given, **more: seen.append(prepare(*given, **more)) or seen[-1])
+    PardecLM(dream, max_new_tokens=4).generate_until(asks("generate_until", (QUESTIONS[0], {"until": ["<pad>"]})))
+    assert [call.stop_ids for call in seen] == [(3, 0)]  # the end token and that of the text
 
 
 def test_a_context_too_long_loses_its_beginning(dream: pardec.Model) -> None:
@@ -211,12 +215,91 @@ def test_cached_answers_are_not_asked_again(
         ({}, {"sampler": "preset:fast-dllm"}, {"sampler": "preset:fast-dllm"}),
         ({"sampler": "sequential"}, {"sampler": "threshold"}, {"max_new_tokens": 256, "sampler": "sequential"}),
         ({"num_beams": 1, "length_penalty": 2.0}, {}, {"max_new_tokens": 256}),
+        (
+            {"until": "\n", "repetition_penalty": 1.2, "min_new_tokens": 3, "min_p": 0.1},
+            {},
+            {"stop": ["\n"], "repetition_penalty": 1.2, "min_new_tokens": 3, "min_p": 0.1, "max_new_tokens": 256},
+        ),
     ],
 )
 def test_what_a_request_asks_comes_before_the_defaults(
     asked: dict[str, Any], defaults: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     assert generation(asked, defaults).arguments == expected
+
+
+# --- beside lm-eval's own model ---
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama as transformers saves it, with the embedded tokenizer."""
+    made = tmp_path_factory.mktemp("models") / "random-llama"
+    shape = {"vocab_size": 361, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    ends = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = LlamaForCausalLM(LlamaConfig(**shape, **heads, **ends))
+        for weight in network.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+    network.save_pretrained(made)
+    for file in TOKENIZER.iterdir():
+        shutil.copy(file, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def beside(checkpoint: Path) -> Callable[..., tuple[PardecLM, HFLM]]:
+    model = pardec.load(checkpoint, device="cpu", dtype="float32")
+
+    def both(**arguments: Any) -> tuple[PardecLM, HFLM]:
+        hf = HFLM(pretrained=str(checkpoint), device="cpu", dtype="float32", batch_size=2, **arguments)
+        return PardecLM(model, batch_size=2, **arguments), hf
+
+    return both
+
+
+SCORED = [(QUESTIONS[0], " 18 - 4"), ("<bos>" + QUESTIONS[1], " 5"), ("", QUESTIONS[2]), ("Tom has ", "3 cups")]
+LONG = " ".join(QUESTIONS[:6])  # of more windows than one
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"add_bos_token": True}, {"add_bos_token": False}, {"prefix_token_id": 3}, {"max_length": 40}]
+)
+def test_likelihoods_are_those_of_lm_evals_own_model(beside: Any, arguments: dict[str, Any]) -> None:
+    ours, hf = beside(**arguments)
+    pairs = asks("loglikelihood", *SCORED)
+    texts = asks("loglikelihood_rolling", (QUESTIONS[0],), ("<bos>" + QUESTIONS[1],), (LONG,))
+    mine, theirs = ([value for value, _ in model.loglikelihood(pairs, disable_tqdm=True)] for model in (ours, hf))
+    assert mine == pytest.approx(theirs, abs=1e-3)
+    mine, theirs = (model.loglikelihood_rolling(texts, disable_tqdm=True) for model in (ours, hf))
+    assert mine == pytest.approx(theirs, abs=1e-3)
+
+
+def test_generation_arguments_do_what_they_do_in_lm_evals_own_model(
+    beside: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, hf = beside()
+    prompt = QUESTIONS[0]
+    length = len(hf.tok_encode(prompt))
+    (plain,) = hf.generate_until(asks("generate_until", (prompt, {"until": ["never"], "max_gen_toks": 20})))
+    for asked in (
+        {"repetition_penalty": 1.5},
+        {"min_new_tokens": 12},
+        {"max_length": length + 5},
+        {"until": [plain[9:12], plain[4:6]]},
+    ):
+        call = asks("generate_until", (prompt, {"until": ["never"], "max_gen_toks": 20, **asked}))
+        (mine,), (theirs,) = ours.generate_until(call), hf.generate_until(call)
+        assert mine == theirs, asked
+    assert "left out" not in caplog.text
+
+
+def test_a_length_of_prompt_and_answer_leaves_room_or_says_so(beside: Any) -> None:
+    ours, _ = beside()
+    with pytest.raises(SpecError, match="max_length=3 leaves nothing"):
+        ours.generate_until(asks("generate_until", (QUESTIONS[0], {"max_length": 3})))
 
 
 # --- likelihoods ---
@@ -384,8 +467,9 @@ def test_an_empty_context_is_the_first_token_and_an_empty_answer_is_certain(llam
 
 
 def test_rolling_predicts_every_token_once_in_windows(llama: pardec.Model, dream: pardec.Model) -> None:
-    ids = llama.tokenizer(QUESTIONS[0], add_special_tokens=False)["input_ids"]
+    ids = llama.tokenizer(QUESTIONS[0])["input_ids"]  # the first token is predicted too, as lm-eval's `hf` does
     assert 16 < len(ids) < 32
+    assert ids[0] == 2
     asked = asks("loglikelihood_rolling", (QUESTIONS[0],))
     (whole,) = PardecLM(llama).loglikelihood_rolling(asked, disable_tqdm=True)
     assert whole == pytest.approx(ar_log_prob(llama, [2], ids)[0], abs=1e-3)

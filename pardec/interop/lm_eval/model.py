@@ -37,12 +37,15 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         device: a torch device; None chooses.
         max_length: prompt and answer together, in tokens; None is the checkpoint's length. Contexts that are longer
             lose their beginning.
+        add_bos_token: whether texts begin with the tokenizer's first token; None leaves it to the tokenizer, as
+            lm-eval's `hf` does. A text that begins with the prefix token gets none.
+        prefix_token_id: stands before a text that has nothing before it; None is the first token, or the end token.
         seed: None takes torch's, which lm-eval sets from --seed. What a request draws depends on it and on the
             request, not on the batch or the order.
         likelihood, mc_num, check_greedy: how masked models score answers; see `likelihood.Likelihood`.
         arguments: dtype, device_map, revision, offline, mask_id, block and quantize of `pardec.load`; sampler,
-            max_new_tokens, block_length, temperature, top_k, top_p, cfg and block_align of `Model.generate`, where a
-            request does not say otherwise.
+            max_new_tokens, min_new_tokens, block_length, temperature, top_k, top_p, min_p, repetition_penalty, cfg and
+            block_align of `Model.generate`, where a request does not say otherwise.
 
     Raises:
         SpecError: an argument that is unknown or cannot work.
@@ -57,6 +60,8 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         max_batch_size: int | None = None,
         device: str | None = None,
         max_length: int | None = None,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
         seed: int | None = None,
         likelihood: str = "mc",
         mc_num: int = 128,
@@ -78,6 +83,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
                 f"{self.model.name} comes without a tokenizer, and lm-eval asks in text",
                 hint="put tokenizer.json beside the weights",
             )
+        self.add_bos_token, self._prefix = add_bos_token, prefix_token_id
         inner = self.model.language_model
         self._device = inner.device
         self._limit = min(filter(None, (inner.max_positions, inner.limit, max_length)), default=None)
@@ -109,8 +115,8 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
     @property
     def prefix_token_id(self) -> int:
         """Stands before a text that has nothing before it."""
-        start = self.model.language_model.facts.bos_id
-        return self.eot_token_id if start is None else start
+        ids = (self._prefix, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.eot_token_id)
+        return int(next(token for token in ids if token is not None))
 
     @property
     def max_length(self) -> int:
@@ -138,11 +144,12 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids; None adds special tokens unless the text begins with one, as a chat template's does."""
+        """Token ids; None is `add_bos_token`, and False for a text that begins with the prefix, as templates' do."""
         if add_special_tokens is None:
-            start = self.tokenizer.bos_token
-            add_special_tokens = not (start and string.startswith(start))
-        return list(self.tokenizer(string, add_special_tokens=add_special_tokens, **kwargs)["input_ids"])
+            start = self.tokenizer.decode([self.prefix_token_id])
+            add_special_tokens = False if start and string.startswith(start) else self.add_bos_token
+        given = kwargs if add_special_tokens is None else {**kwargs, "add_special_tokens": add_special_tokens}
+        return list(self.tokenizer(string, **given)["input_ids"])
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval's results record of the model: its arguments, the samplers as resolved, the versions."""
@@ -155,25 +162,26 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """A text a request, cut before the first of its `until` texts."""
-        asked = [generation(request.args[1], self.defaults) for request in requests]
-        prompts = [self._prompt(request.args[0], made) for request, made in zip(requests, asked, strict=True)]
+        read = [generation(request.args[1], self.defaults) for request in requests]
+        prompts = [self._prompt(request.args[0], made) for request, made in zip(requests, read, strict=True)]
+        asked = [made.after(len(prompt)) for made, prompt in zip(read, prompts, strict=True)]
         seen: Counter[tuple[int, ...]] = Counter()
         seeds = []
-        for prompt, made in zip(prompts, asked, strict=True):
-            seeds.append(key_of(made.arguments.get("seed", self.seed), prompt, seen[tuple(prompt)]))
+        for prompt, arguments in zip(prompts, asked, strict=True):
+            seeds.append(key_of(arguments.get("seed", self.seed), prompt, seen[tuple(prompt)]))
             seen[tuple(prompt)] += 1
         groups: dict[str, list[int]] = {}
-        for i, made in enumerate(asked):
-            groups.setdefault(json.dumps([made.arguments, made.until], sort_keys=True), []).append(i)
+        for i, arguments in enumerate(asked):
+            groups.setdefault(json.dumps(arguments, sort_keys=True), []).append(i)
         texts: dict[int, str] = {}
         with tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar:
             for group in groups.values():
-                made = asked[group[0]]
+                arguments = asked[group[0]]
                 group.sort(key=lambda i: -len(prompts[i]))
 
-                def decode(rows: Sequence[int], made: Generation = made) -> dict[int, str]:
+                def decode(rows: Sequence[int], arguments: dict[str, Any] = arguments) -> dict[int, str]:
                     given = [prompts[i] for i in rows]
-                    return dict(zip(rows, self._generate(given, made, [seeds[i] for i in rows]), strict=True))
+                    return dict(zip(rows, self._generate(given, arguments, [seeds[i] for i in rows]), strict=True))
 
                 for count, found in self.batches.run(group, decode):
                     for i, text in found.items():
@@ -187,6 +195,8 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         ids = self.tok_encode(context) or [self.prefix_token_id]
         if self._limit is None:
             return ids
+        if made.max_length is not None:
+            return self._fitting(ids, self._limit - 1)
         new = Settings.of(made.arguments).max_new_tokens
         if new >= self._limit:
             raise SpecError(
@@ -195,15 +205,12 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
             )
         return self._fitting(ids, self._limit - new)
 
-    def _generate(self, prompts: list[list[int]], made: Generation, seeds: list[int]) -> list[str]:
-        special = self.tokenizer.get_added_vocab()  # left out of the text, so they end the row by their ids
-        ends = {special[text] for text in made.until if text in special}
-        stop_ids = [*self.model.language_model.facts.eos_ids, *sorted(ends)]
-        arguments = made.arguments | {"seed": seeds, "stop_ids": list(dict.fromkeys(stop_ids))}
-        result = self.model.generate(input_ids=prompts, **arguments)
+    def _generate(self, prompts: list[list[int]], arguments: dict[str, Any], seeds: list[int]) -> list[str]:
+        given = {**arguments, "seed": seeds, "stop_ids": list(self.model.language_model.facts.eos_ids)}
+        result = self.model.generate(input_ids=prompts, **given)
         self.specs.add(result.spec)
         assert result.text is not None, "there is a tokenizer"
-        return [min((text.split(end)[0] for end in made.until), key=len, default=text) for text in result.text]
+        return result.text
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
@@ -219,9 +226,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         windows = [
             [
                 make_disjoint_window(window)
-                for window in get_rolling_token_windows(
-                    self.tok_encode(request.args[0], add_special_tokens=False), self.prefix_token_id, room, 1
-                )
+                for window in get_rolling_token_windows(self.tok_encode(request.args[0]), self.prefix_token_id, room, 1)
             ]
             for request in requests
         ]

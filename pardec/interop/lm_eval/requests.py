@@ -11,12 +11,22 @@ from typing import Any
 from pardec.models.errors import SpecError, did_you_mean
 
 DEFAULT_TOKENS = 256  # as lm-eval's own models
-_OWN = ("pretrained", "batch_size", "device", "max_length", "seed", "likelihood", "mc_num", "check_greedy")
+_OWN = (
+    *("pretrained", "batch_size", "device", "max_length", "seed", "likelihood", "mc_num", "check_greedy"),
+    *("add_bos_token", "prefix_token_id"),
+)
 _LOAD = ("dtype", "device_map", "revision", "offline", "mask_id", "block", "quantize")
-_GENERATE = ("sampler", "max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg", "block_align")
+_GENERATE = (
+    *("sampler", "max_new_tokens", "min_new_tokens", "block_length", "temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "cfg", "block_align"),
+)
 _LENGTH = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is there counts
-_PASSED = ("block_length", "cfg", "sampler", "seed", "top_k", "top_p")
-_IDLE = {"num_beams": 1, "use_cache": True, "repetition_penalty": 1.0, "n": 1}  # asks for nothing else than is done
+_PASSED = (
+    *("block_length", "cfg", "sampler", "seed", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens"),
+    "stop",
+)
+_SHORTEST = ("min_gen_toks", "min_tokens")  # other names of min_new_tokens
+_IDLE = {"num_beams": 1, "use_cache": True, "n": 1}  # asks for nothing else than is done
 _log = logging.getLogger("lm_eval.pardec")  # lm-eval's handler and level
 _warned: set[str] = set()
 
@@ -53,10 +63,21 @@ def told_apart(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One request's generation, resolved: the arguments of `Model.generate`, and the texts that end it."""
+    """One request's generation, resolved."""
 
-    arguments: dict[str, Any]
-    until: tuple[str, ...]
+    arguments: dict[str, Any]  # of `Model.generate`
+    max_length: int | None = None  # of prompt and answer together; wins over max_new_tokens, as in transformers
+
+    def after(self, prompt: int) -> dict[str, Any]:
+        """The arguments behind a prompt of so many tokens. Raises SpecError where `max_length` leaves no room."""
+        if self.max_length is None:
+            return self.arguments
+        if self.max_length <= prompt:
+            raise SpecError(
+                f"max_length={self.max_length} leaves nothing to generate behind a prompt of {prompt} tokens",
+                hint="--gen_kwargs max_gen_toks=128 counts the generated tokens alone",
+            )
+        return _of_length(self.arguments, self.max_length - prompt)
 
 
 def generation(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generation:
@@ -69,15 +90,17 @@ def generation(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generat
     """
     rest = dict(asked)
     until = rest.pop("until", None) or ()
+    longest = rest.pop("max_length", None)
+    for name in _SHORTEST:
+        if (value := rest.pop(name, None)) is not None:
+            rest.setdefault("min_new_tokens", value)
     lengths = [value for name in _LENGTH if (value := rest.pop(name, None)) is not None]
     sample, warmth = rest.pop("do_sample", None), rest.pop("temperature", None)
     made = dict(defaults)
     if not str(made.get("sampler")).startswith("preset:"):  # a preset brings its own length
         made.setdefault("max_new_tokens", DEFAULT_TOKENS)
     if lengths:
-        made["max_new_tokens"] = int(lengths[0])
-        if made.get("block_length") is not None:
-            made["block_length"] = min(made["block_length"], made["max_new_tokens"])
+        made = _of_length(made, int(lengths[0]))
     if sample is False:
         made["temperature"] = 0.0
     elif warmth is not None:
@@ -89,8 +112,19 @@ def generation(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generat
             made[name] = value
     if (made.get("top_k") or 0) < 1:  # 0 and -1 are how others say "off"
         made.pop("top_k", None)
+    stop = tuple(filter(None, (until,) if isinstance(until, str) else until))
+    if stop:
+        made["stop"] = [*stop, *([made["stop"]] if isinstance(made.get("stop"), str) else made.get("stop") or ())]
     for name, value in rest.items():
         if value is not None and _IDLE.get(name, object()) != value and name not in _warned:
             _warned.add(name)
             _log.warning("pardec has no generation argument %s; %s=%r is left out", name, name, value)
-    return Generation(made, tuple(filter(None, (until,) if isinstance(until, str) else until)))
+    return Generation(made, None if longest is None else int(longest))
+
+
+def _of_length(arguments: dict[str, Any], new: int) -> dict[str, Any]:
+    """The arguments with so many new tokens, and no block that is longer."""
+    made = {**arguments, "max_new_tokens": new}
+    if made.get("block_length") is not None:
+        made["block_length"] = min(made["block_length"], new)
+    return made

@@ -1,0 +1,192 @@
+"""`pardec chat`: turn by turn with a model that has a chat template."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from pardec.cli import inputs
+from pardec.cli import options as o
+from pardec.cli.common import Debug, say
+from pardec.models.errors import PardecError, SpecError
+from pardec.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pardec.api import Model
+    from pardec.samplers.events import Event
+
+HELP = "/reset forgets what was said, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+
+
+def chat(
+    model: o.ModelName,
+    system: o.System = None,
+    quiet: o.Quiet = False,
+    sampler: o.Sampler = None,
+    max_new_tokens: o.MaxNewTokens = None,
+    min_new_tokens: o.MinNewTokens = None,
+    stop: o.Stop = None,
+    block_length: o.BlockLength = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    cfg: o.Cfg = None,
+    seed: o.TurnSeed = 0,
+    device: o.Device = "auto",
+    dtype: o.Dtype = "auto",
+    device_map: o.DeviceMap = None,
+    quantize: o.Quantize = None,
+    cuda_graphs: o.CudaGraphs = False,
+    revision: o.Revision = None,
+    offline: o.Offline = False,
+    mask_id: o.MaskId = None,
+    debug: Debug = False,
+) -> None:
+    """Talk with a model; answers go to stdout as they settle. From a pipe, each line is a turn.
+
+    pardec chat GSAI-ML/LLaDA-8B-Instruct -n 256 -s threshold:tau=0.9@dual
+
+    /reset forgets what was said, /exit or Ctrl-D leaves, Ctrl-C stops an answer.
+    """
+    sampling = {
+        "sampler": sampler,
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
+        "stop": inputs.read_stop(stop),
+        "block_length": block_length,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "cfg": cfg,
+    }
+    arguments: Any = {name: value for name, value in sampling.items() if value is not None}
+
+    # Here and not above: these bring torch, which --help does not need.
+    from pardec.api import load
+    from pardec.samplers.registry import resolve
+
+    resolve(Settings.of(arguments).sampler, None)  # a misspelt sampler is refused before weights are read
+    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "quantize": quantize}
+    placing |= {"cuda_graphs": cuda_graphs, "revision": revision, "offline": offline, "mask_id": mask_id}
+    loaded = load(model, **placing)
+    check(loaded, model)
+    talk = Talk(loaded, system, arguments, seed, quiet=quiet)
+    say(f"{loaded.network.describe()}\n{HELP}", quiet=quiet)
+    for line in lines():
+        if line in ("/exit", "/quit"):
+            break
+        if line == "/reset":
+            talk.reset()
+        elif line.startswith("/"):
+            say(f"unknown command {line.split()[0]}: {HELP}")
+        else:
+            talk.turn(line)
+
+
+def check(model: Model, name: str) -> None:
+    """Refuses a model that cannot be talked with. Raises SpecError."""
+    if model.imaging is not None:
+        raise SpecError(f"{model.name} is a model of pictures", hint=f'try "pardec image {name} -o out.png"')
+    if not getattr(model.tokenizer, "chat_template", None):
+        what = "tokenizer" if model.tokenizer is None else "chat template"
+        raise SpecError(
+            f"{model.name} has no {what}, so it cannot be talked with in turns",
+            hint=f'"pardec generate {name} -p ..." goes on with plain text; instruct models have a chat template',
+        )
+
+
+def lines() -> Iterator[str]:
+    """What is typed, or piped in, line by line, without empty ones."""
+    typed = sys.stdin.isatty()
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401  # lets a line be edited
+    while True:
+        try:
+            line = input("> " if typed and sys.stdout.isatty() else "").strip()
+        except EOFError:
+            if typed:
+                print()
+            return
+        except KeyboardInterrupt:  # a line begun is thrown away
+            if not typed:
+                raise
+            print()
+            continue
+        if line:
+            yield line
+
+
+class Talk:
+    """What was said so far."""
+
+    def __init__(self, model: Model, system: str | None, arguments: Any, seed: int, *, quiet: bool) -> None:
+        self.model, self.arguments, self.seed, self.quiet = model, arguments, seed, quiet
+        self.begin = [] if system is None else [{"role": "system", "content": system}]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what was said."""
+        self.messages = list(self.begin)
+        self.turns = 0
+
+    def turn(self, text: str) -> None:
+        """Answers one turn. An error is told where somebody types, and the turn is forgotten."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        try:
+            answer = self._answer(asked)
+        except PardecError as error:
+            if not sys.stdin.isatty():
+                raise
+            say("\n".join(filter(None, (f"error: {error}", error.hint, "/reset forgets what was said"))))
+            return
+        self.messages = [*asked, {"role": "assistant", "content": answer}]
+        self.turns += 1
+
+    def _answer(self, messages: list[dict[str, str]]) -> str:
+        """Prints the answer as it settles; what Ctrl-C leaves of it is the answer."""
+        from pardec.samplers.events import RowFinished, Step
+        from pardec.samplers.rng import row_seed
+
+        call = self.model.prepare(messages, **self.arguments, seed=[row_seed(self.seed, self.turns)])
+        pieces, started = [], time.perf_counter()
+        end: RowFinished | None = None
+        with closing(cast("Generator[Event]", self.model.run(call, text=True))) as events:
+            try:
+                for event in events:
+                    if isinstance(event, Step | RowFinished):
+                        told = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
+                        pieces.append(told or "")
+                        print(pieces[-1], end="", flush=True)
+                    end = event if isinstance(event, RowFinished) else end
+            except KeyboardInterrupt:
+                if not sys.stdin.isatty():
+                    raise
+        print(flush=True)
+        self._tell(call, end, time.perf_counter() - started)
+        return "".join(pieces)
+
+    def _tell(self, call: Any, end: Any, seconds: float) -> None:
+        """What the answer took, and why there is none, or not all of it."""
+        from pardec import empty
+
+        if end is None:
+            say("stopped", quiet=self.quiet)
+            return
+        tokens, generated = call.generated(0, end.tokens.tolist())
+        cut = len(tokens) == call.settings["max_new_tokens"] and end.reason == "length"
+        more = f"; cut at {len(tokens)} tokens, -n asks for more" if cut and generated == len(tokens) else ""
+        plural = "" if end.nfe == 1 else "s"
+        say(f"{generated} tokens in {end.nfe} forward{plural}, {seconds:.1f} s{more}", quiet=self.quiet)
+        reason = None if generated else empty.why(self.model, plain=False, way_out="")
+        if reason is not None:
+            say(f"warning: the answer is empty: {reason}", quiet=self.quiet)
