@@ -151,7 +151,8 @@ def _decode(
     """Makes the rows that are missing, and tells how many there are."""
     todo = units.left(made.batches, file.rows)
     total = sum(map(len, made.batches))
-    with watching(shown if runs_on.leads else False, total, file.count()) as tell:
+    references = sum(unit.reference for batch in made.batches for unit in batch)
+    with watching(shown if runs_on.leads else False, total, file.count(), references) as tell:
 
         def keep(rows: list[Row]) -> None:
             file.append(rows)
