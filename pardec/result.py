@@ -149,6 +149,12 @@ class Result:
             for row, tokens in enumerate(self.tokens)
         ]
 
+    def to_pandas(self) -> Any:
+        """`rows()` as a pandas DataFrame. Raises PardecError without pandas."""
+        from pardec.tables import frame
+
+        return frame(self.rows())
+
     def __repr__(self) -> str:
         shown: object = self.text[0] if self.text else self.tokens[0]
         if self.shown:

@@ -29,7 +29,7 @@ def tune(
     prompts: o.TaskPrompts = None,
     scorer: o.Scorer = None,
     max_drop: MaxDrop = 1.0,
-    budget: Budget = 3000,
+    budget: Budget = 1000,
     confirm: Confirm = None,
     cost: Cost = "nfe",
     sampler: Samplers = None,

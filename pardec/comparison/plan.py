@@ -77,11 +77,11 @@ class Plan:
     batches: list[list[Unit]]
     config: dict[str, Any]
 
-    def job(self, traces: Path) -> Job:
+    def job(self, traces: Path, *, warm_up: bool) -> Job:
         """What the processes are given; `traces` is the folder of the results that are kept."""
         loading, grid = asdict(self.loading), self.grid
         kept = (traces, grid.batch_size, grid.replays, grid.seeds[0])
-        return Job(self.model, loading, self.entries, self.tasks, self.problems, *kept)
+        return Job(self.model, loading, self.entries, self.tasks, self.problems, *kept, warm_up)
 
 
 def plan(

@@ -13,27 +13,28 @@ Tell = Callable[[int], None]  # takes the rows that are done by now
 
 
 @contextmanager
-def progress(shown: bool | None, total: int, done: int) -> Iterator[Tell]:
+def progress(shown: bool | None, total: int, done: int, references: int = 0) -> Iterator[Tell]:
     """A function that is told how many of `total` rows are done; `done` of them were before this run.
 
     Args:
+        references: how many of them are decoded only for others to be held to.
         shown: True for a bar or lines, None for a bar where stderr is a terminal, False for nothing.
     """
     terminal = sys.stderr is not None and sys.stderr.isatty()
     if shown is False or (shown is None and not terminal) or total == done:
         yield lambda now: None
     elif terminal:
-        with _bar(total, done) as tell:
+        with _bar(total, done, _whose(references)) as tell:
             yield tell
     else:
-        yield Lines(total, done)
+        yield Lines(total, done, _whose(references))
 
 
 class Lines:
     """A line every few seconds: rows done, and the time left at the pace of this run."""
 
-    def __init__(self, total: int, done: int) -> None:
-        self.total, self.before = total, done
+    def __init__(self, total: int, done: int, whose: str = "") -> None:
+        self.total, self.before, self.whose = total, done, whose
         self.started = self.told = time.monotonic()
 
     def __call__(self, now: int) -> None:
@@ -43,7 +44,12 @@ class Lines:
         self.told = moment
         ahead = (self.total - now) * (moment - self.started) / max(now - self.before, 1)
         rest = f", {clock(ahead)} left" if now < self.total else f" in {clock(moment - self.started)}"
-        print(f"{now} of {self.total} rows{rest}", file=sys.stderr, flush=True)
+        print(f"{now} of {self.total} rows{self.whose}{rest}", file=sys.stderr, flush=True)
+
+
+def _whose(references: int) -> str:
+    """Why there are more rows than the samplers asked for have problems."""
+    return f" ({references} of references)" if references else ""
 
 
 def clock(seconds: float) -> str:
@@ -58,11 +64,11 @@ def clock(seconds: float) -> str:
 
 
 @contextmanager
-def _bar(total: int, done: int) -> Iterator[Tell]:
+def _bar(total: int, done: int, whose: str) -> Iterator[Tell]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
+    columns = (TextColumn(f"rows{whose}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("rows", total=total, completed=done)
         yield lambda now: bar.update(task, completed=now)

@@ -43,6 +43,7 @@ def compare(
     batch_size: int = 8,
     references: bool = True,
     replays: int = 4,
+    warm_up: bool = True,
     cost_ratio: float | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -76,6 +77,7 @@ def compare(
         batch_size: problems decoded at once.
         references: decode `sequential` and `oracle` too, for agreement and the share of the floor.
         replays: problems of each task whose whole decode is kept for the report.
+        warm_up: decode the first batch of each sampler once more before, so that its time is not that of setting up.
         cost_ratio: what a forward of a drafting model costs in forwards of the model, for the simulated speed-up; None
             takes their sizes: the drafter's weights, or the layers that it runs, over the model's.
         out: the run's folder; None keeps nothing.
@@ -116,7 +118,7 @@ def compare(
         where |= {"cuda_graphs": cuda_graphs}
         folder = Folder(home, {**made.config, "where": where}, _warn if runs_on.leads else lambda text: None)
         rows = _begun(folder, runs_on, resume=resume, retry_failed=retry_failed)
-        _decode(made, runs_on, folder, rows, shown=progress)
+        _decode(made, runs_on, folder, rows, warm_up=warm_up, shown=progress)
         table = Table(Run.load(home))
         if out is not None and runs_on.leads:
             write_reports(table, home)
@@ -144,11 +146,14 @@ def _begun(folder: Folder, runs_on: Executor, *, resume: bool, retry_failed: boo
     return folder.rows()
 
 
-def _decode(made: Plan, runs_on: Executor, folder: Folder, file: RowsFile, *, shown: bool | None) -> None:
+def _decode(
+    made: Plan, runs_on: Executor, folder: Folder, file: RowsFile, *, warm_up: bool, shown: bool | None
+) -> None:
     """Makes the rows that are missing, and tells how many there are."""
     todo = units.left(made.batches, file.rows)
     total = sum(map(len, made.batches))
-    with watching(shown if runs_on.leads else False, total, file.count()) as tell:
+    references = sum(unit.reference for batch in made.batches for unit in batch)
+    with watching(shown if runs_on.leads else False, total, file.count(), references) as tell:
 
         def keep(rows: list[Row]) -> None:
             file.append(rows)
@@ -156,7 +161,7 @@ def _decode(made: Plan, runs_on: Executor, folder: Folder, file: RowsFile, *, sh
 
         joined = todo and made.grid.batch_size > 1  # a single row has nobody to wait for
         most = together(len(todo), runs_on.workers) if joined else 1
-        runs_on.run(made.job(folder.traces), units.streams(todo, most), keep)
+        runs_on.run(made.job(folder.traces, warm_up=warm_up), units.streams(todo, most), keep)
 
 
 @contextmanager

@@ -7,16 +7,22 @@ import html
 import io
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pardec.comparison import metrics
 from pardec.comparison.frontier import frontier
 from pardec.comparison.notes import broken, notes
+from pardec.comparison.report.columns import MEANINGS
 from pardec.comparison.run import Run
 from pardec.models.plain import plain
 from pardec.rows import Row
+from pardec.tables import frame
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 PathLike = str | Path | None
 
@@ -124,47 +130,48 @@ class Table:
     def to_csv(self, path: PathLike = None) -> str:
         """One line a sampler; what holds for one task or draft position only stands in columns named FIGURE[WHICH]."""
         out = io.StringIO()
-        deepest = max((len(row["acceptance_by_position"] or ()) for row in self.rows), default=0)
-        flat = [_flat(row, deepest) for row in self.rows]
+        flat = self._flat()
         writer = csv.DictWriter(out, list(flat[0]) if flat else FIELDS[:-2], lineterminator="\n")
         writer.writeheader()
         writer.writerows(flat)
         return _written(out.getvalue(), path)
 
     def to_markdown(self, path: PathLike = None) -> str:
-        """The columns that settle most questions, aligned, and the notes below."""
+        """The columns that settle most questions, aligned; below the notes, and what the columns mean."""
         cells = self.cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]
         lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
         notes = "".join(f"\n- {note}" for note in self.notes)
-        return _written("\n".join(lines) + "\n" + (f"{notes}\n" if notes else ""), path)
+        legend = "".join(f"\n- {head}: {meaning}" for head, meaning in self.legend().items())
+        return _written("\n".join(lines) + "\n" + (f"{notes}\n" if notes else "") + f"\nColumns:\n{legend}\n", path)
 
     def to_html(self, path: PathLike = None) -> str:
-        """The same columns as an HTML table."""
+        """The same columns as an HTML table, whose heads say what they mean, as the list below does."""
         head, *body = self.cells(mark="")
-        lines = ["<table>", "<thead><tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr></thead>"]
+        meant = self.legend()
+        heads = [f'<th title="{html.escape(meant[cell], quote=True)}">{html.escape(cell)}</th>' for cell in head]
+        lines = ["<table>", f"<thead><tr>{''.join(heads)}</tr></thead>"]
         lines += [
             "<tr>" + "".join(f'<td style="text-align: {"left" if at == 0 else "right"}">{html.escape(cell)}</td>'
             for at, cell in enumerate(line)) + "</tr>"
             for line in body
         ]  # fmt: skip
         lines += ["</table>", *(f"<p>{html.escape(note)}</p>" for note in self.notes)]
+        told = "".join(f"<dt>{html.escape(head)}</dt><dd>{html.escape(text)}</dd>" for head, text in meant.items())
+        lines.append(f"<details><summary>What the columns mean</summary><dl>{told}</dl></details>")
         return _written("\n".join(lines) + "\n", path)
 
-    def __rich__(self) -> Any:
-        """The same columns as rich draws them."""
-        from rich.console import Group
-        from rich.table import Table as Drawn
-        from rich.text import Text
+    def to_pandas(self) -> Any:
+        """The rows as a pandas DataFrame with the columns of `to_csv`. Raises PardecError without pandas."""
+        return frame(self._flat())
 
-        head, *body = self.cells(mark="")
-        drawn = Drawn(header_style="bold")
-        for at, name in enumerate(head):
-            drawn.add_column(name, justify="left" if at < 2 else "right")
-        for line in body:
-            drawn.add_row(*(Text(plain(cell)) for cell in line))
-        return Group(drawn, *(Text(plain(f"- {note}")) for note in self.notes))
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The same as rich draws it: where it is too wide names stand below, and columns in several tables."""
+        from pardec.comparison.drawing import drawn
+
+        head, *body = ([plain(cell) for cell in line] for line in self.cells(mark=""))
+        yield from drawn(head, body, self.legend(), [plain(note) for note in self.notes], options.max_width)
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -177,12 +184,24 @@ class Table:
         run = self.run
         return {"config": run.config, "environment": run.environment, "notes": self.notes, "rows": self.rows}
 
+    def legend(self) -> dict[str, str]:
+        """What the columns of the short table mean, by their heads; only those that are shown."""
+        return {short.head: short.meaning for short, _ in self._shown()}
+
     def cells(self, mark: str = "`") -> list[list[str]]:
         """The short table as text: a line of heads, then one a sampler. Columns that hold nothing are left out."""
-        shown = [(head, [make(row) for row in self.rows]) for head, make in _SHORT]
-        kept = [(head, cells) for head, cells in shown if any(cells)]
-        kept[0] = kept[0][0], [f"{mark}{cell}{mark}" for cell in kept[0][1]]
-        return [[head for head, _ in kept], *(list(line) for line in zip(*(cells for _, cells in kept), strict=True))]
+        (names, *columns) = self._shown()
+        marked = [f"{mark}{cell}{mark}" for cell in names[1]]
+        lines = zip(marked, *(cells for _, cells in columns), strict=True)
+        return [[short.head for short, _ in (names, *columns)], *map(list, lines)]
+
+    def _shown(self) -> list[tuple[_Short, list[str]]]:
+        shown = [(short, [short.write(row) for row in self.rows]) for short in _SHORT]
+        return [(short, cells) for short, cells in shown if any(cells)]
+
+    def _flat(self) -> list[dict[str, Any]]:
+        deepest = max((len(row["acceptance_by_position"] or ()) for row in self.rows), default=0)
+        return [_flat(row, deepest) for row in self.rows]
 
 
 def _share(row: Mapping[str, Any], name: str) -> str:
@@ -227,31 +246,50 @@ def _deviation(row: Mapping[str, Any]) -> str:
     return "none known" if unknown and row["deviation"] is None else _number(row, "deviation", ".3f")
 
 
+@dataclass(frozen=True, slots=True)
+class _Short:
+    """A column of the short table: its head, the figure whose meaning is told below, and how a cell is written."""
+
+    head: str
+    figure: str
+    write: Callable[[Mapping[str, Any]], str]
+    more: str = ""  # to the meaning: what stands in brackets
+
+    @property
+    def meaning(self) -> str:
+        return MEANINGS[self.figure] + self.more
+
+
 _SHORT = (
-    ("sampler", lambda row: row["sampler"]),
-    ("exact", lambda row: row["exact"]),
-    ("accuracy", _accuracy),
-    ("lenient", lambda row: _share(row, "lenient") if row["lenient"] != row["accuracy"] else ""),
-    ("FID", lambda row: _number(row, "distance", ".2f")),
-    ("forwards", lambda row: _number(row, "nfe", ".1f")),
-    ("to the end", lambda row: _number(row, "nfe_to_end", ".1f")),
-    ("tokens a forward", lambda row: _number(row, "tokens_per_forward", ".2f")),
-    ("forwards a token", lambda row: _number(row, "forwards_per_token", ".3f")),
-    ("acceptance length", lambda row: _number(row, "acceptance_length", ".2f")),
-    ("draft depth", lambda row: _number(row, "draft_depth", ".2f")),
-    ("accepted", lambda row: _share(row, "acceptance_rate")),
-    ("drafter's forwards", lambda row: _number(row, "draft_forwards", ".1f") if row["draft_forwards"] else ""),
-    ("fed a token", lambda row: _number(row, "fed_per_token", ".1f")),
-    ("padding", lambda row: _share(row, "padding")),
-    ("tokens/s", _rate),
-    ("seconds", _seconds),
-    ("speed-up", lambda row: _number(row, "speed_up", ".2f")),
-    ("simulated", lambda row: _number(row, "simulated_speed_up", ".2f")),
-    ("deviation", _deviation),
-    ("floor", lambda row: _share(row, "floor_share")),
-    ("agreement", lambda row: _share(row, "agreement")),
-    ("identical", _identical),
-    ("failed", lambda row: str(row["failed"] or "")),
+    _Short("sampler", "sampler", lambda row: str(row["sampler"])),
+    _Short("exact", "exact", lambda row: str(row["exact"])),
+    _Short("accuracy", "accuracy", _accuracy),
+    _Short("lenient", "lenient", lambda row: _share(row, "lenient") if row["lenient"] != row["accuracy"] else ""),
+    _Short("FID", "distance", lambda row: _number(row, "distance", ".2f")),
+    _Short("forwards", "nfe", lambda row: _number(row, "nfe", ".1f")),
+    # Beside the forwards, since fewer of them need not be faster.
+    _Short("tokens/s", "tokens_per_second", _rate),
+    _Short("seconds", "seconds", _seconds, "; in brackets those in backbone and head"),
+    _Short("speed-up", "speed_up", lambda row: _number(row, "speed_up", ".2f")),
+    _Short("to the end", "nfe_to_end", lambda row: _number(row, "nfe_to_end", ".1f")),
+    _Short("tokens a forward", "tokens_per_forward", lambda row: _number(row, "tokens_per_forward", ".2f")),
+    _Short("forwards a token", "forwards_per_token", lambda row: _number(row, "forwards_per_token", ".3f")),
+    _Short("acceptance length", "acceptance_length", lambda row: _number(row, "acceptance_length", ".2f")),
+    _Short("draft depth", "draft_depth", lambda row: _number(row, "draft_depth", ".2f")),
+    _Short("accepted", "acceptance_rate", lambda row: _share(row, "acceptance_rate")),
+    _Short(
+        "drafter's forwards",
+        "draft_forwards",
+        lambda row: _number(row, "draft_forwards", ".1f") if row["draft_forwards"] else "",
+    ),
+    _Short("fed a token", "fed_per_token", lambda row: _number(row, "fed_per_token", ".1f")),
+    _Short("padding", "padding", lambda row: _share(row, "padding")),
+    _Short("simulated", "simulated_speed_up", lambda row: _number(row, "simulated_speed_up", ".2f")),
+    _Short("deviation", "deviation", _deviation),
+    _Short("floor", "floor_share", lambda row: _share(row, "floor_share")),
+    _Short("agreement", "agreement", lambda row: _share(row, "agreement")),
+    _Short("identical", "identical", _identical),
+    _Short("failed", "failed", lambda row: str(row["failed"] or "")),
 )
 
 

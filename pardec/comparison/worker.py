@@ -69,6 +69,7 @@ class Job:
     batch_size: int
     replays: int  # problems of each task whose results are saved
     first_seed: int  # the seed they are saved for
+    warm_up: bool = True  # a batch of each sampler that is not timed
 
     def worker(self) -> Worker:
         """Loads the model, where it is a name."""
@@ -119,7 +120,7 @@ class Worker:
     def _served(self, entry: Entry, some: Sequence[_Ready]) -> Iterator[Row]:
         """The rows of one batch, as they are finished."""
         calls = [call for _, call in some]
-        if not entry.reference and entry.sampler not in self.warm:
+        if self.job.warm_up and not entry.reference and entry.sampler not in self.warm:
             with self.model.serve(calls[: self.job.batch_size], batch_size=self.job.batch_size) as serving:
                 deque(serving, maxlen=0)  # the first batch of a sampler also pays for what is set up once
             self.warm.add(entry.sampler)

@@ -45,7 +45,7 @@ class State:
 @register("confident", stage="select", paper="arXiv:2505.16990")
 @dataclass(frozen=True)
 class Confident(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.9, 0.8, 0.7)}  # by `pardec tune`
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.98, 0.9, 0.8, 0.7)}  # by `pardec tune`
 
     tau: float | None = 0.95  # score to exceed, a probability; none leaves the schedule alone
     steps: int | None = None  # for the whole canvas; none is one a token

@@ -28,7 +28,7 @@ from pardec.samplers.registry import Policy, register
 @register("threshold", stage="select", paper="arXiv:2505.22618")
 @dataclass(frozen=True)
 class Threshold(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.98, 0.8, 0.7, 0.6, 0.5)}  # by `pardec tune`
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}
 
     tau: float = 0.9  # least score, a probability (minus an entropy in nats with the entropy proposer)
     fall: float = 0.0  # the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout

@@ -165,3 +165,10 @@ def test_pieces_join_to_the_text(model: pardec.Model) -> None:
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert "".join(Pieces(model.tokenizer)(ids)).strip() == text
     assert Pieces(None)([7, 12]) == [" 7", " 12"]
+
+
+def test_results_are_data_frames_where_pandas_is() -> None:
+    pytest.importorskip("pandas")
+    result = pardec.load("tiny-dream", device="cpu").generate(["Tom has 3 cups.", "Ann."], max_new_tokens=2)
+    frame = result.to_pandas()
+    assert frame.to_dict("records") == result.rows()

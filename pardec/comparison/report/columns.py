@@ -87,7 +87,13 @@ def _differs(key: str, other: str) -> Callable[[Row], bool]:
 
 COLUMNS = (
     Column("accuracy", "Accuracy", "mean score over the problems, with its 95% interval", percent),
-    Column("lenient", "Lenient", "the same, scored leniently", percent, only=_differs("lenient", "accuracy")),
+    Column(
+        "lenient",
+        "Lenient",
+        "mean score over the problems, scored leniently",
+        percent,
+        only=_differs("lenient", "accuracy"),
+    ),
     Column("nfe", "NFE", "forwards that a problem took part in, mean", better="low"),
     Column(
         "nfe_to_end",
@@ -100,7 +106,8 @@ COLUMNS = (
     Column(
         "tokens_per_second",
         "Tokens/s",
-        "the same over seconds, with rows entering a batch as others leave it; median of the batches, quartiles below",
+        "tokens before the first end token, over seconds, with rows entering a batch as others leave it; median of the "
+        "batches, with quartiles",
     ),
     Column("speed_up", "Speed\u2011up", "tokens a second over those of the first row", times),
     Column("seconds_per_forward", "Time per\u00a0forward", "of a batch, in milliseconds", milliseconds, better="low"),
@@ -153,9 +160,15 @@ COLUMNS = (
         better="low",
     ),
     Column("deviation_per_token", "Deviation per\u00a0token", "the same over the tokens", better="low"),
-    Column("floor_share", "Share of\u00a0floor", "forwards of the oracle with the same cache, over NFE", percent),
+    Column(
+        "floor_share",
+        "Share of\u00a0floor",
+        "forwards of an oracle, which commits whatever agrees with the final text, over those of the sampler; with the "
+        "same cache",
+        percent,
+    ),
     Column("agreement", "Agreement", "share of tokens that are those of sequential decoding", percent),
-    Column("identical", "Identical", "share of problems of which all tokens are", percent),
+    Column("identical", "Identical", "share of problems whose tokens are all those of sequential decoding", percent),
     Column(
         "mismatches",
         "Other tokens",
@@ -178,6 +191,15 @@ COLUMNS = (
     ),
     Column("peak_memory", "Peak memory", "the most that was held on the device", size, better="low"),
 )
+
+
+# What a figure means, by its name in the rows of a table: for every place that shows one.
+MEANINGS = {column.key: column.meaning for column in COLUMNS} | {
+    "sampler": "as it was asked for",
+    "exact": "greedy: the tokens are those of sequential decoding; distribution: they are drawn as its are; relaxed: "
+    "neither is promised",
+    "failed": "problems that ended in an error",
+}
 
 
 def columns(rows: Sequence[Row]) -> list[Column]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pardec.comparison.report.columns import Row, percent, plain
+from pardec.comparison.report.columns import Row, percent, plain, times
 
 
 def finding(rows: Sequence[Row]) -> str:
@@ -46,7 +46,8 @@ def _compared(whole: list[Row]) -> str:
     best = max(scored, key=lambda row: row["accuracy"])
     return (
         f"No sampler with fewer forwards keeps the accuracy of {_name(base)}, {percent(base['accuracy'])} in "
-        f"{_forwards(base)}: the nearest, {_name(best)}, reaches {percent(best['accuracy'])} in {plain(best['nfe'])}."
+        f"{_forwards(base)}: the nearest, {_name(best)}, reaches {percent(best['accuracy'])} in {plain(best['nfe'])}"
+        f"{_speed(best, base)}."
     )
 
 
@@ -59,7 +60,13 @@ def _forwards(row: Row) -> str:
 
 
 def _beside(row: Row, base: Row) -> str:
-    return f"{_name(row)} takes {_forwards(row)} where {_name(base)} takes {plain(base['nfe'])}"
+    """Forwards and speed together: fewer forwards need not be faster."""
+    return f"{_name(row)} takes {_forwards(row)} where {_name(base)} takes {plain(base['nfe'])}{_speed(row, base)}"
+
+
+def _speed(row: Row, base: Row) -> str:
+    rates = [one.get("tokens_per_second") for one in (row, base)]
+    return f", at {times(rates[0] / rates[1])} its tokens a second" if all(rates) else ""
 
 
 def _accuracies(row: Row, base: Row) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pardec.comparison.tuning.confirming import LOOKS, SURE, Judged, level
-from pardec.comparison.tuning.halving import Search, Standing
+from pardec.comparison.tuning.halving import ASSUMED, Search, Standing
 
 _COLUMNS = ("sampler", "measured", "problems", "accuracy", "drop", "forwards", "fed", "seconds", "verdict")
 _LITTLE = 0.1  # accuracy of a baseline below which a drop says little
@@ -90,11 +90,18 @@ def advice(
 def _confirmed(judged: Judged) -> list[dict[str, Any]]:
     """The rows of what was confirmed, each sampler once."""
     named = {"baseline": judged.baseline, "default": judged.default}
-    rows = [row(one, "confirmed", name) for name, one in named.items() if one is not judged.winner]
+    rows = [row(one, "confirmed", _called(name, one)) for name, one in named.items() if one is not judged.winner]
     for one in judged.looked:
         if one is not judged.winner and one is not judged.default:
             rows.append(row(one, "confirmed", one.why or "not sure enough"))
     return [row(judged.winner, "confirmed", f"advised: {judged.how}"), *rows]
+
+
+def _called(name: str, standing: Standing) -> str:
+    """What stands behind a row: of the baseline, how much of it was decoded."""
+    known = sum(outcome is not ASSUMED for outcome in standing.outcomes)
+    count = len(standing.outcomes)
+    return name if known == count else f"{name}: decoded on {known}, taken as right on the other {count - known}"
 
 
 def row(standing: Standing, measured: str, verdict: str) -> dict[str, Any]:
@@ -155,7 +162,8 @@ def _sentences(judged: Judged, max_drop: float) -> list[str]:
     bound = f"{max_drop:g} point{'' if max_drop == 1 else 's'}"
     said = {
         "holds": f"It loses at most {bound} with {SURE:.0%} confidence, {LOOKS} looks accounted for.",
-        "within": f"That is within {bound}, but {count} problems cannot make sure of it.",
+        "within": f"That is within {bound}, but {count} problems cannot make sure of it: "
+        f"with {SURE:.0%} confidence it loses at most {drop.high:.1f}.",
         "default": f"Nothing that was looked at stays within {bound}; the default does.",
         "baseline": f"Nothing that was looked at stays within {bound}, and these are the baseline's own tokens.",
     }[judged.how]
@@ -163,9 +171,10 @@ def _sentences(judged: Judged, max_drop: float) -> list[str]:
     for name, other in (("the baseline", baseline), ("the default", default)):
         if other is winner or not other.outcomes:
             continue
-        nfe, its = winner.mean("nfe"), other.mean("nfe")
+        (nfe, its), (took, other_took) = ([one.mean(cost) for one in (winner, other)] for cost in ("nfe", "seconds"))
         lines.append(f"Forwards: {nfe:.2f} a problem, {nfe / its:.0%} of the {its:.2f} of {name}, {other.candidate}")
-        if winner.cost != "nfe":
+        lines[-1] += f"; seconds: {took:.3f}, {took / other_took:.0%} of its {other_took:.3f}"
+        if winner.cost == "tokens_fed":
             lines[-1] += f"; {winner.cost}: {winner.mean(winner.cost) / other.mean(winner.cost):.0%} of its"
         lines[-1] += "." if other is baseline else f", which drops {other.drop(level())}."
     if baseline.mean("score") < _LITTLE:

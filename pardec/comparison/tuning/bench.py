@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.comparison.runner import compare
-from pardec.comparison.tuning.halving import Outcome
+from pardec.comparison.tuning.halving import ASSUMED, Outcome
 from pardec.comparison.tuning.space import Candidate
 from pardec.models.errors import SpecError
 from pardec.tasks import Problem, Task
@@ -106,7 +106,12 @@ class Bench:
         self, stage: str, candidates: Sequence[Candidate], chosen: Chosen, start: int, stop: int
     ) -> dict[Candidate, list[Outcome | None]]:
         """Decodes the problems [start, stop) with each candidate; None where one failed or nothing scores it."""
-        some = replace(chosen, owners=chosen.owners[start:stop])
+        return self.decode(stage, candidates, replace(chosen, owners=chosen.owners[start:stop]))
+
+    def decode(
+        self, stage: str, candidates: Sequence[Candidate], some: Chosen
+    ) -> dict[Candidate, list[Outcome | None]]:
+        """The same for all problems of `some`."""
         found: dict[Candidate, list[Outcome | None]] = {}
         for block in dict.fromkeys(candidate.block_length for candidate in candidates):
             own = [candidate for candidate in candidates if candidate.block_length == block]
@@ -137,3 +142,47 @@ def _outcome(row: Mapping[str, Any] | None) -> Outcome | None:
             hint='give every prompt an "answer", or a scorer that needs none',
         )
     return Outcome(row["score"], row["nfe"], row["tokens_fed"], row["seconds"])
+
+
+@dataclass
+class Baseline:
+    """The baseline on problems, decoded only where it tells candidates apart from it.
+
+    Where a candidate is fully right, none can be better: the baseline is assumed right there too, which makes the drop
+    of the candidate no smaller than it is. So a baseline of many forwards is not decoded on what everybody solves.
+    """
+
+    bench: Bench
+    candidate: Candidate
+    chosen: Chosen
+    known: dict[int, Outcome | None] = field(default_factory=dict)  # by problem; None where the decode failed
+
+    def together(
+        self, stage: str, candidates: Sequence[Candidate], start: int, stop: int
+    ) -> dict[Candidate, list[Outcome | None]]:
+        """Decodes [start, stop) with the baseline and with candidates, in turns, so that their times compare."""
+        found = self.bench.measure(stage, [self.candidate, *candidates], self.chosen, start, stop)
+        self.known |= dict(enumerate(found[self.candidate], start))
+        return found
+
+    def decode(self, stage: str, problems: Sequence[int]) -> None:
+        """Decodes these, where they are not known."""
+        fresh = [at for at in problems if at not in self.known]
+        if fresh:
+            some = replace(self.chosen, owners=tuple(self.chosen.owners[at] for at in fresh))
+            outcomes = self.bench.decode(stage, [self.candidate], some)[self.candidate]
+            self.known |= dict(zip(fresh, outcomes, strict=True))
+
+    def beside(
+        self, stage: str, rows: Mapping[Candidate, Sequence[Outcome | None]], start: int, stop: int
+    ) -> list[Outcome | None]:
+        """Its outcomes on [start, stop), decoded where one of `rows` is not fully right, assumed elsewhere."""
+        together = zip(*rows.values(), strict=True)
+        self.decode(
+            stage, [at for at, some in enumerate(together, start) if any(one and one.score < 1 for one in some)]
+        )
+        return self.outcomes(start, stop)
+
+    def outcomes(self, start: int, stop: int) -> list[Outcome | None]:
+        """What is known of [start, stop), and what is assumed."""
+        return [self.known.get(at, ASSUMED) for at in range(start, stop)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from pardec.comparison.tuning.bench import Bench, Chosen
+from pardec.comparison.tuning.bench import Baseline
 from pardec.comparison.tuning.halving import Outcome, Standing, cheapest
 from pardec.comparison.tuning.space import Candidate
 from pardec.models.errors import PardecError
@@ -15,6 +15,7 @@ from pardec.models.errors import PardecError
 LOOKS = 3  # candidates confirmed at most
 SURE = 0.95  # that a candidate which holds loses no more than the bound, over all looks together
 FEWEST, MOST = 100, 500  # problems of a confirmation, where tune itself chooses
+WHOLE = 32  # of them, those that the baseline is decoded on whatever comes of it: for its cost, and its times beside
 
 # Outcomes of candidates on every confirmation problem, as standings with the baseline's beside them.
 Confirm = Callable[[int, Sequence[Candidate]], Sequence[Standing]]
@@ -69,59 +70,69 @@ class Judged:
     looked: list[Standing]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stand:
-    """Where candidates are confirmed."""
+    """Where candidates are confirmed, on the problems of `baseline`."""
 
-    bench: Bench
-    chosen: Chosen
-    baseline: Candidate
+    baseline: Baseline  # exact: the tokens of one a forward, in as few forwards as the default's own parts allow
     default: Candidate
-    exact: Candidate  # the baseline as it is advised: its tokens, in as few forwards as the default's own parts allow
     cost: str
     told: Callable[[str], object]
+    rows: dict[Candidate, list[Outcome | None]] = field(default_factory=dict)
 
     def judge(self, finalists: Sequence[Standing], max_drop: float) -> Judged:
         """Confirms the finalists; where none will do, the default if it will, else the baseline is the winner.
 
+        The baseline is decoded where a candidate is not right. Only where nothing will do then, it is decoded on all
+        problems: what it gets wrong may speak for a candidate.
+
         Raises:
             PardecError: the baseline could not be decoded.
         """
-        first = [finalist.candidate for finalist in finalists[:1]]
-        rows = self._measured(1, [self.baseline, self.default, *first])  # together, so that times compare
-        known = {candidate: self._standing(candidate, rows, rows[self.baseline]) for candidate in rows}
-        baseline, default = known[self.baseline], known[self.default]
-        if not baseline.outcomes:
-            raise PardecError(
-                f"the baseline {self.baseline} could not be decoded", hint=f"try pardec generate -s {self.baseline}"
-            )
+        self._decode(1, [self.default, *(finalist.candidate for finalist in finalists[:1])])
+        if not any(self.baseline.known.values()):
+            name = self.baseline.candidate
+            raise PardecError(f"the baseline {name} could not be decoded", hint=f"try pardec generate -s {name}")
 
         def measure(look: int, candidates: Sequence[Candidate]) -> list[Standing]:
-            fresh = [candidate for candidate in candidates if candidate not in known]
-            if fresh:
-                more = self._measured(look + 1, fresh)
-                known.update({one: self._standing(one, more, rows[self.baseline]) for one in more})
-            return [known[candidate] for candidate in candidates]
+            self._decode(look + 1, candidates)
+            return [self._standing(candidate) for candidate in candidates]
 
-        verdict = confirm(finalists, measure, max_drop)
-        if verdict.winner is not None:
-            return Judged(baseline, default, verdict.winner, verdict.how, verdict.looked)
-        if not default.why and default.points <= max_drop and cheapest(default) < cheapest(baseline):
-            return Judged(baseline, default, default, "default", verdict.looked)
-        (exact,) = measure(len(verdict.looked), [self.exact])
-        return Judged(baseline, default, exact, "baseline", verdict.looked)
+        for everywhere in (False, True):
+            if everywhere:
+                self.baseline.decode("confirmation-baseline", range(self._count))
+            verdict = confirm(finalists, measure, max_drop)
+            baseline, default = self._standing(self.baseline.candidate), self._standing(self.default)
+            if verdict.winner is not None:
+                return Judged(baseline, default, verdict.winner, verdict.how, verdict.looked)
+            if not default.why and default.points <= max_drop and cheapest(default) < cheapest(baseline):
+                return Judged(baseline, default, default, "default", verdict.looked)
+        return Judged(baseline, default, baseline, "baseline", verdict.looked)
 
-    def _measured(self, look: int, candidates: Sequence[Candidate]) -> dict[Candidate, list[Outcome | None]]:
-        some, count = list(dict.fromkeys(candidates)), len(self.chosen.owners)
-        self.told(f"confirmation {look}: {', '.join(map(str, some))} on {count} fresh problems")
-        return self.bench.measure(f"confirmation-{look}", some, self.chosen, 0, count)
+    @property
+    def _count(self) -> int:
+        return len(self.baseline.chosen.owners)
 
-    def _standing(
-        self,
-        candidate: Candidate,
-        rows: Mapping[Candidate, Sequence[Outcome | None]],
-        baseline: Sequence[Outcome | None],
-    ) -> Standing:
-        standing = Standing(candidate, self.cost)
-        standing.add(baseline, rows[candidate])
+    def _decode(self, look: int, candidates: Sequence[Candidate]) -> None:
+        """Decodes candidates on every problem, and the baseline beside them where they are not right."""
+        known = (*self.rows, self.baseline.candidate)
+        fresh = [candidate for candidate in dict.fromkeys(candidates) if candidate not in known]
+        if not fresh:
+            return
+        stage, first = f"confirmation-{look}", min(WHOLE, self._count) if look == 1 else 0
+        self.told(f"confirmation {look}: {', '.join(map(str, fresh))} on {self._count} fresh problems")
+        rows: dict[Candidate, list[Outcome | None]] = {candidate: [] for candidate in fresh}
+        if first:
+            together = self.baseline.together(stage, fresh, 0, first)
+            rows = {candidate: together[candidate] for candidate in fresh}
+        if first < self._count:
+            bench, chosen = self.baseline.bench, self.baseline.chosen
+            more = bench.measure(f"{stage}-rest" if first else stage, fresh, chosen, first, self._count)
+            rows = {candidate: rows[candidate] + more[candidate] for candidate in fresh}
+        self.baseline.beside(f"{stage}-baseline", rows, 0, self._count)
+        self.rows |= rows
+
+    def _standing(self, candidate: Candidate) -> Standing:
+        baseline, standing = self.baseline.outcomes(0, self._count), Standing(candidate, self.cost)
+        standing.add(baseline, self.rows.get(candidate, baseline))
         return standing

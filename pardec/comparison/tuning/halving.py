@@ -1,8 +1,9 @@
 """Successive halving: each rung measures what is left on more problems, and drops what cannot be the answer.
 
-A candidate goes when it failed, when it is credibly worse than the bound allows, and when others promise more: what it
-saves of the baseline's cost, times how well its scores go with the bound. The baseline is measured on the same
-problems, so that quality is compared problem by problem.
+A candidate goes when it failed, when it is credibly worse than the bound allows, and when one that costs about the same
+promises more: what it saves of the baseline's cost, times how well its scores go with the bound. Only its neighbours in
+cost can put it out, since what is cheaper is often worse, and the few problems of the first rungs do not show it. The
+baseline is measured on the same problems, so that quality is compared problem by problem.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class Outcome:
     seconds: float
 
 
+# Where the baseline need not be decoded, since the candidates are right: that it is right too is the worst for them.
+ASSUMED = Outcome(1.0, math.nan, math.nan, math.nan)
+
 # Candidates decode the problems [start, stop) of the tuning ones: an outcome each, None where the decode failed.
 Measure = Callable[[Sequence[Candidate], int, int], Mapping[Candidate, Sequence[Outcome | None]]]
 
@@ -49,9 +53,8 @@ class Standing:
     rung: int = 0  # the last that measured it
 
     def mean(self, figure: str) -> float:
-        """Over the problems; inf where there are none."""
-        values = [getattr(outcome, figure) for outcome in self.outcomes]
-        return math.fsum(values) / len(values) if values else math.inf
+        """Over the problems decoded; inf where there are none."""
+        return _mean(self.outcomes, figure)
 
     def add(self, baseline: Sequence[Outcome | None], own: Sequence[Outcome | None]) -> None:
         """Outcomes on more problems; those on which the baseline failed count for nobody."""
@@ -76,11 +79,15 @@ class Standing:
     def promise(self, max_drop: float) -> float:
         """The share of the baseline's cost that it can be expected to save, if nothing is saved beyond the bound."""
         base, own = ([outcome.score for outcome in some] for some in (self.baseline, self.outcomes))
-        whole = math.fsum(getattr(outcome, self.cost) for outcome in self.baseline) / len(self.baseline)
-        return chance(base, own, max_drop) * (1 - self.mean(self.cost) / whole)
+        return chance(base, own, max_drop) * (1 - self.mean(self.cost) / _mean(self.baseline, self.cost))
 
     def drop(self, level: float = 0.95) -> Drop:
         return drop([o.score for o in self.baseline], [o.score for o in self.outcomes], level)
+
+
+def _mean(outcomes: Sequence[Outcome], figure: str) -> float:
+    values = [value for outcome in outcomes if not math.isnan(value := getattr(outcome, figure))]
+    return math.fsum(values) / len(values) if values else math.inf
 
 
 @dataclass(frozen=True)
@@ -163,16 +170,20 @@ def search(
 
 
 def _kept(alive: Sequence[Standing], keep: int, max_drop: float) -> list[Standing]:
-    """The `keep` best, best first; the others are told why they go."""
+    """One of each `keep` groups of neighbours in cost, best first; the others are told why they go."""
     for standing in alive:
         if not standing.why and not standing.outcomes:
             standing.why = "failed"
         if not standing.why and standing.drop().low > max_drop:
             standing.why = "loses too much"
-    ranked = sorted((s for s in alive if not s.why), key=lambda s: _best(s, max_drop))
-    for standing in ranked[keep:]:
-        standing.why = "promises less"
-    return ranked[:keep]
+    by_cost = sorted((s for s in alive if not s.why), key=cheapest)
+    kept, count = [], min(keep, len(by_cost))
+    for group in range(count):
+        some = by_cost[group * len(by_cost) // count : (group + 1) * len(by_cost) // count]
+        kept.append(min(some, key=lambda s: _best(s, max_drop)))
+        for standing in some:
+            standing.why = "" if standing is kept[-1] else "promises less"
+    return sorted(kept, key=lambda s: _best(s, max_drop))
 
 
 def _best(standing: Standing, max_drop: float) -> tuple[float, int, tuple[int, int, int], int]:

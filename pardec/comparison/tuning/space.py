@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice, product
+from itertools import chain, islice, product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from pardec.samplers import registry
@@ -66,7 +66,8 @@ class Space:
             object.__setattr__(self, "default", self._shortest(parse(self.default), full, None))
 
     def candidates(self, count: int, seed: int) -> list[Candidate]:
-        """The first `count`: the default, each method once, presets, caches; then other settings and mixtures by seed.
+        """The first `count`: the default and its method's other settings, each method once, presets, caches; then the
+        others' settings, the first of each method before the second of any, and mixtures by seed.
 
         No two resolve to the same, each is written as shortly as it can be, and all are fit for the model.
         """
@@ -102,9 +103,13 @@ class Space:
     def _every(self, rng: random.Random) -> Iterator[Spec]:
         default, caches = parse(self.default), self._caches()
         methods = [self.settings(name) for name, card in self.cards.items() if self._searched(card)]
+        main = next(part.name for part in default.parts if self.cards[part.name].stage == MAIN[self.family])
         yield from (replace(default, cache=cache) for cache in caches[:1])
+        # From the default's own method a user expects the setting that keeps the quality, however strict it is.
+        yield from (self._with_base(setting, cache=caches[0]) for setting in self.settings(main))
         yield from (self._with_base(*settings[:1], cache=caches[0]) for settings in methods)
-        rest = [self._with_base(setting, cache=caches[0]) for settings in methods for setting in settings[1:]]
+        turns = chain.from_iterable(zip_longest(*(settings[1:] for settings in methods)))
+        rest = [self._with_base(setting, cache=caches[0]) for setting in turns if setting is not None]
         if self.caches is None:
             named = [self._filled(parse(preset.spec)) for preset in registry.presets() if self._knows(preset.spec)]
             if not self.mix_caches:
@@ -113,7 +118,6 @@ class Space:
             yield from composed  # a single method with other values waits with the other settings
             rest += [spec for spec in named if spec not in composed]
         yield from (replace(default, cache=cache) for cache in caches[1:])
-        rng.shuffle(rest)
         mixtures = self._mixtures(rng)
         for at, spec in enumerate(rest):
             yield spec

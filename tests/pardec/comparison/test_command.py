@@ -52,6 +52,12 @@ def test_lines_of_progress_go_to_stderr_and_quiet_has_none(cli: Cli, folder: Pat
     assert cli(*command, "--quiet")[2] == ""
 
 
+def test_progress_says_whose_the_rows_are(cli: Cli, folder: Path) -> None:
+    """Three problems and one sampler are three rows; six more are what it is held to."""
+    err = cli("compare", folder, "--task", "lists", "-s", "threshold", *SHORT)[2]
+    assert "9 of 9 rows (6 of references) in 0:" in err
+
+
 def test_a_run_in_which_everything_failed_exits_1(cli: Cli, folder: Path) -> None:
     code, out, _ = cli("compare", folder, "--task", "lists", "-s", "threshold@block", *SHORT)
     assert code == 1

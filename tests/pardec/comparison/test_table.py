@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pardec.comparison import Run, Table
 from pardec.comparison.frontier import GAINS, frontier
-from pardec.comparison.table import FIELDS
-from pardec.models.errors import SpecError
+from pardec.comparison.report.finding import finding
+from pardec.comparison.table import _SHORT, FIELDS
+from pardec.models.errors import PardecError, SpecError
 
 ALONE = {"seconds": 1.0, "rows": 1, "forwards": 5, "padding": 0, "waits": None}
 
@@ -124,6 +128,80 @@ def test_formats_say_the_same_and_are_written(run: Run, tmp_path: Path) -> None:
 def test_html_escapes_what_is_written_into_it(run: Run) -> None:
     run.rows[7]["error"] = "<script>alert(1)</script>"
     assert "<script>" not in Table(run).to_html()
+
+
+NAMES = ("sequential+eos", "credit+localleap:relaxed=0.75,radius=4+eos@dual", "threshold:tau=0.95+eos")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 400])
+def test_a_terminal_of_any_width_shows_every_figure_and_every_name_whole(run: Run, width: int) -> None:
+    renamed = dict(zip(("slow", "fast", "never"), NAMES, strict=True))
+    for held in (*run.rows, *run.config["samplers"]):
+        held["sampler"] = renamed.get(held["sampler"], held["sampler"])
+        held["baseline"] = renamed.get(held.get("baseline", ""))
+    table = Table(run)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table)
+    lines = console.export_text().splitlines()
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width
+    assert "…" not in text
+    head, *body = table.cells(mark="")
+    for cell in {cell for line in body for cell in line if cell}:
+        assert cell in text
+    figures = [cell.strip() for line in lines if line.startswith("│") for cell in line.strip("│").split("│")]
+    for name in head[2:]:  # each sampler's figures stand in its own line, in order
+        assert all(line[head.index(name)] in figures for line in body)
+    for name, meaning in table.legend().items():
+        assert (
+            f"{name}: {meaning}".split()
+            == " ".join(text[text.index(f"{name}: {meaning[:12]}") :].split()).split()[
+                : len(f"{name}: {meaning}".split())
+            ]
+        )
+
+
+def test_every_column_is_told_where_it_is_shown_and_no_other(run: Run) -> None:
+    table = Table(run)
+    head = table.cells()[0]
+    assert list(table.legend()) == head
+    assert "identical" not in head
+    text, page = table.to_markdown(), table.to_html()
+    for name, meaning in table.legend().items():
+        assert meaning
+        assert f"\n- {name}: {meaning}" in text
+        assert f'<th title="{html.escape(meaning)}">{name}</th>' in page
+        assert f"<dt>{name}</dt><dd>{html.escape(meaning)}</dd>" in page
+    assert "- identical:" not in text
+    assert "<dt>identical</dt>" not in page
+    assert all(short.meaning for short in _SHORT)
+
+
+def test_speed_stands_beside_forwards(run: Run) -> None:
+    """Fewer forwards need not be faster: here 2.7 are four times as fast, and said so."""
+    head = Table(run).cells()[0]
+    assert [head[head.index("forwards") + at] for at in (1, 2)] == ["tokens/s", "speed-up"]
+    rows = Table(run).rows
+    rows[1] |= {"failed": 0, "accuracy": 1.0}
+    assert finding(rows[:2]) == (
+        "`fast` takes 2.67 forwards a problem where `slow` takes 5, at 4× its tokens a second, with the same accuracy "
+        "of 100%."
+    )
+    rows[1] |= {"tokens_per_second": 9.5}
+    assert "at 0.95× its tokens a second" in finding(rows[:2])
+
+
+def test_tables_are_data_frames_where_pandas_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    table = Table(run)
+    frame = table.to_pandas()
+    assert list(frame.columns) == table.to_csv().splitlines()[0].split(",")
+    assert list(frame["sampler"]) == ["slow", "fast", "never"]
+    assert frame["nfe"][0] == 5.0
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(PardecError, match="needs pandas") as caught:
+        table.to_pandas()
+    assert "[pandas]" in str(caught.value.hint)
 
 
 # --- the frontier ---

@@ -1,0 +1,19 @@
+"""Rows as data frames, where pandas is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pardec.models.errors import PardecError
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A pandas DataFrame, a line a row. Raises PardecError without pandas."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise PardecError(
+            "to_pandas needs pandas, which is not installed", hint='pip install "pardec[pandas]"'
+        ) from error
+    return pandas.DataFrame(list(rows))
