@@ -91,12 +91,10 @@ def _mask(
         default,
     )
     if found is None or not 0 <= found < vocab:
-        raise ModelError(
-            f"mask id {found} lies outside the vocabulary of {vocab}",
-            "set mask_token_id in config.json, or hand in mask_id= (--mask-id)"
-            if asked is None
-            else f"mask_id must be below {vocab}",
-        )
+        said = f"mask id {found} lies outside the vocabulary of {vocab}"
+        if asked is not None:
+            raise ArgumentError(said, f"mask_id is one of 0..{vocab - 1}")
+        raise ModelError(said, "set mask_token_id in config.json, or hand in mask_id= (--mask-id)")
     return found
 
 
