@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import ModelError
+from .errors import ArgumentError, ModelError
 from .families import FamilySpec
 from .language_model import Facts
 
@@ -21,9 +21,11 @@ def establish(
 ) -> Facts:
     """Facts of one checkpoint; `mask_id` and `block` override. Raises ModelError for ids outside the vocabulary."""
     if mask_id is not None and spec.mask is None:
-        raise ModelError(f"mask_id={mask_id} was given, but {spec.name} models are not masked models")
+        raise ArgumentError(
+            f"mask_id={mask_id} was given, but {spec.name} models are not masked models", "leave mask_id out"
+        )
     if block is not None and spec.attention != "block-causal":
-        raise ModelError(f"block={block} was given, but {spec.name} models are not block-causal")
+        raise ArgumentError(f"block={block} was given, but {spec.name} models are not block-causal", "leave block out")
     if spec.attention == "block-causal":
         block = _first(block, config.get("block_size"), config.get("block_length"), spec.block)
         if block is None or block < 1:
@@ -95,12 +97,10 @@ def _mask(
         default,
     )
     if found is None or not 0 <= found < vocab:
-        raise ModelError(
-            f"mask id {found} lies outside the vocabulary of {vocab}",
-            "set mask_token_id in config.json, or hand in mask_id= (--mask-id)"
-            if asked is None
-            else f"mask_id must be below {vocab}",
-        )
+        said = f"mask id {found} lies outside the vocabulary of {vocab}"
+        if asked is not None:
+            raise ArgumentError(said, f"mask_id is one of 0..{vocab - 1}")
+        raise ModelError(said, "set mask_token_id in config.json, or hand in mask_id= (--mask-id)")
     return found
 
 

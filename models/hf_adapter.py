@@ -19,6 +19,7 @@ from .errors import ModelError, one_line
 from .hf_attention import ATTENTION, Running, running_forward
 from .hidden import Hidden
 from .kv_cache import KVCache
+from .placement import out_of_memory
 from .plan import Plan, Visible
 
 
@@ -37,8 +38,10 @@ class Parts:
         """Those of a causal LM."""
         head = model.get_output_embeddings()
         vocab = 0 if head is None else int(head.weight.shape[0])
+        # Of some models, as of Llama 4's text, the library's own prefix names nothing, and the whole is its base.
+        body = model.base_model if model.base_model is not model else getattr(model, "model", model)
         return Parts(
-            model.base_model,
+            body,
             model.get_input_embeddings(),
             head,
             vocab,
@@ -68,7 +71,7 @@ class HFAdapter:
         self.vocab = parts.vocab
         self._require()
         expected = self._own_logits()
-        (model if parts.body is model.base_model else parts.body).set_attn_implementation(ATTENTION)
+        (model if self._head is model.get_output_embeddings() else parts.body).set_attn_implementation(ATTENTION)
         with self._named():
             self._probe(expected)
 
@@ -154,6 +157,8 @@ class HFAdapter:
 
     def _require(self) -> None:
         """Refuse by name what is known not to go through the attention interface."""
+        if self._body is self.model:
+            raise self._refusal("its layers cannot be told from its head")
         kinds = set(getattr(self._text, "layer_types", None) or ())
         foreign = kinds - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
         if foreign:
@@ -236,6 +241,10 @@ class HFAdapter:
             yield
         except ModelError as error:
             raise self._refusal(str(error)) from error
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            if out_of_memory(error):
+                raise
+            raise self._refusal(f"run with pardec's attention, it fails: {one_line(error)}") from error
 
     def _refusal(self, reason: str) -> ModelError:
         kind = type(self.model).__name__

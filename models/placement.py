@@ -50,6 +50,12 @@ def choose_device(asked: str | torch.device) -> tuple[torch.device, str]:
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ArgumentError("device mps was asked for, but torch finds no Apple GPU", 'use device="cpu" or "auto"')
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # as builds without that kind answer
+        raise ArgumentError(
+            f"device {device} was asked for, but torch cannot use it here", 'use device="cpu" or "auto"'
+        ) from error
     return device, "as asked"
 
 

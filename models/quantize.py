@@ -108,18 +108,18 @@ def quantizer(kind: str, device: torch.device, dtype: torch.dtype) -> Quantizer:
     Raises ModelError where torchao is missing or too old, or where this device or dtype has no such product.
     """
     if kind == "fp8" and not _capable(device, (8, 9)):
-        raise ModelError(
+        raise ArgumentError(
             f"fp8 needs a CUDA GPU of compute capability 8.9 or more, and the model is on {device}",
             'use quantize="int8", which runs everywhere',
         )
     if kind == "int4" and device.type != "cpu":
         if not _capable(device, (8, 0)):
-            raise ModelError(
+            raise ArgumentError(
                 f"int4 needs a CPU or a CUDA GPU of compute capability 8.0 or more, and the model is on {device}",
                 'use quantize="int8", which runs everywhere',
             )
         if dtype != torch.bfloat16:
-            raise ModelError(
+            raise ArgumentError(
                 f"int4 runs in bfloat16 on a GPU, and the model is in {short(dtype)}", 'add dtype="bfloat16"'
             )
     try:

@@ -163,6 +163,10 @@ def load_mar(
     choice: str,
 ) -> ContinuousModel:
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors."""
+    from ..vision.kl_files import find_kl
+
+    if decoder is not None:
+        find_kl(decoder)  # one that is not there is told before weights are read
     with torch.device("meta"):
         backbone, net = networks(config)
     wanted: dict[str, tuple[nn.Module, str]] = {name: (backbone, name) for name in backbone.state_dict()}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pardec.executors import BatchError
-from pardec.models.errors import PardecError, SpecError
+from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.plain import plain
 
 
@@ -52,10 +52,18 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, BatchError) and not error.leads:
             return 1
         if isinstance(error, PardecError):
-            return report(str(error), error.hint, 2 if isinstance(error, SpecError) else 1)
+            return report(str(error), error.hint or _way_out(error), 2 if isinstance(error, SpecError) else 1)
         if isinstance(error, OSError):
-            return report(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), None, 1)
+            said = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+            return report(said, "check that the path is there, and may be read and written", 1)
         return report(f"{type(error).__name__}: {error}", "this is a bug; --debug shows where it happened", 1)
+
+
+def _way_out(error: PardecError) -> str:
+    """What would work where the error itself does not say."""
+    if isinstance(error, ModelError):
+        return 'copy or download the checkpoint again as it was published, or name another ("pardec list models")'
+    return "run the command with --help for what it takes, or with --debug for where it stopped"
 
 
 def report(message: str, hint: str | None, code: int) -> int:

@@ -16,7 +16,7 @@ from pardec.cli.common import Debug, Json, dump, say
 from pardec.models import arguments as loading
 from pardec.models.errors import SpecError
 
-bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.", no_args_is_help=True)
+bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.")
 
 
 @bench.command()

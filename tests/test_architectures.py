@@ -1,0 +1,40 @@
+"""What benchmarks/architectures.py says of other people's architectures, on some of them; on all with -m slow."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+import architectures
+
+FEW = {"llama4_text": "equal", "gpt2": "equal", "mamba": "refused", "gemma2": "refused"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FEW)
+def test_a_model_gives_its_own_greedy_tokens_or_is_refused(name: str) -> None:
+    found = architectures.tried(name)
+    assert found.result == FEW[name], found
+    assert bool(found.why) == (found.result == "refused")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_no_architecture_crashes_or_gives_other_tokens(name: str) -> None:
+    assert architectures.tried(name).result in ("equal", "refused")
+
+
+def test_what_goes_wrong_inside_a_foreign_model_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pardec.models.hf_adapter import HFAdapter
+
+    def broken(*_: Any) -> Any:
+        raise AttributeError("no such output")
+
+    monkeypatch.setattr(HFAdapter, "_run", broken)
+    found = architectures.tried("gpt2")
+    assert (found.result, found.why) == ("refused", "run with pardec's attention, it fails: no such output")
