@@ -75,6 +75,9 @@ class Altered:
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         return self.inner.new_cache(batch, capacity)
 
+    def parameters(self) -> Any:
+        return self.inner.parameters()
+
 
 def altered(model: LanguageModel, change: Callable[[Tensor], Tensor]) -> LanguageModel:
     """The model with its logits [M, V] changed."""

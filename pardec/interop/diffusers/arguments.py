@@ -20,6 +20,15 @@ def defaults() -> dict[str, Any]:
     return {name: argument.default for name, argument in signature.parameters.items() if name != "self"}
 
 
+def called_alike(network: Any) -> bool:
+    """Whether it is called as LLaDA2Pipeline calls its model."""
+    if not callable(network):
+        return False
+    names = inspect.signature(getattr(network, "forward", network)).parameters
+    anything = any(argument.kind is argument.VAR_KEYWORD for argument in names.values())
+    return anything or {"attention_mask", "position_ids"} <= names.keys()
+
+
 def refuse_unless_default(name: str, value: Any, hint: str) -> None:
     """Raises SpecError for a value that was asked for and cannot be honoured; None and the default were not."""
     if value is not None and value != defaults()[name]:
@@ -29,13 +38,13 @@ def refuse_unless_default(name: str, value: Any, hint: str) -> None:
 def shaping(temperature: float, top_k: int | None, top_p: float | None, sampling_method: str) -> dict[str, Any]:
     """temperature, top_k and top_p in pardec's terms; "greedy" takes the likeliest token at any temperature."""
     if sampling_method not in ("auto", "greedy", "multinomial"):
-        raise SpecError(f'sampling_method is "auto", "greedy" or "multinomial", got {sampling_method!r}')
+        raise SpecError(f"unknown sampling_method {sampling_method!r}", hint='it is "auto", "greedy" or "multinomial"')
     if temperature < 0:
-        raise SpecError(f"temperature must be at least 0, got {temperature}")
+        raise SpecError(f"temperature must be at least 0, got {temperature}", hint="0 takes the likeliest token")
     if sampling_method == "greedy" or not temperature:
         return {"temperature": 0.0, "top_k": None, "top_p": None}
     if top_p is not None and not top_p > 0:
-        raise SpecError(f"top_p must be above 0, got {top_p}")
+        raise SpecError(f"top_p must be above 0, got {top_p}", hint="leave it out to keep every token")
     return {
         "temperature": float(temperature),
         "top_k": top_k if top_k is not None and top_k > 0 else None,

@@ -64,8 +64,16 @@ class Block:
     """The masked loop over one block."""
 
     def __init__(
-        self, sampler: Sampler, sample: Tensor, mask_id: int, vocab: int, source: Keyed, law: dict[str, Any]
+        self,
+        sampler: Sampler,
+        sample: Tensor,
+        mask_id: int,
+        vocab: int,
+        source: Keyed,
+        law: dict[str, Any],
+        prompt: Tensor | None,
     ) -> None:
+        """What is no mask and not of the `prompt` ([W] bool) was committed before, and may be revised."""
         rows, width = sample.shape
         self.handed = Handed()
         facts = Facts(mask_id, (), 0, None, 0, "bidirectional")
@@ -87,6 +95,8 @@ class Block:
         watched = replace(sampler, widen=(*sampler.widen, Watch(self.seen)))
         canvases = tuple(sample.cpu().clone())
         self.loop = MaskedLoop(model, watched, Request(canvases, (0,) * rows, width, source, absolute=True, **law))
+        settled = sample != mask_id if prompt is None else (sample != mask_id) & ~prompt
+        self.loop.canvas.commit_step[:, :-1].masked_fill_(settled, 0)
         self.filled = sample.clone()
         self.ended = np.zeros(rows, dtype=bool)
         list(self.loop.retire())

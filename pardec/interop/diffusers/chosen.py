@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from diffusers import EntropyBoundScheduler
+from diffusers import BlockRefinementScheduler, EntropyBoundScheduler
 
+from pardec.api import Model
 from pardec.interop.diffusers.arguments import refuse_unless_default
 from pardec.interop.diffusers.policy import altered, policy
 from pardec.interop.diffusers.scheduler import PardecScheduler
@@ -14,6 +16,28 @@ from pardec.models.errors import SpecError, UnknownNameError
 from pardec.samplers import registry
 from pardec.samplers.contracts import Sampler
 from pardec.samplers.spec import Part, Policy, Spec
+
+
+def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | Sampler | None) -> Any:
+    """The scheduler of a call that diffusers' loop decodes; None where pardec's own loop does."""
+    if sampler is None and isinstance(scheduler, PardecScheduler):
+        sampler = scheduler.config.sampler
+    if isinstance(model, Model):
+        plain = sampler is None and isinstance(scheduler, BlockRefinementScheduler)
+        return scheduler if plain and model.language_model.facts.attention == "block-causal" else None
+    if isinstance(scheduler, EntropyBoundScheduler):
+        raise SpecError(
+            f"EntropyBoundScheduler does not run in diffusers' loop with a {type(model).__name__}",
+            hint='load the model by its name, or take sampler="entropy_bound"',
+        )
+    if sampler is None or (isinstance(scheduler, PardecScheduler) and sampler == scheduler.config.sampler):
+        return scheduler
+    if isinstance(sampler, Sampler):
+        raise SpecError(
+            f"{sampler.spec} is a resolved sampler, and a {type(model).__name__} is decoded with specs",
+            hint='name a spec, sampler="threshold:tau=0.9", or load the model by its name',
+        )
+    return PardecScheduler(str(sampler), block_length=scheduler.config.block_length)
 
 
 def asked_for(scheduler: Any, sampler: str | Spec | Policy | Sampler | None, asked: dict[str, Any]) -> Sampler:
@@ -65,3 +89,10 @@ def ending(sampler: Sampler, early: bool) -> Sampler:
         )
     finish = tuple(stage for stage in sampler.finish if not isinstance(stage, type(ends.finish[0])))
     return replace(sampler, spec=replace(sampler.spec, parts=parts), finish=finish)
+
+
+def shown(call: Mapping[str, Any]) -> Sampler:
+    """A sampler for a Result to show: diffusers' loop, with what a call of it says of the blocks."""
+    names = ("threshold", "editing_threshold", "max_post_steps", "num_inference_steps", "minimal_topk")
+    part = Part("LLaDA2Pipeline", tuple((name, str(call[name])) for name in names))
+    return replace(registry.resolve("threshold"), exact="relaxed", spec=Spec((part,), Part("block")))

@@ -1,39 +1,36 @@
-"""pardec's loop behind the arguments of diffusers' LLaDA2Pipeline."""
+"""diffusers' LLaDA2Pipeline with pardec's models, samplers and caches."""
 
 from __future__ import annotations
 
 import inspect
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from diffusers import BlockRefinementScheduler, DiffusionPipeline, EntropyBoundScheduler
+from diffusers import BlockRefinementScheduler, EntropyBoundScheduler, LLaDA2Pipeline
 from diffusers.pipelines.llada2 import LLaDA2PipelineOutput
 from torch import Tensor
 
 from pardec.api import Model, load
-from pardec.interop.diffusers.arguments import draw_seeds, shaping
-from pardec.interop.diffusers.callbacks import TENSORS, Told
-from pardec.interop.diffusers.chosen import asked_for, ending
+from pardec.interop.diffusers import llada2, own_loop
+from pardec.interop.diffusers.arguments import called_alike, defaults
+from pardec.interop.diffusers.callbacks import TENSORS
+from pardec.interop.diffusers.chosen import lockstep
 from pardec.interop.diffusers.folders import parts
-from pardec.interop.diffusers.prompts import encoded, unpadded
-from pardec.interop.diffusers.scheduler import PardecScheduler
 from pardec.models.errors import SpecError
-from pardec.requests import BLOCK
 from pardec.result import Result
 from pardec.samplers.contracts import Sampler
-from pardec.samplers.events import Finished, Step
 from pardec.samplers.spec import Policy, Spec
 
 
-class PardecPipeline(DiffusionPipeline):  # type: ignore[misc]
-    """Text generation with every model family, sampler and cache of pardec, called like diffusers' LLaDA2Pipeline.
+class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
+    """LLaDA2Pipeline with every model family, sampler and cache of pardec.
 
     Args:
-        model: a pardec Model, or a name or folder for `pardec.load`.
+        model: a pardec Model, or a name or folder for `pardec.load`; or any network that LLaDA2Pipeline takes, called
+            with input_ids, attention_mask and position_ids for an output with logits.
         scheduler: a PardecScheduler, or diffusers' BlockRefinementScheduler (the default) or EntropyBoundScheduler.
         tokenizer: in place of the model's own.
 
@@ -46,23 +43,27 @@ class PardecPipeline(DiffusionPipeline):  # type: ignore[misc]
     _callback_tensor_inputs: ClassVar[list[str]] = list(TENSORS)
 
     def __init__(self, model: Any, scheduler: Any = None, tokenizer: Any = None) -> None:
-        super().__init__()
         if isinstance(model, (str, os.PathLike)):
             model = load(Path(model) if isinstance(model, os.PathLike) else model)
-        if not isinstance(model, Model):
-            known = getattr(model, "name_or_path", None) or "name or folder"
+        if not (isinstance(model, Model) or called_alike(model)):
             raise SpecError(
-                f"model is a pardec Model, a name or a folder, got {type(model).__name__}",
-                hint=f"pardec has its own layers: PardecPipeline.from_pretrained({known!r})",
+                "model is a pardec Model, a name or a folder, or is called with attention_mask and position_ids; "
+                f"got {type(model).__name__}",
+                hint='PardecPipeline.from_pretrained("name or folder") loads one',
             )
         scheduler = BlockRefinementScheduler() if scheduler is None else scheduler
-        if not isinstance(scheduler, (PardecScheduler, BlockRefinementScheduler, EntropyBoundScheduler)):
+        if not isinstance(scheduler, (BlockRefinementScheduler, EntropyBoundScheduler)):
             raise SpecError(
                 f"{type(scheduler).__name__} is no scheduler that a masked model can be decoded with",
                 hint="pass a PardecScheduler, a BlockRefinementScheduler or an EntropyBoundScheduler",
             )
-        tokenizer = model.tokenizer if tokenizer is None else tokenizer
-        self.register_modules(model=model, scheduler=scheduler, tokenizer=tokenizer)
+        if isinstance(model, Model) and tokenizer is None:
+            tokenizer = model.tokenizer
+        super().__init__(model=model, scheduler=scheduler, tokenizer=tokenizer)
+        if isinstance(model, Model):
+            facts = model.language_model.facts
+            self.mask_token_id = facts.mask_id
+            self.eos_token_id = next(iter(facts.eos_ids), None) if self.eos_token_id is None else self.eos_token_id
         self.result: Result | None = None
 
     @classmethod
@@ -87,7 +88,10 @@ class PardecPipeline(DiffusionPipeline):  # type: ignore[misc]
         return cls(load(name, **kwargs), **{**beside, **own})
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Refused: the model's folder is what it was loaded from."""
+        """As diffusers does it; refused with a pardec model, whose folder is what it was loaded from."""
+        if not isinstance(self.model, Model):
+            super().save_pretrained(save_directory, *args, **kwargs)
+            return
         raise SpecError(
             f"a PardecPipeline is not saved; its model lies in {self.model.path}",
             hint="save the scheduler, pipe.scheduler.save_pretrained(folder)",
@@ -95,14 +99,19 @@ class PardecPipeline(DiffusionPipeline):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        return self.model.language_model.device  # type: ignore[no-any-return]
+        place: torch.device = self.model.language_model.device if isinstance(self.model, Model) else super().device
+        return place
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.language_model.dtype  # type: ignore[no-any-return]
+        kind: torch.dtype = self.model.language_model.dtype if isinstance(self.model, Model) else super().dtype
+        return kind
 
     def to(self, *args: Any, **kwargs: Any) -> PardecPipeline:
-        """Itself where it is there already; a pardec model is placed when it is loaded."""
+        """Itself where it is there already; a pardec model is placed when it is loaded. A network is moved."""
+        if not isinstance(self.model, Model):
+            super().to(*args, **kwargs)
+            return self
         kwargs.pop("silence_dtype_warnings", None)
         for wanted in (*args, *kwargs.values()):
             there = self.dtype if isinstance(wanted, torch.dtype) else self.device
@@ -149,71 +158,47 @@ class PardecPipeline(DiffusionPipeline):  # type: ignore[misc]
         *,
         sampler: str | Spec | Policy | Sampler | None = None,
     ) -> Any:
-        """Decodes as LLaDA2Pipeline's call does, with these differences.
+        """Decodes as LLaDA2Pipeline's call does.
 
-        - `sampler`, as in `Model.generate`, or a PardecScheduler's spec, takes the place of num_inference_steps,
-          threshold, editing_threshold, max_post_steps and minimal_topk; then these stay at their defaults.
-        - `prompt` may be a list with a chat template too. Rows may differ in length; `attention_mask` marks padding.
+        With a network of the caller's, or with a block-causal pardec model, a call without a sampler runs diffusers'
+        own loop: the same tokens, draws and callbacks. A pardec model there never commits its mask token, reads blocks
+        that are complete from a cache, has its own block length, and takes lists of texts and of conversations too.
+
+        `sampler`, as in `Model.generate`, or the spec of a PardecScheduler, takes the place of num_inference_steps,
+        threshold, editing_threshold, max_post_steps and minimal_topk; then these stay at their defaults. It runs in
+        pardec's loop, as every call of a family that is not block-causal does:
+
+        - rows go at their own pace, may differ in length, and give alone what they give in a batch; `attention_mask`
+          marks padding, which is left out.
+        - a block may be edited when it has used all its steps, and a row ends once nothing up to its end token is to
+          be edited. Positions past gen_length take no part in the last block.
         - the block grid begins at the prompt's end in families that are not block-causal, as their authors lay it;
           `block_length` is at most gen_length.
         - top-p is taken before top-k. Draws are keyed by row, with a seed from `generator`.
         - a callback cannot replace block_x.
 
-        Returns:
-            LLaDA2PipelineOutput: `sequences` [B, gen_length], behind an early end the padding id, and `texts`, or the
-            two as a tuple. The whole pardec Result is in `pipe.result`.
-        """
-        if output_type not in ("seq", "text"):
-            raise SpecError(f'output_type is "seq" or "text", got {output_type!r}')
-        facts = self.model.language_model.facts
-        if mask_token_id not in (None, facts.mask_id):
-            raise SpecError(
-                f"mask_token_id={mask_token_id}, and the mask token of {self.model.name} is {facts.mask_id}",
-                hint=f"load it with mask_id={mask_token_id}",
-            )
-        asked: dict[str, Any] = {
-            "num_inference_steps": num_inference_steps,
-            "threshold": threshold,
-            "minimal_topk": minimal_topk,
-        }
-        asked |= {"editing_threshold": editing_threshold, "max_post_steps": max_post_steps, "gen_length": gen_length}
-        chosen = ending(asked_for(self.scheduler, sampler, asked), eos_early_stop)
-        told = Told(self, callback_on_step_end, callback_on_step_end_tensor_inputs)
-        if input_ids is not None:
-            rows = unpadded(input_ids, attention_mask)
-        elif attention_mask is not None:
-            raise SpecError("attention_mask goes with input_ids", hint="leave it out; text is not padded here")
-        else:
-            rows = encoded(self.tokenizer, prompt, messages, use_chat_template, add_generation_prompt)
-        call = self.model.prepare(
-            input_ids=rows,
-            sampler=told.watched(chosen),
-            max_new_tokens=gen_length,
-            block_length=self._block_length(block_length, gen_length),
-            stop_ids=eos_token_id,
-            seed=draw_seeds(generator, 1)[0] if temperature or generator is not None else 0,
-            **shaping(temperature, top_k, top_p, sampling_method),
-        )
-        started = time.perf_counter()
-        with self.progress_bar(total=gen_length * len(rows)) as bar:
-            for event in self.model.run(call):
-                told.tell(event)
-                if isinstance(event, Step):
-                    bar.update(int(event.committed.sum()))
-        assert isinstance(event, Finished), "a loop ends with Finished"
-        self.result = self.model.result(call, event, time.perf_counter() - started)
-        made = [row[start:][:gen_length] for row, start in zip(self.result.sequences, self.result.prompts, strict=True)]
-        sequences = torch.stack(made).to(self.device)
-        texts = None
-        if output_type == "text" and self.tokenizer is not None:
-            texts = self.tokenizer.batch_decode(self.result.tokens, skip_special_tokens=True)
-        return LLaDA2PipelineOutput(sequences=sequences, texts=texts) if return_dict else (sequences, texts)
+        For a block-causal model, `sampler=policy(BlockRefinementScheduler(threshold=0.7), "edit:tau=0.5,post=17+eos")`
+        is the default call in that loop. With a network of the caller's, a sampler runs as a PardecScheduler does, in
+        diffusers' loop.
 
-    def _block_length(self, asked: int | None, gen_length: int) -> int | None:
-        """None leaves it to a block-causal model where the call names none."""
-        if asked is None and self.model.language_model.facts.attention == "block-causal":
-            return None
-        block = getattr(self.scheduler.config, "block_length", BLOCK) if asked is None else asked
-        if self.model.language_model.facts.attention == "block-causal":
-            return int(block)
-        return min(int(block), gen_length)
+        Returns:
+            LLaDA2PipelineOutput: `sequences` [B, gen_length] and `texts`, or the two as a tuple. Behind an early end
+            stands what diffusers leaves there, or in pardec's loop the padding id. The whole pardec Result is in
+            `pipe.result`; None with a network of the caller's.
+        """
+        call = {name: value for name, value in locals().items() if name in defaults()}
+        if input_ids is None and attention_mask is not None:
+            raise SpecError("attention_mask goes with input_ids", hint="leave it out; text brings its own")
+        if isinstance(self.model, Model):
+            facts = self.model.language_model.facts
+            if mask_token_id not in (None, facts.mask_id):
+                raise SpecError(
+                    f"mask_token_id={mask_token_id}, and the mask token of {self.model.name} is {facts.mask_id}",
+                    hint=f"load it with mask_id={mask_token_id}",
+                )
+        scheduler = lockstep(self.model, self.scheduler, sampler)
+        if scheduler is None:
+            sequences, texts, self.result = own_loop.run(self, call, sampler)
+        else:
+            sequences, texts, self.result = llada2.run(self, call, scheduler)
+        return LLaDA2PipelineOutput(sequences=sequences, texts=texts) if return_dict else (sequences, texts)

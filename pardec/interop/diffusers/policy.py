@@ -47,6 +47,9 @@ def policy(scheduler: Any, rest: str = "eos", *, steps: int | None = None, thres
             f"{name} is no scheduler that a masked model can be decoded with",
             hint="BlockRefinementScheduler and EntropyBoundScheduler are",
         )
+    own = getattr(scheduler.config, "sampler", None)
+    if own is not None:
+        raise SpecError(f"this {name} runs the sampler {own!r}", hint=f"pass the spec itself, sampler={own!r}")
     if any(registry.find(part.name).stage == "select" for part in spec.parts):
         raise SpecError(f"{rest!r} names a select, and {name} is one", hint="leave it out")
     steps = int(scheduler.num_inference_steps) if steps is None else steps

@@ -50,3 +50,21 @@ def unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]
     if ((kept[:, 1:] & ~kept[:, :-1]).sum(1) + kept[:, 0] > 1).any():
         raise SpecError("attention_mask has a gap inside a prompt", hint="mark padding on the left or the right only")
     return [row[keep].tolist() for row, keep in zip(ids, kept, strict=True)]
+
+
+def padded(pipeline: Any, call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Ids and mask [B, P] as LLaDA2Pipeline makes them, and of lists of chats too; padded as the tokenizer pads."""
+    names = ("prompt", "messages", "input_ids", "attention_mask", "use_chat_template", "add_generation_prompt")
+    given = {name: call[name] for name in names}
+    prompt, messages = given["prompt"], given["messages"]
+    if isinstance(prompt, list) and given["use_chat_template"] and getattr(pipeline.tokenizer, "chat_template", None):
+        prompt, messages = None, [[{"role": "user", "content": text}] for text in prompt]
+    several = messages is not None and not isinstance(messages[0], Mapping)
+    try:
+        ids, mask = pipeline._prepare_input_ids(
+            **{**given, "prompt": prompt, "messages": messages},
+            chat_template_kwargs={"padding": True} if several else None,
+        )
+    except ValueError as error:
+        raise SpecError(str(error), hint="LLaDA2Pipeline's documentation has its arguments") from error
+    return ids.long(), mask  # of no text at all a tokenizer makes floats

@@ -1,4 +1,4 @@
-"""A sampler spec as a diffusers scheduler, for the loop of diffusers' own LLaDA2Pipeline.
+"""A sampler spec as a scheduler of diffusers, for the loop of its own LLaDA2Pipeline.
 
 The pipeline hands the scheduler the logits of one block. Here they stand in for the model of a masked loop whose whole
 canvas is that block, so that every stage runs as it does in pardec. A block is a request of its own: states of stages
@@ -7,12 +7,13 @@ begin anew with it.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
 import torch
-from diffusers import SchedulerMixin
-from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers import BlockRefinementScheduler, SchedulerMixin
+from diffusers.configuration_utils import register_to_config
 from diffusers.schedulers.scheduling_block_refinement import BlockRefinementSchedulerOutput
 from torch import Tensor
 
@@ -23,29 +24,43 @@ from pardec.samplers import registry
 from pardec.samplers.contracts import Referring, Sampler
 from pardec.samplers.rng import Keyed
 
-DEFAULT = registry.DEFAULT["masked"]
+KIND = SchedulerMixin  # which diffusers looks up in this module when it loads a pipeline with this scheduler
+_PACE = ("threshold", "editing_threshold", "minimal_topk")  # what a spec says in its own words
 
 
-class PardecScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
-    """A sampler spec with the interface of diffusers' BlockRefinementScheduler.
+class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
+    """diffusers' BlockRefinementScheduler with a sampler spec in place of its rule.
 
     Args:
-        sampler: a spec such as "credit+threshold:tau=0.9". A cache cannot be run from a scheduler, and neither can a
-            stage that adds to the model's inputs or asks it for a second forward: PardecPipeline runs them. What counts
-            over a whole canvas, such as the steps of `fixed`, counts over a block here.
+        sampler: a spec such as "credit+threshold:tau=0.9"; None is diffusers' own rule. A cache cannot be run from a
+            scheduler, and neither can a stage that adds to the model's inputs or asks it for a second forward:
+            PardecPipeline runs them. What counts over a whole canvas, such as the steps of `fixed`, counts over a block
+            here.
         block_length: the block where the pipeline's call names none.
         num_inference_steps: steps a block may take. The spec sets the pace, but each step commits at least an even
             share of what is left, so that a block is complete when its steps are over.
+        threshold, editing_threshold, minimal_topk: of diffusers' rule; a spec says them itself.
 
-    The spec says what is committed: `threshold` and `editing_threshold` of the pipeline's call must stay at their
-    defaults. Draws are keyed by a seed for each row and block, which comes from the call's generator.
+    With a spec, `threshold` and `editing_threshold` of the pipeline's call must stay at their defaults, and draws are
+    keyed by a seed for each row and block, which comes from the call's generator.
     """
 
-    order = 1
-
     @register_to_config  # type: ignore[untyped-decorator]
-    def __init__(self, sampler: str = DEFAULT, block_length: int = 32, num_inference_steps: int = 32) -> None:
-        self._sampler = _runnable(sampler)
+    def __init__(
+        self,
+        sampler: str | None = None,
+        block_length: int = 32,
+        num_inference_steps: int = 32,
+        threshold: float = 0.95,
+        editing_threshold: float | None = None,
+        minimal_topk: int = 1,
+    ) -> None:
+        super().__init__(block_length, num_inference_steps, threshold, editing_threshold, minimal_topk)
+        if sampler is not None:
+            for name, default in inspect.signature(BlockRefinementScheduler.__init__).parameters.items():
+                if name in _PACE and (given := self.config[name]) != default.default:
+                    raise SpecError(f"{name}={given!r} beside a sampler", hint=f"write it into the spec {sampler!r}")
+        self._sampler = None if sampler is None else _runnable(sampler)
         self.set_timesteps(num_inference_steps, block_length=block_length)
 
     def set_timesteps(
@@ -55,8 +70,7 @@ class PardecScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         for name, value in (("num_inference_steps", num_inference_steps), ("block_length", block_length)):
             if value is not None and value < 1:
                 raise SpecError(f"{name} must be at least 1, got {value}")
-        self.num_inference_steps = num_inference_steps
-        self.timesteps = torch.arange(num_inference_steps - 1, -1, -1, device=device)
+        super().set_timesteps(num_inference_steps, device=device, block_length=block_length)
         self._block: Block | None = None
 
     def step(
@@ -82,13 +96,30 @@ class PardecScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         Args:
             model_output: logits [B, W, V].
             timestep: the step's index within the block; 0 begins one.
-            sample: the block's tokens [B, W] int64, the mask id where open. What is no mask when the block begins
-                counts as given and is never revised, so `prompt_mask` tells nothing new.
+            sample: the block's tokens [B, W] int64, the mask id where open.
             minimal_topk: has done its work in the pipeline, which lowers num_inference_steps by it.
+            prompt_mask: [W] bool, what is given and never revised.
 
         Returns:
             BlockRefinementSchedulerOutput, or its fields as a tuple.
         """
+        if self._sampler is None:
+            return super().step(
+                model_output,
+                timestep,
+                sample,
+                mask_token_id=mask_token_id,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                sampling_method=sampling_method,
+                threshold=threshold,
+                editing_threshold=editing_threshold,
+                minimal_topk=minimal_topk,
+                prompt_mask=prompt_mask,
+                generator=generator,
+                return_dict=return_dict,
+            )
         hint = f"the spec says it; this scheduler runs {self.config.sampler!r}"
         refuse_unless_default("threshold", threshold, hint)
         refuse_unless_default("editing_threshold", editing_threshold, hint)
@@ -99,7 +130,9 @@ class PardecScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
             law = shaping(temperature, top_k, top_p, sampling_method)
             sampler = replace(self._sampler, widen=(*self._sampler.widen, Share(self.num_inference_steps)))
             source = Keyed(tuple(draw_seeds(generator, len(sample))))
-            block = self._block = Block(sampler, sample, mask_token_id, model_output.shape[-1], source, law)
+            block = self._block = Block(
+                sampler, sample, mask_token_id, model_output.shape[-1], source, law, prompt_mask
+            )
             block.loop.canvas.step += min(int(timestep), self.num_inference_steps - 1)
         filled, probability, tokens = block.step(model_output)
         open_before = sample == mask_token_id
@@ -108,8 +141,8 @@ class PardecScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         out = (filled, changed & open_before, changed & ~open_before, tokens, probability, model_output)
         return BlockRefinementSchedulerOutput(*out) if return_dict else out
 
+    @staticmethod
     def check_eos_finished(
-        self,
         cur_x: Tensor,
         sampled_tokens: Tensor,
         final_transfer: Tensor,
@@ -118,14 +151,14 @@ class PardecScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         mask_token_id: int,
         prompt_length: int,
     ) -> Tensor:
-        """Rows [B] that are done: an end token stands behind the prompt, and nothing open before it."""
+        """Rows [B] that are done: an end token stands behind the prompt, and nothing open before it.
+
+        diffusers' own also asks that the step committed an end token and the prompt holds none, and goes on longer.
+        """
         made = cur_x[:, prompt_length:]
         ended = (made == eos_token_id).cumsum(1) > 0
         before = (made == mask_token_id).cumsum(1) > 0
-        finished = finished | (ended & ~before).any(1)
-        if self._block is not None:
-            self._block.ended = finished.cpu().numpy()
-        return finished
+        return finished | (ended & ~before).any(1)
 
     def check_block_should_continue(
         self,
@@ -141,15 +174,27 @@ class PardecScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
 
         A callback that opens positions again in the last step of a block comes too late.
         """
+        if self._sampler is None:
+            going: bool = super().check_block_should_continue(
+                step_idx=step_idx,
+                masks_remaining=masks_remaining,
+                editing_enabled=editing_enabled,
+                editing_transfer_index=editing_transfer_index,
+                post_steps=post_steps,
+                max_post_steps=max_post_steps,
+                finished=finished,
+            )
+            return going
         if self._block is None or bool(finished.all()) or (not masks_remaining and post_steps > max_post_steps):
             return False
+        self._block.ended = finished.cpu().numpy()
         return self._block.live
 
 
 def _runnable(spec: str) -> Sampler:
     """The sampler, if logits of a block are all it needs."""
     sampler = registry.resolve(spec)
-    hint = f"PardecPipeline(model)(..., sampler={spec!r}) runs it"
+    hint = f"PardecPipeline.from_pretrained(name)(..., sampler={spec!r}) runs it"
     if sampler.cache.stores:
         raise SpecError(f"{spec!r} has the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
     shadowed = any(getattr(stage, "shadow", False) for stage in sampler.revise)

@@ -1,0 +1,208 @@
+"""diffusers' own loop, LLaDA2Pipeline's, over a pardec model or over a network of the caller's.
+
+All rows of a batch are in the same block and wait for each other, a row is padded rather than shorter, and what stands
+behind its end stays as the loop left it: a call gives what diffusers gives, token for token.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import LLaDA2Pipeline
+from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
+from torch import Tensor, nn
+
+from pardec.api import Model
+from pardec.interop.diffusers.arguments import shaping
+from pardec.interop.diffusers.chosen import shown
+from pardec.interop.diffusers.own_loop import prepared
+from pardec.interop.diffusers.prompts import padded
+from pardec.models.errors import SpecError
+from pardec.models.kernels.sight import seen
+from pardec.models.kv_cache import KVCache
+from pardec.models.language_model import LanguageModel
+from pardec.models.plan import Plan, Visible
+from pardec.requests import Call
+from pardec.result import Result
+from pardec.samplers.canvas import GIVEN, NEVER
+from pardec.samplers.events import Finished
+from pardec.samplers.trace import Trace
+
+
+def run(pipeline: Any, call: Mapping[str, Any], scheduler: Any) -> tuple[Tensor, list[str] | None, Result | None]:
+    """Sequences [B, gen_length] behind the prompts, their texts, and pardec's Result where the model is pardec's.
+
+    Args:
+        call: the arguments of LLaDA2Pipeline's call, by name.
+
+    Raises:
+        SpecError: what LLaDA2Pipeline refuses, or pardec of its own model.
+    """
+    model: Any = pipeline.model
+    call = {**call, "block_length": _block_length(pipeline, call["block_length"])}
+    _check(pipeline, call)
+    ids, mask = padded(pipeline, call)
+    call |= {"prompt": None, "messages": None, "input_ids": ids, "attention_mask": mask}
+    for name in ("eos_token_id", "mask_token_id"):
+        call[name] = getattr(pipeline, name) if call[name] is None else call[name]
+    if call["mask_token_id"] is None:
+        raise SpecError("mask_token_id is missing", hint="pass the id of the mask token, or a tokenizer that has one")
+    if not isinstance(model, Model):
+        return *_looped(pipeline, model, scheduler, call), None
+    sampler = shown(call)
+    # The draws are diffusers': its generator is left as it is.
+    asked = prepared(pipeline, ids.tolist(), sampler, {**call, "generator": None, "temperature": 0.0})
+    edits = call["editing_threshold"] is not None and call["editing_threshold"] > 0
+    network = Network(model.language_model, call["block_length"], max(asked.lengths))
+    network.whole = edits or call["callback_on_step_end"] is not None
+    started = time.perf_counter()
+    sequences, texts = _looped(pipeline, network, scheduler, call)
+    seconds = time.perf_counter() - started
+    asked = replace(asked, request=replace(asked.request, temperature=float(call["temperature"])))
+    return sequences, texts, model.result(asked, network.finished(asked, sequences), seconds)
+
+
+def _block_length(pipeline: Any, asked: int | None) -> int:
+    if asked is not None:
+        return asked
+    own = pipeline.model.language_model.facts.block if isinstance(pipeline.model, Model) else None
+    return int(own or pipeline.scheduler.config.block_length)
+
+
+def _check(pipeline: Any, call: Mapping[str, Any]) -> None:
+    shaping(call["temperature"], call["top_k"], call["top_p"], call["sampling_method"])
+    known = inspect.signature(LLaDA2Pipeline.check_inputs).parameters
+    try:
+        pipeline.check_inputs(**{name: value for name, value in call.items() if name in known})
+    except ValueError as error:
+        raise SpecError(str(error), hint="LLaDA2Pipeline's documentation has its arguments") from error
+    if call["gen_length"] < call["minimal_topk"]:
+        raise SpecError(
+            f"minimal_topk={call['minimal_topk']} is more than the {call['gen_length']} tokens to decode",
+            hint=f"choose at most {call['gen_length']}",
+        )
+
+
+def _looped(pipeline: Any, network: Any, scheduler: Any, call: Mapping[str, Any]) -> tuple[Tensor, list[str] | None]:
+    """LLaDA2Pipeline's call with this network and scheduler; callbacks are told `pipeline`."""
+    theirs = LLaDA2Pipeline(model=network, scheduler=scheduler, tokenizer=pipeline.tokenizer)
+    theirs._progress_bar_config = getattr(pipeline, "_progress_bar_config", {})
+    callback, names = call["callback_on_step_end"], call["callback_on_step_end_tensor_inputs"]
+    if isinstance(callback, (PipelineCallback, MultiPipelineCallbacks)):
+        names = callback.tensor_inputs
+
+    def told(_: Any, step: int, timestep: int, tensors: dict[str, Tensor]) -> Any:
+        pipeline._num_timesteps = theirs.num_timesteps
+        return callback(pipeline, step, timestep, tensors) or {}
+
+    hooks = {"callback_on_step_end": told if callback else None, "callback_on_step_end_tensor_inputs": names}
+    sequences, texts = theirs(**{**call, **hooks, "return_dict": False})
+    pipeline._num_timesteps = theirs.num_timesteps
+    return sequences, texts
+
+
+class Network(nn.Module):
+    """A block-causal pardec model with the calling convention that LLaDA2Pipeline has for its own.
+
+    It is asked for the last block of what it is given and gives the logits of that alone, those of the mask token at
+    -inf. Blocks that are as they were in the forward before are read from its cache. Which forward committed what is
+    read off what the next one is given.
+    """
+
+    def __init__(self, model: LanguageModel, block: int, length: int) -> None:
+        """For rows of at most `length` tokens, and what is left of their last block."""
+        super().__init__()
+        self.model, self.block, self.length = model, block, -(-length // block) * block
+        self.device, self.dtype = model.device, model.dtype
+        self.whole = True  # whether what it says of a block without open positions is read
+        self.cache: KVCache | None = None
+        self.given: list[Tensor] = []  # [B, n] ids of each forward
+        self.fed: list[range] = []  # positions of those that it queried
+        self.scores: list[Tensor] = []  # [B, W] probability of the token that its last block has after it
+        self.logits: Tensor | None = None  # [B, W, V] of the last forward
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Any:
+        if (
+            not self.whole
+            and self.logits is not None
+            and not (input_ids[:, -self.block :] == self.model.facts.mask_id).any()
+        ):
+            return SimpleNamespace(logits=self.logits)  # the loop looks once more before it leaves a block
+        self._note(input_ids)
+        model, (batch, end) = self.model, input_ids.shape
+        last = torch.arange(end - self.block, end, device=input_ids.device).expand(batch, -1)
+        wanted = model.rows(last)
+        start = min(self._kept(input_ids), int(wanted[0, 0]) // self.block * self.block)
+        order = torch.arange(start, end, device=input_ids.device).expand(batch, -1)
+        lengths = torch.full((batch,), end, device=input_ids.device)
+        plan = Plan(
+            input_ids[:, start:], order, order, model.visible(), lengths, wanted - start, uniform=end, span=(start, end)
+        )
+        if not attention_mask.all():
+            real = attention_mask.bool()[:, None]
+            plan = replace(plan, visible=Visible.mask(seen(plan, end) & real))
+        if self.cache is None:
+            self.cache = model.new_cache(batch, self.length)
+        logits = model.forward(plan, self.cache).logits().clone()
+        logits[..., model.facts.mask_id] = -torch.inf
+        self.given.append(input_ids.clone())
+        self.fed.append(range(start, end))
+        self.logits = logits
+        return SimpleNamespace(logits=logits)
+
+    def _kept(self, now: Tensor) -> int:
+        """How many leading positions, in whole blocks, stand as in the last forward in every row."""
+        if not self.given:
+            return 0
+        before = self.given[-1]
+        width = min(now.shape[1], before.shape[1])
+        same = (now[:, :width] == before[:, :width]).all(0).cumprod(0)
+        return int(same.sum()) // self.block * self.block
+
+    def _note(self, now: Tensor) -> None:
+        """Tokens [B, m] as they stand after the last forward."""
+        if self.logits is None:
+            return
+        width = self.given[-1].shape[1]
+        block = now[:, width - self.block : width]
+        law = self.logits[:, : block.shape[1]].softmax(-1)
+        self.scores.append(law.gather(-1, block[..., None])[..., 0])
+
+    def finished(self, asked: Call, sequences: Tensor) -> Finished:
+        """What came of it: `sequences` [B, gen_length] behind the prompts."""
+        tokens = torch.stack(asked.request.canvases).to(sequences.device)
+        start, length = tokens.shape[1] - sequences.shape[1], tokens.shape[1]
+        after = [*self.given[1:], torch.cat((tokens[:, :start], sequences), 1)]
+        self._note(after[-1])
+        commit_step = torch.full_like(tokens, GIVEN, dtype=torch.int16)
+        commit_step[:, start:] = NEVER
+        commit_score = torch.zeros_like(tokens, dtype=torch.float32)
+        for number, (before, now, score) in enumerate(zip(self.given, after, self.scores, strict=True)):
+            end = min(before.shape[1], length)
+            block = slice(before.shape[1] - self.block, end)
+            changed = before[:, block] != now[:, block]
+            commit_step[:, block].masked_fill_(changed, number)
+            commit_score[:, block] = torch.where(changed, score[:, : end - block.start], commit_score[:, block])
+        made, rows, forwards = after[-1].cpu().numpy(), len(tokens), len(self.given)
+        ends = np.isin(made[:, start:], asked.stop_ids).any(1)
+        return Finished(
+            tokens=made,
+            reasons=tuple("stop" if end else "length" for end in ends),
+            nfe=(forwards,) * rows,
+            forward_rows=(forwards,) * rows,
+            tokens_fed=(sum(map(len, self.fed)),) * rows,
+            trace=Trace(
+                made,
+                commit_step.cpu().numpy(),
+                commit_score.cpu().numpy(),
+                np.full(rows, length),
+                (tuple(self.fed),) * rows,
+            ),
+        )

@@ -1,0 +1,88 @@
+"""pardec's loop behind the arguments of LLaDA2Pipeline's call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pardec.api import Model
+from pardec.interop.diffusers.arguments import draw_seeds, shaping
+from pardec.interop.diffusers.callbacks import Told
+from pardec.interop.diffusers.chosen import asked_for, ending
+from pardec.interop.diffusers.prompts import encoded, unpadded
+from pardec.models.errors import SpecError
+from pardec.requests import BLOCK, Call
+from pardec.result import Result
+from pardec.samplers.contracts import Sampler
+from pardec.samplers.events import Finished, Step
+from pardec.samplers.spec import Spec
+
+_PACE = ("num_inference_steps", "threshold", "minimal_topk", "editing_threshold", "max_post_steps", "gen_length")
+
+
+def run(
+    pipeline: Any, call: Mapping[str, Any], sampler: str | Spec | Sampler | None
+) -> tuple[Tensor, list[str] | None, Result]:
+    """Sequences [B, gen_length] behind the prompts, their texts, and pardec's Result.
+
+    Args:
+        call: the arguments of LLaDA2Pipeline's call, by name.
+    """
+    model: Model = pipeline.model
+    if call["output_type"] not in ("seq", "text"):
+        raise SpecError(f'output_type is "seq" or "text", got {call["output_type"]!r}')
+    asked = {name: call[name] for name in _PACE}
+    chosen = ending(asked_for(pipeline.scheduler, sampler, asked), call["eos_early_stop"])
+    told = Told(pipeline, call["callback_on_step_end"], call["callback_on_step_end_tensor_inputs"])
+    if call["input_ids"] is not None:
+        rows = unpadded(call["input_ids"], call["attention_mask"])
+    else:
+        names = ("prompt", "messages", "use_chat_template", "add_generation_prompt")
+        rows = encoded(pipeline.tokenizer, *(call[name] for name in names))
+    ready = prepared(pipeline, rows, told.watched(chosen), call)
+    started = time.perf_counter()
+    with pipeline.progress_bar(total=call["gen_length"] * len(rows)) as bar:
+        for event in model.run(ready):
+            told.tell(event)
+            if isinstance(event, Step):
+                bar.update(int(event.committed.sum()))
+    assert isinstance(event, Finished), "a loop ends with Finished"
+    result = model.result(ready, event, time.perf_counter() - started)
+    made = [row[start:][: call["gen_length"]] for row, start in zip(result.sequences, result.prompts, strict=True)]
+    texts = None
+    if call["output_type"] == "text" and pipeline.tokenizer is not None:
+        texts = pipeline.tokenizer.batch_decode(result.tokens, skip_special_tokens=True)
+    return torch.stack(made).to(pipeline.device), texts, result
+
+
+def prepared(pipeline: Any, rows: Sequence[Sequence[int]], sampler: Sampler, call: Mapping[str, Any]) -> Call:
+    """The call as `Model.prepare` makes it of these rows of ids."""
+    model, generator = pipeline.model, call["generator"]
+    ends, new = call["eos_token_id"], call["gen_length"]
+    given: dict[str, Any] = {"input_ids": rows, "max_new_tokens": new}
+    if not any(rows):  # what stands behind no prompt is a template
+        given = {"template": [[None] * new] * len(rows)}
+        ends = model.language_model.facts.eos_ids if ends is None else ends
+    ready = model.prepare(
+        sampler=sampler,
+        block_length=_block_length(pipeline, call["block_length"], new),
+        stop_ids=ends,
+        seed=draw_seeds(generator, 1)[0] if call["temperature"] or generator is not None else 0,
+        **given,
+        **shaping(call["temperature"], call["top_k"], call["top_p"], call["sampling_method"]),
+    )
+    assert isinstance(ready, Call), "a language model has ids"
+    return ready
+
+
+def _block_length(pipeline: Any, asked: int | None, new: int) -> int | None:
+    """None leaves it to a block-causal model where the call names none."""
+    block_causal = pipeline.model.language_model.facts.attention == "block-causal"
+    if asked is None and block_causal:
+        return None
+    block = getattr(pipeline.scheduler.config, "block_length", BLOCK) if asked is None else asked
+    return int(block) if block_causal else min(int(block), new)
