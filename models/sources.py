@@ -14,7 +14,6 @@ from .catalog import EMBEDDED, TOKENIZER, embedded_names
 from .errors import ArgumentError, ModelError, UnknownModelError, did_you_mean, one_line
 from .json_text import parse
 from .plain import plain
-from .weights import indexed
 
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
