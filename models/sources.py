@@ -42,7 +42,7 @@ def locate(name_or_path: str | os.PathLike[str], *, revision: str | None = None,
         folder = EMBEDDED / name
         own = any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
         return Source(name, folder, folder if own else TOKENIZER)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such home
     if path.is_dir():
         return Source(path.resolve().name, path, path)
     if path.is_file():
