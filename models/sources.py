@@ -57,7 +57,7 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
         folder = EMBEDDED / name
         own = any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
         return Source(name, folder, folder if own else TOKENIZER)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such home
     if path.is_dir():
         return Source(plain(path.resolve().name), path, path)
     if path.is_file():

@@ -93,7 +93,7 @@ def find_file(source: str, stem: str, what: str, patterns: tuple[str, ...]) -> P
     known = embedded_files(stem)
     if source in known:
         return known[source]
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.is_dir():
         held = sorted(entry for pattern in patterns for entry in path.glob(pattern))
         if len(held) != 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def locate_filter(name: str) -> tuple[Path, str | None]:
     """
     path, _, function = name.partition(".py:")
     if function:
-        file = Path(path + ".py").expanduser()
+        file = Path(os.path.expanduser(path + ".py"))
         if not file.is_file():
             raise SpecError(
                 f"learned: there is no file {file}", hint='a function is named as filter="file.py:function"'
@@ -52,7 +53,7 @@ def locate_filter(name: str) -> tuple[Path, str | None]:
         return file, function
     if name in filter_names():
         return FILTERS / name / WEIGHTS, None
-    file = Path(name).expanduser() / WEIGHTS
+    file = Path(os.path.expanduser(name)) / WEIGHTS
     if not file.is_file():
         raise SpecError(
             f"learned: unknown filter {name!r}{did_you_mean(name, filter_names())}",

@@ -10,6 +10,7 @@ from huggingface_hub import errors as hub
 from pardec.models.errors import ModelError, UnknownModelError
 from pardec.models.load import load
 from pardec.models.sources import locate
+from pardec.models.vision.files import find_file
 from tests.models.toys import llama_folder
 
 
@@ -98,3 +99,10 @@ def test_a_folder_goes_before_the_hub(repository, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert locate("owner/name").folder == Path("owner/name")
     assert repository.calls == []
+
+
+def test_a_home_that_nobody_has_is_no_more_than_a_place_that_is_not_there():
+    with pytest.raises(UnknownModelError, match="there is no folder ~nosuch/x"):
+        locate("~nosuch/x")
+    with pytest.raises(ModelError, match="~nosuch"):
+        find_file("~nosuch/x", "vq", "image tokenizer", ("*.pt",))

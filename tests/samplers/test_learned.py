@@ -106,6 +106,8 @@ def test_bad_parameters(tmp_path: Path) -> None:
         ("learned:tau=1.1", r"tau must lie in \[0, 1\], got 1.1"),
         ("learned:filter=tiny-draem", r"unknown filter 'tiny-draem' \(did you mean 'tiny-dream'\?\)"),
         (f'learned:filter="{tmp_path}"', "unknown filter"),
+        ('learned:filter="~nosuch/filter"', "unknown filter"),
+        ('learned:filter="~nosuch/mine.py:make"', "there is no file ~nosuch/mine.py"),
         (f'learned:filter="{tmp_path}/other.py:make"', "there is no file .*other.py"),
     ):
         with pytest.raises(SpecError, match=says):
