@@ -79,6 +79,11 @@ class Conditioned:
         self.lengths = torch.tensor([[len(states) for states in half] for half in halves], device=device)  # [copies, N]
         rows = pad_sequence([states for half in halves for states in half], batch_first=True).to(device)
         self.rows = rows.view(*self.lengths.shape, *rows.shape[1:])  # [copies, N, P, E]
+        if not bool(self.rows.isfinite().all()):
+            raise ModelError(
+                "what the pictures are to show was read into states that are not finite",
+                "look at prompt_embeds, or at the weights that read the condition",
+            )
         self.shift = self.lengths - self.places  # [copies, N], at most 0
         self.even = not bool(self.shift.any())
         self.last = None if interval is None else self.places + interval  # [N] the last guided query

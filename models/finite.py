@@ -61,11 +61,19 @@ def named_weights(*parts: Any) -> Iterable[tuple[str, Tensor]]:
         yield from getattr(part, "named_parameters", tuple)()
 
 
-def weights_of(name: str, what: str, *parts: Any, hint: str) -> ModelError:
-    """The error of a model called `name` whose `what` is not finite, by the weights of its networks `parts`."""
+def by_weights(name: str, what: str, *parts: Any) -> ModelError | None:
+    """The error of a model called `name` whose `what` are not finite, if weights of its networks `parts` are not."""
     wrong = damaged(named_weights(*parts))
-    why = f": {wrong}" if wrong else ", though its weights are"
-    return ModelError(f"{name} gives {what} that are not finite{why}", _AGAIN if wrong else hint)
+    return None if wrong is None else ModelError(f"{name} gives {what} that are not finite: {wrong}", _AGAIN)
+
+
+def pixels(name: str, made: Tensor, decoder: Any) -> Tensor:
+    """The pixels that an image decoder of the model called `name` made. Raises ModelError unless they are finite."""
+    if not bool(made.isfinite().all()):
+        raise by_weights(name, "pixels", decoder) or ModelError(
+            f"the image decoder of {name} gives pixels that are not finite, though its weights are", "decode in float32"
+        )
+    return made
 
 
 _GUIDANCE = "guidance"
@@ -77,9 +85,8 @@ def failure(model: LanguageModel, runs: Sequence[Run], *, cfg: float | None = No
 
     The forwards stand in the order in which they were made. None where nothing that is not finite is found.
     """
-    wrong = damaged(named_weights(model.decoder))
-    if wrong is not None:
-        return ModelError(f"{model.name} gives logits that are not finite: {wrong}", _AGAIN)
+    if (found := by_weights(model.name, "logits", model.decoder)) is not None:
+        return found
     kind = str(model.dtype).removeprefix("torch.")
     hint = "load it with dtype=float32" if kind != "float32" else "the numbers outgrow float32: check its configuration"
     where = None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ModelError, one_line
+from .finite import damaged
 from .hf_attention import ATTENTION, Running, running_forward
 from .hidden import Hidden
 from .kv_cache import KVCache
@@ -231,6 +232,8 @@ class HFAdapter:
 
     def _compare(self, logits: Tensor, expected: Tensor, count: int) -> None:
         tolerance = 1e-3 if self.model.dtype == torch.float32 else 6e-2
+        if not bool(expected.isfinite().all()) and (wrong := damaged(self.named_parameters())):
+            raise ModelError(f"its logits are not finite: {wrong}")
         gap = (logits - expected)[:, :count].abs().max() / expected[:, :count].abs().max().clamp(min=1e-6)
         if not gap < tolerance:  # NaN too
             raise ModelError(f"run with pardec's attention, its logits differ from its own by {gap:.1g} (relative)")

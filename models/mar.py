@@ -157,3 +157,6 @@ class Reader:
 
     def parameters(self) -> Any:
         return self.network.parameters()
+
+    def named_parameters(self) -> Any:
+        return self.network.named_parameters()

@@ -12,7 +12,7 @@ names that the published tensors have. Letters: N tokens, T transitions, d numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -155,6 +155,9 @@ class DiffusionHead:
         """[T, W] of its timesteps: the same in every transition of every token."""
         told: Tensor = self.network.time_embed(self._timesteps)
         return told
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return self.network.named_parameters()
 
     @property
     def size(self) -> int:

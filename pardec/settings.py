@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from pardec.models.errors import SpecError, did_you_mean
+from pardec.samplers.limits import LEAST, MOST, temperature
 from pardec.stop_strings import read as read_stops
 from pardec.words import WORDS
 
@@ -73,7 +74,7 @@ class Settings:
     max_new_tokens: int = MAX_NEW_TOKENS
     min_new_tokens: int | None = None  # so many positions after the prompt take no end token
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
-    temperature: float = 0.0  # of vectors 1.0
+    temperature: float = 0.0  # of vectors 1.0; samplers.limits has the least and the most
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None  # leaves out what is less likely than min_p times the likeliest
@@ -102,8 +103,8 @@ class Settings:
         _whole("num_images", self.num_images, 1)
         _whole("num_return_sequences", self.num_return_sequences, 1)
         _whole("cfg_interval", self.cfg_interval, 0, optional=True)
-        _number("temperature", self.temperature, "at least 0", lambda x: x >= 0)
-        _number("cfg", self.cfg, "at least 0", lambda x: x >= 0, optional=True)
+        _number("temperature", self.temperature, f"0, or {LEAST:g} to {MOST:g}", temperature)
+        _number("cfg", self.cfg, f"at least 0 and at most {MOST:g}", lambda x: 0 <= x <= MOST, optional=True)
         _number("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1, optional=True)
         _number("min_p", self.min_p, "at least 0 and at most 1", lambda x: 0 <= x <= 1, optional=True)
         _number("repetition_penalty", self.repetition_penalty, "above 0", lambda x: x > 0, optional=True)

@@ -49,5 +49,7 @@ def drawn(weights: Tensor, u: Tensor) -> Tensor:
     mass = wide(weights).cumsum(-1)
     whole = mass[..., -1:].contiguous()
     found = torch.searchsorted(mass, u[..., None] * whole, right=True)
-    # The last index with any weight, where the sum is complete, catches what rounding leaves over.
-    return torch.minimum(found, torch.searchsorted(mass, whole))[..., 0]
+    # The last index with any weight, where the sum is complete, catches what rounding leaves over; of weights that are
+    # no numbers, which the loop refuses afterwards, there is none.
+    last = torch.searchsorted(mass, whole).clamp(max=weights.shape[-1] - 1)
+    return torch.minimum(found, last)[..., 0]

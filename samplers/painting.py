@@ -7,6 +7,7 @@ Letters: n live rows, S tokens of a picture, d numbers of a token, T transitions
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,11 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models import finite
 from pardec.models.continuous import ContinuousModel, Head, States
+from pardec.models.errors import ModelError
 from pardec.samplers.canvas import NEVER
 from pardec.samplers.rng import Source
 from pardec.samplers.spec import Spec
 from pardec.samplers.stopwatch import Stopwatch
+from pardec.samplers.transfer import hosted
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Painting:
     def __init__(self, model: ContinuousModel, request: PictureRequest) -> None:
         rows, tokens, device = len(request.labels), model.backbone.tokens, model.device
         self.source, self.device = request.source, device
+        self.asked = {model.name: model}  # whose states were asked for
+        self.total = torch.zeros((), device=device)  # of all states and tokens: finite as long as they are
         self.rows = np.arange(rows)  # [n] which of the request's each live row is
         self.labels = torch.tensor(request.labels, device=device)  # [n]
         self.latents = torch.zeros(rows, tokens, model.head.size, device=device)  # [n, S, d] float32
@@ -99,13 +105,26 @@ class Painting:
     def commit(self, which: Tensor, values: Tensor, score: Tensor | None = None) -> None:
         """Writes `values` [N, d] to the tokens that `which` [n, S] marks: the next ones of each row's order.
 
-        `score` [N] is what results tell of each, 1 where nothing was tested.
+        `score` [N] is what results tell of each, 1 where nothing was tested. Raises ModelError for what is not finite.
         """
         self.latents[which] = values
-        host = which.cpu().numpy()
+        self.total = self.total + values.sum(dtype=torch.float32)
+        parts = {"which": which, "total": self.total}
+        read = hosted(parts if score is None else {**parts, "score": score.float()})
+        if not np.isfinite(read["total"]):
+            raise self.failure("vectors")
+        host = read["which"]
         self.commit_step[host] = np.repeat(self.nfe - 1, host.sum(1)).astype(np.int16)
-        self.commit_score[host] = 1.0 if score is None else score.float().cpu().numpy()
+        self.commit_score[host] = read.get("score", 1.0)
         self.done = self.done + host.sum(1)
+
+    def failure(self, what: str) -> ModelError:
+        """Which model gave `what` that are not finite: one whose weights are not."""
+        for model in self.asked.values():
+            if (found := finite.by_weights(model.name, what, model.backbone, model.head)) is not None:
+                return found
+        names = " or ".join(self.asked)
+        return ModelError(f"{names} gives {what} that are not finite", "load it with dtype=float32, or lower cfg")
 
     def keep(self, rows: np.ndarray) -> None:
         """Lets all but these live rows go."""
@@ -142,14 +161,22 @@ class Easel:
         `latents` and `labels` are the painting's own unless others are given: rows need not be the live ones.
         """
         painting, model = self.painting, model or self.model
+        painting.asked[model.name] = model
         with self.watch(name):
-            return model.backbone.states(
+            made = model.backbone.states(
                 painting.latents if latents is None else latents,
                 known,
                 painting.labels if labels is None else labels,
                 wanted,
                 scale,
             )
+        for part in (made.said, made.unsaid):
+            if part is not None:
+                painting.total = painting.total + part.sum(dtype=torch.float32)
+        # What tests densities may not stand what is none; elsewhere the host is told with the commit.
+        if painting.device.type == "cpu" and not math.isfinite(painting.total):
+            raise painting.failure("states")
+        return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,6 +48,7 @@ class Draft:
     point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass all the same
     entered: Entered | None = None  # the states of the first layers, where the drafter has run them
     forwards: int = 0  # forwards of a drafting model that it took
+    highest: Tensor | None = None  # [] of its logits, summed: not finite where they are not (see `models.finite`)
 
     @property
     def width(self) -> int:
@@ -228,7 +229,7 @@ class Drafter(Protocol):
     (layers of the target whose outputs `Outcome.hidden` is to hold), `brings` (the acceptance that goes with it where
     none is named), `cost_ratio(target)` (what one of the forwards that it counts costs, in forwards of the target), and
     `warm(rows, hidden, scene, state)`, called with each group of rows of the prompt's forward, on which the head may
-    run anywhere.
+    run anywhere. Where its drafts have a `highest`, its state has `failure()`, the error of one that is not finite.
     """
 
     def width(self, model: LanguageModel) -> int:

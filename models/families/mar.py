@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .. import finite
 from ..continuous import ContinuousModel, stated
 from ..errors import ModelError, listed
 from ..imaging import Layout, Pictures
@@ -148,8 +149,8 @@ class MARPictures:
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        pixels: Tensor = self.decoder.decode(tokens.to(self._device))
-        return pixels
+        decoder = self.decoder
+        return finite.pixels(self._name, decoder.decode(tokens.to(self._device)), decoder)
 
 
 def load_mar(

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pardec.models import finite
 from pardec.models.conditioned import Prefix
 from pardec.models.errors import ModelError, one_line
 from pardec.models.hf_adapter import Parts
@@ -93,7 +94,7 @@ class JanusImaging:
     def decode(self, codes: Tensor) -> Tensor:
         vq = self.model.model.vqmodel
         pixels: Tensor = vq.decode(codes.flatten(1).to(vq.quantize.embedding.weight.device))
-        return pixels.float()
+        return finite.pixels(self.name, pixels.float(), vq)
 
     def _caption(self, row: int, condition: Condition) -> str:
         if condition.label is not None:

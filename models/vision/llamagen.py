@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pardec.models import finite
 from pardec.models.catalog import EMBEDDED, embedded_names
 from pardec.models.conditioned import Prefix
 from pardec.models.errors import ModelError
@@ -122,7 +123,7 @@ class LlamaGenImaging:
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
         vq = self.vq
-        return vq.decode(codes.to(next(vq.parameters()).device))
+        return finite.pixels(self.name, vq.decode(codes.to(next(vq.parameters()).device)), vq)
 
     def _of_classes(self, table: Classes, conditions: Sequence[Condition]) -> Prefix:
         labels = []

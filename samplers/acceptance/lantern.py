@@ -41,6 +41,7 @@ from pardec.samplers.kernels.relaxed import relaxed
 from pardec.samplers.kernels.transport import moved
 from pardec.samplers.kernels.verdict import Trial, judge, total
 from pardec.samplers.kernels.walk import longest, reached
+from pardec.samplers.limits import MOST
 from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Scene, Verdict
 
@@ -60,8 +61,11 @@ class Lantern(Policy):
             raise SpecError(
                 f"lantern: delta is a probability in [0, 1], got {self.delta}", hint="ratio=5 bounds a multiple of p"
             )
-        if self.ratio is not None and not self.ratio >= 1:
-            raise SpecError(f"lantern: ratio must be at least 1, got {self.ratio}", hint="ratio=1 is the exact rule")
+        if self.ratio is not None and not 1 <= self.ratio <= MOST:
+            raise SpecError(
+                f"lantern: ratio must be at least 1 and at most {MOST:g}, got {self.ratio}",
+                hint="ratio=1 is the exact rule",
+            )
 
     @property
     def exact(self) -> str:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pardec.models import finite
 from pardec.models.conditioned import put_rows
+from pardec.models.errors import ModelError, PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.language_model import LanguageModel
@@ -31,6 +33,7 @@ class Nodes:
     start: Tensor  # [B] the same
     used: Tensor  # [B] slots taken in this round
     place: Tensor  # [B, T] the slot of each node behind `start`, -1 where it was not heard
+    highest: Tensor  # [] of the logits that it gave in this round, summed: see `models.finite`
     sees: Tensor  # [B, R, R] bool: which slots behind `start` each of them sees; meaningless on a chain
 
     def __init__(
@@ -48,6 +51,7 @@ class Nodes:
         self.layers, self.skip, self.own = layers, skip, own
         self.held = np.zeros_like(scene.text.length)
         self.calls = 0  # forwards of this round
+        self.runs: list[finite.Run] = []  # the same
         self.drafting = False
 
     def draft(self, most: int, room: np.ndarray, chances: Chances) -> Draft:
@@ -58,13 +62,19 @@ class Nodes:
             wanted = length.budget(most, scene, scene.state(length))
         budget = np.minimum(room, wanted.clip(0, most))
         self.calls, self.drafting = 0, bool((budget > 0).any())
+        self.runs.clear()
         if not self.drafting:
             return Draft.none(scene.text)
         self._begin()
         shape = scene.sampler.shape
         assert shape is not None, "who drafts with a model is `shaped`"
         draft = shape.grow(self, scene, budget, chances, scene.state(shape))
-        return replace(draft, forwards=self.calls)
+        return replace(draft, forwards=self.calls, highest=self.highest)
+
+    def failure(self) -> PardecError:
+        """Why the logits that it drafted by in this round are not finite."""
+        found = finite.failure(self.model, self.runs, cfg=self.scene.request.cfg)
+        return found or ModelError(f"{self.model.name}, which drafts, gives logits that are not finite")
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows; the loop tells the target's cache itself."""
@@ -84,6 +94,7 @@ class Nodes:
     def hear(self, draft: Draft, nodes: Tensor) -> Tensor:
         first = self.own and not self.place.shape[1]
         raw = self._catch_up(nodes) if first else self._feed(draft, nodes).logits()
+        self.highest = self.highest + torch.where(nodes >= 0, raw.amax(-1), 0).sum()
         return self.scene.law(self._fitted(raw), draft, nodes)
 
     def prune(self, nodes: Tensor) -> None:
@@ -111,6 +122,7 @@ class Nodes:
         self.base = text.length - 1
         self.start = torch.from_numpy(self.base).to(text.device)
         self.used = torch.zeros_like(self.start)
+        self.highest = torch.zeros((), device=text.device)
         self.place = self.start.new_zeros(len(text), 0)
         self.sees = torch.ones(len(text), 1, 1, dtype=torch.bool, device=text.device)
 
@@ -144,6 +156,7 @@ class Nodes:
 
     def _run(self, plan: Plan) -> Hidden:
         self.calls += 1
+        self.runs.append((plan, self.cache))
         return self.model.run(plan, self.cache)
 
     def _catch_up(self, nodes: Tensor) -> Tensor:

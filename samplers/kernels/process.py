@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models import finite
+from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Request
 from pardec.samplers.kernels.law import filtered
 from pardec.samplers.kernels.penalties import without_ends
@@ -47,7 +49,25 @@ class Processing:
             logits = self._endless(logits, draft, nodes)
         return filtered(logits, temperature=request.temperature, order="top_k", **request.filters)
 
-    def _processed(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+    def failure(self, raw: Tensor, draft: Draft, row: Tensor, node: Tensor) -> SpecError:
+        """Who left no law behind some nodes [N] of live rows [N], of `raw` [B, T, V]; processors run once more."""
+        request, logits = self.request, raw
+        try:
+            if request.processors:
+                logits = self._processed(raw, draft, None, refuse=True)
+        except SpecError as error:
+            return error
+        if request.allowed is not None and not finite.sound(self._allowed(logits, draft, None)[row, node]).all():
+            return SpecError(
+                "allowed leaves a position no token that the model and the logits processors leave it",
+                "allow more tokens there",
+            )
+        return SpecError(
+            f"temperature={request.temperature} leads past what float32 holds: the logits it divides are finite",
+            "a temperature nearer to 1",
+        )
+
+    def _processed(self, raw: Tensor, draft: Draft, nodes: Tensor | None, *, refuse: bool = False) -> Tensor:
         """Node by node, those with histories of one length together: processors know no padding."""
         if nodes is None:
             real = torch.arange(draft.width) < torch.from_numpy(draft.sizes)[:, None]
@@ -64,7 +84,7 @@ class Processing:
         scores = raw[row, place]
         for length in sorted(set(lengths.tolist())):
             same = (lengths == length).nonzero()[:, 0]
-            scores[same] = self._run(row[same], texts[same, :length], scores[same])
+            scores[same] = self._run(row[same], texts[same, :length], scores[same], refuse=refuse)
         return raw.index_put((row, place), scores)
 
     def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
@@ -80,13 +100,19 @@ class Processing:
             node = torch.where(inside, draft.parent[row, node], node)
         return texts
 
-    def _run(self, row: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
-        """Every processor in turn; `row` [N] are indices of live rows."""
+    def _run(self, row: Tensor, ids: Tensor, scores: Tensor, *, refuse: bool) -> Tensor:
+        """Every processor in turn; `row` [N] are indices of live rows. With `refuse`, one that leaves no law raises."""
         rows = torch.from_numpy(self.text.rows).to(row.device)[row]
         for processor in self.processors:
             by_row = getattr(processor, "by_row", None)
             run: Any = processor if by_row is None else partial(by_row, rows)
-            scores = run(ids, scores)
+            before, scores = scores, run(ids, scores)
+            if refuse and (finite.sound(before) & ~finite.sound(scores)).any():
+                name = getattr(processor, "__name__", type(processor).__name__)
+                raise SpecError(
+                    f"the logits processor {name} leaves no token, or logits of NaN or infinity",
+                    "a processor may rule tokens out with -inf, but not all of them",
+                )
         return scores
 
     def _allowed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:

@@ -153,7 +153,8 @@ class MaskedLoop:
                 decision.chosen, fill=decision.fill, revision=revision, beside=self.asking.highest
             )
         except SpecError as error:
-            edits = [(stage, revision and revision.rewrite) for stage in self.sampler.revising]
+            demand_finite(float(self.asking.highest), self.laws, self.asking)  # what may have led to it comes first
+            edits = [(stage, None if revision is None else revision.rewrite) for stage in self.sampler.revising]
             raise mask_chosen(error, [(decision.by, decision.chosen), *edits], self.canvas) from None
 
     def state(self, stage: Any) -> Any:
@@ -197,9 +198,7 @@ class MaskedLoop:
             self.asking.highest = self.asking.highest + evidence.law.highest()
         proposal = sampler.propose.propose(evidence, canvas)
         found = sampler.select.select(proposal, canvas, self.state(sampler.select))
-        chosen, tokens, by = found, proposal.tokens, sampler.propose
-        if isinstance(found, Choice):
-            chosen, tokens, by = found.which, found.tokens, sampler.select
+        chosen, tokens = (found.which, found.tokens) if isinstance(found, Choice) else (found, proposal.tokens)
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
         chosen = self._some(chosen, proposal)
@@ -207,6 +206,7 @@ class MaskedLoop:
             must = torch.from_numpy(ask.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
             first = torch.arange(chosen.shape[1], device=chosen.device) == 0
             chosen = torch.where(must, first, chosen)
+        by = sampler.select if isinstance(found, Choice) else sampler.propose
         decision = Decision(Writing(chosen, tokens, proposal.score), by, self._revision(chosen, proposal))
         return self._filled(decision, proposal) if self.asking.whole else decision
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.conditioned import put_rows
+from pardec.models.finite import Run
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.language_model import LanguageModel
@@ -65,6 +66,7 @@ class Passes:
         self.cache: KVCache = model.new_cache(len(text), int(text.limit.max()), scratch=nodes - 1)
         self.order = torch.arange(self.cache.capacity + 1, device=text.device)
         self.fed: list[Fed] = []
+        self.runs: list[Run] = []  # the forwards of the present round
         self.padded = 0  # positions fed that belong to no row
 
     def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden]]:
@@ -74,6 +76,7 @@ class Passes:
         """
         text = self.text
         self.fed.append(Fed(text.rows, np.zeros_like(text.length), text.length.copy()))
+        self.runs.clear()
         for rows in grouped(text.length):
             tokens = text.tokens[torch.from_numpy(rows).to(text.device)]
             draft = Draft(tokens, text.length[rows], np.zeros_like(rows))
@@ -89,6 +92,7 @@ class Passes:
         text = self.text
         depths = None if draft.depths is None else draft.depths.cpu().numpy()
         self.fed.append(Fed(text.rows, draft.base, draft.sizes, depths))
+        self.runs.clear()
         groups = [np.arange(len(text))] if draft.entered is not None or hidden else grouped(draft.sizes)
         if len(groups) == 1:
             made = self._run(draft, groups[0], hidden=hidden)
@@ -162,6 +166,7 @@ class Passes:
             span=(start, start + width) if chain else None,
             narrow=narrow,
         )
+        self.runs.append((plan, self.cache))
         return self.model.run(plan, self.cache)
 
 

@@ -61,7 +61,7 @@ def _unsound(read: Read, wrong: Tensor, asking: Asking) -> PardecError:
 
 
 def mask_chosen(error: SpecError, written: Sequence[tuple[Any, Writing | None]], canvas: Canvas) -> SpecError:
-    """`error` with the name of the stage that chose the mask id: of each writing of a step, last first, whose it is."""
+    """`error` with the name of the stage that chose the mask id, of those whose writings they are."""
     for stage, writing in written:
         if writing is not None and ((writing.tokens == canvas.mask_id) & writing.which).any():
             return SpecError(f"{error} by {name_of(stage)}, a stage of the sampler", error.hint)

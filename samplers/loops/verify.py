@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import ModelError
+from pardec.models import finite
+from pardec.models.errors import ModelError, PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.chances import Keyed
@@ -93,7 +94,9 @@ class VerifyLoop:
         text.count()
         before = text.length.copy()
         self.read = _read(draft, verdict)
-        gained = self._commit(draft, raw, verdict)
+        if not np.isfinite(self.read.get("highest", 0.0)):
+            raise self.state(sampler.draft).failure()
+        gained = self._commit(draft, laws, verdict)
         self.log.add(text.rows, draft, self.read)
         outcome = Outcome(draft, verdict, laws, before, gained, hidden)
         sampler.draft.observe(outcome, self.scene, self.state(sampler.draft))
@@ -116,7 +119,7 @@ class VerifyLoop:
         back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)
         return Draft.none(self.text), torch.cat(last)[back], None
 
-    def _commit(self, draft: Draft, raw: Tensor, verdict: Verdict) -> np.ndarray:
+    def _commit(self, draft: Draft, laws: Laws, verdict: Verdict) -> np.ndarray:
         """Appends the accepted path and the next token, cut where the row ends and at the limit; [B] counts."""
         path, count, text = verdict.path, self.read["count"], self.text
         made, width = self.read["next"][:, None], path.shape[1]
@@ -134,17 +137,37 @@ class VerifyLoop:
             stops = self.endings.within(final)
             counts = np.where(stops >= 0, stops - (text.length - text.prompt), counts)
             self.ended |= stops >= 0
-        text.commit(made, counts, self._scores(raw, path, made, counts))
+        text.commit(made, counts, self._scores(draft, laws, path, made, counts))
         return counts
 
-    def _scores(self, raw: Tensor, path: Tensor, made: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """[B, D] float32: the probability that the model gave each committed token; 0 behind counts[b]."""
+    def _scores(self, draft: Draft, laws: Laws, path: Tensor, made: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """[B, D] float32: the probability that the model gave each committed token; 0 behind counts[b].
+
+        Raises what names who gave the law behind a node that a token comes from, where that is none.
+        """
         row, column = np.nonzero(np.arange(made.shape[1]) < counts[:, None])
-        where, place, token = (torch.from_numpy(each).to(raw.device) for each in (row, column, made[row, column]))
-        laws = raw[:, 0] if path.shape[1] == 1 else raw[where, path[where, place]]
+        device = path.device
+        where, place, token = (torch.from_numpy(each).to(device) for each in (row, column, made[row, column]))
+        node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, place]
+        raw = laws.raw[:, 0] if path.shape[1] == 1 else laws.raw[where, node]
+        parts = {"score": raw.softmax(-1).gather(-1, token[:, None])[:, 0]}
+        if laws.logits is not laws.raw:
+            parts["highest"] = laws.logits[where, node].amax(-1)
+        read = hosted(parts)
+        if not all(np.isfinite(each).all() for each in read.values()):
+            raise self._failure(draft, laws, where, node)
         scores = np.zeros(made.shape, dtype=np.float32)
-        scores[row, column] = laws.softmax(-1).gather(-1, token[:, None])[:, 0].cpu().numpy()
+        scores[row, column] = read["score"]
         return scores
+
+    def _failure(self, draft: Draft, laws: Laws, row: Tensor, node: Tensor) -> PardecError:
+        """Why the law behind some of these nodes [N] of live rows [N] is none."""
+        found = None
+        if not finite.sound(laws.raw[row, node]).all():
+            found = finite.failure(self.model, self.passes.runs, cfg=self.request.cfg)
+        else:
+            found = self.process.failure(laws.raw, draft, row, node)
+        return found or ModelError(f"{self.model.name} gives logits that are not finite")
 
     # --- what is told ---
 
@@ -245,6 +268,7 @@ def _read(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
 
     count: [B] accepted nodes. next: [B] the token behind them. taken: [B, D] tokens of the path, where it can have
     more than node 0. deepest: [B] the deepest node tested, of what is no chain. deviation: [B] of relaxed rules.
+    highest: [] of what a drafting model says.
     """
     parts = {"count": verdict.count, "next": verdict.next}
     if verdict.path.shape[1] > 1:
@@ -253,6 +277,8 @@ def _read(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
         parts["deepest"] = torch.where(draft.tested, draft.depth, 0).amax(1)
     if verdict.deviation is not None:
         parts["deviation"] = verdict.deviation
+    if draft.highest is not None:
+        parts["highest"] = draft.highest
     return hosted(parts)
 
 

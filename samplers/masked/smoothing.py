@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Evidence
+from pardec.samplers.limits import MOST
 from pardec.samplers.registry import Policy, register
 
 
@@ -41,8 +42,8 @@ class Smoothing(Policy):
 
     def __post_init__(self) -> None:
         for name in ("weight", "growth", "most"):
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"smoothing: {name} must be at least 0, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) <= MOST:
+                raise SpecError(f"smoothing: {name} must lie in [0, {MOST:g}], got {getattr(self, name)}")
 
     def start(self, canvas: Canvas) -> Mixture:
         return Mixture()

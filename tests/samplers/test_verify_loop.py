@@ -274,13 +274,13 @@ def test_12_laws_are_float32_whatever_the_model_is(monkeypatch: pytest.MonkeyPat
     ratios: list[torch.Tensor] = []
     real = VerifyLoop._commit
 
-    def commit(self: VerifyLoop, draft: Draft, raw: torch.Tensor, verdict: Verdict) -> np.ndarray:
-        assert raw.dtype == torch.float32
+    def commit(self: VerifyLoop, draft: Draft, said: Laws, verdict: Verdict) -> np.ndarray:
+        assert said.raw.dtype == said.logits.dtype == torch.float32
         if draft.q is not None:
             laws.append(draft.q)
             assert verdict.ratio is not None
             ratios.append(verdict.ratio)
-        return real(self, draft, raw, verdict)
+        return real(self, draft, said, verdict)
 
     monkeypatch.setattr(VerifyLoop, "_commit", commit)
     run(target, "model:name=toy,k=3+speculative", prompts(LENGTHS, vocab=VOCAB), 9, temperature=1.0)

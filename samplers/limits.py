@@ -1,0 +1,21 @@
+"""How far numbers of a request may go for float32 to hold what is made of them.
+
+Logits are divided by the temperature in float32, whose numbers end at 3.4e38 and lose digits below 1.2e-38. Within
+LEAST to MOST a logit of up to 1e32 stays finite and one of -inf, a token that is ruled out, stays -inf. Nothing that
+anybody decodes by is left out: at LEAST logits that are 1e-4 apart differ by a factor of e^100, which is the argmax,
+and at MOST logits that are 1000 apart differ by a thousandth, which is no preference at all.
+"""
+
+from __future__ import annotations
+
+LEAST = 1e-6  # temperature above 0
+MOST = 1e6  # of temperatures, and of what logits, states and probabilities are multiplied by
+
+
+def temperature(value: float) -> bool:
+    """Whether logits may be divided by it; 0 stands for the argmax.
+
+    >>> [temperature(value) for value in (0, 0.7, 1e-40, 3.5e38)]
+    [True, True, False, False]
+    """
+    return value == 0 or LEAST <= value <= MOST

@@ -1,0 +1,335 @@
+"""Numbers that are not finite end in an error that names where they come from; the mask id is never a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.models import finite
+from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.language_model import LanguageModel
+from pardec.samplers import registry
+from pardec.samplers.contracts import Allowed, Choice, Sampler
+from pardec.samplers.drafts import model as second
+from pardec.samplers.kernels.law import Law
+from pardec.samplers.kernels.pieces import Pieced
+from pardec.samplers.loops import masked
+from tests.samplers import picture_toys
+from tests.samplers.ar_toys import run as run_ar
+from tests.samplers.ar_toys import toy_ar
+from tests.samplers.toys import EOS, MASK, VOCAB, accepted, altered, fill, names, prompts, request, toy
+from tests.samplers.vector_toys import drawn, mar
+
+NAN, INF = float("nan"), float("inf")
+GIVEN = prompts((3, 5))
+
+
+def spoilt(model: Any, name: str, value: float = NAN) -> Any:
+    """The model with some numbers of one weight replaced."""
+    weight = dict(model.decoder.named_parameters())[name]
+    with torch.no_grad():
+        weight.mT[0] = value
+    return model
+
+
+def outgrown(model: LanguageModel) -> LanguageModel:
+    """The model with weights that are finite and states that are not, from layer 1 on."""
+    dict(model.decoder.named_parameters())["layers.1.down_weight"].data.mul_(1e38).mul_(10)
+    return model
+
+
+# --- the check ---
+
+
+@pytest.mark.parametrize(
+    ("row", "law"), [([0.0, -INF], True), ([NAN, 0.0], False), ([INF, 0.0], False), ([-INF] * 2, False)]
+)
+def test_a_row_is_sound_unless_it_holds_what_is_no_logit_or_rules_all_out(row: list[float], law: bool) -> None:
+    rows = torch.tensor([[1.0, 2.0], row])
+    assert finite.sound(rows).tolist() == [True, law]
+    assert bool(finite.highest(rows).isfinite()) is law
+    pieced = Pieced(lambda index: rows[index], 2, 2, torch.arange(2)[None])
+    for made in (Law(rows[None]), pieced, Law(rows[None]).scaled(0.5)):
+        assert bool(made.highest().isfinite()) is law
+    raised = Law(torch.zeros(1, 1, 2)).raised(torch.tensor([[[0]]]), torch.tensor([[[INF if law is False else 1.0]]]))
+    assert bool(raised.highest().isfinite()) is law
+
+
+def test_weights_of_any_kind_are_read() -> None:
+    class Packed:
+        is_meta = False
+
+        def numel(self) -> int:
+            return 2
+
+        def detach(self) -> Packed:
+            return self
+
+        def dequantize(self) -> Tensor:
+            return torch.tensor([1.0, NAN])
+
+    every: Any = [("absent", torch.empty(3, device="meta")), ("fine", torch.ones(2)), ("packed", Packed())]
+    assert finite.damaged(every) == "its weight packed holds NaN or infinity (1 of 2 numbers)"
+    assert finite.damaged(every[:2]) is None
+
+
+# --- the masked loop ---
+
+
+@pytest.mark.parametrize(
+    "spec", ["threshold", "credit+margin+fixed:steps=2@dual", "prophet:region=all", "wino", "edit"]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_a_weight_of_a_masked_model_is_named(spec: str, temperature: float, value: float) -> None:
+    for name in ("embed.weight", "layers.1.qkv_weight", "head.weight"):
+        with pytest.raises(ModelError, match=f"toy gives logits that are not finite: its weight {name} ") as raised:
+            fill(spoilt(toy(), name, value), spec, GIVEN, 6, temperature=temperature)
+        assert "damaged" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("cfg", [None, 2.0])
+def test_a_layer_whose_output_outgrows_its_type_is_named(cfg: float | None) -> None:
+    with pytest.raises(ModelError, match=r"the output of layer 1 of 0\.\.1 is the first, in float32"):
+        fill(outgrown(toy()), "threshold", GIVEN, 6, cfg=cfg)
+    with pytest.raises(ModelError, match="output of its head"):
+        fill(altered(toy(), lambda logits: logits * INF), "threshold", GIVEN, 6, cfg=cfg)
+
+
+def test_guidance_that_outgrows_float32_is_named() -> None:
+    model = altered(toy(), lambda logits: logits * 1e35)
+    with pytest.raises(SpecError, match="cfg=1000000.0 leads past what float32 holds"):
+        fill(model, "threshold", GIVEN, 6, cfg=1e6)
+
+
+def test_what_is_allowed_and_ruled_out_by_the_model_is_told() -> None:
+    def bans(logits: Tensor) -> Tensor:
+        return logits.index_fill(-1, torch.tensor([4]), -INF)
+
+    sets = torch.ones(2, VOCAB, dtype=torch.bool)
+    sets[1] = torch.arange(VOCAB) == 4
+    rows = [[1, 2, MASK, MASK]]
+    at = (torch.tensor([0, 0, 0, 1]),)
+    asked = request(rows, [2], allowed=Allowed(sets, at))
+    with pytest.raises(SpecError, match="every token is ruled out at position 3 of row 0: of what is allowed"):
+        list(masked.decode(altered(toy(), bans), registry.resolve("threshold"), asked))
+    free = fill(altered(toy(), bans), "threshold", GIVEN, 6)  # a token that the model rules out is no error
+    assert not (free.tokens[:, 5:] == 4).any()
+
+
+@dataclass(frozen=True)
+class Spoils:
+    """A logits stage that gives what is none."""
+
+    value: float
+
+    def logits(self, evidence: Any, canvas: Any, state: None) -> Law:
+        return Law(evidence.logits.masked_fill(evidence.positions[..., None] == 6, self.value))
+
+
+@pytest.mark.parametrize(("value", "said"), [(NAN, "NaN or infinite"), (INF, "NaN or infinite"), (-INF, "ruled out")])
+def test_a_logits_stage_is_named(value: float, said: str) -> None:
+    made = replace(registry.resolve("threshold"), logits=(Spoils(value),))
+    asked = request([[*given, *[MASK] * 6] for given in GIVEN], [3, 5])
+    with pytest.raises(SpecError, match=f"{said} at position 6 of row . after Spoils, a stage of the sampler"):
+        list(masked.decode(toy(), made, asked))
+
+
+# --- the mask id ---
+
+
+@dataclass(frozen=True)
+class SaysMask:
+    """Stages that answer with the mask id."""
+
+    def propose(self, evidence: Any, canvas: Any) -> Any:
+        return evidence.propose(torch.full_like(evidence.positions, MASK), torch.ones_like(evidence.law.greedy[1]))
+
+    def select(self, proposal: Any, canvas: Any, state: None) -> Choice:
+        return Choice(proposal.eligible, torch.full_like(proposal.tokens, MASK))
+
+    def revise(self, chosen: Tensor, proposal: Any, canvas: Any, state: None) -> Any:
+        which = canvas.committed
+        return masked.Revision(rewrite=masked.Writing(which, torch.full_like(proposal.tokens, MASK), proposal.score))
+
+
+@pytest.mark.parametrize("stage", ["propose", "select", "revise"])
+def test_a_stage_that_chooses_the_mask_id_is_refused_by_name(stage: str) -> None:
+    one: Any = SaysMask()
+    made: Sampler = replace(registry.resolve("sequential"), **{stage: (one,) if stage == "revise" else one})
+    asked = request([[*given, *[MASK] * 6] for given in GIVEN], [3, 5])
+    with pytest.raises(SpecError, match=rf"mask token \(id {MASK}\) was chosen .* by SaysMask") as raised:
+        list(masked.decode(toy(), made, asked))
+    assert "reopen" in str(raised.value.hint)
+
+
+def test_masks_that_were_given_and_padding_are_nobodys_choice() -> None:
+    model = toy(sharp=1.2)
+    model = replace(model, facts=replace(model.facts, pad_id=MASK))
+    given = [[1, MASK, 2], [3, 4, 5, 6]]
+    done = fill(model, "threshold:tau=0.1+eos", given, 8, stop_ids=(EOS, 0, 1, 2, 3))
+    assert done.tokens[0, 1] == MASK
+
+
+def adversarial(seed: int) -> Callable[[Tensor], Tensor]:
+    """Logits of every size and kind: huge, tiny, equal, -inf, and now and then what is none."""
+    drawn = np.random.RandomState(seed)
+    kind = seed % 8
+
+    def change(logits: Tensor) -> Tensor:
+        noise = torch.from_numpy(drawn.standard_normal(tuple(logits.shape))).float()
+        made = logits * 10.0 ** drawn.randint(-40, 39)
+        if kind == 1:
+            made = noise.sign() * 3.4e38
+        elif kind == 2:
+            made = torch.full_like(logits, -3.4e38)
+        elif kind == 3:
+            made = logits.masked_fill(noise > 0, -INF)
+        elif kind == 4:
+            made = torch.where(noise > 2.5, torch.tensor((NAN, INF, -INF)[drawn.randint(3)]), logits)
+        elif kind == 5:
+            made = torch.full_like(logits, -INF)
+            made[..., MASK] = 3.0
+        elif kind == 6:
+            made = (noise * 7e4).to((torch.float16, torch.bfloat16)[drawn.randint(2)])
+        elif kind == 7:
+            made = logits * 0
+            made[..., MASK] = (INF, NAN, 3e38)[drawn.randint(3)]
+        return made
+
+    return change
+
+
+LAWS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 1e-6},
+    {"temperature": 1e6, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 2, "cfg": 3.0},
+]
+PARTS = [
+    *names("propose"),
+    *(f"{name}" for name in names("select") if name != "learned"),
+    *(f"{name}+threshold:tau=0.6" for stage in ("logits", "inputs", "widen", "revise") for name in names(stage)),
+    "prophet:region=all+threshold",
+    "eos+confidence:of=filtered",
+    "credit+entropy+localleap+wino+edit+remdm",
+    "timesteps:alg_temp=1e-6",
+]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in PARTS if accepted(spec)])
+def test_whatever_the_logits_the_mask_id_is_never_committed(spec: str) -> None:
+    """Either an error of one line, or a text without it; finite logits of ordinary size never end in an error."""
+    for seed in range(16):
+        law = LAWS[(seed + len(spec)) % len(LAWS)]
+        model = altered(toy(("llada", "dream")[seed % 2], seed=seed), adversarial(seed))
+        try:
+            done = fill(model, spec, GIVEN, 6, seeds=[seed, seed + 1], **law)
+        except PardecError as error:
+            assert "\n" not in str(error)
+            assert seed % 8 not in (0, 3), error
+            continue
+        for row, given in enumerate(GIVEN):
+            made = done.tokens[row, len(given) : int(done.trace.lengths[row])]
+            assert not (made == MASK).any(), (spec, seed)
+            assert ((made >= 0) & (made < VOCAB)).all()
+
+
+# --- the verify loop ---
+
+
+class Bad:
+    """A logits processor that leaves what is no law, from some length on."""
+
+    def __init__(self, value: float, length: int = 0) -> None:
+        self.value, self.length = value, length
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        return scores if ids.shape[1] < self.length else torch.full_like(scores, self.value)
+
+
+AR = ["sequential", "lookup", "sjd", "recycling", "earlyexit", "layerskip", "model:name=toy", "model:name=toy+template"]
+ACCEPTS = [f"sjd+{card.name}" for card in registry.cards() if card.stage == "accept"]
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second, "loaded", lambda *_: toy_ar(3, 8, layers=4))
+
+
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("spec", [*AR, *ACCEPTS])
+def test_a_weight_or_a_processor_of_an_autoregressive_model_is_named(spec: str, temperature: float) -> None:
+    try:
+        registry.resolve(spec, "ar", sampling=temperature > 0)
+    except SpecError:
+        return
+    given = [[1, 2, 3, 1, 2], [4], [5, 6]]
+    for name in ("embed.weight", "layers.3.out_weight", "head.weight"):
+        with pytest.raises(ModelError, match=f"toy gives logits that are not finite: its weight {name} "):
+            run_ar(spoilt(toy_ar(3, 8, layers=4), name), spec, given, 6, temperature=temperature)
+    for value in (NAN, INF, -INF):
+        for processor in (Bad(value), Bad(value, 7)):
+            with pytest.raises(SpecError, match="the logits processor Bad leaves no token, or logits of NaN"):
+                run_ar(
+                    toy_ar(3, 8, layers=4),
+                    spec,
+                    given,
+                    6,
+                    temperature=temperature,
+                    processors=(lambda ids, scores: scores, processor),
+                )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shape", ["chain", "template", "beam", "dyspec"])
+def test_a_drafting_model_is_named_and_does_not_pass_for_its_target(
+    shape: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafting = replace(spoilt(toy_ar(4, 8), "layers.1.down_weight"), name="drafting toy")
+    monkeypatch.setattr(second, "loaded", lambda *_: drafting)
+    with pytest.raises(ModelError, match="drafting toy gives .*: its weight layers.1.down_weight "):
+        run_ar(toy_ar(3, 8), f"model:name=x+{shape}", [[1, 2], [3]], 5, temperature=temperature)
+
+
+def test_a_layer_of_an_autoregressive_model_is_named() -> None:
+    with pytest.raises(ModelError, match=r"layer 1 of 0\.\.3 is the first"):
+        run_ar(outgrown(toy_ar(3, 8, layers=4)), "lookup", [[1, 2], [3]], 5)
+
+
+# --- pictures ---
+
+
+def test_pictures_name_what_is_not_finite() -> None:
+    model, captions = picture_toys.toy_pictures(5, 3, 7), picture_toys.features((2, 3))
+    with pytest.raises(ModelError, match="its weight layers.0.down_weight "):
+        spoilt_one = spoilt(picture_toys.toy_pictures(5, 3, 7), "layers.0.down_weight")
+        picture_toys.draw(spoilt_one, "sjd", captions, cfg=3.0)
+    with pytest.raises(ModelError, match="prompt_embeds") as raised:
+        picture_toys.draw(model, "sequential", [captions[0], captions[1] * NAN])
+    assert "not finite" in str(raised.value)
+    decoder = torch.nn.Linear(2, 2)
+    with pytest.raises(ModelError, match="the image decoder of toy .* though its weights are"):
+        finite.pixels("toy", torch.full((1, 3, 2, 2), INF), decoder)
+    torch.nn.init.constant_(decoder.weight, NAN)
+    with pytest.raises(ModelError, match="toy gives pixels that are not finite: its weight weight "):
+        finite.pixels("toy", torch.full((1, 3, 2, 2), NAN), decoder)
+
+
+@pytest.mark.parametrize("spec", ["mar:steps=4", "sequential", "seeded_jacobi:steps=4"])
+@pytest.mark.parametrize("part", ["backbone", "head"])
+def test_models_of_vectors_name_what_is_not_finite(spec: str, part: str) -> None:
+    model: Any = mar()
+    name, weight = next(iter(getattr(model, part).named_parameters()))
+    with torch.no_grad():
+        weight.fill_(NAN)
+    with pytest.raises(ModelError, match=f"mar-0-None gives .* that are not finite: its weight {name} "):
+        drawn(model, spec, count=2)
