@@ -34,6 +34,13 @@ OF: Mapping[str, str] = {
     "continuous": "models whose tokens are vectors",
 }
 
+CHECKS: Mapping[str, str] = {
+    "golden": "outputs recorded from the authors' own code (tests/golden) come out again",
+    "reference": "a plain version written from the paper, apart from the package, gives the same",
+    "joint": "what is drawn follows the joint law of a small model, enumerated",
+    "hand": "cases worked out by hand, identities and limits",
+}
+
 _T = TypeVar("_T", bound=type)
 _methods: dict[tuple[str, str], Card] = {}  # by name and family: each family has its own `sequential`
 
@@ -54,9 +61,12 @@ class Card:
     file: str
     line: int
     make: type
+    checked: tuple[str, ...] = ()  # what its tests compare it with; see `CHECKS`
 
 
-def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") -> Callable[[_T], _T]:
+def register(
+    name: str, *, stage: str, paper: str = "", exact: str = "relaxed", checked: str = ""
+) -> Callable[[_T], _T]:
     """Class decorator: adds a frozen dataclass to the registry under `name`.
 
     Args:
@@ -64,6 +74,7 @@ def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") 
         paper: "arXiv:<id>", which the class's module must name too; empty for a plain baseline.
         exact: "greedy" if the output stays what the family's `sequential` gives; "distribution" if it is drawn from
             the same law; else "relaxed". A method's own attribute `exact`, where it has one, goes before.
+        checked: the words of `CHECKS` that are true of it, "golden" as "golden/<set>" for each recorded set.
     """
 
     def add(cls: _T) -> _T:
@@ -73,9 +84,14 @@ def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") 
         known = _methods.get((name, family))
         if known and _path(known.make) != _path(cls):  # the same path is the same file loaded again
             raise SpecError(f"a sampler named {name!r} is registered already, by {known.file}:{known.line}")
+        words = tuple(checked.split())
+        for word in words:
+            if word.partition("/")[0] not in CHECKS:
+                raise SpecError(f"{name}: checked={word!r} is no kind of check", hint=f"kinds are {', '.join(CHECKS)}")
         source, line = _source(cls)
         summary = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").split("\n")[0]
-        _methods[name, family] = Card(name, stage, family, exact, summary, paper, _parameters(cls), source, line, cls)
+        parameters = _parameters(cls)
+        _methods[name, family] = Card(name, stage, family, exact, summary, paper, parameters, source, line, cls, words)
         return cls
 
     return add

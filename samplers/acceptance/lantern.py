@@ -45,7 +45,7 @@ from pardec.samplers.registry import register
 from pardec.samplers.verifying import Chances, Draft, Laws, Scene, Verdict
 
 
-@register("lantern", stage="accept", paper="arXiv:2410.03355")
+@register("lantern", stage="accept", paper="arXiv:2410.03355", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Lantern:
     k: int = 1000  # nearest tokens that one may borrow from

@@ -33,7 +33,7 @@ from pardec.samplers.painting import Easel, Round
 from pardec.samplers.registry import register
 
 
-@register("cspd", stage="vectors", paper="arXiv:2411.11925")
+@register("cspd", stage="vectors", paper="arXiv:2411.11925", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class CSpD(Ahead):
     draft: str | None = None  # of the drafting checkpoint: embedded name, folder or hub id
