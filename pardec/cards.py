@@ -27,7 +27,7 @@ class ModelCard:
 
 
 def list_samplers() -> list[Card]:
-    """The card of every method: name, stage, family, exact, summary, paper, parameters, file, line.
+    """The card of every method: name, stage, family, exact, summary, paper, parameters, file, line, checked.
 
     >>> next(card.stage for card in list_samplers() if card.name == "threshold")
     'select'

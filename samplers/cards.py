@@ -38,6 +38,13 @@ OF: Mapping[str, str] = {
     "continuous": "models whose tokens are vectors",
 }
 
+CHECKS: Mapping[str, str] = {
+    "golden": "outputs recorded from the authors' own code (tests/golden) come out again",
+    "reference": "a plain version written from the paper, apart from the package, gives the same",
+    "joint": "what is drawn follows the joint law of a small model, enumerated",
+    "hand": "cases worked out by hand, identities and limits",
+}
+
 _T = TypeVar("_T", bound=type)
 _Key = tuple[str, str]  # name and family: each family has its own `sequential`
 _methods: dict[_Key, Card] = {}
@@ -60,6 +67,7 @@ class Card:
     parameters: tuple[Mapping[str, str], ...]  # name, type, default, doc
     file: str
     line: int
+    checked: tuple[str, ...] = ()  # what its tests compare it with; see `CHECKS`
 
     @property
     def make(self) -> type:
@@ -75,7 +83,9 @@ class Card:
         return explanation(self.file) or self.summary
 
 
-def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") -> Callable[[_T], _T]:
+def register(
+    name: str, *, stage: str, paper: str = "", exact: str = "relaxed", checked: str = ""
+) -> Callable[[_T], _T]:
     """Class decorator: adds a frozen dataclass to the registry under `name`.
 
     Args:
@@ -83,6 +93,7 @@ def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") 
         paper: "arXiv:<id>", which the class's module must name too; empty for a plain baseline.
         exact: "greedy" if the output stays what the family's `sequential` gives; "distribution" if it is drawn from
             the same law; else "relaxed". A method's own attribute `exact`, where it has one, goes before.
+        checked: the words of `CHECKS` that are true of it, "golden" as "golden/<set>" for each recorded set.
     """
 
     def add(cls: _T) -> _T:
@@ -94,6 +105,7 @@ def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") 
             stage=stage,
             paper=paper,
             exact=exact,
+            checked=checked,
             summary=summary,
             parameters=_parameters(cls),
             file=source,
@@ -106,15 +118,29 @@ def register(name: str, *, stage: str, paper: str = "", exact: str = "relaxed") 
     return add
 
 
-def _add(name: str, path: tuple[str, str], *, stage: str, paper: str = "", exact: str = "relaxed", **told: Any) -> _Key:
-    """Writes one card. Raises SpecError for a stage that there is not, and for a name that another class has."""
+def _add(
+    name: str,
+    path: tuple[str, str],
+    *,
+    stage: str,
+    paper: str = "",
+    exact: str = "relaxed",
+    checked: str = "",
+    **told: Any,
+) -> _Key:
+    """Writes one card. Raises SpecError for a stage or a kind of check that there is not, and for a name that another
+    class has."""
     if stage not in STAGES:
         raise SpecError(f"{name}: unknown stage {stage!r}", hint=f"stages are {', '.join(STAGES)}")
     key = name, family_of(stage)
     known = _methods.get(key)
     if known and _paths[key] != path:  # the same path is the same file loaded again
         raise SpecError(f"a sampler named {name!r} is registered already, by {known.file}:{known.line}")
-    _methods[key] = Card(name=name, stage=stage, family=key[1], exact=exact, paper=paper, **told)
+    words = tuple(checked.split())
+    for word in words:
+        if word.partition("/")[0] not in CHECKS:
+            raise SpecError(f"{name}: checked={word!r} is no kind of check", hint=f"kinds are {', '.join(CHECKS)}")
+    _methods[key] = Card(name=name, stage=stage, family=key[1], exact=exact, paper=paper, checked=words, **told)
     _paths[key] = path
     return key
 
@@ -192,7 +218,8 @@ def find(name: str, family: str | None = None) -> Card:
 
 def name_of(stage: object) -> str:
     """The name that an object of a method goes by; its type's where it is in no registry."""
-    return next((card.name for card in cards() if card.make is type(stage)), type(stage).__name__)
+    name, _ = getattr(type(stage), "registered", (type(stage).__name__, None))
+    return str(name)
 
 
 def named(name: str) -> list[Card]:

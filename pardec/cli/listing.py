@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -146,7 +147,7 @@ def _task(entry: dict[str, Any]) -> str:
 
 def table(cards: list[dict[str, Any]]) -> str:
     """The samplers as the README shows them."""
-    lines = ["| name | stage | paper | exact | parameters | what it does |", "|---|---|---|---|---|---|"]
+    lines = ["| name | stage | paper | exact | checked | parameters | what it does |", "|---|---|---|---|---|---|---|"]
     for card in cards:
         parameters = ", ".join(
             f"`{p['name']}={p['default']}`" if p["default"] else f"`{p['name']}`" for p in card["parameters"]
@@ -155,9 +156,32 @@ def table(cards: list[dict[str, Any]]) -> str:
         link = (
             f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv:')})" if paper.startswith("arXiv:") else paper
         )
-        cells = (f"`{card['name']}`", card["stage"], link, card["exact"], parameters, card["summary"])
+        cells = (
+            f"`{card['name']}`",
+            card["stage"],
+            link,
+            card["exact"],
+            _kinds(card["checked"]),
+            parameters,
+            card["summary"],
+        )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
+
+
+def _kinds(checked: Sequence[str]) -> str:
+    """The kinds of checks, the recorded sets left out."""
+    return ", ".join(dict.fromkeys(word.partition("/")[0] for word in checked))
+
+
+def _checks(checked: Sequence[str]) -> str:
+    """Each check on a line, in words."""
+    from pardec.samplers.cards import CHECKS
+
+    found = [word.partition("/") for word in checked]
+    sets = ", ".join(name for _, _, name in found if name)
+    lines = [f"{kind} ({CHECKS[kind]}{': ' + sets if kind == 'golden' else ''})" for kind, _, _ in found]
+    return "; ".join(dict.fromkeys(lines))
 
 
 def _plain(card: Card | ModelCard | Preset) -> dict[str, Any]:
@@ -177,6 +201,8 @@ def _sampler(entry: dict[str, Any]) -> str:
         rows = [(f"  {p['name']}", p["type"], f"default {p['default']}", p["doc"]) for p in entry["parameters"]]
         lines += [columns(rows), ""]
     lines.append(f"exact: {entry['exact']}")
+    if entry["checked"]:
+        lines.append(f"checked: {_checks(entry['checked'])}")
     if entry["paper"]:
         lines.append(f"paper: {entry['paper']}")
     return "\n".join([*lines, f"source: {entry['file']}:{entry['line']}"])

@@ -28,7 +28,7 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
 
-@register("bild", stage="accept", paper="arXiv:2302.07863")
+@register("bild", stage="accept", paper="arXiv:2302.07863", checked="hand")
 @dataclass(frozen=True)
 class BigLittle(Policy):
     rollback: float = 2.0  # nats: a token of probability exp(-rollback) is just kept; the paper tunes it, 1 to 10

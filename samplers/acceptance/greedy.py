@@ -17,7 +17,13 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
 
-@register("greedy", stage="accept", paper="arXiv:1811.03115", exact="greedy")
+@register(
+    "greedy",
+    stage="accept",
+    paper="arXiv:1811.03115",
+    exact="greedy",
+    checked="golden/acceptance golden/llamagen reference",
+)
 @dataclass(frozen=True)
 class Greedy(Policy):
     argmax: ClassVar[bool] = True  # at any temperature the argmax comes out

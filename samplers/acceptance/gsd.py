@@ -37,7 +37,7 @@ from pardec.samplers.verifying import Chances, Draft, Laws, Scene, Verdict
 _COMPARED = 10000  # rows of the authors' table of distances
 
 
-@register("gsd", stage="accept", paper="arXiv:2508.07747")
+@register("gsd", stage="accept", paper="arXiv:2508.07747", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Grouped(Policy):
     group: int = 14  # ranks that are looked at around a token's own

@@ -31,7 +31,7 @@ from pardec.samplers.verifying import AtOnce, Chances, Draft, Laws, Siblings, Sp
 _HALVINGS = 36  # of an interval as long as k: nothing of the acceptance is lost that float32 laws could show
 
 
-@register("kseq", stage="accept", paper="arXiv:2310.15141", exact="distribution")
+@register("kseq", stage="accept", paper="arXiv:2310.15141", exact="distribution", checked="reference joint")
 @dataclass(frozen=True)
 class KSeq(Policy):
     siblings: ClassVar[Siblings] = "with"

@@ -46,7 +46,7 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Scene, Verdict
 
 
-@register("lantern", stage="accept", paper="arXiv:2410.03355")
+@register("lantern", stage="accept", paper="arXiv:2410.03355", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Lantern(Policy):
     k: int = 1000  # nearest tokens that one may borrow from

@@ -26,7 +26,7 @@ from pardec.samplers.rng import gumbel, wide
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
 
-@register("match", stage="accept", paper="arXiv:2305.10427", exact="distribution")
+@register("match", stage="accept", paper="arXiv:2305.10427", exact="distribution", checked="reference joint")
 @dataclass(frozen=True)
 class Match(Policy):
     follows: ClassVar[bool] = True

@@ -22,7 +22,7 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Siblings, Verdict
 
 
-@register("rrs", stage="accept", paper="arXiv:2402.14160", exact="distribution")
+@register("rrs", stage="accept", paper="arXiv:2402.14160", exact="distribution", checked="reference joint")
 @dataclass(frozen=True)
 class RecursiveRejection(Policy):
     replacement: bool = False  # siblings are drawn independently, as in SpecInfer

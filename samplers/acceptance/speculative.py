@@ -21,7 +21,13 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
 
-@register("speculative", stage="accept", paper="arXiv:2211.17192", exact="distribution")
+@register(
+    "speculative",
+    stage="accept",
+    paper="arXiv:2211.17192",
+    exact="distribution",
+    checked="golden/acceptance reference joint",
+)
 @dataclass(frozen=True)
 class Speculative(Policy):
     def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:

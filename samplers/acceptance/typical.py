@@ -28,7 +28,7 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
 
 
-@register("typical", stage="accept", paper="arXiv:2401.10774")
+@register("typical", stage="accept", paper="arXiv:2401.10774", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Typical(Policy):
     epsilon: float = 0.09  # a probability above this is always enough

@@ -30,7 +30,7 @@ class Final:
     until: np.ndarray  # [B]
 
 
-@register("block", stage="cache", paper="arXiv:2510.06303", exact="greedy")
+@register("block", stage="cache", paper="arXiv:2510.06303", exact="greedy", checked="reference")
 @dataclass(frozen=True)
 class BlockCache(Policy):
     stores: ClassVar[bool] = True

@@ -32,7 +32,7 @@ from pardec.samplers.contracts import Ask, Canvas
 from pardec.samplers.registry import Policy, register
 
 
-@register("dkv", stage="cache", paper="arXiv:2505.15781")
+@register("dkv", stage="cache", paper="arXiv:2505.15781", checked="golden/dream golden/llada reference")
 @dataclass(frozen=True)
 class DelayedCache(Policy):
     stores: ClassVar[bool] = True

@@ -26,7 +26,7 @@ from pardec.samplers.contracts import Ahead, Ask, Canvas, Sampler
 from pardec.samplers.registry import Policy, register
 
 
-@register("dkv_greedy", stage="cache", paper="arXiv:2505.15781")
+@register("dkv_greedy", stage="cache", paper="arXiv:2505.15781", checked="golden/llada reference")
 @dataclass(frozen=True)
 class GreedyDelayedCache(Policy):
     stores: ClassVar[bool] = True

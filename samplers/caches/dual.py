@@ -24,7 +24,7 @@ from pardec.samplers.contracts import Canvas
 from pardec.samplers.registry import register
 
 
-@register("dual", stage="cache", paper="arXiv:2505.22618")
+@register("dual", stage="cache", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference")
 @dataclass(frozen=True)
 class Dual(SpanCache):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}  # by `pardec tune`

@@ -18,7 +18,13 @@ from pardec.samplers.contracts import Ask, Canvas
 from pardec.samplers.registry import Policy, register
 
 
-@register("none", stage="cache", paper="arXiv:2502.09992", exact="greedy")
+@register(
+    "none",
+    stage="cache",
+    paper="arXiv:2502.09992",
+    exact="greedy",
+    checked="golden/dimple golden/dream golden/llada reference",
+)
 @dataclass(frozen=True)
 class NoCache(Policy):
     stores: ClassVar[bool] = False

@@ -26,7 +26,9 @@ from pardec.samplers.contracts import Canvas
 from pardec.samplers.registry import register
 
 
-@register("prefix", stage="cache", paper="arXiv:2505.22618")
+@register(
+    "prefix", stage="cache", paper="arXiv:2505.22618", checked="golden/dimple golden/dream golden/llada reference"
+)
 @dataclass(frozen=True)
 class Prefix(SpanCache):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}  # by `pardec tune`

@@ -24,7 +24,7 @@ from pardec.samplers.contracts import Canvas
 from pardec.samplers.registry import register
 
 
-@register("vicinity", stage="cache", paper="arXiv:2510.08666")
+@register("vicinity", stage="cache", paper="arXiv:2510.08666", checked="golden/llada reference")
 @dataclass(frozen=True)
 class Vicinity(SpanCache):
     forces: ClassVar[bool] = False

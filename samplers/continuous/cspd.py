@@ -34,7 +34,7 @@ from pardec.samplers.registry import register
 from pardec.samplers.spec import ModelName
 
 
-@register("cspd", stage="vectors", paper="arXiv:2411.11925")
+@register("cspd", stage="vectors", paper="arXiv:2411.11925", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class CSpD(Ahead):
     draft: ModelName | None = None  # of the drafting checkpoint: embedded name, folder or hub id

@@ -20,7 +20,7 @@ from pardec.samplers.painting import Easel, Round
 from pardec.samplers.registry import register
 
 
-@register("mar", stage="vectors", paper="arXiv:2406.11838", exact="distribution")
+@register("mar", stage="vectors", paper="arXiv:2406.11838", exact="distribution", checked="golden/mar")
 @dataclass(frozen=True)
 class MAR(Groups):
     steps: int = 64  # K; more than there are tokens are not taken

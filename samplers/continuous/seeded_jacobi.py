@@ -36,7 +36,7 @@ class Iterate:
     drawn: Tensor  # [n, S] bool
 
 
-@register("seeded_jacobi", stage="vectors", paper="arXiv:2002.03629")
+@register("seeded_jacobi", stage="vectors", paper="arXiv:2002.03629", checked="hand")
 @dataclass(frozen=True)
 class SeededJacobi(Ahead):
     window: int = 8  # groups that are drawn at once

@@ -17,7 +17,7 @@ from pardec.samplers.painting import Easel, Round
 from pardec.samplers.registry import register
 
 
-@register("sequential", stage="vectors", paper="arXiv:2406.11838", exact="distribution")
+@register("sequential", stage="vectors", paper="arXiv:2406.11838", exact="distribution", checked="hand")
 @dataclass(frozen=True)
 class Sequential(Groups):
     steps: ClassVar[int] = 1 << 20  # type: ignore[misc]  # more than there are tokens: each step draws one

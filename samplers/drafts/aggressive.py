@@ -28,7 +28,7 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
 
-@register("aggressive", stage="draft", paper="arXiv:2106.04970", exact="greedy")
+@register("aggressive", stage="draft", paper="arXiv:2106.04970", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Aggressive(Policy):
     k: int = 32  # tokens drafted

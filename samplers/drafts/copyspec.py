@@ -28,7 +28,7 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
 
-@register("copyspec", stage="draft", paper="arXiv:2502.08923", exact="greedy")
+@register("copyspec", stage="draft", paper="arXiv:2502.08923", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class CopySpec(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}  # by `pardec tune`

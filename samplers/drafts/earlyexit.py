@@ -32,7 +32,7 @@ from pardec.samplers.shapes._growth import packed
 from pardec.samplers.verifying import Chances, Draft, Entered, Outcome, Scene
 
 
-@register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy")
+@register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class EarlyExit(Policy):
     shaped: ClassVar[bool] = True

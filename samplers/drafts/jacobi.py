@@ -21,7 +21,7 @@ from pardec.samplers.drafts._window import JacobiWindow
 from pardec.samplers.registry import register
 
 
-@register("jacobi", stage="draft", paper="arXiv:2305.10427", exact="greedy")
+@register("jacobi", stage="draft", paper="arXiv:2305.10427", exact="greedy", checked="golden/llamagen reference joint")
 @dataclass(frozen=True)
 class Jacobi(JacobiWindow):
     name: ClassVar[str] = "jacobi"

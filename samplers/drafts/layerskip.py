@@ -40,7 +40,7 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
 
-@register("layerskip", stage="draft", paper="arXiv:2410.06916", exact="greedy")
+@register("layerskip", stage="draft", paper="arXiv:2410.06916", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class LayerSkip(Policy):
     shaped: ClassVar[bool] = True

@@ -43,7 +43,7 @@ class Lines:
     pools: PerRow[Pool]
 
 
-@register("lookahead", stage="draft", paper="arXiv:2402.02057", exact="greedy")
+@register("lookahead", stage="draft", paper="arXiv:2402.02057", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Lookahead(Policy):
     window: int = 7  # columns of the window, the text's last token included

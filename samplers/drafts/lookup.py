@@ -32,7 +32,7 @@ from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 Index = Grams | Reach | Cells
 
 
-@register("lookup", stage="draft", paper="arXiv:2304.04487", exact="greedy")
+@register("lookup", stage="draft", paper="arXiv:2304.04487", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Lookup(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}  # by `pardec tune`

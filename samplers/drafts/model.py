@@ -31,7 +31,7 @@ from pardec.samplers.verifying import Chances, Draft, Outcome, Scene, Speculatio
 _KEPT = 2  # drafting models that stay loaded
 
 
-@register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy")
+@register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Model(Policy):
     shaped: ClassVar[bool] = True

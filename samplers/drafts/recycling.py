@@ -34,7 +34,7 @@ from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 _LOGITS = 1 << 24  # of the prompt's laws, so many numbers are made at a time
 
 
-@register("recycling", stage="draft", paper="arXiv:2408.08696", exact="greedy")
+@register("recycling", stage="draft", paper="arXiv:2408.08696", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Recycling(Policy):
     k: int = 8  # candidates remembered for each token

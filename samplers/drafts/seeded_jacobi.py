@@ -23,7 +23,7 @@ from pardec.samplers.registry import register
 from pardec.samplers.verifying import Speculation
 
 
-@register("seeded_jacobi", stage="draft", paper="arXiv:2002.03629", exact="greedy")
+@register("seeded_jacobi", stage="draft", paper="arXiv:2002.03629", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class SeededJacobi(JacobiWindow):
     name: ClassVar[str] = "seeded_jacobi"

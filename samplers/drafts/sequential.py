@@ -18,7 +18,7 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
 
 
-@register("sequential", stage="draft", paper="arXiv:1706.03762", exact="greedy")
+@register("sequential", stage="draft", paper="arXiv:1706.03762", exact="greedy", checked="golden/llamagen reference")
 @dataclass(frozen=True)
 class Sequential(Policy):
     def width(self, model: LanguageModel) -> int:

@@ -50,7 +50,7 @@ class Places:
     point: Tensor  # [B, K] bool: it was not drawn from a law
 
 
-@register("sjd", stage="draft", paper="arXiv:2410.01699", exact="greedy")
+@register("sjd", stage="draft", paper="arXiv:2410.01699", exact="greedy", checked="golden/llamagen joint")
 @dataclass(frozen=True)
 class Sjd(Policy):
     window: int | None = None  # tokens fed in a forward, the last known one included; none: 32 of a picture, 16 of text

@@ -40,7 +40,7 @@ class Board:
     fed: np.ndarray  # [B, T] the cell that each node stands on, -1 is padding and what is before the first
 
 
-@register("zipar", stage="draft", paper="arXiv:2412.04062")
+@register("zipar", stage="draft", paper="arXiv:2412.04062", checked="hand")
 @dataclass(frozen=True)
 class Zipar(Policy):
     brings: ClassVar[str] = "match"

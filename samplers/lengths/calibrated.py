@@ -32,7 +32,7 @@ class _Counts:
     whole: np.ndarray  # [B] probability that all of this round's tokens are accepted
 
 
-@register("calibrated", stage="length", paper="arXiv:2405.19715", exact="greedy")
+@register("calibrated", stage="length", paper="arXiv:2405.19715", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Calibrated(Policy):
     h: float = 0.7  # probability of a rejection at which to stop

@@ -23,7 +23,7 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Outcome, Scene
 
 
-@register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy")
+@register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Fallback(Policy):
     drops: ClassVar[bool] = True

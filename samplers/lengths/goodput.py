@@ -41,7 +41,7 @@ class _Memory:
     rounds: list[Round] = field(default_factory=list)
 
 
-@register("goodput", stage="length", paper="arXiv:2406.14066", exact="greedy")
+@register("goodput", stage="length", paper="arXiv:2406.14066", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Goodput(Policy):
     c: float = 0.1  # cost of a drafter's forward

@@ -27,7 +27,7 @@ class _Wanted:
     k: np.ndarray  # [B]
 
 
-@register("heuristic", stage="length", paper="arXiv:2405.04304", exact="greedy")
+@register("heuristic", stage="length", paper="arXiv:2405.04304", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Heuristic(Policy):
     first: int = 5  # tokens of the first draft

@@ -20,7 +20,7 @@ from pardec.samplers.registry import Policy, register
 from pardec.samplers.verifying import Outcome, Scene
 
 
-@register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy")
+@register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Unsure(Policy):
     tau: float = 0.4  # probability of the drafter's likeliest token; SWIFT's is 0.8

@@ -37,7 +37,7 @@ class State:
     carried: Tensor  # [B, 1] int64
 
 
-@register("carry", stage="select", paper="arXiv:2505.22618")
+@register("carry", stage="select", paper="arXiv:2505.22618", checked="golden/dream reference")
 @dataclass(frozen=True)
 class Carry(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`

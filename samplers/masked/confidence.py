@@ -18,7 +18,13 @@ from pardec.samplers.contracts import Canvas, Evidence, Proposal
 from pardec.samplers.registry import Policy, register
 
 
-@register("confidence", stage="propose", paper="arXiv:2502.09992", exact="greedy")
+@register(
+    "confidence",
+    stage="propose",
+    paper="arXiv:2502.09992",
+    exact="greedy",
+    checked="golden/dimple golden/dream golden/llada reference",
+)
 @dataclass(frozen=True)
 class Confidence(Policy):
     of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured

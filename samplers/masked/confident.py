@@ -42,7 +42,7 @@ class State:
     last: np.ndarray  # [B] bool, the coming step is the block's last
 
 
-@register("confident", stage="select", paper="arXiv:2505.16990")
+@register("confident", stage="select", paper="arXiv:2505.16990", checked="golden/dimple reference")
 @dataclass(frozen=True)
 class Confident(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.98, 0.9, 0.8, 0.7)}  # by `pardec tune`

@@ -41,7 +41,7 @@ class Book:
     asked: np.ndarray  # [B] open when the block was entered
 
 
-@register("credit", stage="logits", paper="arXiv:2510.06133")
+@register("credit", stage="logits", paper="arXiv:2510.06133", checked="golden/llada reference")
 @dataclass(frozen=True)
 class Credit(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}  # by `pardec tune`

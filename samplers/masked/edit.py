@@ -31,7 +31,7 @@ class Looks:
     made: np.ndarray
 
 
-@register("edit", stage="revise", paper="arXiv:2602.08676")
+@register("edit", stage="revise", paper="arXiv:2602.08676", checked="reference")
 @dataclass(frozen=True)
 class Edit(Policy):
     tau: float = 0.9  # an edit needs more probability than this

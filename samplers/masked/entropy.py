@@ -16,7 +16,9 @@ from pardec.samplers.contracts import Canvas, Evidence, Proposal
 from pardec.samplers.registry import Policy, register
 
 
-@register("entropy", stage="propose", paper="arXiv:2508.15487")
+@register(
+    "entropy", stage="propose", paper="arXiv:2508.15487", checked="golden/dimple golden/dream golden/llada reference"
+)
 @dataclass(frozen=True)
 class Entropy(Policy):
     of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured

@@ -23,7 +23,7 @@ from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.registry import Policy, register
 
 
-@register("entropy_bound", stage="select", paper="arXiv:2505.24857")
+@register("entropy_bound", stage="select", paper="arXiv:2505.24857", checked="reference")
 @dataclass(frozen=True)
 class EntropyBound(Policy):
     prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none

@@ -19,7 +19,7 @@ from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.registry import Policy, register
 
 
-@register("entropy_threshold", stage="select", paper="arXiv:2509.26488")
+@register("entropy_threshold", stage="select", paper="arXiv:2509.26488", checked="golden/llada reference")
 @dataclass(frozen=True)
 class EntropyThreshold(Policy):
     prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none

@@ -20,7 +20,7 @@ from pardec.samplers.contracts import Canvas, Request
 from pardec.samplers.registry import Policy, register
 
 
-@register("eos", stage="finish", paper="arXiv:2502.09992", exact="greedy")
+@register("eos", stage="finish", paper="arXiv:2502.09992", exact="greedy", checked="golden/llada")
 @dataclass(frozen=True)
 class Eos(Policy):
     reference: bool = False  # stop at the end of a block only

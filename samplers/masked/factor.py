@@ -23,7 +23,7 @@ from pardec.samplers.kernels.rank import descending
 from pardec.samplers.registry import Policy, register
 
 
-@register("factor", stage="select", paper="arXiv:2505.22618")
+@register("factor", stage="select", paper="arXiv:2505.22618", checked="golden/llada reference")
 @dataclass(frozen=True)
 class Factor(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}  # by `pardec tune`

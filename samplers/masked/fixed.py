@@ -36,7 +36,7 @@ class Block:
     owed: np.ndarray  # to be committed at the coming step
 
 
-@register("fixed", stage="select", paper="arXiv:2502.09992")
+@register("fixed", stage="select", paper="arXiv:2502.09992", checked="golden/llada reference")
 @dataclass(frozen=True)
 class Fixed(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`

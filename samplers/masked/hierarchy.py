@@ -24,7 +24,7 @@ from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.registry import Policy, register
 
 
-@register("hierarchy", stage="select", paper="arXiv:2510.08666")
+@register("hierarchy", stage="select", paper="arXiv:2510.08666", checked="golden/llada reference")
 @dataclass(frozen=True)
 class Hierarchy(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.9, 0.95, 0.8), "low": (0.4, 0.6)}  # by `pardec tune`

@@ -40,7 +40,7 @@ class Past:
     clock: BlockClock
 
 
-@register("klass", stage="select", paper="arXiv:2511.05664")
+@register("klass", stage="select", paper="arXiv:2511.05664", checked="reference")
 @dataclass(frozen=True)
 class Klass(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}

@@ -27,7 +27,7 @@ from pardec.samplers.kernels.filters import filter_names, load_filter, locate_fi
 from pardec.samplers.registry import Policy, register
 
 
-@register("learned", stage="select", paper="arXiv:2509.25188")
+@register("learned", stage="select", paper="arXiv:2509.25188", checked="hand")
 @dataclass(frozen=True)
 class Learned(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (None, 0.99, 0.9, 0.7)}  # by `pardec tune`

@@ -18,7 +18,7 @@ from pardec.samplers.contracts import Canvas, Evidence, Proposal
 from pardec.samplers.registry import Policy, register
 
 
-@register("leftmost", stage="propose", paper="arXiv:2505.16990")
+@register("leftmost", stage="propose", paper="arXiv:2505.16990", checked="golden/dimple")
 @dataclass(frozen=True)
 class Leftmost(Policy):
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:

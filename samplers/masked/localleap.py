@@ -24,7 +24,7 @@ from pardec.samplers.contracts import Canvas, Proposal, Sampler
 from pardec.samplers.registry import Policy, register
 
 
-@register("localleap", stage="widen", paper="arXiv:2510.07081")
+@register("localleap", stage="widen", paper="arXiv:2510.07081", checked="reference")
 @dataclass(frozen=True)
 class LocalLeap(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}  # by `pardec tune`

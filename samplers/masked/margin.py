@@ -16,7 +16,7 @@ from pardec.samplers.contracts import Canvas, Evidence, Proposal
 from pardec.samplers.registry import Policy, register
 
 
-@register("margin", stage="propose", paper="arXiv:2502.06768")
+@register("margin", stage="propose", paper="arXiv:2502.06768", checked="golden/dimple golden/dream reference")
 @dataclass(frozen=True)
 class Margin(Policy):
     of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured

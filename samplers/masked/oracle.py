@@ -22,7 +22,7 @@ from pardec.samplers.kernels.rank import best
 from pardec.samplers.registry import Policy, register, resolve
 
 
-@register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy")
+@register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy", checked="hand")
 @dataclass(frozen=True)
 class Oracle(Policy):
     of: str = "sequential"  # the sampler whose text is reached, as a spec; in double quotes if it has : + or @

@@ -36,7 +36,7 @@ class State:
     idle: np.ndarray  # [B] steps that the last forward served beyond its own
 
 
-@register("origin", stage="select", paper="arXiv:2508.15487")
+@register("origin", stage="select", paper="arXiv:2508.15487", checked="golden/dream reference")
 @dataclass(frozen=True)
 class Origin(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`

@@ -36,7 +36,7 @@ from pardec.samplers.registry import Policy, register
 _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
 
 
-@register("prophet", stage="finish", paper="arXiv:2508.19982")
+@register("prophet", stage="finish", paper="arXiv:2508.19982", checked="golden/llada reference")
 @dataclass(frozen=True)
 class Prophet(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}  # by `pardec tune`

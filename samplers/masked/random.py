@@ -19,7 +19,7 @@ from pardec.samplers.contracts import Canvas, Evidence, Proposal
 from pardec.samplers.registry import Policy, register
 
 
-@register("random", stage="propose", paper="arXiv:2502.09992")
+@register("random", stage="propose", paper="arXiv:2502.09992", checked="golden/llada reference")
 @dataclass(frozen=True)
 class Random(Policy):
     blind: ClassVar[bool] = True  # the scores are known before the forward

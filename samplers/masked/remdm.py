@@ -31,7 +31,7 @@ class Rounds:
     left: Tensor  # rounds still to be made
 
 
-@register("remdm", stage="revise", paper="arXiv:2503.00307")
+@register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference")
 @dataclass(frozen=True)
 class Remdm(Policy):
     at: float = 0.875  # share of the block committed from which on tokens are reopened

@@ -18,7 +18,7 @@ from pardec.samplers.kernels.rank import best
 from pardec.samplers.registry import Policy, register
 
 
-@register("sequential", stage="select", paper="arXiv:2502.09992", exact="greedy")
+@register("sequential", stage="select", paper="arXiv:2502.09992", exact="greedy", checked="golden/dimple reference")
 @dataclass(frozen=True)
 class Sequential(Policy):
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:

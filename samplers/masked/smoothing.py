@@ -33,7 +33,7 @@ class Mixture:
     expected: Tensor | None = None
 
 
-@register("smoothing", stage="inputs", paper="arXiv:2510.08666")
+@register("smoothing", stage="inputs", paper="arXiv:2510.08666", checked="reference")
 @dataclass(frozen=True)
 class Smoothing(Policy):
     weight: float = 0.15  # of the mixture, at the first forward

@@ -25,7 +25,7 @@ from pardec.samplers.contracts import Canvas, Proposal, Sampler
 from pardec.samplers.registry import Policy, register
 
 
-@register("threshold", stage="select", paper="arXiv:2505.22618")
+@register("threshold", stage="select", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference")
 @dataclass(frozen=True)
 class Threshold(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}

@@ -39,7 +39,7 @@ class State:
     owed: np.ndarray  # [B] to be committed at the coming step
 
 
-@register("timesteps", stage="select", paper="arXiv:2508.15487")
+@register("timesteps", stage="select", paper="arXiv:2508.15487", checked="golden/dimple golden/dream reference")
 @dataclass(frozen=True)
 class Timesteps(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`

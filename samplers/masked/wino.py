@@ -40,7 +40,7 @@ class Drafted:
     before: Tensor
 
 
-@register("wino", stage="revise", paper="arXiv:2507.18578")
+@register("wino", stage="revise", paper="arXiv:2507.18578", checked="reference")
 @dataclass(frozen=True)
 class Wino(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.6, 0.7, 0.8)}  # by `pardec tune`

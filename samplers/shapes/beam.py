@@ -23,7 +23,7 @@ from pardec.samplers.shapes._growth import Tree, drops, left_off, packed
 from pardec.samplers.verifying import Chances, Draft, Scene, Speculation, Voice
 
 
-@register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy")
+@register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Beam(Policy):
     beams: int = 10  # nodes expanded a level, and children looked at of each

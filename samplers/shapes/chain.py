@@ -22,7 +22,7 @@ from pardec.samplers.shapes._growth import drops, left_off
 from pardec.samplers.verifying import Chances, Draft, Scene, Voice
 
 
-@register("chain", stage="shape", paper="arXiv:2211.17192", exact="greedy")
+@register("chain", stage="shape", paper="arXiv:2211.17192", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Chain(Policy):
     def width(self, k: int) -> int:

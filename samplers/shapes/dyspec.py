@@ -29,7 +29,7 @@ from pardec.samplers.shapes._siblings import laws_given, siblings
 from pardec.samplers.verifying import Chances, Draft, Scene, Voice
 
 
-@register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy")
+@register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class DySpec(Policy):
     adapts: ClassVar[bool] = True

@@ -28,7 +28,7 @@ from pardec.samplers.shapes._siblings import laws_given, siblings
 from pardec.samplers.verifying import Chances, Draft, Scene, Voice
 
 
-@register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy")
+@register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Template(Policy):
     widths: str = "1-1-3-1-1-1-1-1"  # children of each node, level by level; the drafter's k cuts it
