@@ -44,7 +44,6 @@ class StopStrings:
 
     def first(self, ids: Sequence[int], known: int = 0) -> int | None:
         """How many of `ids`, more than `known`, make the first text that holds a stop string; None where none does."""
-        ids = list(map(int, ids))
         for count in range(known + 1, len(ids) + 1):
             if ids[count - 1] in self._silent:
                 continue
@@ -68,7 +67,7 @@ class StopStrings:
     def _holds(self, text: str) -> bool:
         return any(stop in text for stop in self.texts)
 
-    def _decode(self, ids: list[int]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     @cached_property
@@ -76,7 +75,7 @@ class StopStrings:
         """Tokens that no text comes from."""
         return special_ids(self.tokenizer)
 
-    def _reach(self, ids: list[int], count: int) -> int:
+    def _reach(self, ids: Sequence[int], count: int) -> int:
         """Where the tokens begin that a string which ends behind `count` tokens can stand in."""
         left, begin = _BYTES * max(map(len, self.texts)) + _MARGIN, count
         while begin and left:

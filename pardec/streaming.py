@@ -61,7 +61,7 @@ class Texts:
         if len(ends):
             self.ended[row], tokens = True, tokens[: ends[0] + 1]
         stops = self.call.stops(row)
-        if stops is not None and (count := stops.first(tokens, before)) is not None:
+        if stops is not None and (count := stops.first(tokens.tolist(), before)) is not None:
             self.ended[row], tokens = True, tokens[:count]
         held, text = self.told[row], self._certain(tokens.tolist())
         text = text if stops is None else stops.certain(text)

@@ -123,7 +123,7 @@ def test_what_has_no_chat_template_is_refused(
     code, _, err = cli("chat", "tiny-llamagen")
     assert (code, "is a model of pictures" in err) == (2, True)
     code, _, err = cli("chat", "tiny-dream", "-s", "treshold")
-    assert (code, "did you mean 'threshold'?" in err) == (2, True)
+    assert (code, "did you mean 'threshold'" in err) == (2, True)
 
 
 def test_a_template_that_refuses_its_messages_is_no_bug(

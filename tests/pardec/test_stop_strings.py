@@ -1,4 +1,4 @@
-"""Stop strings: where a row ends, whatever a step commits, alone, in a batch, served, streamed and in each tokenizer."""
+"""Stop strings: where a row ends, whatever a step commits, alone, in a batch, served, streamed, in each tokenizer."""
 
 from __future__ import annotations
 
