@@ -195,7 +195,8 @@ def _templates(model: LanguageModel, template: Any, mask: int) -> list[Tensor]:
     made = []
     for i, item in enumerate(template):
         if isinstance(item, str):
-            ids = _read(i, item, partial(_tokenizer(model), item, add_special_tokens=False))
+            encode = partial(_tokenizer(model), item, add_special_tokens=False)
+            ids = _read(f"template {i} cannot be read", item, encode, "give plain text")
         else:
             row = [mask if t is None else t for t in (item.tolist() if isinstance(item, Tensor) else item)]
             (ids,) = _id_rows([row], "template")

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 MAX_NEW_TOKENS = 64
 # Beyond these a request is no request: they are told before anything is made of their size.
-MOST: Mapping[str, int] = {"max_new_tokens": 2**24, "num_images": 2**16}
+LARGEST: Mapping[str, int] = {"max_new_tokens": 2**24, "num_images": 2**16}
 MOST_ROWS = 2**20
 _FINITE = sys.float_info.max
 VECTORS: Mapping[str, Any] = {"temperature": 1.0}  # the defaults that are others where tokens are vectors
@@ -197,8 +197,8 @@ def _whole(name: str, value: Any, least: int | None, *, optional: bool = False) 
     if optional and value is None:
         return
     rule = "a whole number" if least is None else f"a whole number of at least {least}"
-    if _is_whole(value) and value > MOST.get(name, value):
-        raise SpecError(f"{name} is at most {MOST[name]}, got {value!r}", hint=_example(name))
+    if _is_whole(value) and value > LARGEST.get(name, value):
+        raise SpecError(f"{name} is at most {LARGEST[name]}, got {value!r}", hint=_example(name))
     if not _is_whole(value) or (least is not None and value < least):
         raise SpecError(f"{name} is {rule}, got {value!r}", hint=_example(name))
 

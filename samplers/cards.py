@@ -234,8 +234,6 @@ def named(name: str) -> list[Card]:
     return sorted(found, key=lambda card: STAGES.index(card.stage))
 
 
-
-
 def _source(cls: type) -> tuple[str, int]:
     """File and line of a class; a class typed at a prompt has neither."""
     try:
