@@ -180,7 +180,7 @@ def test_builders_do_not_disturb_each_other(seven, place):
         start.wait(20)
         said.put(fresh(seven).seven())
 
-    builders = [several.Process(target=one) for _ in range(3)]
+    builders = [several.Process(target=one, daemon=True) for _ in range(3)]
     for builder in builders:
         builder.start()
     for builder in builders:
