@@ -232,7 +232,6 @@ class Asking:
         if self.cfg is not None:
             conditional, unconditional = logits.chunk(2)
             logits = unconditional + self.cfg * (conditional - unconditional)
-        self.highest = self.highest + finite.highest(logits)
         return logits
 
     def failure(self) -> PardecError | None:
@@ -240,16 +239,17 @@ class Asking:
         return finite.failure(self.model, self._runs, cfg=self.cfg)
 
     def _permitted(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None = None) -> Tensor:
-        """`logits` without the mask id and what is not allowed there, changed in place.
+        """`logits` without the mask id and what is not allowed there, changed in place; `highest` knows them from now.
 
         They are of `positions` [n, M], or of one position [N] each of these `rows` [N] of the group.
         """
         logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
-        if self.allowed is None or self.limits is None:
-            return logits
-        limits = self._of(self.limits, group)
-        which = limits.gather(1, positions) if rows is None else limits[rows, positions]
-        return logits.masked_fill_(~self.allowed.sets[which], -torch.inf)
+        if self.allowed is not None and self.limits is not None:
+            limits = self._of(self.limits, group)
+            which = limits.gather(1, positions) if rows is None else limits[rows, positions]
+            logits.masked_fill_(~self.allowed.sets[which], -torch.inf)
+        self.highest = self.highest + finite.highest(logits)
+        return logits
 
     def _wanted_only(self, group: Group, wanted: np.ndarray, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """The queries wanted, [n, M], where among them each block position's is, [n, W], and what those predict."""
