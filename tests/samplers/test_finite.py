@@ -276,7 +276,8 @@ def test_a_weight_or_a_processor_of_an_autoregressive_model_is_named(spec: str, 
         return
     given = [[1, 2, 3, 1, 2], [4], [5, 6]]
     for name in ("embed.weight", "layers.3.out_weight", "head.weight"):
-        with pytest.raises(ModelError, match=f"toy gives logits that are not finite: its weight {name} "):
+        looked_at = "|what ids look like, .* holds NaN" if name == "embed.weight" else ""
+        with pytest.raises(ModelError, match=f"toy gives logits that are not finite: its weight {name} {looked_at}"):
             run_ar(spoilt(toy_ar(3, 8, layers=4), name), spec, given, 6, temperature=temperature)
     for value in (NAN, INF, -INF):
         for processor in (Bad(value), Bad(value, 7)):
@@ -315,9 +316,9 @@ def test_pictures_name_what_is_not_finite() -> None:
     other = spoilt(picture_toys.toy_pictures(5, 3, 7), "layers.0.down_weight")
     with pytest.raises(ModelError, match="its weight layers.0.down_weight "):
         picture_toys.draw(other, "sjd", captions, cfg=3.0)
-    with pytest.raises(ModelError, match="prompt_embeds") as raised:
+    with pytest.raises(ModelError, match="states that are not finite") as raised:
         picture_toys.draw(model, "sequential", [captions[0], captions[1] * NAN])
-    assert "not finite" in str(raised.value)
+    assert "prompt_embeds" in str(raised.value.hint)
     decoder = torch.nn.Linear(2, 2)
     with pytest.raises(ModelError, match="the image decoder of toy .* though its weights are"):
         finite.pixels("toy", torch.full((1, 3, 2, 2), INF), decoder)
