@@ -96,7 +96,9 @@ def failure(model: LanguageModel, runs: Sequence[Run], *, cfg: float | None = No
     if where is None:
         return None
     if where == _GUIDANCE:
-        return SpecError(f"cfg={cfg} leads past what float32 holds: the logits it mixes are finite", "lower cfg")
+        return SpecError(
+            f"cfg={cfg} mixes logits, huge ones or of -inf, into what are none", "lower cfg, or leave it out"
+        )
     return ModelError(f"{model.name} gives logits that are not finite: {where} is the first, in {kind}", hint)
 
 

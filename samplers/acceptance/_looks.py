@@ -57,10 +57,16 @@ def neighbours(table: Tensor, k: int) -> Tensor:
     """[V, min(k, V - 1)] int32: the ids nearest to each in `table` [V, C], by distance, itself left out.
 
     What was found is saved in the cache, in a file named by the table's digest and k, and the last few stay in memory.
-    Where its folder cannot be read or written, or others could write to it, they are found again.
+    Where its folder cannot be read or written, or others could write to it, they are found again. Raises ModelError for
+    NaN and infinity.
     """
     k = min(k, len(table) - 1)
     if table not in _digests:
+        if not bool(table.isfinite().all()):
+            raise ModelError(
+                "what ids look like, an image codebook or input embeddings, holds NaN or infinity",
+                "the checkpoint is damaged: fetch it again",
+            )
         _digests[table] = digest(table)
     key = (_digests[table], k)
     if key not in _prepared:

@@ -247,7 +247,6 @@ class Asking:
         if self.cfg is not None:
             conditional, unconditional = logits.chunk(2)
             logits = unconditional + self.cfg * (conditional - unconditional)
-        self.highest = self.highest + finite.highest(logits)
         return logits
 
     def failure(self) -> PardecError | None:
@@ -255,7 +254,9 @@ class Asking:
         return finite.failure(self.model, self._runs, cfg=self.cfg)
 
     def _permitted(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None = None) -> Tensor:
-        """`logits`, penalised, without the mask id and what is not allowed there; they may be changed in place.
+        """`logits`, penalised, without the mask id and what is not allowed there; `highest` knows them from now.
+
+        They may be changed in place.
 
         They are of `positions` [n, M], or of one position [N] each of these `rows` [N] of the group.
         """
@@ -273,9 +274,10 @@ class Asking:
         logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
         if request.min_new_tokens:
             logits = without_ends(logits, at(self.early), request.stop_ids)
-        if self.allowed is None or self.limits is None:
-            return logits
-        return logits.masked_fill_(~self.allowed.sets[at(self.limits)], -torch.inf)
+        if self.allowed is not None and self.limits is not None:
+            logits = logits.masked_fill_(~self.allowed.sets[at(self.limits)], -torch.inf)
+        self.highest = self.highest + finite.highest(logits)
+        return logits
 
     def _wanted_only(self, group: Group, wanted: np.ndarray, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """The queries wanted, [n, M], where among them each block position's is, [n, W], and what those predict."""

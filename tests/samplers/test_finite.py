@@ -40,7 +40,7 @@ def spoilt(model: Any, name: str, value: float = NAN) -> Any:
 
 def outgrown(model: LanguageModel) -> LanguageModel:
     """The model with weights that are finite and states that are not, from layer 1 on."""
-    dict(model.decoder.named_parameters())["layers.1.down_weight"].data.mul_(1e38).mul_(10)
+    dict(model.decoder.named_parameters())["layers.1.down_weight"].data.mul_(1e38)
     return model
 
 
@@ -104,7 +104,7 @@ def test_a_layer_whose_output_outgrows_its_type_is_named(cfg: float | None) -> N
 
 def test_guidance_that_outgrows_float32_is_named() -> None:
     model = altered(toy(), lambda logits: logits * 1e35)
-    with pytest.raises(SpecError, match="cfg=1000000.0 leads past what float32 holds"):
+    with pytest.raises(SpecError, match="cfg=1000000.0 mixes logits, huge ones"):
         fill(model, "threshold", GIVEN, 6, cfg=1e6)
 
 
@@ -226,20 +226,22 @@ PARTS = [
 
 @pytest.mark.parametrize("spec", [spec for spec in PARTS if accepted(spec)])
 def test_whatever_the_logits_the_mask_id_is_never_committed(spec: str) -> None:
-    """Either an error of one line, or a text without it; finite logits of ordinary size never end in an error."""
+    """Either an error of one line, or a text without it; where some tokens are ruled out, always the text."""
+    refused: list[tuple[int, bool, str]] = []
     for seed in range(16):
         law = LAWS[(seed + len(spec)) % len(LAWS)]
         model = altered(toy(("llada", "dream")[seed % 2], seed=seed), adversarial(seed))
         try:
             done = fill(model, spec, GIVEN, 6, seeds=[seed, seed + 1], **law)
         except PardecError as error:
-            assert "\n" not in str(error)
-            assert seed % 8 not in (0, 3), error
+            refused.append((seed % 8, "cfg" in law, str(error)))
             continue
         for row, given in enumerate(GIVEN):
             made = done.tokens[row, len(given) : int(done.trace.lengths[row])]
             assert not (made == MASK).any(), (spec, seed)
             assert ((made >= 0) & (made < VOCAB)).all()
+    assert all("\n" not in said for _, _, said in refused)
+    assert [each for each in refused if each[0] == 3 and not each[1]] == []
 
 
 # --- the verify loop ---
@@ -274,7 +276,8 @@ def test_a_weight_or_a_processor_of_an_autoregressive_model_is_named(spec: str, 
         return
     given = [[1, 2, 3, 1, 2], [4], [5, 6]]
     for name in ("embed.weight", "layers.3.out_weight", "head.weight"):
-        with pytest.raises(ModelError, match=f"toy gives logits that are not finite: its weight {name} "):
+        looked_at = "|what ids look like, .* holds NaN" if name == "embed.weight" else ""
+        with pytest.raises(ModelError, match=f"toy gives logits that are not finite: its weight {name} {looked_at}"):
             run_ar(spoilt(toy_ar(3, 8, layers=4), name), spec, given, 6, temperature=temperature)
     for value in (NAN, INF, -INF):
         for processor in (Bad(value), Bad(value, 7)):
@@ -310,12 +313,12 @@ def test_a_layer_of_an_autoregressive_model_is_named() -> None:
 
 def test_pictures_name_what_is_not_finite() -> None:
     model, captions = picture_toys.toy_pictures(5, 3, 7), picture_toys.features((2, 3))
+    other = spoilt(picture_toys.toy_pictures(5, 3, 7), "layers.0.down_weight")
     with pytest.raises(ModelError, match="its weight layers.0.down_weight "):
-        spoilt_one = spoilt(picture_toys.toy_pictures(5, 3, 7), "layers.0.down_weight")
-        picture_toys.draw(spoilt_one, "sjd", captions, cfg=3.0)
-    with pytest.raises(ModelError, match="prompt_embeds") as raised:
+        picture_toys.draw(other, "sjd", captions, cfg=3.0)
+    with pytest.raises(ModelError, match="states that are not finite") as raised:
         picture_toys.draw(model, "sequential", [captions[0], captions[1] * NAN])
-    assert "not finite" in str(raised.value)
+    assert "prompt_embeds" in str(raised.value.hint)
     decoder = torch.nn.Linear(2, 2)
     with pytest.raises(ModelError, match="the image decoder of toy .* though its weights are"):
         finite.pixels("toy", torch.full((1, 3, 2, 2), INF), decoder)
@@ -328,7 +331,7 @@ def test_pictures_name_what_is_not_finite() -> None:
 @pytest.mark.parametrize("part", ["backbone", "head"])
 def test_models_of_vectors_name_what_is_not_finite(spec: str, part: str) -> None:
     model: Any = mar()
-    name, weight = next(iter(getattr(model, part).named_parameters()))
+    name, weight = list(getattr(model, part).named_parameters())[3]  # the backbone's first ones serve training
     with torch.no_grad():
         weight.fill_(NAN)
     with pytest.raises(ModelError, match=f"mar-0-None gives .* that are not finite: its weight {name} "):
