@@ -13,7 +13,7 @@ from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.cards import Card, find, written
 from pardec.samplers.spec import Part, Spec, parse
 
-MOST = 2**20  # of whole numbers: a method may make something of that size, and no canvas is as long
+MOST = 2**16  # of whole numbers: a method may make something of that size, and no canvas is as long
 Named = list[tuple[str, Any]]  # name and method, in the order written
 
 
