@@ -43,11 +43,14 @@ def locate(name_or_path: str | os.PathLike[str], *, revision: str | None = None,
         folder = EMBEDDED / name
         own = any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
         return Source(name, folder, folder if own else TOKENIZER)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return Source(plain(path.resolve().name), path, path)
-    if path.is_file():
-        return _single(path, plain(path.stem))
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return Source(plain(path.resolve().name), path, path)
+        if path.is_file():
+            return _single(path, plain(path.stem))
+    except (OSError, RuntimeError) as error:  # too long a name, or nobody's home
+        raise UnknownModelError(f"there is no folder {name}: {one_line(error)}", _usage()) from error
     if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
         folder = _download(name, revision, offline)
         return Source(name, folder, folder)

@@ -1,15 +1,10 @@
-"""What is fuzzed: each class makes one damaged input and uses it as a user would; a case ends well or in PardecError."""
+"""What is fuzzed: each class damages one input and uses it as a user would; a case ends well or in PardecError."""
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import io
 import json
-import os
 import shutil
 import struct
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -24,7 +19,6 @@ from safetensors.torch import load_file, save_file
 
 import pardec
 from pardec import pngs
-from pardec.cli import generate, image, listing, run, view
 from pardec.models.catalog import EMBEDDED, TOKENIZER
 from pardec.prompt_files import read_file
 from pardec.samplers import registry
@@ -41,7 +35,8 @@ EXTRA = (
     "intermediate_size", "rope_theta", "rope_scaling", "rope_parameters", "rms_norm_eps", "tie_word_embeddings",
     "attention_bias", "mask_token_id", "pad_token_id", "eos_token_id", "bos_token_id", "max_position_embeddings",
     "architectures", "model_type", "torch_dtype", "dtype", "quantization_config", "sliding_window", "layer_types",
-    "use_sliding_window", "auto_map", "block_size", "n_layers", "d_model", "n_heads", "mlp_ratio", "partial_rotary_factor",
+    "use_sliding_window", "auto_map", "block_size", "n_layers", "d_model", "n_heads", "mlp_ratio",
+    "partial_rotary_factor",
 )  # fmt: skip
 
 
@@ -250,7 +245,7 @@ class Prompts:
 
     def case(self, rng: Random) -> Case:
         lines: list[Any] = [
-            {"prompt": "a b", "id": "x"}, {"messages": [{"role": "user", "content": "b"}]}, "plain", {"prompt": "c", "n": 3},
+            {"prompt": "a b", "id": "x"}, {"messages": [{"role": "user", "content": "b"}]}, "plain", {"prompt": "c"},
         ]  # fmt: skip
         value, told = shaken(rng, lines)
         data = "\n".join(text_of(line) for line in value).encode()
@@ -313,10 +308,11 @@ class Arguments:
         self.models = Specs(folder).models
         self.odd = [
             *(value for value in ODD if value not in (DEEP,)), torch.empty(0, 5), torch.empty(0, 5, dtype=torch.int64),
-            torch.tensor([[5, 6]]), torch.tensor(5), torch.tensor([[1e9]]), torch.tensor([[float("nan")]]), b"bytes", object(),
-            range(3), range(10**9), {1, 2}, lambda *a: None, Path("."), 1j, [torch.tensor([5])],
-            [torch.tensor([5.0])], [{"role": "user"}], [{"role": "user", "content": None}], [{"role": "user", "content": 5}],
-            {"role": "user", "content": "x"}, torch.zeros(2, 6, 7), [torch.zeros(3, 7)], "<mask>", ["<mask>", "a <mask>"],
+            torch.tensor([[5, 6]]), torch.tensor(5), torch.tensor([[1e9]]), torch.tensor([[float("nan")]]), b"bytes",
+            object(), range(3), range(10**9), {1, 2}, lambda *a: None, Path("."), 1j, [torch.tensor([5])],
+            [torch.tensor([5.0])], [{"role": "user"}], [{"role": "user", "content": None}],
+            [{"role": "user", "content": 5}], {"role": "user", "content": "x"}, torch.zeros(2, 6, 7),
+            [torch.zeros(3, 7)], "<mask>", ["<mask>", "a <mask>"],
         ]  # fmt: skip
 
     def case(self, rng: Random) -> Case:
@@ -328,81 +324,6 @@ class Arguments:
         for name in rng.sample([*names, "prompt", "prompt"], rng.choice((1, 1, 2, 3))):
             given[name] = rng.choice(self.odd)
         return f"{which} {str(given)[:200]}", lambda: self.models[which].generate(**given)
-
-
-class Commands:
-    """Command lines: exit 0, 1 or 2, one line of error, and never a bug."""
-
-    VALUES = ("", "0", "-1", "1", "2", "1e9", "99999999999", "nan", "x", "a b", "\x1b[31m", "none", "../x", "/", ".", "é",
-              "true", "{}", "[]", "1,2", "2x2", "99999x99999", "threshold", "preset:fast", "auto", "cpu", "cuda:99", "float16")  # fmt: skip
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.made = checkpoints(folder / "whole")
-        self.model = self.made["dream"]
-        pardec.load(self.model, device="cpu").generate("a", max_new_tokens=2).save(folder / "run.json")
-        (folder / "p.jsonl").write_text('{"prompt": "a"}\n')
-        (folder / "noise.jsonl").write_bytes(bytes(range(256)))
-        (folder / "a folder").mkdir()
-        (folder / "deep.json").write_text("[" * 100_000)
-        self.files = [
-            str(folder / name)
-            for name in ("p.jsonl", "noise.jsonl", "a folder", "deep.json", "run.json", "gone", "p.jsonl/x")
-        ]
-
-    def case(self, rng: Random) -> Case:
-        kinds = {
-            "generate": generate.generate,
-            "image": image.image,
-            "list": listing.list_,
-            "show": listing.show,
-            "view": view.view,
-        }
-        name = rng.choice(("generate", "generate", "image", "view", "list", "show"))
-        options = [
-            "--" + key.rstrip("_").replace("_", "-")
-            for key in inspect.signature(kinds[name]).parameters
-            if key != "model"
-        ]
-        options = [
-            option
-            for option in options
-            if option not in ("--debug", "--executor", "--workers", "--tp", "--prompts-file")
-        ]
-
-        def value() -> str:
-            return rng.choice(self.files if rng.random() < 0.3 else self.VALUES)
-
-        arguments = [name]
-        if name in ("generate", "image"):
-            arguments += [
-                str(self.model if name == "generate" else self.made["llamagen"]) if rng.random() < 0.9 else value()
-            ]
-            arguments += ["--offline", "--device", "cpu"]
-            if rng.random() < 0.8:
-                arguments += (
-                    ["-p", "a", "-n", "2"] if name == "generate" else ["--class", "1", "-o", str(self.folder / "o.png")]
-                )
-        elif name in ("view", "show"):
-            arguments += [value()]
-        for option in rng.sample(options, min(len(options), rng.choice((0, 1, 1, 2, 3)))):
-            arguments += [option] if rng.random() < 0.2 else [option, value()]
-        return str(arguments), lambda: self.use(arguments)
-
-    def use(self, arguments: list[str]) -> None:
-        said, stdin = io.StringIO(), sys.stdin
-        here = os.getcwd()
-        os.chdir(self.folder / "a folder")
-        sys.stdin = io.StringIO("")
-        try:
-            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-                code = run(arguments)
-        finally:
-            sys.stdin = stdin
-            os.chdir(here)
-        assert code in (0, 1, 2), code
-        assert "this is a bug" not in said.getvalue(), said.getvalue()
-        assert code == 0 or "error: " in said.getvalue(), said.getvalue()
 
 
 class Pictures:
@@ -435,5 +356,5 @@ class Pictures:
 
 SURFACES: dict[str, Any] = {
     "checkpoints": Checkpoints, "results": Results, "prompts": Prompts, "specs": Specs, "arguments": Arguments,
-    "commands": Commands, "pictures": Pictures,
+    "pictures": Pictures,
 }  # fmt: skip
