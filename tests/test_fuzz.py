@@ -23,7 +23,7 @@ import pardec
 from tests.fuzz.commands import Commands
 from tests.fuzz.surfaces import SURFACES
 
-SECONDS = 20  # that a case may take at most, on a machine that does other things
+SECONDS = 30  # that a case may take at most, on a machine that does other things
 CHUNK = 30
 CASES = {
     "checkpoints": 180,

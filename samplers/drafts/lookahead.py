@@ -42,9 +42,6 @@ class Lines:
     pools: PerRow[Pool]
 
 
-_MOST = 4096  # queries of a forward
-
-
 @register("lookahead", stage="draft", paper="arXiv:2402.02057", exact="greedy")
 @dataclass(frozen=True)
 class Lookahead:
@@ -59,12 +56,8 @@ class Lookahead:
         for name, least in (("window", 1), ("ngram", 2), ("guesses", 1)):
             if getattr(self, name) < least:
                 raise SpecError(f"lookahead: {name} must be at least {least}, got {getattr(self, name)}")
-        if (count := (self.ngram - 1) * (self.window + self.guesses)) > _MOST:
-            raise SpecError(
-                f"lookahead: a forward of window={self.window}, ngram={self.ngram} and guesses={self.guesses} has "
-                f"{count} queries, and {_MOST} are the most",
-                hint="the defaults have 56",
-            )
+        if (count := (self.ngram - 1) * (self.window + self.guesses)) > 4096:
+            raise SpecError(f"lookahead: (ngram - 1) * (window + guesses), its queries, is at most 4096, got {count}")
 
     def width(self, model: LanguageModel) -> int:
         return (self.ngram - 1) * (self.window + self.guesses)

@@ -222,7 +222,7 @@ class Results:
     def use(self, file: Path) -> None:
         result = pardec.Result.load(file)
         assert result.rows() is not None
-        assert result.acceptance_length is None or result.acceptance_rate is not None
+        _ = result.acceptance_length, result.acceptance_rate, result.tokens_per_forward
         shown = [repr(result), result._repr_html_(), html.page(result)]
         console = Console(force_terminal=True, width=80)
         with console.capture() as held:
