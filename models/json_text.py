@@ -24,7 +24,7 @@ def parse(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError(f"it nests deeper than {DEPTH} levels") from None
     level = [value]
-    for _ in range(DEPTH + 1):
+    for _ in range(DEPTH):
         level = [entry for held in level if isinstance(held, dict | list) for entry in _entries(held)]
         if not level:
             break

@@ -58,10 +58,13 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
         own = any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
         return Source(name, folder, folder if own else TOKENIZER)
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such home
-    if path.is_dir():
-        return Source(plain(path.resolve().name), path, path)
-    if path.is_file():
-        return _single(path, plain(path.stem))
+    try:
+        if path.is_dir():
+            return Source(plain(path.resolve().name), path, path)
+        if path.is_file():
+            return _single(path, plain(path.stem))
+    except (OSError, RuntimeError) as error:  # too long a name, links in a circle
+        raise UnknownModelError(f"there is no folder {name}: {one_line(error)}", _usage()) from error
     if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
         return None
     if _HUB_FILE.fullmatch(name):

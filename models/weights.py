@@ -60,7 +60,7 @@ def indexed(index: Path) -> list[str]:
         shards = sorted(set(parse(index.read_bytes())["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelError(f"{index} cannot be read as a weight index: {error!r}", _AGAIN) from error
-    outside = [name for name in shards if Path(str(name)).name != name]
+    outside = [name for name in shards if Path(str(name)).name != name or name in ("", "..") or len(name) > 255]
     if outside:
         raise ModelError(f"{index} names files outside its folder: {listed(map(str, outside))}")
     return [str(name) for name in shards]

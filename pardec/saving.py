@@ -67,9 +67,9 @@ def save(result: Result, target: Path) -> Path:
 
 def load(source: Path) -> Result:
     """Reads what `save` wrote."""
-    folder = source.is_dir()
-    file = source / "result.json" if folder else source
     try:
+        folder = source.is_dir()
+        file = source / "result.json" if folder else source
         held = parse(file.read_bytes())
         if not isinstance(held, dict) or held.get("format") != FORMAT:
             raise ResultError(f"{file} is no saved result of this version", hint=_SAVED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
@@ -31,7 +31,6 @@ MAX_NEW_TOKENS = 64
 # Beyond these a request is no request: they are told before anything is made of their size.
 LARGEST: Mapping[str, int] = {"max_new_tokens": 2**24, "num_images": 2**16}
 MOST_ROWS = 2**20
-_FINITE = sys.float_info.max
 VECTORS: Mapping[str, Any] = {"temperature": 1.0}  # the defaults that are others where tokens are vectors
 
 
@@ -203,10 +202,17 @@ def _whole(name: str, value: Any, least: int | None, *, optional: bool = False) 
         raise SpecError(f"{name} is {rule}, got {value!r}", hint=_example(name))
 
 
+def _finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floating-point ones
+        return False
+
+
 def _number(name: str, value: Any, rule: str, holds: Callable[[float], bool], *, optional: bool = False) -> None:
     if optional and value is None:
         return
-    if not isinstance(value, Real) or isinstance(value, bool) or not abs(value) <= _FINITE or not holds(float(value)):
+    if not isinstance(value, Real) or isinstance(value, bool) or not _finite(value) or not holds(float(value)):
         raise SpecError(f"{name} must be {rule}, got {value!r}", hint=_example(name))
 
 

@@ -15,7 +15,7 @@ from pardec.models.sources import local
 from pardec.samplers.cards import Card, Family, find, named
 from pardec.samplers.spec import ModelName, Part, Spec, parse, written
 
-MOST = 2**20  # of whole numbers: a method may make something of that size, and no canvas is as long
+MOST = 2**16  # of whole numbers: a method may make something of that size, and no canvas is as long
 Named = list[tuple[str, Any]]  # name and method, in the order written
 
 

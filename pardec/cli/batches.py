@@ -105,7 +105,7 @@ class Batches:
                 watch(event)
                 if flows and isinstance(event, Step | RowFinished):
                     piece = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
-                    show_text(piece, end="\n" if isinstance(event, RowFinished) else "")
+                    show_text(piece or "", end="\n" if isinstance(event, RowFinished) else "")
                 if isinstance(event, RowFinished):
                     self._keep(batch[event.row], self.model.row(part, event))
                 elif isinstance(event, Finished):

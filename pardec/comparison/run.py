@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import PardecError, SpecError
+from pardec.models.json_text import parse
 from pardec.result import Result
 from pardec.rows import Row, RowsFile, differences
 from pardec.saving import write_file
@@ -45,7 +46,7 @@ class Run:
         if config is None:
             raise SpecError(f"{home} holds no run", hint='name a folder that "pardec compare --out" wrote')
         rows = RowsFile(home / "rows.jsonl").rows
-        environment = json.loads((home / "environment.json").read_text(encoding="utf-8"))
+        environment = _read(home / "environment.json")
         traces = {key: Result.load(home / "traces" / key) for key in rows if (home / "traces" / key).is_dir()}
         return cls(config, environment, [{"key": key, **row} for key, row in rows.items()], traces)
 
@@ -98,7 +99,7 @@ class Folder:
     def forget_failed(self) -> None:
         """Takes failed rows out, so that they are made again; for one process, before anybody appends."""
         file = RowsFile(self.home / "rows.jsonl")
-        failed = {key for key, row in file.rows.items() if row["error"] is not None}
+        failed = {key for key, row in file.rows.items() if row.get("error") is not None}
         if failed:
             file.discard(failed)
 
@@ -106,7 +107,11 @@ class Folder:
         write_file(self.home / name, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
 
     def _check(self, before: Mapping[str, Any]) -> None:
-        there, now = _comparable(before), _comparable(json.loads(json.dumps(self.config)))
+        try:
+            there, now = _comparable(before), _comparable(json.loads(json.dumps(self.config)))
+        except (LookupError, TypeError, AttributeError) as error:
+            file = self.home / "config.json"
+            raise SpecError(f"{file} is damaged: {error!r}", hint="choose another folder") from error
         if there != now:
             told = differences(_told(there), _told(now)) or ["something of an older version"]
             raise SpecError(
@@ -117,13 +122,20 @@ class Folder:
 
 def read_config(home: Path) -> dict[str, Any] | None:
     """The config of the run in a folder; None where there is none."""
-    try:
-        held = json.loads((home / "config.json").read_text(encoding="utf-8"))
-    except OSError:
+    if not (home / "config.json").is_file():
         return None
-    except ValueError as error:
-        raise SpecError(f"{home / 'config.json'} is damaged: {error}", hint="choose another folder") from error
-    return held if isinstance(held, dict) and held.get("format") == FORMAT else None
+    held = _read(home / "config.json")
+    return held if held.get("format") == FORMAT else None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The object in a file of a run. Raises SpecError where there is none."""
+    try:
+        held = parse(file.read_bytes())
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise SpecError(f"{file} is damaged: {why}", hint="choose another folder") from error
+    return held if isinstance(held, dict) else {}
 
 
 def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:

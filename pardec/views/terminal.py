@@ -36,8 +36,7 @@ class Watch:
     """
 
     def __init__(self, tokenizer: Any, stream: TextIO) -> None:
-        read = Pieces(tokenizer, special=SPECIAL)
-        self.pieces = lambda ids: [plain(text) for text in read(ids)]
+        self._read = Pieces(tokenizer, special=SPECIAL)
         self.console = Console(file=stream, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 
@@ -92,6 +91,10 @@ class Watch:
         texts = self.pieces(self.tokens[row, span].tolist())
         shown = [f" {OPEN}" if is_open else text for text, is_open in zip(texts, self.open[row, span], strict=True)]
         return "".join(shown).replace("\n", "\\n")
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        """Tokens as text for a terminal."""
+        return [plain(text) for text in self._read(ids)]
 
     def _picture(self) -> Group:
         lines = [self._line(row) for row in range(min(len(self.open), ROWS))]

@@ -44,6 +44,8 @@ class Grams:
         text, known = self.text, len(self.text)
         text += tokens
         for size in self.sizes:
+            if size >= len(text):
+                continue
             begin, end = max(known - size, 0), len(text) - size
             runs = zip(*(text[begin + place : max(end, 0) + place] for place in range(size)), strict=True)
             starts = zip(runs, range(begin, end), strict=True)

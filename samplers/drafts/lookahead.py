@@ -57,6 +57,8 @@ class Lookahead(Policy):
         for name, least in (("window", 1), ("ngram", 2), ("guesses", 1)):
             if getattr(self, name) < least:
                 raise SpecError(f"lookahead: {name} must be at least {least}, got {getattr(self, name)}")
+        if (count := (self.ngram - 1) * (self.window + self.guesses)) > 4096:
+            raise SpecError(f"lookahead: (ngram - 1) * (window + guesses), its queries, is at most 4096, got {count}")
 
     def width(self, model: LanguageModel) -> int:
         return (self.ngram - 1) * (self.window + self.guesses)

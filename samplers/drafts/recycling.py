@@ -45,6 +45,8 @@ class Recycling(Policy):
     def __post_init__(self) -> None:
         if self.k < 1:
             raise SpecError(f"recycling: k must be at least 1, got {self.k}")
+        if self.k > 1024:  # kept of every token of the vocabulary
+            raise SpecError(f"recycling: k must be at most 1024, got {self.k}")
         above = 1
         for count in self._counts:
             if not 1 <= count <= above * self.k:

@@ -55,8 +55,10 @@ class Klass(Policy):
             raise SpecError(f"klass: tau must lie in [0, 1], got {self.tau}")
         if not self.kl >= 0:
             raise SpecError(f"klass: kl is a divergence in nats and at least 0, got {self.kl}")
-        if not 1 <= self.history <= 1024:  # every position remembers as many divergences
-            raise SpecError(f"klass: history must lie in 1..1024, got {self.history}")
+        if self.history < 1:
+            raise SpecError(f"klass: history must be at least 1, got {self.history}")
+        if self.history > 1024:  # every position remembers as many divergences
+            raise SpecError(f"klass: history must be at most 1024, got {self.history}")
         if self.steps is not None and self.steps < 1:
             raise SpecError(f"klass: steps must be at least 1, got {self.steps}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from diffusers import BlockRefinementScheduler, EntropyBoundScheduler
 
 from pardec.interop.diffusers.scheduler import PardecScheduler
 from pardec.models.errors import ModelError
+from pardec.models.sources import read_json
 
 _SCHEDULERS = {kind.__name__: kind for kind in (PardecScheduler, BlockRefinementScheduler, EntropyBoundScheduler)}
 
@@ -27,7 +27,11 @@ def parts(name: str | os.PathLike[str]) -> tuple[str | Path, dict[str, Any]]:
     if not (folder / "model").is_dir():
         raise ModelError(f"{folder} is a diffusers pipeline without a language model", "name the folder of the model")
     beside: dict[str, Any] = {}
-    kind = _SCHEDULERS.get((json.loads(index.read_text(encoding="utf-8")).get("scheduler") or [None, None])[1])
+    match read_json(index).get("scheduler"):
+        case [_, str(called)]:
+            kind = _SCHEDULERS.get(called)
+        case _:
+            kind = None
     if kind is not None:
         beside["scheduler"] = kind.from_pretrained(folder / "scheduler")
     if (folder / "tokenizer").is_dir():
