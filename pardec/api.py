@@ -74,7 +74,7 @@ def load(
             the weights.
         text_encoder: what reads its captions, a folder or a hub id.
         quantize: "int8", "int4" or "fp8" (a GPU that has it) keeps matrices in fewer bits, which changes what the model
-            says; needs torchao (pardec[quant]). `Model.network.describe()` names the matrices that stay as they are.
+            says; needs torchao (extra `quant`). `Model.network.describe()` names the matrices that stay as they are.
             With int4, dtype="auto" is bfloat16.
         tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
             make the same calls, and all get the same tokens.

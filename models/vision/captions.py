@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pardec.models.errors import ModelError, did_you_mean, one_line
+from pardec.models.errors import ModelError, did_you_mean, install, one_line
 from pardec.models.quiet import quiet
 
 _KEPT = 32  # captions whose features are kept; of FLAN-T5-XL, in float32, one takes up to a megabyte
@@ -105,7 +105,7 @@ def cleaner() -> Callable[[str], str]:
     if missing:
         warnings.warn(
             f"captions are read in lower case and otherwise as they are: cleaning them needs {' and '.join(missing)} "
-            f"(the extra pardec[captions] brings them; clean_captions false in config.json leaves it out)",
+            f"({install('captions')}; clean_captions false in config.json leaves it out)",
             stacklevel=3,
         )
         return lambda caption: caption.lower().strip()
