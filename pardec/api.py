@@ -186,6 +186,7 @@ class Model:
                 -1 is none.
             num_images: pictures of each prompt or label, one row each.
             prompt_embeds: in place of a prompt, what the model's text encoder makes of captions, [B, n, D] or a list.
+            negative_prompt: of captions that are guided, what guidance leads away from: one, or one a prompt.
             seed: one number (row i gets the seed derived from it and i), or a list with one a row.
             template: text with mask tokens, or ids with None, that stands after the prompt in place of
                 max_new_tokens masks; one, or one a row.

@@ -25,7 +25,7 @@ FORMAT = "pardec.picture/1"
 MOST = 4096  # fields of a sheet
 GAP = 2  # pixels between the pictures of a sheet
 BLANK = (234, 238, 242)  # what no picture covers
-_AGAIN = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
+_AGAIN = ("temperature", "top_k", "top_p", "cfg", "cfg_interval", "negative_prompt")
 
 Made = dict[str, Any]
 
@@ -124,8 +124,10 @@ def about(
     pictures: Sequence[Made],
     grid: tuple[int, int] = (1, 1),
     loaded: Mapping[str, Any] | None = None,
+    scale: int = 1,
 ) -> Made:
-    """What the file of these pictures says; `loaded` is how the model was named and loaded, where that is known."""
+    """What the file of these pictures says; `loaded` is how the model was named and loaded, where that is known,
+    `scale` how many times as large as drawn they are."""
     return {
         "format": FORMAT,
         "model": model,
@@ -134,6 +136,7 @@ def about(
         "exact": exact,
         **{name: settings.get(name) for name in _AGAIN},
         "grid": list(grid),
+        "scale": scale,
         "pictures": list(pictures),
         "environment": dict(environment),
     }
@@ -195,7 +198,7 @@ def again(said: Made) -> dict[str, Any]:
     """
     pictures = said["pictures"]
     given: dict[str, Any] = {"sampler": said["spec"], "seed": [one["seed"] for one in pictures]}
-    given |= {name: said[name] for name in _AGAIN if said[name] is not None}
+    given |= {name: said[name] for name in _AGAIN if said.get(name) is not None}
     if all("caption" in one for one in pictures):
         return {"prompt": [one["caption"] for one in pictures], **given}
     if all("class" in one for one in pictures):

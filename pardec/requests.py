@@ -102,6 +102,9 @@ class Call:
         names = self.constraints
         same = names[0] if len(set(names)) == 1 else names
         kept |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
+        away = [one.negative for one in request.conditions]
+        if any(text is not None for text in away):
+            kept |= {"negative_prompt": away[0] if len(set(away)) == 1 else [text or "" for text in away]}
         return {"max_new_tokens": new, **kept, "stop_ids": list(request.stop_ids), "allowed": same}
 
     @property

@@ -47,6 +47,7 @@ class Arguments(TypedDict, total=False):
     label: int | Sequence[int] | None
     num_images: int
     prompt_embeds: Any
+    negative_prompt: str | Sequence[str] | None
     source: Source | None
     callback: Callable[[Event], object] | None
 
@@ -73,6 +74,7 @@ class Settings:
     label: Any = None  # of a model of pictures: a class, or one a row; of vectors, -1 is none
     num_images: int = 1  # of each prompt or label
     prompt_embeds: Any = None  # of a model of pictures: what its text encoder makes of captions, [B, n, D] or a list
+    negative_prompt: Any = None  # of captions: what guidance leads away from; one, or one a prompt
     source: Any = None  # recorded uniforms in place of a seed
     callback: Callable[[Event], object] | None = None  # called with every event
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
@@ -67,7 +68,7 @@ class TextEncoder:
                 return len(tokenizer(text)["input_ids"])
         except Exception as error:  # the library has no exception of its own for this
             known = tokenizer.get_vocab()
-            word = next((word for word in text.lower().split() if word not in known), None)
+            word = next((word for word in re.findall(r"\w+", text.lower()) if word not in known), None)
             if word is None:
                 raise
             raise ModelError(

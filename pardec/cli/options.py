@@ -58,6 +58,8 @@ NumImages = Annotated[int | None, _option(IO, "Pictures of each; as many as fill
 Picture = Annotated[Path | None, _option(IO, "FILE.png takes all pictures, side by side.", "--output", "-o")]
 Each = Annotated[Path | None, _option(IO, "A folder that takes them one by one.", metavar="DIR")]
 SavedResult = Annotated[Path | None, _option(IO, "Save the run for pardec view.", metavar="RESULT")]
+Scale = Annotated[int, _option(IO, "Times as large: each pixel becomes a square of N.", metavar="N", min=1, max=64)]
+NegativePrompt = Annotated[str | None, _option(SHAPE, "A caption that guidance leads away from.")]
 Grid = Annotated[str | None, _option(IO, "How FILE.png is laid out; squarely if not given.", metavar="ROWSxCOLUMNS")]
 PictureCfg = Annotated[float | None, _option(SHAPE, "Guidance, 1 is none; the model's own if not given.")]
 CfgInterval = Annotated[int | None, _option(SHAPE, "Guide the first N + 2 tokens only.", metavar="N")]
