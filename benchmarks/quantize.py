@@ -4,7 +4,7 @@
 
 Accuracy and forwards are of held-out arithmetic. The milliseconds are of one forward without cache over 32 positions:
 in each round every variant of a model takes its turn, and the median over rounds is kept, with its ratio to the whole
-model in the same dtype round by round. Needs pardec[quant].
+model in the same dtype round by round. Needs the extra `quant`.
 """
 
 from __future__ import annotations

@@ -56,6 +56,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(repr(entry) for entry in near)}?)" if near else ""
 
 
+def install(extra: str) -> str:
+    """How to get what an extra brings: from the clone, since another package has the name pardec on the index."""
+    return f'in the clone of pardec: pip install -e ".[{extra}]"'
+
+
 def one_line(error: BaseException, limit: int = 300) -> str:
     """What another library's error says, on one line of at most `limit` characters."""
     text = " ".join(str(error).split()) or type(error).__name__

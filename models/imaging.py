@@ -20,6 +20,7 @@ class Condition:
 
     text: str | None = None
     label: int | None = None
+    negative: str | None = None  # of a caption: what guidance leads away from, in place of nothing said
     features: Tensor | None = None  # [n, D] what the model's text encoder makes of the caption, padding left out
     places: Tensor | None = None  # [n] int64: with `features`, their places among all that there can be; None: the last
 
@@ -116,6 +117,11 @@ class Pictures(Protocol):
     @property
     def drawable(self) -> bool:
         """Whether tokens can be decoded."""
+        ...
+
+    @property
+    def cell(self) -> int:
+        """Pixels along one side of a cell. Raises ModelError without a decoder."""
         ...
 
     def decode(self, tokens: Tensor) -> Tensor:

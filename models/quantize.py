@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from . import arguments
-from .errors import ArgumentError, ModelError
+from .errors import ArgumentError, ModelError, install
 from .placement import short
 
 _GROUPS = (64, 32)  # weights of a row that share a scale in int4: the first that divides the row
@@ -128,9 +128,9 @@ def quantizer(kind: str, device: torch.device, dtype: torch.dtype) -> Quantizer:
         with suppress(metadata.PackageNotFoundError):
             raise ModelError(
                 f"torchao {metadata.version('torchao')} has no {kind} for {device.type}: {error}",
-                'pip install -U "pardec[quant]"',
+                install("quant"),
             ) from error
-        raise ModelError("quantize needs torchao, which is not installed", 'pip install "pardec[quant]"') from error
+        raise ModelError("quantize needs torchao, which is not installed", install("quant")) from error
     return Quantizer(kind, device, metadata.version("torchao"), convert, config)
 
 

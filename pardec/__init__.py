@@ -23,6 +23,8 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "samplers")):
         os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     )  # a checkout: the floors stand at its root
 
+from pardec.lazy import submodule
+
 if TYPE_CHECKING:
     from pardec.api import Model, load
     from pardec.cards import list_models, list_presets, list_samplers
@@ -94,10 +96,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for on first use, so that `import pardec` stays light."""
-    if name == "interop":
-        return import_module("pardec.interop")
     if name not in _MODULE:
-        raise AttributeError(f"module 'pardec' has no attribute {name!r}")
+        return submodule("pardec", name)
     value = getattr(import_module(_MODULE[name]), name)
     globals()[name] = value
     return value

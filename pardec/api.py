@@ -76,7 +76,7 @@ def load(
             the weights.
         text_encoder: what reads its captions, a folder or a hub id.
         quantize: "int8", "int4" or "fp8" (a GPU that has it) keeps matrices in fewer bits, which changes what the model
-            says; needs torchao (pardec[quant]). `Model.network.describe()` names the matrices that stay as they are.
+            says; needs torchao (extra `quant`). `Model.network.describe()` names the matrices that stay as they are.
             With int4, dtype="auto" is bfloat16.
         tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
             make the same calls, and all get the same tokens.
@@ -193,6 +193,7 @@ class Model:
             num_images: pictures of each prompt or label, one row each.
             num_return_sequences: of text, rows of each prompt, one after the other; they need a temperature.
             prompt_embeds: in place of a prompt, what the model's text encoder makes of captions, [B, n, D] or a list.
+            negative_prompt: of captions that are guided, what guidance leads away from: one, or one a prompt.
             seed: one number (row i gets the seed derived from it and i), or a list with one a row.
             template: text with mask tokens, or ids with None, that stands after the prompt in place of
                 max_new_tokens masks; one, or one a row.

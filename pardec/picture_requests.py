@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL.Image import Image, fromarray
+from PIL.Image import Image, Resampling, fromarray
 from torch import Tensor
 
 from pardec.models.continuous import ContinuousModel
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pardec.models.imaging import Imaging, Pictures
     from pardec.models.language_model import LanguageModel
 
-_OWN = ("label", "prompt_embeds", "cfg_interval")
+_OWN = ("label", "prompt_embeds", "negative_prompt", "cfg_interval")
 _SHAPING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
 FOREIGN = (
     *("input_ids", "template", "logits_processor", "stop", "stop_ids", "block_length"),
@@ -48,6 +48,38 @@ def drawn(imaging: Pictures, pictures: Iterable[Tensor]) -> list[Image] | None:
     if not imaging.drawable:
         return None
     return [fromarray(to_pictures(imaging.decode(picture[None]))[0]) for picture in pictures]
+
+
+def enlarged(picture: Image, scale: int) -> Image:
+    """Each pixel as a square of `scale` by `scale`: larger, and the same picture."""
+    if scale == 1:
+        return picture
+    return picture.resize((picture.width * scale, picture.height * scale), Resampling.NEAREST)
+
+
+def scale_of(name: str, imaging: Pictures, height: int | None, width: int | None) -> int:
+    """How many times larger than the model draws a picture of this height and width is.
+
+    Raises:
+        SpecError: no whole number of times, or not the same for both: a model has one size.
+    """
+    if height is None and width is None:
+        return 1
+    rows, columns = (cells * imaging.cell for cells in imaging.layout.grid)
+    for what, asked, own in (("height", height, rows), ("width", width, columns)):
+        whole = isinstance(asked, int) and not isinstance(asked, bool)
+        if asked is not None and (not whole or asked < own or asked % own):
+            raise SpecError(
+                f"{what}={asked}, and {name} draws pictures of {rows} by {columns} pixels",
+                hint=f"leave {what} out, or ask for a multiple: {own}, {2 * own}, {4 * own} (its pixels, repeated)",
+            )
+    scales = {asked // own for asked, own in ((height, rows), (width, columns)) if asked is not None}
+    if len(scales) > 1:
+        raise SpecError(
+            f"{height} by {width} pixels have another form than the {rows} by {columns} that {name} draws",
+            hint=f"leave one out, or ask for {2 * rows} by {2 * columns}",
+        )
+    return scales.pop()
 
 
 def with_defaults(imaging: Pictures, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,9 +131,10 @@ def conditions(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Se
             hint="leave max_new_tokens out",
         )
     if imaging.kind == "class":
+        refuse_negative(model.name, settings)
         once = [Condition(label=label) for label in labels(model.name, imaging.classes, prompt, settings)]
     else:
-        once = _captions(model, prompt, settings)
+        once = _away(_captions(model, prompt, settings), settings)
     prefix = imaging.prefix(once)
     each = several(range(len(once)), settings.num_images)
     rows = [Row(torch.full((length,), -1), torch.full((count,), -1)) for length in prefix.lengths]
@@ -115,6 +148,36 @@ def refuse_sequences(name: str, settings: Settings) -> None:
             f"num_return_sequences is for text and {name} draws pictures",
             hint=f"num_images={settings.num_return_sequences} draws so many of each",
         )
+
+
+def refuse_negative(name: str, settings: Settings) -> None:
+    """Refuses a negative prompt for a model of classes."""
+    if settings.negative_prompt is not None:
+        raise SpecError(
+            f"negative_prompt is a caption, and {name} draws classes: its guidance leads away from no class",
+            hint="leave negative_prompt out",
+        )
+
+
+def _away(conditions: list[Condition], settings: Settings) -> list[Condition]:
+    """The conditions, each with what its guidance leads away from."""
+    given = settings.negative_prompt
+    if given is None:
+        return conditions
+    texts = [given] * len(conditions) if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        kind = type(given).__name__
+        raise SpecError(f"negative_prompt is a caption, or one a prompt, got {kind}", hint="pass text, or leave it out")
+    if len(texts) != len(conditions):
+        raise SpecError(
+            f"{len(texts)} negative prompts for {len(conditions)} prompts", hint="give one, or one for each prompt"
+        )
+    if settings.cfg in (None, 1):
+        raise SpecError(
+            "negative_prompt is what guidance leads away from, and nothing is guided", hint="ask for guidance, as cfg=4"
+        )
+    # Nothing said is what an empty one means, as in diffusers.
+    return [replace(one, negative=text if text.strip() else None) for one, text in zip(conditions, texts, strict=True)]
 
 
 def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: int = 0) -> list[int]:

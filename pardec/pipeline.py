@@ -18,7 +18,7 @@ from torch import Tensor
 from pardec.api import Model, load
 from pardec.models.errors import SpecError
 from pardec.models.imaging import Pictures
-from pardec.picture_requests import check_drawable, with_defaults
+from pardec.picture_requests import check_drawable, enlarged, scale_of, with_defaults
 from pardec.requests import Call
 from pardec.result import Result
 from pardec.samplers.events import Finished, Step
@@ -153,6 +153,9 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         prompt_embeds: Tensor | list[Tensor] | None = None,
         prompt_attention_mask: Tensor | None = None,
         cfg_interval: int | None = None,
+        negative_prompt: str | list[str] | None = None,
+        height: int | None = None,
+        width: int | None = None,
     ) -> Any:
         """Draws pictures.
 
@@ -177,6 +180,9 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             temperature, top_k, top_p, cfg_interval: as in `Model.generate`; the temperature's last resort is 1.
             prompt_embeds: what the text encoder makes of captions, in their place: [B, n, D], or a list of [n, D].
             prompt_attention_mask: [B, n], 0 where prompt_embeds is padding.
+            negative_prompt: of captions that are guided: what guidance leads away from, one, or one a prompt.
+            height, width: in pixels. A model draws pictures of one size: that size, or a multiple of it, whose pixels
+                are the model's, each repeated.
 
         Raises:
             SpecError: an argument that cannot work, before the first forward.
@@ -192,11 +198,12 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         if num_inference_steps is not None:
             sampler = self._in_steps(num_inference_steps, sampler)
         given: dict[str, Any] = {"sampler": sampler, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-        given |= {"cfg": guidance_scale, "cfg_interval": cfg_interval}
+        given |= {"cfg": guidance_scale, "cfg_interval": cfg_interval, "negative_prompt": negative_prompt}
         given |= {"label": class_labels, "prompt_embeds": prompt_embeds, "num_images": num_images_per_prompt}
         arguments = with_defaults(self.imaging, {name: value for name, value in given.items() if value is not None})
         if arguments.get("cfg") is not None and arguments["cfg"] <= 1:
             arguments["cfg"] = None
+        scale = 1 if output_type == "latent" else scale_of(self.model.name, self.imaging, height, width)
         told = _Told(self, callback_on_step_end, callback_on_step_end_tensor_inputs)
         call = self._seeded(prompt, arguments, generator)
         self.result, self._interrupt = None, False
@@ -212,7 +219,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
                 elif isinstance(event, Finished):
                     draw = output_type == "pil"
                     self.result = self.model.result(call, event, time.perf_counter() - started, draw=draw)
-        images = self._output(codes, output_type)
+        images = self._output(codes, output_type, scale)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
     def _in_steps(self, steps: int, sampler: object) -> str:
@@ -235,12 +242,13 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         # And not prepared anew: reading captions takes long.
         return call.seeded(seeds)
 
-    def _output(self, told: Codes, output_type: str) -> Any:
-        """Codes or vectors as the caller wants them."""
+    def _output(self, told: Codes, output_type: str, scale: int) -> Any:
+        """Codes or vectors as the caller wants them, pictures `scale` times as large."""
         held = told.codes, told.latents
         if output_type == "pil":
             drawn = None if self.result is None else self.result.images
-            return unfinished(self.imaging, *held) if drawn is None else drawn
+            pictures = unfinished(self.imaging, *held) if drawn is None else drawn
+            return [enlarged(picture, scale) for picture in pictures]
         if output_type == "latent":
             return told.tensor().to(self.device)
         if (told.codes < 0).any():  # interrupted: the blank cells are those of the pictures
@@ -249,6 +257,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         else:  # one by one: a picture is the same in any batch
             rows = decodable(self.imaging, *held)
             made = torch.cat([self.imaging.decode(row[None]) for row in rows]).div(2).add(0.5).clamp(0, 1)
+        made = made.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
         return made if output_type == "pt" else made.permute(0, 2, 3, 1).cpu().numpy()
 
 

@@ -29,7 +29,7 @@ PIXELS = 2**26  # of a picture that is read
 GAP = 2  # pixels between the pictures of a sheet
 BLANK = (234, 238, 242)  # what no picture covers
 _AGAIN = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
-_SELDOM = ("min_p",)  # there where it was asked for
+_SELDOM = ("min_p", "negative_prompt")  # there where it was asked for
 
 Made = dict[str, Any]
 
@@ -128,8 +128,10 @@ def about(
     pictures: Sequence[Made],
     grid: tuple[int, int] = (1, 1),
     loaded: Mapping[str, Any] | None = None,
+    scale: int = 1,
 ) -> Made:
-    """What the file of these pictures says; `loaded` is how the model was named and loaded, where that is known."""
+    """What the file of these pictures says; `loaded` is how the model was named and loaded, where that is known,
+    `scale` how many times as large as drawn they are."""
     return {
         "format": FORMAT,
         "model": model,
@@ -139,6 +141,7 @@ def about(
         **{name: settings.get(name) for name in _AGAIN},
         **{name: settings[name] for name in _SELDOM if name in settings},
         "grid": list(grid),
+        "scale": scale,
         "pictures": list(pictures),
         "environment": dict(environment),
     }

@@ -121,6 +121,9 @@ class Call:
         kept |= {name: value for name in _SELDOM if (value := getattr(request, name))}
         stops = self.stops(0)
         kept |= {"stop": list(stops.texts)} if stops is not None else {}
+        away = [one.negative for one in request.conditions]
+        if any(text is not None for text in away):
+            kept |= {"negative_prompt": away[0] if len(set(away)) == 1 else [text or "" for text in away]}
         return {"max_new_tokens": new, **kept, "stop_ids": list(request.stop_ids), "allowed": same}
 
     @property

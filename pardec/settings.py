@@ -60,6 +60,7 @@ class Arguments(TypedDict, total=False):
     num_images: int
     num_return_sequences: int
     prompt_embeds: Any
+    negative_prompt: str | Sequence[str] | None
     source: Source | None
     callback: Callable[[Event], object] | None
 
@@ -91,6 +92,7 @@ class Settings:
     num_images: int = 1  # of each prompt or label
     num_return_sequences: int = 1  # of text: rows of each prompt
     prompt_embeds: Any = None  # of a model of pictures: what its text encoder makes of captions, [B, n, D] or a list
+    negative_prompt: Any = None  # of captions: what guidance leads away from; one, or one a prompt
     source: Any = None  # recorded uniforms in place of a seed
     callback: Callable[[Event], object] | None = None  # called with every event
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.picture_requests import FOREIGN, labels, refuse_sequences
+from pardec.picture_requests import FOREIGN, labels, refuse_negative, refuse_sequences
 from pardec.requests import seeds_of
 from pardec.samplers import registry
 from pardec.samplers.painting import Drawing, PictureRequest
@@ -90,6 +90,7 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
     """
     sampler = registry.resolve(settings.sampler, "continuous")
     _refuse(model, settings)
+    refuse_negative(model.name, settings)
     sampler.method.check_model(model)
     model.head.respaced(sampler.method.head_steps or model.head.steps)
     once = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)

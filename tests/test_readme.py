@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import pardec
-from pardec.cli import run
 from pardec.cli.listing import entries, table
 
+sys.path.append(str(Path(__file__).resolve().parent))
+import fresh
+
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "CONTRIBUTING.md")
 README = (ROOT / "README.md").read_text()
 MARKED = re.compile(r"<!-- run -->\n```(\w+)\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_marked_blocks_of_the_readme_run_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    blocks = MARKED.findall(README)
+def test_each_marked_block_of_the_readme_runs_in_a_fresh_interpreter(tmp_path: Path) -> None:
+    blocks = [{"language": language, "code": code} for language, code in MARKED.findall(README)]
     assert len(blocks) >= 5
-    for language, code in blocks:
-        if language == "python":
-            exec(compile(code, "README.md", "exec"), names)
-            continue
-        for line in code.splitlines():
-            command, *arguments = shlex.split(line, comments=True)
-            assert command == "pardec"
-            assert run(arguments) == 0, line
-    assert "18 - 4 = 14; 14 + 12 = 26; answer 26" in capfd.readouterr().out
+    found = fresh.results(blocks, tmp_path)
+    for block, result in zip(blocks, found, strict=True):
+        assert result["code"] == 0, f"{block['code']}\n{result['told']}"
+    assert "18 - 4 = 14; 14 + 12 = 26; answer 26" in "".join(result["told"] for result in found)
     assert (tmp_path / "runs" / "readme.gif").stat().st_size > 1000
+
+
+def test_each_name_that_the_pages_give_is_there_in_a_fresh_interpreter(tmp_path: Path) -> None:
+    names = {name for page in PAGES for name in re.findall(r"`[^`\n]*?\b(pardec(?:\.\w+)+)", (ROOT / page).read_text())}
+    assert {"pardec.pngs.read", "pardec.pictures.classes.NAMES"} <= names
+    wanted = sorted(names)
+    found = fresh.results([{"language": "python", "code": f"import pardec\n{name}"} for name in wanted], tmp_path)
+    assert [name for name, result in zip(wanted, found, strict=True) if result["code"]] == []
 
 
 def test_the_table_of_samplers_is_current() -> None:
@@ -55,7 +53,7 @@ def test_the_samplers_of_the_examples_exist() -> None:
 
 
 def test_every_link_to_a_file_leads_to_one() -> None:
-    for page in ("README.md", "CONTRIBUTING.md"):
+    for page in PAGES:
         text = (ROOT / page).read_text()
         paths = re.findall(r"\]\((?!http)([^)#]+)\)", text)
         floors = "scripts|tests|samplers|benchmarks|models|pardec"

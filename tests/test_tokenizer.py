@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+import pardec
+from pardec.models.catalog import embedded_names
+from pardec.models.kinds import kind_of
 from pardec.tasks import list_tasks, task
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,3 +101,32 @@ def test_chat_renders_the_last_user_message_and_nothing_behind_it() -> None:
     ids = TOKENIZER.apply_chat_template(turns, return_dict=True)["input_ids"]
     assert ids == TOKENIZER("How many are left?")["input_ids"]
     assert TOKENIZER.apply_chat_template(turns[:2], tokenize=False) == "<bos>A? 4 7<eos>"
+
+
+TEXT_MODELS = ("tiny-dream", "tiny-llada", "tiny-llama", "tiny-llama-draft")
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_each_text_model_carries_the_tokenizer_so_that_its_folder_opens_in_transformers(name: str) -> None:
+    folder = FOLDER.parent / name
+    for file in FOLDER.iterdir():
+        assert (folder / file.name).read_bytes() == file.read_bytes(), f"copy {file.name} from {FOLDER}"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "Tom has 8 cups. He loses 3."
+    assert tokenizer(text)["input_ids"] == TOKENIZER(text)["input_ids"]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
+
+
+def test_every_text_model_is_among_them() -> None:
+    told = [(name, kind_of(name)) for name in embedded_names()]
+    assert tuple(name for name, kind in told if kind is not None and kind.draws is None) == TEXT_MODELS
+
+
+def test_transformers_decodes_the_embedded_causal_model_as_pardec_does() -> None:
+    model = pardec.load("tiny-llama", device="cpu")
+    theirs, tokenizer = AutoModelForCausalLM.from_pretrained(model.path), AutoTokenizer.from_pretrained(model.path)
+    asked = tokenizer("Reverse the list: 4 7 2 9 1.", return_tensors="pt")
+    out = theirs.float().generate(**asked, max_new_tokens=16, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    ours = model.generate("Reverse the list: 4 7 2 9 1.", max_new_tokens=16)
+    assert ours.text is not None
+    assert tokenizer.decode(out, skip_special_tokens=True) == ours.text[0]

@@ -147,6 +147,10 @@ class MARPictures:
             self._decoder = made.to(self._device)
         return self._decoder
 
+    @property
+    def cell(self) -> int:
+        return int(self.decoder.shape.downsample)
+
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         decoder = self.decoder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pardec.models.errors import ModelError, did_you_mean, one_line
+from pardec.models.errors import ModelError, did_you_mean, install, one_line
 from pardec.models.quiet import quiet
 
 _KEPT = 32  # captions whose features are kept; of FLAN-T5-XL, in float32, one takes up to a megabyte
@@ -67,7 +68,7 @@ class TextEncoder:
                 return len(tokenizer(text)["input_ids"])
         except Exception as error:  # the library has no exception of its own for this
             known = tokenizer.get_vocab()
-            word = next((word for word in text.lower().split() if word not in known), None)
+            word = next((word for word in re.findall(r"\w+", text.lower()) if word not in known), None)
             if word is None:
                 raise
             raise ModelError(
@@ -105,7 +106,7 @@ def cleaner() -> Callable[[str], str]:
     if missing:
         warnings.warn(
             f"captions are read in lower case and otherwise as they are: cleaning them needs {' and '.join(missing)} "
-            f"(the extra pardec[captions] brings them; clean_captions false in config.json leaves it out)",
+            f"({install('captions')}; clean_captions false in config.json leaves it out)",
             stacklevel=3,
         )
         return lambda caption: caption.lower().strip()

@@ -69,6 +69,10 @@ class JanusImaging:
     def codebook(self) -> Tensor:
         return F.normalize(self.model.model.vqmodel.quantize.embedding.weight.float(), dim=-1)
 
+    @property
+    def cell(self) -> int:
+        return int(2 ** (len(self.model.model.vqmodel.config.channel_multiplier) - 1))
+
     @torch.inference_mode()
     def prefix(self, conditions: Sequence[Condition]) -> Prefix:
         table = self.model.get_input_embeddings()
@@ -77,7 +81,9 @@ class JanusImaging:
             ids = self.ids(self._caption(row, condition)).to(table.weight.device)
             kept = torch.isin(ids, torch.tensor(self.kept, device=ids.device))
             said.append(table(ids))
-            unsaid.append(table(ids.where(kept, self.pad)))
+            nothing = ids.where(kept, self.pad)
+            away = nothing if condition.negative is None else self.ids(condition.negative).to(ids.device)
+            unsaid.append(table(away))
         return Prefix(tuple(said), tuple(unsaid))
 
     def ids(self, caption: str) -> Tensor:

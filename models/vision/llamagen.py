@@ -114,6 +114,10 @@ class LlamaGenImaging:
             self._vq = load_vq(self.vq_file).to(next(self.embedder.parameters()).device)
         return self._vq
 
+    @property
+    def cell(self) -> int:
+        return self.vq.shape.downsample
+
     @torch.inference_mode()
     def prefix(self, conditions: Sequence[Condition]) -> Prefix:
         if isinstance(self.embedder, Classes):
@@ -150,6 +154,11 @@ class LlamaGenImaging:
                 'load it with text_encoder="google/flan-t5-xl", or pass what the encoder made: prompt_embeds=',
             )
         made = dict(zip(unread, self.read([text or "" for text in texts]), strict=True)) if texts and self.read else {}
+        away = [row for row, condition in enumerate(conditions) if condition.negative is not None]
+        if away and self.read is None:
+            raise ModelError(f"{self.name} has no text encoder, so it cannot read a negative prompt", "leave it out")
+        negatives = [str(conditions[row].negative) for row in away]
+        avoided = dict(zip(away, self.read(negatives), strict=True)) if self.read and away else {}
         said, unsaid = [], []
         for row, condition in enumerate(conditions):
             features = condition.features if condition.features is not None else made[row]
@@ -162,7 +171,8 @@ class LlamaGenImaging:
             if places is None:
                 places = torch.arange(len(weight) - len(features), len(weight))
             said.append(captions(features.to(weight)))
-            unsaid.append(captions(weight[places.to(weight.device)]))
+            nothing = weight[places.to(weight.device)]
+            unsaid.append(captions(avoided[row].to(weight) if row in avoided else nothing))
         return Prefix(tuple(said), tuple(unsaid))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardec import pngs
 from pardec.models.errors import PardecError, SpecError
+from pardec.picture_requests import enlarged
 from pardec.samplers.events import Event, Finished
 from pardec.saving import write_file
 from pardec.views.preview import Preview
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 class Drawing:
     """The pictures of one command, batch by batch, each in its file as soon as its batch is finished."""
 
-    def __init__(self, model: Model, call: Call | VectorCall, each: Path | None, loaded: dict[str, Any]) -> None:
-        self.model, self.call, self.each, self.loaded = model, call, each, loaded
+    def __init__(
+        self, model: Model, call: Call | VectorCall, each: Path | None, loaded: dict[str, Any], scale: int
+    ) -> None:
+        """`scale`: how many times as large as drawn pictures are in files."""
+        self.model, self.call, self.each, self.loaded, self.scale = model, call, each, loaded, scale
         self.pictures: list[Image] = []
         self.made: list[pngs.Made] = []
         self.files: list[Path] = []
@@ -62,7 +66,8 @@ class Drawing:
     def _keep(self, result: Result) -> None:
         assert result.images is not None, "a missing decoder was refused"
         made = pngs.made_by(result)
-        for picture, said in zip(result.images, made, strict=True):
+        pictures = [enlarged(picture, self.scale) for picture in result.images]
+        for picture, said in zip(pictures, made, strict=True):
             if self.each is not None:
                 digits = len(str(len(self.call.seeds) - 1))
                 self.files.append(self.each / f"{len(self.pictures):0{digits}d}.png")
@@ -88,6 +93,7 @@ class Drawing:
             pictures=made,
             grid=grid,
             loaded=self.loaded,
+            scale=self.scale,
         )
 
     def document(self, grid: tuple[int, int], files: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +110,7 @@ class Drawing:
             "environment": kept["environment"],
             "timing": {"total_s": self.seconds, "tokens": tokens, "forwards": forwards, **self._of_vectors()},
             "grid": list(grid),
+            "scale": self.scale,
             "files": files,
             "pictures": [{**one, **name} for one, name in zip(self.made, names, strict=True)],
         }

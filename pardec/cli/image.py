@@ -32,11 +32,13 @@ def image(
     each: o.Each = None,
     save: o.SavedResult = None,
     grid: o.Grid = None,
+    scale: o.Scale = 1,
     json_: Json = False,
     quiet: o.Quiet = False,
     sampler: o.Sampler = None,
     cfg: o.PictureCfg = None,
     cfg_interval: o.CfgInterval = None,
+    negative_prompt: o.NegativePrompt = None,
     temperature: o.PictureTemperature = None,
     top_k: o.TopK = None,
     top_p: o.TopP = None,
@@ -60,6 +62,8 @@ def image(
 
     pardec image c2i_B_256.pt --decoder vq_ds16_c2i.pt --class 207 --num-images 4 --cfg 4 -s sjd -o dogs.png
 
+    pardec image MODEL -p "a large blue square in the middle on white" --scale 8 -o large.png
+
     pardec image MODEL --prompts captions.jsonl --each pictures --json
     """
     if output is None and each is None and save is None:
@@ -69,11 +73,15 @@ def image(
     placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder, "quantize": quantize}
     placing |= {"cuda_graphs": cuda_graphs}
     shaping: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg": cfg}
-    shaping |= {"cfg_interval": cfg_interval, "seed": _seeds(seed, seeds)}
+    shaping |= {"cfg_interval": cfg_interval, "negative_prompt": negative_prompt, "seed": _seeds(seed, seeds)}
     shaping = {name: value for name, value in shaping.items() if value is not None}
     kind = early.check(model, [sampler], shaping, placing, draws=True)
     if kind is not None:
         early.check_shown(kind, class_)
+        if negative_prompt is not None and kind.draws == "class":
+            raise SpecError(
+                f"{kind.name} draws classes, and a negative prompt is a caption", hint="leave --negative-prompt out"
+            )
 
     from pardec import pngs  # here and not above, like all that --help and a misspelt name do not need
 
@@ -101,7 +109,7 @@ def image(
     check_places(output, each, save)
     loaded = _loaded(model, placing, quiet=quiet)
     call = _prepared(loaded, shown, class_ is not None, given)
-    run = Drawing(loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _TOLD and v}})
+    run = Drawing(loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _TOLD and v}}, scale)
     try:
         run.draw(batch_size, quiet=quiet)
     except KeyboardInterrupt:

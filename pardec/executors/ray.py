@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from pardec.executors import BatchError, Job, Sink, described, failed, finished
-from pardec.models.errors import PardecError, SpecError
+from pardec.models.errors import PardecError, SpecError, install
 
 TRIES = 3  # of a batch whose actor dies
 CPU_WORKERS = 2  # where there is no GPU
@@ -38,7 +38,7 @@ class Ray:
 
     def __init__(self, workers: int | None = None) -> None:
         if find_spec("ray") is None or find_spec("pyarrow") is None:
-            raise SpecError("the ray executor needs Ray Data, which is not installed", hint='pip install "pardec[ray]"')
+            raise SpecError("the ray executor needs Ray Data, which is not installed", hint=install("ray"))
         self._asked = workers
 
     def wait(self) -> None:

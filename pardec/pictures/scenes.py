@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from dataclasses import dataclass
 
 from pardec.models.errors import SpecError, did_you_mean
@@ -82,7 +83,7 @@ class Scene:
 
 
 def parse(caption: str) -> Scene:
-    """The scene that a caption says.
+    """The scene that a caption says; capitals and punctuation say nothing.
 
     Raises:
         SpecError: a caption of another form, with the word that does not fit.
@@ -90,7 +91,7 @@ def parse(caption: str) -> Scene:
     >>> parse("a small red circle left of a large blue square on grey").things[1].colour
     'blue'
     """
-    words = caption.lower().split()
+    words = words_of(caption)
     first, rest = _thing(words, caption)
     place, rest = _phrase(rest, (*PLACES, *RELATIONS), "place", caption)
     things = [first]
@@ -105,6 +106,15 @@ def parse(caption: str) -> Scene:
     if rest:
         raise SpecError(f"the caption {caption!r} goes on after its background: {' '.join(rest)!r}", hint=_HINT)
     return Scene(tuple(things), place, background)
+
+
+def words_of(caption: str) -> list[str]:
+    """The words of a caption as the models of shapes read them.
+
+    >>> words_of("A small red circle, on White.")
+    ['a', 'small', 'red', 'circle', 'on', 'white']
+    """
+    return re.findall(r"\w+", caption.lower())
 
 
 def _word(words: list[str], known: tuple[str, ...], what: str, caption: str) -> tuple[str, list[str]]:

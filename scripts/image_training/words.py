@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pardec.pictures.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, SIZES, parse
+from pardec.pictures.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, SIZES, parse, words_of
 
 PLACES_OF_A_CAPTION = 16  # the longest has 12 words
 PAD = 0
@@ -22,11 +22,11 @@ def vocabulary() -> dict[str, int]:
 
 def tokenizer() -> Any:
     """A tokenizer of transformers. It has no token for other words: they cannot be read."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.WordLevel(vocabulary()))
-    made.normalizer = normalizers.Lowercase()
+    made.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex(r"[^\w\s]"), " ")])
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="<pad>", model_max_length=PLACES_OF_A_CAPTION, padding_side="right"
@@ -38,7 +38,7 @@ def ids(captions: list[str]) -> Tensor:
     known = vocabulary()
     rows = torch.full((len(captions), PLACES_OF_A_CAPTION), PAD)
     for row, caption in enumerate(captions):
-        words = [known[word] for word in caption.lower().split()]
+        words = [known[word] for word in words_of(caption)]
         rows[row, : len(words)] = torch.tensor(words)
     return rows
 

@@ -16,7 +16,7 @@ from pardec.models.plan import Plan, Visible
 from tests.models.toys import SMALL, llama_folder, llama_tensors, write_checkpoint
 from tests.models.toys import llama_config as config_of
 
-needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao (pardec[quant])")
+needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs the extra quant")
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 IDS = torch.randint(0, 40, (3, 9), generator=torch.Generator().manual_seed(1))
 
@@ -151,7 +151,7 @@ def test_without_torchao_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(quantize.metadata, "version", _missing)
     with pytest.raises(ModelError, match="needs torchao, which is not installed") as caught:
         load(llama_folder(tmp_path), device="cpu", quantize="int8")
-    assert "pardec[quant]" in str(caught.value.hint)
+    assert 'pip install -e ".[quant]"' in str(caught.value.hint)
 
 
 def _missing(name: str) -> str:

@@ -152,7 +152,7 @@ def test_ray_is_asked_for_by_the_name_of_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray_executor, "find_spec", lambda name: None)
     with pytest.raises(SpecError) as caught:
         executor("ray")
-    assert "pardec[ray]" in str(caught.value.hint)
+    assert 'pip install -e ".[ray]"' in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_torchrun_tells_failed_batches_once_and_finishes_the_others(tmp_path: Pa
 
 def have_ray() -> None:
     for name in ("ray", "pyarrow"):
-        pytest.importorskip(name, reason='Ray Data is not installed; pip install "pardec[ray]"')
+        pytest.importorskip(name, reason="Ray Data is not installed (the extra ray)")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 import pardec
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao (pardec[quant])")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao (the extra quant)")
 PROMPTS = ["Tom has 18 cups. He loses 4. How many cups does Tom have now?", "Ann has 8 cups. How many has Ann?"]
 
 

@@ -8,11 +8,13 @@ is lm-eval's own command line with the model `pardec` registered. An lm-eval tha
 
 from __future__ import annotations
 
+from pardec.models.errors import install
+
 try:
     from lm_eval.api.registry import model_registry
 except ImportError as error:
     raise ImportError(
-        f"pardec.interop.lm_eval needs lm-evaluation-harness 0.4.13 or newer (pip install 'pardec[eval]'): {error}"
+        f"pardec.interop.lm_eval needs lm-evaluation-harness 0.4.13 or newer ({install('eval')}): {error}"
     ) from error
 
 from pardec.interop.lm_eval.model import PardecLM

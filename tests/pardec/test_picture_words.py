@@ -1,0 +1,143 @@
+"""What people ask of pictures in diffusers' words: larger, away from a caption; and captions as they write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import pardec
+from pardec import pngs
+from pardec.pictures.scenes import parse
+
+Cli = Callable[..., tuple[int, str, str]]
+CAPTION = "a large green triangle at the top on white"
+OTHER = "a small red circle in the middle on black"
+
+
+@pytest.fixture(scope="module")
+def painter() -> pardec.Model:
+    return pardec.load("tiny-llamagen", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def pipe(painter: pardec.Model) -> Any:
+    made = pardec.ImagePipeline(painter)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def drawn(painter: pardec.Model, **given: Any) -> list[int]:
+    return painter.generate(CAPTION, temperature=0.0, sampler=given.pop("sampler", "sjd"), **given).tokens[0]
+
+
+def test_guidance_leads_away_from_the_negative_prompt(painter: pardec.Model) -> None:
+    """A caption led away from itself is the caption unguided, u + cfg (c - u) with u = c; from another it is not."""
+    assert drawn(painter, cfg=3.0, negative_prompt=CAPTION) == drawn(painter)
+    away, plain = drawn(painter, cfg=3.0, negative_prompt=OTHER), drawn(painter, cfg=3.0)
+    assert away != plain
+    assert drawn(painter, cfg=3.0, negative_prompt="") == plain
+    for sampler in ("sequential", "model:name=tiny-llamagen-draft,k=4"):  # a drafter reads it by itself
+        assert drawn(painter, cfg=3.0, negative_prompt=OTHER, sampler=sampler) == away
+
+
+def test_what_is_unsaid_is_the_negative_caption_as_the_model_reads_it(painter: pardec.Model) -> None:
+    call = painter.prepare([CAPTION, OTHER], cfg=2.0, negative_prompt=[OTHER, ""])
+    said = painter.prepare([OTHER, OTHER], cfg=2.0)
+    prefix, expected = call.request.prefix, said.request.prefix  # type: ignore[union-attr]
+    assert prefix is not None
+    assert expected is not None
+    assert prefix.without is not None
+    assert expected.without is not None
+    assert torch.equal(prefix.without[0], expected.states[0])
+    assert torch.equal(prefix.without[1], expected.without[1])
+    assert call.settings["negative_prompt"] == [OTHER, ""]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"negative_prompt": OTHER}, "nothing is guided"),
+        ({"negative_prompt": OTHER, "cfg": 1.0}, "nothing is guided"),
+        ({"negative_prompt": [OTHER, OTHER], "cfg": 2.0}, "2 negative prompts for 1 prompts"),
+        ({"negative_prompt": 3, "cfg": 2.0}, "negative_prompt is a caption"),
+    ],
+)
+def test_a_negative_prompt_that_means_nothing_is_refused(
+    painter: pardec.Model, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(pardec.SpecError, match=said) as caught:
+        painter.prepare(CAPTION, **given)
+    assert caught.value.hint
+
+
+def test_models_of_classes_and_of_text_take_none() -> None:
+    with pytest.raises(pardec.SpecError, match="negative_prompt is a caption, and tiny-mar draws classes"):
+        pardec.load("tiny-mar", device="cpu").prepare(label=3, cfg=2.0, negative_prompt=OTHER)
+    with pytest.raises(pardec.SpecError, match="negative_prompt is for image models"):
+        pardec.load("tiny-dream", device="cpu").prepare("Tom", negative_prompt=OTHER)
+
+
+def test_the_pipeline_draws_in_multiples_of_the_models_size(pipe: Any) -> None:
+    given = {"sampler": "sjd", "temperature": 0.0, "guidance_scale": 3.0, "negative_prompt": OTHER}
+    own = np.asarray(pipe(CAPTION, **given, height=48, width=48).images[0])
+    large = np.asarray(pipe(CAPTION, **given, height=96).images[0])
+    array = pipe(CAPTION, **given, width=144, output_type="np").images[0]
+    assert own.shape == (48, 48, 3)
+    assert np.array_equal(large, own.repeat(2, 0).repeat(2, 1))
+    assert array.shape == (144, 144, 3)
+    assert np.array_equal(array[::3, ::3], array[2::3, 2::3])
+    assert np.abs(array[::3, ::3] - own / 255).max() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ({"height": 512, "width": 512}, "height=512, and tiny-llamagen draws pictures of 48 by 48 pixels"),
+        ({"width": 24}, "width=24"),
+        ({"width": 96.0}, "width=96.0"),
+        ({"height": 48, "width": 96}, "48 by 96 pixels have another form"),
+    ],
+)
+def test_other_sizes_are_refused_with_those_that_there_are(pipe: Any, size: dict[str, Any], said: str) -> None:
+    with pytest.raises(pardec.SpecError, match=said) as caught:
+        pipe(CAPTION, **size)
+    assert "96" in str(caught.value.hint)
+
+
+def test_files_take_larger_pictures_and_say_so(cli: Cli, tmp_path: Path) -> None:
+    small, large = tmp_path / "small.png", tmp_path / "large.png"
+    same = ("image", "tiny-llamagen", "-p", CAPTION, "-s", "sjd", "--cfg", "3", "--negative-prompt", OTHER, "--quiet")
+    assert cli(*same, "-o", small, "--each", tmp_path / "each")[0] == 0
+    assert cli(*same, "-o", large, "--scale", "4")[0] == 0
+    one, four = np.asarray(Image.open(small)), np.asarray(Image.open(large))
+    assert np.array_equal(four, one.repeat(4, 0).repeat(4, 1))
+    said = pngs.read(large)
+    assert (said["scale"], pngs.read(small)["scale"]) == (4, 1)
+    assert said["negative_prompt"] == OTHER
+    made = pardec.load("tiny-llamagen", device="cpu").generate(**pngs.again(said))
+    assert made.images is not None
+    assert np.array_equal(np.asarray(made.images[0]), one)
+    code, _, err = cli(*same, "-o", large, "--scale", "0")
+    assert (code, "--scale" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "written", ["A large green triangle at the top, on White.", "a LARGE green triangle at the top on white!"]
+)
+def test_a_caption_is_read_as_people_write_it(painter: pardec.Model, written: str) -> None:
+    assert parse(written) == parse(CAPTION)
+    call, same = painter.prepare(written), painter.prepare(CAPTION)
+    assert torch.equal(call.request.prefix.states[0], same.request.prefix.states[0])  # type: ignore[union-attr]
+
+
+def test_a_word_that_is_not_known_is_named_without_its_full_stop(painter: pardec.Model) -> None:
+    with pytest.raises(pardec.ModelError, match="no word 'mauve', in"):
+        painter.prepare("a large green triangle at the top on Mauve.")
+    with pytest.raises(pardec.SpecError, match="'mauve' is no background"):
+        parse("a large green triangle at the top on Mauve.")
