@@ -23,6 +23,7 @@ from pardec.executors import executor as make_executor
 from pardec.models.errors import SpecError
 from pardec.rows import Row, RowsFile
 from pardec.tasks import Task
+from pardec.tasks.scorers import Score
 
 if TYPE_CHECKING:
     from pardec.api import Model
@@ -34,7 +35,7 @@ def compare(
     samplers: SamplerLike | Sequence[SamplerLike] = (),
     *,
     prompts: sources.Prompts | None = None,
-    scorer: str | None = None,
+    scorer: str | Score | None = None,
     limit: int = 50,
     seeds: Sequence[int] = (0,),
     split: str = "heldout",
@@ -69,7 +70,8 @@ def compare(
         task: a task, several, or a group of them.
         samplers: specs or presets, taken as written; the first is what speed-ups refer to.
         prompts: in place of a task or beside it: a file, a list of texts, or of {"prompt": ..., "answer": ...}.
-        scorer: of the prompts: "exact", "number" or "file.py:function".
+        scorer: of the prompts: "exact", "number", "file.py:function", or a function of (problem, text) that returns a
+            number in 0..1; with ray one that other processes can import. A run goes on with the same source of it only.
         limit: problems a task.
         seeds: each problem is decoded once with each.
         split, problem_seed: which problems a task hands out.
@@ -102,6 +104,7 @@ def compare(
     if out is None and (resume or executor == "torchrun"):
         what = "resume" if resume else "the torchrun executor"
         raise SpecError(f"{what} needs a run's folder", hint="name one with out")
+    sources.refuse_unnamed(scorer, executor)
     made = plan(
         str(model) if isinstance(model, Path) else model,
         [samplers] if isinstance(samplers, SamplerLike) else samplers,

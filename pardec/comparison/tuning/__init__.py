@@ -21,6 +21,7 @@ from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.registry import resolve
 from pardec.samplers.spec import Part, Spec
 from pardec.tasks import Task
+from pardec.tasks.scorers import Score
 
 if TYPE_CHECKING:
     from pardec.api import Model
@@ -45,7 +46,7 @@ def tune(
     caches: Sequence[str] | None = None,
     block_lengths: Sequence[int] = (),
     prompts: sources.Prompts | None = None,
-    scorer: str | None = None,
+    scorer: str | Score | None = None,
     seed: int = 0,
     batch_size: int = 8,
     out: str | Path | None = None,
@@ -98,6 +99,7 @@ def tune(
         raise SpecError(f"max_drop is in points, at least 0 and below 100, got {max_drop}", hint="1.0 is one point")
     for sampler in samplers or ():
         resolve(sampler)  # a misspelt one is refused before weights are read
+    sources.refuse_unnamed(scorer, executor)
     tasks = sources.tasks(task, prompts, scorer)
     loading = {name: arguments.pop(name) for name in _LOADING if name in arguments}
     fit = Fit.of(model, loading, arguments)
