@@ -36,10 +36,7 @@ def choose_device(asked: str | torch.device) -> tuple[torch.device, str]:
         if torch.backends.mps.is_available():
             return torch.device("mps"), "Apple GPU found"
         return torch.device("cpu"), "no GPU found"
-    try:
-        device = torch.device(asked)
-    except RuntimeError as error:
-        raise ModelError(f"unknown device {str(asked)!r}", "use auto, cpu, cuda, cuda:N or mps") from error
+    device = named_device(asked)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device {device} was asked for, but torch finds no CUDA GPU", 'use device="cpu" or "auto"')
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -49,6 +46,14 @@ def choose_device(asked: str | torch.device) -> tuple[torch.device, str]:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ModelError("device mps was asked for, but torch finds no Apple GPU", 'use device="cpu" or "auto"')
     return device, "as asked"
+
+
+def named_device(asked: str | torch.device) -> torch.device:
+    """The device of that name, whether or not this machine has it. Raises ModelError for no such kind."""
+    try:
+        return torch.device(asked)
+    except RuntimeError as error:
+        raise ModelError(f"unknown device {str(asked)!r}", "use auto, cpu, cuda, cuda:N or mps") from error
 
 
 def choose_dtype(asked: str | torch.dtype, device: torch.device, stored: torch.dtype) -> tuple[torch.dtype, str]:

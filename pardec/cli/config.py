@@ -16,7 +16,7 @@ _LISTED = ("samplers", "caches", "block_lengths")  # what Python calls options t
 
 
 def _yaml(text: str) -> Any:
-    import yaml  # type: ignore[import-untyped]  # comes with transformers
+    import yaml  # comes with transformers
 
     return yaml.safe_load(text)
 
@@ -56,7 +56,11 @@ def defaults(given: Mapping[str, Any], parameters: Mapping[str, bool], where: st
         SpecError: an option that the command does not have; names the nearest.
     """
     known = {name.rstrip("_"): name for name in parameters if name != "config"}
-    known |= {f"{name.removesuffix('s')}s": name for name in parameters if f"{name.removesuffix('s')}s" in _LISTED}
+    known |= {
+        f"{name.removesuffix('s')}s": name
+        for name, many in parameters.items()
+        if many and f"{name.removesuffix('s')}s" in _LISTED
+    }
     if "no_references" in parameters:
         known["references"] = "no_references"
     found: dict[str, Any] = {}

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pardec import __version__
 from pardec.comparison import entries, sources, units
 from pardec.comparison.entries import Entry, SamplerLike
@@ -17,6 +19,8 @@ from pardec.comparison.worker import Job
 from pardec.models.errors import SpecError
 from pardec.models.families import match
 from pardec.models.load import described
+from pardec.models.placement import choose_dtype, named_device
+from pardec.models.quantize import check
 from pardec.models.sources import locate, read_json
 from pardec.samplers.cards import Family
 from pardec.tasks import Task
@@ -158,7 +162,8 @@ def _known(model: Model | str, loading: Loading) -> _Known:
         if imaging is None:
             return _Known(model.family)
         return _Known(model.family, True, imaging.kind, _drawn_with(imaging.defaults))
-    source = locate(model, revision=loading.revision, offline=loading.offline)
+    _loadable(loading)
+    source = locate(model, revision=loading.revision, offline=loading.offline, weights=False)
     config, _ = described(source)
     defaults = _drawn_with(read_json(source.folder / "generation_config.json"))
     if config.get("model_type") == "mar":
@@ -169,6 +174,18 @@ def _known(model: Model | str, loading: Loading) -> _Known:
     if spec is not None and spec.imaging:
         return _Known("ar", True, _READS.get(config.get("gpt_type", "")), {} if source.file else defaults)
     return _Known("ar" if spec is None or spec.attention == "causal" else "masked")
+
+
+def _loadable(loading: Loading) -> None:
+    """Refuses what no machine could load; whether that which decodes can is known there."""
+    check(loading.quantize, loading.device_map)
+    cpu = torch.device("cpu")
+    choose_dtype(loading.dtype, cpu if loading.device == "auto" else named_device(loading.device), torch.float32)
+
+
+def family_of(model: str, loading: Loading) -> Family:
+    """Which loop decodes a model, read off its configuration."""
+    return _known(model, loading).family
 
 
 _READS = {"c2i": "class", "t2i": "text"}  # by what LlamaGen's files say of themselves

@@ -11,6 +11,7 @@ from pardec.comparison import sources, units
 from pardec.comparison.entries import SamplerLike
 from pardec.comparison.plan import Grid, Loading, plan
 from pardec.comparison.run import Folder
+from pardec.models.errors import SpecError
 from pardec.tasks import Task
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def preview(
         given.get("cost_ratio"),
     )
     out, done = given.get("out"), {}
+    if out is None and given.get("resume"):
+        raise SpecError("resume needs a run's folder", hint="name one with out")
     if out is not None:
         folder = Folder(Path(out), made.config, lambda text: None)
         if folder.found(resume=given.get("resume", False)) is not None:
