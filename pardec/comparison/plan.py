@@ -162,7 +162,6 @@ def _known(model: Model | str, loading: Loading) -> _Known:
         if imaging is None:
             return _Known(model.family)
         return _Known(model.family, True, imaging.kind, _drawn_with(imaging.defaults))
-    _loadable(loading)
     source = locate(model, revision=loading.revision, offline=loading.offline, weights=False)
     config, _ = described(source)
     defaults = _drawn_with(read_json(source.folder / "generation_config.json"))
@@ -176,7 +175,7 @@ def _known(model: Model | str, loading: Loading) -> _Known:
     return _Known("ar" if spec is None or spec.attention == "causal" else "masked")
 
 
-def _loadable(loading: Loading) -> None:
+def loadable(loading: Loading) -> None:
     """Refuses what no machine could load; whether that which decodes can is known there."""
     check(loading.quantize, loading.device_map)
     cpu = torch.device("cpu")
@@ -185,6 +184,7 @@ def _loadable(loading: Loading) -> None:
 
 def family_of(model: str, loading: Loading) -> Family:
     """Which loop decodes a model, read off its configuration."""
+    loadable(loading)
     return _known(model, loading).family
 
 

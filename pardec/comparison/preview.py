@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.comparison import sources, units
 from pardec.comparison.entries import SamplerLike
-from pardec.comparison.plan import Grid, Loading, plan
+from pardec.comparison.plan import Grid, Loading, loadable, plan
 from pardec.comparison.run import Folder
 from pardec.models.errors import SpecError
 from pardec.tasks import Task
@@ -57,6 +57,7 @@ def preview(
             done = folder.rows().rows
         if given.get("retry_failed"):
             done = {key: row for key, row in done.items() if row["error"] is None}
+    loadable(loading)
     every = [unit for batch in made.batches for unit in batch]
     references = sum(unit.reference for unit in every)
     to_do = sum(map(len, units.left(made.batches, done)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.comparison import sources, units
 from pardec.comparison.entries import SamplerLike
-from pardec.comparison.plan import Grid, Loading, Plan, plan
+from pardec.comparison.plan import Grid, Loading, Plan, loadable, plan
 from pardec.comparison.progress import progress as watching
 from pardec.comparison.run import Folder, Run
 from pardec.comparison.table import Table
@@ -119,7 +119,7 @@ def compare(
         where = {"device": device, "device_map": device_map, "executor": executor, "workers": workers}
         where |= {"cuda_graphs": cuda_graphs}
         folder = Folder(home, {**made.config, "where": where}, _warn if runs_on.leads else lambda text: None)
-        rows = _begun(folder, runs_on, resume=resume, retry_failed=retry_failed)
+        rows = _begun(made, folder, runs_on, resume=resume, retry_failed=retry_failed)
         _decode(made, runs_on, folder, rows, warm_up=warm_up, shown=progress)
         table = Table(Run.load(home))
         if out is not None and runs_on.leads:
@@ -138,9 +138,11 @@ def write_reports(table: Table, home: Path) -> None:
     (home / "report.html").write_text(page(table.run), encoding="utf-8")
 
 
-def _begun(folder: Folder, runs_on: Executor, *, resume: bool, retry_failed: bool) -> RowsFile:
+def _begun(made: Plan, folder: Folder, runs_on: Executor, *, resume: bool, retry_failed: bool) -> RowsFile:
     """The rows made so far, once the folder is ready; one process sees to it before the others look."""
     if runs_on.leads:
+        folder.found(resume=resume)
+        loadable(made.loading)  # before a folder is made
         folder.start(environment(), resume=resume)
         if retry_failed:
             folder.forget_failed()
