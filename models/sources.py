@@ -30,8 +30,10 @@ class Source:
     file: Path | None = None  # the one weight file that was named, without a config.json
 
 
-def locate(name_or_path: str | os.PathLike[str], *, revision: str | None = None, offline: bool = False) -> Source:
-    """Find a model's files, downloading them from the hub if need be.
+def locate(
+    name_or_path: str | os.PathLike[str], *, revision: str | None = None, offline: bool = False, weights: bool = True
+) -> Source:
+    """Find a model's files, downloading them from the hub if need be; all but the weights without `weights`.
 
     Raises UnknownModelError (a ModelError and LookupError) with the nearest embedded names if there is no such model.
     """
@@ -41,7 +43,7 @@ def locate(name_or_path: str | os.PathLike[str], *, revision: str | None = None,
     name = os.fspath(name_or_path)
     if match := _HUB_FILE.fullmatch(name):
         return _single(_download_file(*match.groups(), revision=revision, offline=offline), name)
-    folder = _download(name, revision, offline)
+    folder = _download(name, revision, offline, weights=weights)
     return Source(name, folder, folder)
 
 
@@ -112,7 +114,7 @@ def _download_file(repo: str, file: str, *, revision: str | None, offline: bool)
         return Path(hf_hub_download(repo, file, revision=revision, local_files_only=_offline(offline)))
 
 
-def _download(repo: str, revision: str | None, offline: bool) -> Path:
+def _download(repo: str, revision: str | None, offline: bool, *, weights: bool) -> Path:
     """Small files first; they say which weight files are needed (repositories often hold the same weights twice)."""
     from huggingface_hub import snapshot_download
 
@@ -125,6 +127,8 @@ def _download(repo: str, revision: str | None, offline: bool) -> Path:
 
     with _hub_errors(repo, revision, offline):
         folder = fetch(_SMALL)
+        if not weights:
+            return folder
         for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
             if (folder / index).is_file():
                 return fetch([*_SMALL, *indexed(folder / index)])

@@ -53,6 +53,11 @@ def _parsed(line: str, at: int, number: int, where: str) -> Item:
         held = parse(line)
     except ValueError as error:
         raise SpecError(f"{where} is no JSON: {error}", hint=FORM) from error
+    return read_item(held, at, number, where)
+
+
+def read_item(held: Any, at: int, number: int, where: str) -> Item:
+    """A prompt as JSON or Python has it: text, or an object with what belongs to it; called `where` in errors."""
     if isinstance(held, str):
         held = {"prompt": held}
     if not isinstance(held, dict) or ("prompt" in held) == ("messages" in held):

@@ -11,6 +11,7 @@ import typer
 from pardec import early
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say, show
+from pardec.cli.config import Config, DryRun
 from pardec.executors import check_name
 from pardec.models.errors import SpecError
 
@@ -34,6 +35,8 @@ def compare(
     cost_ratio: o.CostRatio = None,
     json_: Json = False,
     quiet: o.Quiet = False,
+    config: Config = None,
+    dry_run: DryRun = False,
     sampler: o.Samplers = None,
     seeds: o.Seeds = "0",
     max_new_tokens: o.MaxNewTokens = None,
@@ -88,42 +91,45 @@ def compare(
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import pardec.comparison
+    from pardec.comparison.preview import told
     from pardec.executors import executor as started
 
+    given: dict[str, Any] = {
+        "prompts": prompts,
+        "scorer": scorer,
+        "limit": limit,
+        "seeds": numbers,
+        "split": split,
+        "problem_seed": problem_seed,
+        "batch_size": batch_size,
+        "references": not no_references,
+        "replays": replays,
+        "cost_ratio": cost_ratio,
+        "out": out,
+        "resume": resume,
+        "retry_failed": retry_failed,
+        "executor": executor,
+        "workers": workers,
+        "progress": not (quiet or json_),
+        "device": device,
+        "dtype": dtype,
+        "device_map": device_map,
+        "quantize": quantize,
+        "cuda_graphs": cuda_graphs,
+        "revision": revision,
+        "offline": offline,
+        "mask_id": mask_id,
+        "decoder": decoder,
+        "text_encoder": text_encoder,
+        **arguments,  # what is not given stays out, so that a preset's own arguments hold
+    }
+    if dry_run:
+        made = pardec.comparison.preview(model, task, sampler or (), **given)
+        dump(made) if json_ else show(told(made))
+        return
     leads = started(executor, workers=workers).leads
     try:
-        table = pardec.comparison.compare(
-            model,
-            task,
-            sampler or (),
-            prompts=prompts,
-            scorer=scorer,
-            limit=limit,
-            seeds=numbers,
-            split=split,
-            problem_seed=problem_seed,
-            batch_size=batch_size,
-            references=not no_references,
-            replays=replays,
-            cost_ratio=cost_ratio,
-            out=out,
-            resume=resume,
-            retry_failed=retry_failed,
-            executor=executor,
-            workers=workers,
-            progress=not (quiet or json_),
-            device=device,
-            dtype=dtype,
-            device_map=device_map,
-            quantize=quantize,
-            cuda_graphs=cuda_graphs,
-            revision=revision,
-            offline=offline,
-            mask_id=mask_id,
-            decoder=decoder,
-            text_encoder=text_encoder,
-            **arguments,  # what is not given stays out, so that a preset's own arguments hold
-        )
+        table = pardec.comparison.compare(model, task, sampler or (), **given)
     except KeyboardInterrupt:
         say(_left_off(out), quiet=not leads)
         raise typer.Exit(130) from None

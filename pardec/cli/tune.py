@@ -9,6 +9,7 @@ import typer
 from pardec import early
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say, show
+from pardec.cli.config import Config, DryRun
 from pardec.executors import check_name
 
 MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost against sequential.", min=0)]
@@ -39,6 +40,8 @@ def tune(
     resume: o.Resume = False,
     json_: Json = False,
     quiet: o.Quiet = False,
+    config: Config = None,
+    dry_run: DryRun = False,
     max_new_tokens: o.MaxNewTokens = None,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
@@ -77,40 +80,48 @@ def tune(
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     from pardec.comparison import tuning
     from pardec.comparison.tuning.advice import table
+    from pardec.comparison.tuning.prepared import told
     from pardec.executors import executor as started
 
+    asked: dict[str, Any] = {
+        "prompts": prompts,
+        "scorer": scorer,
+        "max_drop": max_drop,
+        "budget": budget,
+        "confirm": confirm,
+        "cost": cost,
+        "samplers": sampler,
+        "caches": cache,
+        "block_lengths": block_length or (),
+        "out": out,
+        "seed": seed,
+        "executor": executor,
+        "device": device,
+        "dtype": dtype,
+        "device_map": device_map,
+        "quantize": quantize,
+        "cuda_graphs": cuda_graphs,
+        "revision": revision,
+        "offline": offline,
+        "mask_id": mask_id,
+        **arguments,
+    }
+    if dry_run:
+        made = tuning.preview(model, task, **asked)
+        dump(made) if json_ else show(told(made))
+        return
     leads = started(executor, workers=workers).leads
     quiet = quiet or not leads
     try:
         advice = tuning.tune(
             model,
             task,
-            prompts=prompts,
-            scorer=scorer,
-            max_drop=max_drop,
-            budget=budget,
-            confirm=confirm,
-            cost=cost,
-            samplers=sampler,
-            caches=cache,
-            block_lengths=block_length or (),
-            out=out,
             resume=resume,
-            seed=seed,
             batch_size=batch_size,
-            executor=executor,
             workers=workers,
             progress=False if quiet or json_ else None,
             told=lambda text: say(text, quiet=quiet),
-            device=device,
-            dtype=dtype,
-            device_map=device_map,
-            quantize=quantize,
-            cuda_graphs=cuda_graphs,
-            revision=revision,
-            offline=offline,
-            mask_id=mask_id,
-            **arguments,
+            **asked,
         )
     except KeyboardInterrupt:
         how = "--out RUN would keep what is finished" if out is None else "the same command with --resume goes on"

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from pardec.comparison.preview import preview
 from pardec.comparison.run import Run
 from pardec.comparison.runner import compare
 from pardec.comparison.table import Table
 
-__all__ = ["Run", "Table", "compare"]
+__all__ = ["Run", "Table", "compare", "preview"]

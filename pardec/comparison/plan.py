@@ -14,9 +14,11 @@ from pardec.comparison.entries import Entry, SamplerLike
 from pardec.comparison.run import FORMAT
 from pardec.comparison.units import Problems, Unit
 from pardec.comparison.worker import Job
+from pardec.models import arguments as loaded
 from pardec.models.errors import SpecError
 from pardec.models.families import match
 from pardec.models.load import described
+from pardec.models.quantize import check
 from pardec.models.sources import locate, read_json
 from pardec.samplers.cards import Family
 from pardec.tasks import Task
@@ -158,7 +160,7 @@ def _known(model: Model | str, loading: Loading) -> _Known:
         if imaging is None:
             return _Known(model.family)
         return _Known(model.family, True, imaging.kind, _drawn_with(imaging.defaults))
-    source = locate(model, revision=loading.revision, offline=loading.offline)
+    source = locate(model, revision=loading.revision, offline=loading.offline, weights=False)
     config, _ = described(source)
     defaults = _drawn_with(read_json(source.folder / "generation_config.json"))
     if config.get("model_type") == "mar":
@@ -169,6 +171,18 @@ def _known(model: Model | str, loading: Loading) -> _Known:
     if spec is not None and spec.imaging:
         return _Known("ar", True, _READS.get(config.get("gpt_type", "")), {} if source.file else defaults)
     return _Known("ar" if spec is None or spec.attention == "causal" else "masked")
+
+
+def loadable(loading: Loading) -> None:
+    """Refuses what no machine could load; whether that which decodes can is known there."""
+    loaded.check(loading.device, loading.dtype, loading.quantize)
+    check(loading.quantize, loading.device_map)
+
+
+def family_of(model: str, loading: Loading) -> Family:
+    """Which loop decodes a model, read off its configuration."""
+    loadable(loading)
+    return _known(model, loading).family
 
 
 _READS = {"c2i": "class", "t2i": "text"}  # by what LlamaGen's files say of themselves

@@ -70,27 +70,34 @@ class Folder:
         Raises:
             SpecError: something is there and `resume` is not asked for, it is no run, or it is one of something else.
         """
-        there = [entry for entry in self.home.iterdir() if entry.name[0] != "."] if self.home.is_dir() else []
-        before = read_config(self.home)
-        if before is not None and resume:
-            self._check(before)
+        before = self.found(resume=resume)
+        if before is not None:
             if before.get("cost_ratio") != (asked := self.config.get("cost_ratio")):
                 self._write("config.json", {**before, "cost_ratio": asked})
             for torn in self.traces.glob(".*"):  # a result that was being saved when the run was killed
                 shutil.rmtree(torn, ignore_errors=True)
             return
-        if there:
-            what = "holds a run already" if before is not None else "is not empty, and holds no run"
-            hint = (
-                "--resume goes on with it; or choose another folder" if before is not None else "choose another folder"
-            )
-            raise SpecError(f"{self.home} {what}", hint=hint)
         try:
             self.traces.mkdir(parents=True, exist_ok=True)
             self._write("environment.json", environment)
             self._write("config.json", self.config)
         except OSError as error:
             raise PardecError(f"cannot write to {self.home}: {error.strerror}", hint="choose another folder") from error
+
+    def found(self, *, resume: bool) -> dict[str, Any] | None:
+        """The config of the run to go on with, None where one begins; writes nothing. Raises what `start` does."""
+        there = [entry for entry in self.home.iterdir() if entry.name[0] != "."] if self.home.is_dir() else []
+        before = read_config(self.home)
+        if before is not None and resume:
+            self._check(before)
+            return before
+        if there:
+            what = "holds a run already" if before is not None else "is not empty, and holds no run"
+            hint = (
+                "--resume goes on with it; or choose another folder" if before is not None else "choose another folder"
+            )
+            raise SpecError(f"{self.home} {what}", hint=hint)
+        return None
 
     def rows(self) -> RowsFile:
         """The rows made so far."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.comparison import sources, units
 from pardec.comparison.entries import SamplerLike
-from pardec.comparison.plan import Grid, Loading, Plan, plan
+from pardec.comparison.plan import Grid, Loading, Plan, loadable, plan
 from pardec.comparison.progress import progress as watching
 from pardec.comparison.run import Folder, Run
 from pardec.comparison.table import Table
@@ -24,6 +24,7 @@ from pardec.models.errors import SpecError
 from pardec.models.plain import plain
 from pardec.rows import Row, RowsFile
 from pardec.tasks import Task
+from pardec.tasks.scorers import Score
 
 if TYPE_CHECKING:
     from pardec.api import Model
@@ -35,7 +36,7 @@ def compare(
     samplers: SamplerLike | Sequence[SamplerLike] = (),
     *,
     prompts: sources.Prompts | None = None,
-    scorer: str | None = None,
+    scorer: str | Score | None = None,
     limit: int = 50,
     seeds: Sequence[int] = (0,),
     split: str = "heldout",
@@ -70,7 +71,8 @@ def compare(
         task: a task, several, or a group of them.
         samplers: specs or presets, taken as written; the first is what speed-ups refer to.
         prompts: in place of a task or beside it: a file, a list of texts, or of {"prompt": ..., "answer": ...}.
-        scorer: of the prompts: "exact", "number" or "file.py:function".
+        scorer: of the prompts: "exact", "number", "file.py:function", or a function of (problem, text) that returns a
+            number in 0..1; with ray one that other processes can import. A run goes on with the same source of it only.
         limit: problems a task.
         seeds: each problem is decoded once with each.
         split, problem_seed: which problems a task hands out.
@@ -103,6 +105,7 @@ def compare(
     if out is None and (resume or executor == "torchrun"):
         what = "resume" if resume else "the torchrun executor"
         raise SpecError(f"{what} needs a run's folder", hint="name one with out")
+    sources.refuse_unnamed(scorer, executor)
     made = plan(
         str(model) if isinstance(model, Path) else model,
         [samplers] if isinstance(samplers, SamplerLike) else samplers,
@@ -117,7 +120,7 @@ def compare(
         where = {"device": device, "device_map": device_map, "executor": executor, "workers": workers}
         where |= {"cuda_graphs": cuda_graphs}
         folder = Folder(home, {**made.config, "where": where}, _warn if runs_on.leads else lambda text: None)
-        rows = _begun(folder, runs_on, resume=resume, retry_failed=retry_failed)
+        rows = _begun(made, folder, runs_on, resume=resume, retry_failed=retry_failed)
         _decode(made, runs_on, folder, rows, warm_up=warm_up, shown=progress)
         table = Table(Run.load(home))
         if out is not None and runs_on.leads:
@@ -136,9 +139,11 @@ def write_reports(table: Table, home: Path) -> None:
     (home / "report.html").write_text(page(table.run), encoding="utf-8")
 
 
-def _begun(folder: Folder, runs_on: Executor, *, resume: bool, retry_failed: bool) -> RowsFile:
+def _begun(made: Plan, folder: Folder, runs_on: Executor, *, resume: bool, retry_failed: bool) -> RowsFile:
     """The rows made so far, once the folder is ready; one process sees to it before the others look."""
     if runs_on.leads:
+        folder.found(resume=resume)
+        loadable(made.loading)  # before a folder is made
         folder.start(environment(), resume=resume)
         if retry_failed:
             folder.forget_failed()

@@ -10,19 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import SpecError
+from pardec.prompt_files import read_item
 from pardec.rows import key_of
 from pardec.tasks import FileTask, Problem, Task, expand, task
-from pardec.tasks.scorers import Scorer, scorer
+from pardec.tasks.files import answer_of
+from pardec.tasks.functions import code_of, importable, name_of
+from pardec.tasks.scorers import Score, Scorer, scorer
+
+FIELDS = ("id", "prompt", "messages", "answer", "answers")  # of a prompt, as a file's lines have them
 
 Prompts = str | Path | Sequence[str | Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Given(Task):
-    """Prompts handed in as text, or as {"prompt": ..., "answer": ...} like the lines of a prompts file."""
+    """Prompts handed in as text, or with the fields that the lines of a prompts file have."""
 
     given: tuple[Problem, ...]
-    scorer: str
+    scorer: str | Score
     name: str = "prompts"
     summary: str = "prompts handed in"
 
@@ -41,8 +46,17 @@ class Given(Task):
         return self._scorer.score(problem, text)
 
 
+def refuse_unnamed(scorer: str | Score | None, executor: str) -> None:
+    """Refuses a function that the processes of `executor` could not find."""
+    if executor == "ray" and scorer is not None and not importable(scorer):
+        raise SpecError(
+            f"the ray executor scores in other processes, which cannot import {name_of(scorer)}",
+            hint='put the function into a module, or name it by its file: scorer="file.py:function"',
+        )
+
+
 def tasks(
-    given: str | Task | Sequence[str | Task] | None, prompts: Prompts | None, scorer: str | None
+    given: str | Task | Sequence[str | Task] | None, prompts: Prompts | None, scorer: str | Score | None
 ) -> dict[str, Task]:
     """The tasks of a run by name; a group stands for its tasks.
 
@@ -73,30 +87,27 @@ def drawn(tasks: Mapping[str, Task], *, split: str, limit: int, seed: int) -> di
 def config(task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
     """What a run's folder says of a task: enough to see that it is the same, and to make it again."""
     path, scored_by = getattr(task, "path", None), getattr(task, "scorer", None)
-    code = Path(scored_by.rpartition(":")[0]).read_text(encoding="utf-8") if scored_by and ":" in scored_by else None
     return {
         "name": task.name,
         "file": None if path is None else str(path),
-        "scorer": scored_by,
+        "scorer": scored_by and name_of(scored_by),
         "problems": len(problems),
-        "digest": key_of([[problem.id, problem.prompt, problem.answer] for problem in problems], code),
+        "digest": key_of([[problem.id, problem.prompt, problem.answer] for problem in problems], code_of(scored_by)),
     }
 
 
-def _prompts(prompts: Prompts, named: str) -> Task:
+def _prompts(prompts: Prompts, rated: str | Score) -> Task:
     if isinstance(prompts, str | Path):
-        return FileTask(prompts, scorer=named)
-    rates, problems = scorer(named), []
+        return FileTask(prompts, scorer=rated)
+    rates, problems = scorer(rated), []
     for index, prompt in enumerate(prompts):
         held = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
-        unknown = [name for name in held if name not in ("id", "prompt", "answer")]
-        if "prompt" not in held or unknown:
+        unknown = [name for name in held if name not in FIELDS]
+        if unknown or not {"prompt", "messages"} & held.keys():
             raise SpecError(
                 f"prompt {index} is {json.dumps(held, default=str)[:80]}",
                 hint='a prompt is text, or {"prompt": "...", "answer": "..."} with an "id" if you like',
             )
-        reason = None if held.get("answer") is None else rates.refuses(held["answer"])
-        if reason is not None:
-            raise SpecError(f"prompt {index}: the answer {reason}, which {named} needs", hint="change the answer")
-        problems.append(Problem(str(held.get("id", index)), held["prompt"], held.get("answer")))
-    return Given(tuple(problems), named)
+        item = read_item(held, index, 0, f"prompt {index}")
+        problems.append(Problem(str(item.id), item.prompt, answer_of(item, f"prompt {index}", rates, name_of(rated))))
+    return Given(tuple(problems), rated)

@@ -9,6 +9,8 @@ from typing import Any
 from pardec.models.errors import SpecError
 from pardec.prompt_files import Item, read_file
 from pardec.tasks.base import Problem, Task, checked_count
+from pardec.tasks.functions import name_of
+from pardec.tasks.scorers import Score, Scorer
 from pardec.tasks.scorers import scorer as named
 
 FORM = '"answer" is text or a number, and "answers" a list of accepted ones; a scorer of your own may read anything'
@@ -20,21 +22,24 @@ class FileTask(Task):
     Args:
         path: .jsonl with {"prompt": "..."} or {"messages": [...]} a line, and "id", "answer" or "answers" if you like;
             or text, one prompt a line.
-        scorer: "exact" (white space aside), "number" (the last one in the text), or "path/to/file.py:function".
+        scorer: "exact" (white space aside), "number" (the last one in the text), "path/to/file.py:function", or a
+            function of (problem, text).
         name: what it is called in tables; None takes the file's name without its ending.
 
     Raises:
         SpecError: the file, a line of it (by number) or the scorer cannot be used.
     """
 
-    def __init__(self, path: str | os.PathLike[str], scorer: str = "exact", name: str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], scorer: str | Score = "exact", name: str | None = None) -> None:
         self.path = Path(path).resolve()
-        self.scorer = scorer if ":" not in scorer else _absolute(scorer)
+        self.scorer = _absolute(scorer) if isinstance(scorer, str) and ":" in scorer else scorer
         self.name = name or self.path.stem
         self._scorer = named(self.scorer)
         self._problems = self._read(read_file(Path(path)), str(path))
         answered = sum(problem.answer is not None for problem in self._problems)
-        self.summary = f"{len(self)} prompts of {self.path.name}, {answered} with an answer, scored by {self.scorer}"
+        self.summary = (
+            f"{len(self)} prompts of {self.path.name}, {answered} with an answer, scored by {name_of(self.scorer)}"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileTask, (str(self.path), self.scorer, self.name)  # a function of a file's own cannot be pickled
@@ -60,7 +65,8 @@ class FileTask(Task):
     def _read(self, items: list[Item], where: str) -> list[Problem]:
         found: dict[str, tuple[Problem, int]] = {}
         for item in items:
-            problem, line = Problem(str(item.id), item.prompt, self._answer(item, where)), item.line
+            answer = answer_of(item, f"{where}, line {item.line}", self._scorer, name_of(self.scorer))
+            problem, line = Problem(str(item.id), item.prompt, answer), item.line
             if problem.id in found:
                 first = found[problem.id][1]
                 raise SpecError(
@@ -70,19 +76,21 @@ class FileTask(Task):
             found[problem.id] = problem, line
         return [problem for problem, _ in found.values()]
 
-    def _answer(self, item: Item, where: str) -> Any:
-        fields, place = item.fields, f"{where}, line {item.line}"
-        if "answer" in fields and "answers" in fields:
-            raise SpecError(f'{place} has both of "answer" and "answers"', hint=FORM)
-        answer = fields.get("answers", fields.get("answer"))
-        if answer is None:
-            return None
-        if "answers" in fields and (not isinstance(answer, list) or not answer):
-            raise SpecError(f'{place}: "answers" is no list of accepted answers', hint=FORM)
-        reason = self._scorer.refuses(answer)
-        if reason is not None:
-            raise SpecError(f"{place}: the answer {_short(answer)} {reason}, which {self.scorer} needs", hint=FORM)
-        return answer
+
+def answer_of(item: Item, place: str, rates: Scorer, called: str) -> Any:
+    """What is accepted for a prompt, as its fields say; None for nothing. `place` and `called` are for errors."""
+    fields = item.fields
+    if "answer" in fields and "answers" in fields:
+        raise SpecError(f'{place} has both of "answer" and "answers"', hint=FORM)
+    answer = fields.get("answers", fields.get("answer"))
+    if answer is None:
+        return None
+    if "answers" in fields and (not isinstance(answer, list) or not answer):
+        raise SpecError(f'{place}: "answers" is no list of accepted answers', hint=FORM)
+    reason = rates.refuses(answer)
+    if reason is not None:
+        raise SpecError(f"{place}: the answer {_short(answer)} {reason}, which {called} needs", hint=FORM)
+    return answer
 
 
 def _absolute(scorer: str) -> str:

@@ -1,4 +1,4 @@
-"""A scoring function of one's own, from a Python file: loaded once, and every way it can fail said in one line."""
+"""A scoring function of one's own, handed in or from a Python file: every way it can fail said in one line."""
 
 from __future__ import annotations
 
@@ -38,25 +38,71 @@ def load(name: str) -> Callable[[Problem, str], float | None]:
     if not callable(function):
         near = did_you_mean(attribute, [key for key, value in vars(module).items() if inspect.isfunction(value)])
         raise SpecError(f"{given} has no function {attribute!r}{near}", hint=_FORM)
+    return checked(function, name, path)
+
+
+def checked(
+    function: Callable[..., Any], name: str, path: Path | None = None
+) -> Callable[[Problem, str], float | None]:
+    """A function as a scorer called `name`, with its results checked; `path` is the file that errors are placed in.
+
+    Raises:
+        SpecError: it cannot take (problem, text).
+    """
     try:
         inspect.signature(function).bind(None, "")
     except TypeError as error:
         raise SpecError(f"the scorer {name!r} cannot take two arguments: {error}", hint=_FORM) from error
     except ValueError:  # a builtin without a signature: the first call will tell
         pass
+    home = path or _home(function)
 
     def score(problem: Problem, text: str) -> float | None:
         try:
             value = function(problem, text)
         except Exception as error:
-            where = _where(error, path)
             raise ScoreError(
                 f"the scorer {name!r} failed on problem {problem.id}: {type(error).__name__}: {one_line(error)}",
-                hint=f"it was raised at {where}",
+                hint=f"it was raised at {_where(error, home)}" if home else None,
             ) from error
         return _checked(value, name, problem)
 
     return score
+
+
+def name_of(scorer: str | Callable[..., Any]) -> str:
+    """What a scorer is called in errors and in a run's folder."""
+    if isinstance(scorer, str):
+        return scorer
+    kind = scorer if hasattr(scorer, "__qualname__") else type(scorer)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def code_of(scorer: str | Callable[..., Any] | None) -> str | None:
+    """The source of a scorer of one's own, so that a run goes on with the same only; None where it has none."""
+    if isinstance(scorer, str):
+        return Path(scorer.rpartition(":")[0]).read_text(encoding="utf-8") if ":" in scorer else None
+    try:
+        return None if scorer is None else inspect.getsource(scorer)
+    except (OSError, TypeError):
+        return None
+
+
+def importable(scorer: str | Callable[..., Any]) -> bool:
+    """Whether another process finds it by its name."""
+    if isinstance(scorer, str):
+        return True
+    held: Any = sys.modules.get(getattr(scorer, "__module__", None) or "")
+    for name in getattr(scorer, "__qualname__", "").split("."):
+        held = getattr(held, name, None)
+    return held is scorer and scorer.__module__ != "__main__"
+
+
+def _home(function: Callable[..., Any]) -> Path | None:
+    try:
+        return Path(inspect.getsourcefile(function) or "")
+    except TypeError:
+        return None
 
 
 def _module(path: Path, name: str) -> ModuleType:

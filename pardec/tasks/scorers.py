@@ -15,7 +15,9 @@ from typing import Any
 
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.tasks.base import Problem
-from pardec.tasks.functions import load
+from pardec.tasks.functions import checked, load, name_of
+
+_FUNCTION = "a function takes (problem, text) and returns a number in 0..1"
 
 Score = Callable[[Problem, str], float | None]
 
@@ -28,15 +30,19 @@ class Scorer:
     refuses: Callable[[Any], str | None] = lambda answer: None
 
 
-def scorer(name: str) -> Scorer:
-    """The scorer of that name.
+def scorer(name: str | Score) -> Scorer:
+    """The scorer of that name, or a function of one's own as one.
 
     Raises:
-        SpecError: no scorer goes by it, or a function of one's own cannot be loaded.
+        SpecError: no scorer goes by it, or a function of one's own cannot be loaded or takes something else.
 
     >>> scorer("number").score(Problem("1", "7 * 6?", "42"), "It is 42.0.")
     1.0
     """
+    if not isinstance(name, str):
+        if not callable(name):
+            raise SpecError(f"a scorer is a name or a function, got {type(name).__name__}", hint=_FUNCTION)
+        return Scorer(checked(name, name_of(name)))
     if name in SCORERS:
         return SCORERS[name]
     if ":" in name:

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pardec.tasks.scorers import SCORERS
+
 _DEFAULTS = {
     "limit": 50,
     "seeds": [0],
@@ -49,7 +51,11 @@ def asked(config: Mapping[str, Any]) -> dict[str, Any]:
 def shell(config: Mapping[str, Any]) -> list[str]:
     """One command, an argument a line; none where only Python can ask for it."""
     arguments = asked(config)
-    if arguments.get("prompts", "") is None or not _FLAGS.issuperset(config["generate"].keys() & arguments.keys()):
+    if (
+        arguments.get("prompts", "") is None
+        or handed_in(arguments.get("scorer"))
+        or not _FLAGS.issuperset(config["generate"].keys() & arguments.keys())
+    ):
         return []
     start = f"torchrun --nproc-per-node {arguments.get('workers', 'auto')} -m " if _torchrun(arguments) else ""
     lines = [f"{start}pardec compare {shlex.quote(str(config['model']))}"]
@@ -68,14 +74,21 @@ def shell(config: Mapping[str, Any]) -> list[str]:
     return [f"{lines[0]} \\", *(f"  {line} \\" for line in lines[1:]), "  --out run"]
 
 
+def handed_in(scorer: str | None) -> bool:
+    """Whether a scorer was a function of Python's, which no command can name."""
+    return scorer is not None and scorer not in SCORERS and ":" not in scorer
+
+
 def python(config: Mapping[str, Any]) -> list[str]:
     """The same call from Python."""
     lines = ["import pardec", "", "table = pardec.compare(", f"    {config['model']!r},"]
     for name, value in asked(config).items():
-        handed_in = name == "prompts" and value is None
-        lines.append(
-            "    prompts=prompts,  # as they were handed in" if handed_in else f"    {name}={_plain(value)!r},"
-        )
+        if name == "prompts" and value is None:
+            lines.append("    prompts=prompts,  # as they were handed in")
+        elif name == "scorer" and handed_in(value):
+            lines.append(f"    scorer=scorer,  # {value}, as it was handed in")
+        else:
+            lines.append(f"    {name}={_plain(value)!r},")
     return [*lines, '    out="run",', ")"]
 
 

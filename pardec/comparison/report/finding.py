@@ -65,8 +65,8 @@ def _beside(row: Row, base: Row) -> str:
 
 
 def _speed(row: Row, base: Row) -> str:
-    rates = [one.get("tokens_per_second") for one in (row, base)]
-    return f", at {times(rates[0] / rates[1])} its tokens a second" if all(rates) else ""
+    mine, its = row.get("tokens_per_second"), base.get("tokens_per_second")
+    return f", at {times(mine / its)} its tokens a second" if mine and its else ""
 
 
 def _accuracies(row: Row, base: Row) -> str:

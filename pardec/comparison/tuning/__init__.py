@@ -8,28 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.comparison import sources
+from pardec.comparison.entries import SamplerLike
 from pardec.comparison.runner import environment
-from pardec.comparison.tuning import advice, confirming
+from pardec.comparison.tuning import advice
 from pardec.comparison.tuning.advice import Advice
-from pardec.comparison.tuning.bench import Baseline, Bench, deal
+from pardec.comparison.tuning.bench import Baseline, Bench
 from pardec.comparison.tuning.confirming import Stand
 from pardec.comparison.tuning.fit import Fit
-from pardec.comparison.tuning.halving import Outcome, room, search
+from pardec.comparison.tuning.halving import Outcome, search
+from pardec.comparison.tuning.prepared import BASELINE, COSTS, Search, outline, prepare
 from pardec.comparison.tuning.space import Candidate
 from pardec.executors import executor as leads
-from pardec.models.errors import SpecError, did_you_mean
-from pardec.samplers.registry import resolve
-from pardec.samplers.spec import Part, Spec
 from pardec.tasks import Task
+from pardec.tasks.scorers import Score
 
 if TYPE_CHECKING:
     from pardec.api import Model
 
-__all__ = ["COSTS", "Advice", "tune"]
+__all__ = ["COSTS", "Advice", "preview", "tune"]
 
 BUDGET = 1000  # decodes of a search
-COSTS = ("nfe", "tokens_fed", "seconds")
-BASELINE = "sequential"
 _LOADING = ("device", "dtype", "device_map", "revision", "offline", "mask_id", "quantize", "cuda_graphs")
 
 
@@ -41,11 +39,11 @@ def tune(
     budget: int = BUDGET,
     confirm: int | None = None,
     cost: str = "nfe",
-    samplers: Sequence[str | Spec] | None = None,
+    samplers: Sequence[SamplerLike] | None = None,
     caches: Sequence[str] | None = None,
     block_lengths: Sequence[int] = (),
     prompts: sources.Prompts | None = None,
-    scorer: str | None = None,
+    scorer: str | Score | None = None,
     seed: int = 0,
     batch_size: int = 8,
     out: str | Path | None = None,
@@ -92,28 +90,19 @@ def tune(
     >>> advice.spec in ("threshold+eos", "threshold:tau=0.5+eos")
     True
     """
-    if cost not in COSTS:
-        raise SpecError(f"unknown cost {cost!r}{did_you_mean(cost, COSTS)}", hint=f"it is one of {', '.join(COSTS)}")
-    if not 0 <= max_drop < 100:
-        raise SpecError(f"max_drop is in points, at least 0 and below 100, got {max_drop}", hint="1.0 is one point")
-    for sampler in samplers or ():
-        resolve(sampler)  # a misspelt one is refused before weights are read
-    tasks = sources.tasks(task, prompts, scorer)
-    loading = {name: arguments.pop(name) for name in _LOADING if name in arguments}
+    asked = Search(max_drop, budget, confirm, cost, samplers, caches, block_lengths, seed)
+    loading, tasks = _read(task, prompts, scorer, executor, arguments)
+    asked.space(Fit.unread(model, loading, arguments))  # what cannot be is refused before weights are read
     fit = Fit.of(model, loading, arguments)
-    space = fit.space(BASELINE, caches, block_lengths, mix=cost != "nfe" or caches is not None)
-    candidates = space.candidates(room(budget), seed) if samplers is None else space.of([*map(str, samplers)])
-    if not candidates:
-        raise SpecError("none of the samplers can be used with this model", hint='"pardec list samplers" has others')
-    fresh = confirming.enough(max_drop) if confirm is None else confirm
-    tuning, confirmation = deal(list(tasks.values()), max(budget // 2, 1), fresh, seed)
+    plan = prepare(fit, tasks, asked)
+    tuning = plan.tuning
     settings = {"seeds": (seed,), "batch_size": batch_size, "executor": executor, "workers": workers}
     settings |= {"resume": resume, "progress": progress, **loading, **arguments}
-    named = model if executor != "local" or not isinstance(model, str | Path) else fit.model
-    bench = Bench(str(named) if isinstance(named, Path) else named, settings, None if out is None else Path(out))
+    named: Model | str = str(model) if executor != "local" and isinstance(model, str | Path) else fit.loaded
+    bench = Bench(named, settings, None if out is None else Path(out))
     rungs: list[int] = []
 
-    exact = fit.exact(Candidate(str(Spec((Part(BASELINE), *space.base)))), Candidate(BASELINE))
+    exact = fit.exact(plan.space.exact, Candidate(BASELINE))
     searching = Baseline(replace(bench, settings={**settings, "warm_up": cost == "seconds"}), exact, tuning)
 
     def on_tuning(some: Sequence[Candidate], start: int, stop: int) -> dict[Candidate, list[Outcome | None]]:
@@ -125,7 +114,7 @@ def tune(
         return {exact: searching.beside(f"{stage}-baseline", rows, start, stop), **rows}
 
     found = search(
-        candidates,
+        plan.candidates,
         exact,
         on_tuning,
         budget=budget,
@@ -134,7 +123,7 @@ def tune(
         cost=cost,
         told=told,
     )
-    stand = Stand(Baseline(bench, exact, confirmation), Candidate(space.default), cost, told)
+    stand = Stand(Baseline(bench, exact, plan.confirmation), Candidate(plan.space.default), cost, told)
     judged = stand.judge(found.standings[: found.finalists], max_drop)
     made = advice.advice(
         model=fit.name,
@@ -149,3 +138,45 @@ def tune(
     if out is not None and leads(executor, workers=workers).leads:
         made.to_json(Path(out) / "advice.json")
     return made
+
+
+def preview(
+    model: Model | str | Path,
+    task: str | Task | Sequence[str | Task] | None = None,
+    *,
+    max_drop: float = 1.0,
+    budget: int = BUDGET,
+    confirm: int | None = None,
+    cost: str = "nfe",
+    samplers: Sequence[SamplerLike] | None = None,
+    caches: Sequence[str] | None = None,
+    block_lengths: Sequence[int] = (),
+    prompts: sources.Prompts | None = None,
+    scorer: str | Score | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    executor: str = "local",
+    **arguments: Any,
+) -> dict[str, Any]:
+    """What `tune` with these arguments would try, as plain values; nothing is decoded, loaded or written.
+
+    Raises:
+        SpecError: what `tune` would refuse before weights are read.
+    """
+    asked = Search(max_drop, budget, confirm, cost, samplers, caches, block_lengths, seed)
+    loading, tasks = _read(task, prompts, scorer, executor, arguments)
+    fit = Fit.unread(model, loading, arguments)
+    return outline(fit, prepare(fit, tasks, asked), tasks, asked, None if out is None else Path(out))
+
+
+def _read(
+    task: str | Task | Sequence[str | Task] | None,
+    prompts: sources.Prompts | None,
+    scorer: str | Score | None,
+    executor: str,
+    arguments: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Task]]:
+    """How the model is loaded, taken out of the arguments; and the tasks."""
+    sources.refuse_unnamed(scorer, executor)
+    loading = {name: arguments.pop(name) for name in _LOADING if name in arguments}
+    return loading, sources.tasks(task, prompts, scorer)

@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pardec.comparison.plan import Loading, family_of
 from pardec.comparison.tuning.space import Candidate, Space
 from pardec.models.errors import SpecError
+from pardec.samplers.cards import Family
+from pardec.samplers.registry import resolve
+from pardec.samplers.verifying import Speculation
+from pardec.settings import Settings
 
 if TYPE_CHECKING:
     from pardec.api import Model
@@ -18,8 +23,9 @@ if TYPE_CHECKING:
 class Fit:
     """A model with the arguments of `generate` that hold for every candidate."""
 
-    model: Model
+    model: Model | None  # None before its weights are read
     name: str  # as it is asked for again
+    family: Family
     arguments: Mapping[str, Any]
     _known: dict[Candidate, tuple[str, str] | None] = field(default_factory=dict)
 
@@ -29,12 +35,24 @@ class Fit:
         from pardec.api import load
 
         held = load(model, **loading) if isinstance(model, str | Path) else model
-        if held.family == "continuous":
-            raise SpecError(
-                f"{held.name} draws vectors, and tune searches samplers of tokens that have ids",
-                hint="compare its samplers: pardec compare MODEL --task classes -s mar:steps=16 -s mar:steps=64",
-            )
-        return cls(held, str(model) if isinstance(model, str | Path) else held.name, dict(arguments))
+        _refuse_vectors(held.name, held.family)
+        name = str(model) if isinstance(model, str | Path) else held.name
+        return cls(held, name, held.family, dict(arguments))
+
+    @classmethod
+    def unread(cls, model: Model | str | Path, loading: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fit:
+        """What a model's family can take, by its configuration: the model itself may refuse some of it yet."""
+        if not isinstance(model, str | Path):
+            return cls.of(model, loading, arguments)
+        family = family_of(str(model), Loading(**loading))
+        _refuse_vectors(str(model), family)
+        return cls(None, str(model), family, dict(arguments))
+
+    @property
+    def loaded(self) -> Model:
+        """The model, once its weights are read."""
+        assert self.model is not None, "asked for by who loaded it"
+        return self.model
 
     def space(self, baseline: str, caches: Sequence[str] | None, block_lengths: Sequence[int], *, mix: bool) -> Space:
         """Everything there is to try. Raises SpecError for an argument or a cache that the model cannot take."""
@@ -45,7 +63,7 @@ class Fit:
             if cache != "none":
                 self._prepared({**self.arguments, "sampler": f"{baseline}@{cache}"})
         blocks = tuple(block_lengths) or (None,)
-        return Space(self.spec, self.model.family, str(default.spec), baseline, caches, mix, blocks)
+        return Space(self.spec, self.family, str(default.spec), baseline, caches, mix, blocks)
 
     def spec(self, candidate: Candidate) -> str | None:
         """The candidate's spec as this model resolves it; None where it cannot take it."""
@@ -68,9 +86,18 @@ class Fit:
         return self._known[candidate]
 
     def _prepared(self, arguments: Mapping[str, Any]) -> Any:
-        from pardec.samplers.verifying import Speculation
-
-        sampler = self.model.prepare("a", **arguments).sampler
+        if self.model is None:
+            settings = Settings.of(arguments)
+            return resolve(settings.sampler, self.family, sampling=settings.temperature > 0)
+        sampler: Any = self.model.prepare("a", **arguments).sampler
         if isinstance(sampler, Speculation):
             sampler.width(self.model.language_model)  # drafters refuse a model there
         return sampler
+
+
+def _refuse_vectors(name: str, family: Family) -> None:
+    if family == "continuous":
+        raise SpecError(
+            f"{name} draws vectors, and tune searches samplers of tokens that have ids",
+            hint="compare its samplers: pardec compare MODEL --task classes -s mar:steps=16 -s mar:steps=64",
+        )

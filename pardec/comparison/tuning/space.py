@@ -98,6 +98,11 @@ class Space:
         parts = parse(self.default).parts
         return tuple(part for part in parts if self.cards[part.name].stage != MAIN[self.family])
 
+    @property
+    def exact(self) -> Candidate:
+        """The baseline with the same beside it: its tokens, where that changes none."""
+        return Candidate(str(Spec((Part(self.baseline), *self.base))))
+
     # --- in the order of what is tried first ---
 
     def _every(self, rng: random.Random) -> Iterator[Spec]:

@@ -1,0 +1,95 @@
+"""Prompts in memory and scoring functions of one's own, as Python hands them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import pardec
+from pardec.comparison import sources
+from pardec.comparison.report.commands import python, shell
+from pardec.models.errors import SpecError
+from pardec.tasks import FileTask, Problem
+from pardec.tasks.functions import importable
+from pardec.tasks.scorers import scorer
+
+Small = Callable[..., pardec.Table]
+
+
+def rate(problem: Problem, text: str) -> float:
+    return 0.25 if problem.answer == "3" else 1.0
+
+
+def test_a_function_scores_prompts_of_a_file_and_of_memory(small: Small, prompts: Path) -> None:
+    table = small(scorer=rate, limit=4, references=False)
+    assert [row["score"] for row in sorted(table.run.rows, key=lambda row: row["index"])[::2]] == [1.0, 1.0, 1.0, 0.25]
+    given = [
+        "Ann.",
+        {"prompt": "Tom.", "answer": 3},
+        {"messages": [{"role": "user", "content": "Hi"}], "answers": ["3"]},
+    ]
+    made = sources.tasks(None, given[:2], lambda problem, text: problem.answer == 3)["prompts"]
+    assert [made.score(problem, "") for problem in made.problems()] == [0.0, 1.0]
+    listed = sources.tasks(None, given[1:], "exact")["prompts"].problems()
+    assert (listed[1].prompt, listed[1].answer) == (given[2]["messages"], ["3"])
+    mean = small(prompts=given[:2], scorer=partial(rate), limit=2, references=False).rows[0]["accuracy"]
+    assert mean == 1.0
+
+
+def test_a_run_goes_on_with_the_same_function_only(small: Small, tmp_path: Path) -> None:
+    out = {"out": tmp_path / "run", "limit": 1, "references": False}
+    table = small(scorer=rate, **out)
+    (told,) = table.run.config["tasks"]
+    assert told["scorer"].endswith("test_own_scorers.rate")
+    assert small(scorer=rate, resume=True, **out).rows[0]["accuracy"] == 1.0
+    with pytest.raises(SpecError, match="holds a run of something else"):
+        small(scorer=lambda problem, text: 0.0, resume=True, **out)
+    assert shell(table.run.config) == []
+    assert any("scorer=scorer,  # " in line for line in python(table.run.config))
+
+
+def test_tune_takes_functions_and_objects() -> None:
+    advice = pardec.tune(
+        "tiny-dream",
+        prompts=["Tom has 3 cups.", "Ann has 4 cups."],
+        scorer=lambda problem, text: 1.0,
+        samplers=[pardec.sampler("threshold", tau=0.5) | pardec.sampler("eos")],
+        device="cpu",
+        budget=2,
+        confirm=1,
+        max_new_tokens=4,
+    )
+    assert advice.spec == "threshold:tau=0.5+eos"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda text: 1.0, "cannot take two arguments"),
+        (3, "a scorer is a name or a function, got int"),
+    ],
+)
+def test_what_is_no_scorer_is_refused(given: object, said: str, prompts: Path) -> None:
+    with pytest.raises(SpecError, match=said):
+        FileTask(prompts, scorer=given)  # type: ignore[arg-type]
+
+
+def test_a_function_that_fails_says_where(prompts: Path) -> None:
+    def broken(problem: Problem, text: str) -> float:
+        raise KeyError("cups")
+
+    with pytest.raises(pardec.PardecError, match=r"broken' failed on problem 1: KeyError") as caught:
+        scorer(broken).score(Problem("1", "a", "b"), "c")
+    assert "test_own_scorers.py, line" in str(caught.value.hint)
+
+
+def test_other_processes_take_what_they_can_import(prompts: Path) -> None:
+    assert importable("exact")
+    assert importable(sources.config)
+    assert not importable(lambda problem, text: 1.0)
+    with pytest.raises(SpecError, match="which cannot import") as caught:
+        pardec.compare("tiny-dream", None, "threshold", prompts=prompts, scorer=lambda p, t: 1.0, executor="ray")
+    assert "file.py:function" in str(caught.value.hint)
