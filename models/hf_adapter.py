@@ -85,7 +85,10 @@ class HFAdapter:
             raise ModelError(
                 f"{self.name} runs through transformers, which does not hand out the states of its last layer"
             )
-        return self._run(plan, cache)[0]
+        hidden, running = self._run(plan, cache)
+        if len(running.heads) < self.layers:  # one was put in since it was loaded, with a config of its own
+            self._require_all(running)
+        return hidden
 
     @property
     def embedding(self) -> Tensor:
@@ -200,9 +203,7 @@ class HFAdapter:
         ids = self._probe_ids()
         width = ids.shape[1]
         hidden, running = self._run(Plan.full(ids, Visible.causal()), None)
-        missing = sorted(set(range(self.layers)) - set(running.heads))
-        if missing:
-            raise ModelError(f"layers {missing} do not attend through transformers' AttentionInterface")
+        self._require_all(running)
         if len(set(running.heads.values())) > 1:
             raise ModelError(f"its layers differ in their key/value heads: {sorted(set(running.heads.values()))}")
         self.kv_heads, self.head_dim = next(iter(running.heads.values()))
@@ -220,6 +221,14 @@ class HFAdapter:
             plan = Plan(ids[:, part], order[:, part], order[:, part], Visible.causal(), lengths, want)
             parts.append(self._run(plan, cache)[0].logits())
         self._compare(torch.cat(parts, 1), expected, compared)
+
+    def _require_all(self, running: Running) -> None:
+        missing = sorted(set(range(self.layers)) - set(running.heads))
+        if missing:
+            raise ModelError(
+                f"layers {missing} do not attend through transformers' AttentionInterface",
+                "load the model anew if its layers have been replaced",
+            )
 
     def _find_devices(self, running: Running) -> dict[int, torch.device]:
         found = dict.fromkeys(range(self.layers), self.device)

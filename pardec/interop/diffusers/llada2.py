@@ -66,7 +66,7 @@ def run(pipeline: Any, call: Mapping[str, Any], scheduler: Any) -> tuple[Tensor,
     sequences, texts = _looped(pipeline, network, scheduler, call)
     seconds = time.perf_counter() - started
     asked = replace(asked, request=replace(asked.request, temperature=float(call["temperature"])))
-    return sequences, texts, model.result(asked, network.finished(asked, sequences), seconds)
+    return sequences, texts, model.result(asked, network.finished(asked, sequences, call["eos_early_stop"]), seconds)
 
 
 def _block_length(pipeline: Any, asked: int | None) -> int:
@@ -129,11 +129,8 @@ class Network(nn.Module):
         self.logits: Tensor | None = None  # [B, W, V] of the last forward
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Any:
-        if (
-            not self.whole
-            and self.logits is not None
-            and not (input_ids[:, -self.block :] == self.model.facts.mask_id).any()
-        ):
+        still = input_ids[:, -self.block :].eq(self.model.facts.mask_id or 0)
+        if not (self.whole or self.logits is None or still.any()):
             return SimpleNamespace(logits=self.logits)  # the loop looks once more before it leaves a block
         self._note(input_ids)
         model, (batch, end) = self.model, input_ids.shape
@@ -175,8 +172,8 @@ class Network(nn.Module):
         law = self.logits[:, : block.shape[1]].softmax(-1)
         self.scores.append(law.gather(-1, block[..., None])[..., 0])
 
-    def finished(self, asked: Call, sequences: Tensor) -> Finished:
-        """What came of it: `sequences` [B, gen_length] behind the prompts."""
+    def finished(self, asked: Call, sequences: Tensor, early: bool) -> Finished:
+        """What came of it: `sequences` [B, gen_length] behind the prompts; `early`: they may stop at an end token."""
         tokens = torch.stack(asked.request.canvases).to(sequences.device)
         start, length = tokens.shape[1] - sequences.shape[1], tokens.shape[1]
         after = [*self.given[1:], torch.cat((tokens[:, :start], sequences), 1)]
@@ -191,7 +188,7 @@ class Network(nn.Module):
             commit_step[:, block].masked_fill_(changed, number)
             commit_score[:, block] = torch.where(changed, score[:, : end - block.start], commit_score[:, block])
         made, rows, forwards = after[-1].cpu().numpy(), len(tokens), len(self.given)
-        ends = np.isin(made[:, start:], asked.stop_ids).any(1)
+        ends = [early and any(token in asked.stop_ids for token in row) for row in made[:, start:].tolist()]
         return Finished(
             tokens=made,
             reasons=tuple("stop" if end else "length" for end in ends),

@@ -41,6 +41,7 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
     """
 
     _callback_tensor_inputs: ClassVar[list[str]] = list(TENSORS)
+    _optional_components: ClassVar[list[str]] = ["scheduler"]  # saved though it has a default
 
     def __init__(self, model: Any, scheduler: Any = None, tokenizer: Any = None) -> None:
         if isinstance(model, (str, os.PathLike)):
@@ -63,7 +64,8 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         if isinstance(model, Model):
             facts = model.language_model.facts
             self.mask_token_id = facts.mask_id
-            self.eos_token_id = next(iter(facts.eos_ids), None) if self.eos_token_id is None else self.eos_token_id
+            own = getattr(tokenizer, "eos_token_id", None)
+            self.eos_token_id = next(iter(facts.eos_ids), None) if own is None else own
         self.result: Result | None = None
 
     @classmethod
@@ -91,6 +93,8 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         """As diffusers does it; refused with a pardec model, whose folder is what it was loaded from."""
         if not isinstance(self.model, Model):
             super().save_pretrained(save_directory, *args, **kwargs)
+            if self.tokenizer is not None:  # which diffusers leaves out
+                self.tokenizer.save_pretrained(Path(save_directory) / "tokenizer")
             return
         raise SpecError(
             f"a PardecPipeline is not saved; its model lies in {self.model.path}",

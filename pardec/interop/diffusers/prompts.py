@@ -56,10 +56,11 @@ def padded(pipeline: Any, call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Ids and mask [B, P] as LLaDA2Pipeline makes them, and of lists of chats too; padded as the tokenizer pads."""
     names = ("prompt", "messages", "input_ids", "attention_mask", "use_chat_template", "add_generation_prompt")
     given = {name: call[name] for name in names}
-    prompt, messages = given["prompt"], given["messages"]
+    prompt: Any = given["prompt"]
+    messages: Any = given["messages"]
     if isinstance(prompt, list) and given["use_chat_template"] and getattr(pipeline.tokenizer, "chat_template", None):
         prompt, messages = None, [[{"role": "user", "content": text}] for text in prompt]
-    several = messages is not None and not isinstance(messages[0], Mapping)
+    several = bool(messages) and not isinstance(messages[0], Mapping)
     try:
         ids, mask = pipeline._prepare_input_ids(
             **{**given, "prompt": prompt, "messages": messages},

@@ -55,7 +55,14 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         editing_threshold: float | None = None,
         minimal_topk: int = 1,
     ) -> None:
-        super().__init__(block_length, num_inference_steps, threshold, editing_threshold, minimal_topk)
+        super().__init__(
+            block_length=block_length,
+            num_inference_steps=num_inference_steps,
+            threshold=threshold,
+            editing_threshold=editing_threshold,
+            minimal_topk=minimal_topk,
+        )
+        self.register_to_config(_use_default_values=[])  # where diffusers counts what was given by position
         if sampler is not None:
             for name, default in inspect.signature(BlockRefinementScheduler.__init__).parameters.items():
                 if name in _PACE and (given := self.config[name]) != default.default:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.generation import GenerationMixin
@@ -17,6 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from pardec.interop.transformers.lending import lent
 from pardec.interop.transformers.refusals import real, refuse
 from pardec.interop.transformers.rules import Padded, Stopping
+from pardec.interop.transformers.stateless import require_stateless
 from pardec.models.errors import SpecError
 from pardec.requests import Call
 from pardec.samplers.events import Accepted, Event, RowFinished
@@ -51,9 +53,13 @@ def generate(
     """Decodes in place of transformers' own loop: `model.generate(..., custom_generate=generate, sampler="lookup")`.
 
     The result has transformers' form, rows padded as it pads them. Greedy decoding gives the tokens that transformers
-    gives, but for logits that tie; sampling draws from the same law with other random numbers. Logits processors and
-    stopping criteria must be functions of a row's text. `stop_strings` come as a StopStringCriteria in
-    stopping_criteria, since transformers hands a tokenizer to its own loops only.
+    gives, but for logits that tie; sampling draws from the same law with other random numbers. Stopping criteria are
+    asked as transformers asks them, once a token about all rows; a row that others hold up is decoded on meanwhile.
+    Logits processors must be functions of a row's text: one of the caller's is tried on the prompts. `stop_strings`
+    come as a StopStringCriteria in stopping_criteria, since transformers hands a tokenizer to its own loops only.
+
+    The model's modules run, with its weights as they are and the hooks on its body and its head. Those on the model
+    itself would not, and are refused; when others come or go, it is tried anew whether pardec gives its logits.
 
     Args:
         sampler: a spec of pardec's for autoregressive models, or a resolved one such as `candidates` makes.
@@ -88,6 +94,7 @@ def generate(
             seed=seed,
         )
         assert isinstance(call, Call), "what is lent has ids"
+        require_stateless(logits_processor, input_ids, view.language_model.vocab_size)
         processors = (Padded(logits_processor, input_ids, kept),) if logits_processor else ()
         call = replace(call, request=replace(call.request, processors=processors))
         with closing(cast("Generator[Event]", view.run(call))) as events:
@@ -106,24 +113,30 @@ def _call(frame: FrameType | None) -> Mapping[str, Any]:
 
 
 class _Growing:
-    """The tokens of every row as they come, cut where a criterion says so."""
+    """The tokens of every row as they come, cut where a criterion says so.
+
+    Rows go at their own pace; criteria and the streamer are told columns that all rows have, one after another, as they
+    are in transformers.
+    """
 
     def __init__(self, stopping: Stopping, pad: int | None, streamer: Any, rows: int) -> None:
         self.stopping, self.pad, self.streamer = stopping, pad, streamer
         self.made: list[list[int]] = [[] for _ in range(rows)]
         self.ends: list[int | None] = [None] * rows  # tokens that stand, of rows that are done
         self.nfe = [0] * rows
-        self.told = 0  # columns that the streamer has
+        self.told = 0  # columns that criteria and the streamer have
 
     def follow(self, events: Iterator[Event], prompts: Sequence[int]) -> None:
         """Until every row is done."""
         for event in events:
             if isinstance(event, Accepted):
                 for at, row in enumerate(event.rows.tolist()):
-                    self._grow(row, event.tokens[at, prompts[row] : event.settled[at]].tolist())
+                    self.made[row] = event.tokens[at, prompts[row] : event.settled[at]].tolist()
                     self.nfe[row] = int(event.nfe[at])
                 if self.stopping.late():
-                    self.ends = [len(self.made[row]) if end is None else end for row, end in enumerate(self.ends)]
+                    self.ends = [
+                        len(made) if end is None else end for made, end in zip(self.made, self.ends, strict=True)
+                    ]
                     break
             elif isinstance(event, RowFinished) and self.ends[event.row] is None:
                 self.ends[event.row] = len(self.made[event.row])
@@ -136,27 +149,21 @@ class _Growing:
 
     def columns(self) -> Tensor:
         """[B, T] int64: what was generated, shorter rows filled up."""
-        return torch.tensor(
-            [[self._at(row, column) for column in range(self._width())] for row in range(len(self.made))]
-        )
-
-    def _grow(self, row: int, made: list[int]) -> None:
-        if self.ends[row] is None:
-            self.ends[row] = self.stopping.first(row, made, len(self.made[row]))
-        self.made[row] = made
+        width = self._width()
+        return torch.tensor([[self._at(row, column) for column in range(width)] for row in range(len(self.made))])
 
     def _done(self) -> bool:
-        if any(end is None for end in self.ends):
-            return False
-        # Without an end token transformers lets a row that is done go on until all are.
-        return self.stopping.ends or min(map(len, self.made)) >= max(end or 0 for end in self.ends)
+        """Whether every row is done, and criteria have seen all that stands."""
+        return all(end is not None for end in self.ends) and self.told >= max(end or 0 for end in self.ends)
 
     def _width(self) -> int:
         """How many columns all rows have so far."""
-        if not self.stopping.ends and all(end is not None for end in self.ends):
-            return min(max(end or 0 for end in self.ends), min(map(len, self.made)))
-        open_rows = [len(made) for made, end in zip(self.made, self.ends, strict=True) if end is None]
-        return min(open_rows) if open_rows else max(end or 0 for end in self.ends)
+        # Without an end token transformers lets a row that is done go on until all are.
+        filled = [self.stopping.ends and end is not None for end in self.ends]
+        has = [len(made) for made, full in zip(self.made, filled, strict=True) if not full]
+        if all(end is not None for end in self.ends):
+            has.append(max(end or 0 for end in self.ends))
+        return min(has)
 
     def _at(self, row: int, column: int) -> int:
         end = self.ends[row]
@@ -165,9 +172,14 @@ class _Growing:
         return self.made[row][column]
 
     def _tell(self) -> None:
-        """Gives the streamer every column that all rows have."""
-        if self.streamer is None:
-            return
-        for column in range(self.told, self._width()):
-            self.streamer.put(torch.tensor([self._at(row, column) for row in range(len(self.made))]))
-            self.told = column + 1
+        """Tells of every column that all rows have."""
+        if not (self.stopping.others or self.streamer):
+            self.told = self._width()
+        while self.told < self._width():
+            column = torch.tensor([self._at(row, self.told) for row in range(len(self.made))])
+            self.told += 1
+            if self.stopping.others:
+                for row in np.flatnonzero(self.stopping.stopped(column)).tolist():
+                    self.ends[row] = min(self.told, self.ends[row] or self.told)
+            if self.streamer is not None:
+                self.streamer.put(column)

@@ -35,10 +35,19 @@ def _attention(config: Any) -> Any:
     return {"": own, **{key: _attention(part) for key, part in parts.items()}} if parts else own
 
 
+def _altered(model: Any) -> list[tuple[Any, ...]]:
+    """The modules of the model and what hangs on each: hooks by their numbers, a forward that was put in."""
+    return [
+        (part, *part._forward_pre_hooks, *part._forward_hooks, vars(part).get("forward"))
+        for part in model.modules()
+        if part is not model  # which holds this
+    ] + [(vars(model).get("forward"),)]
+
+
 def _view(model: Any) -> LanguageModel:
     """Made once a model, since it is tried against the model's own logits; anew when what it rests on has changed."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    state = (embedding, head, model.device, model.dtype)
+    state = (embedding, head, model.device, model.dtype, _altered(model))
     known = vars(model).get(_KEPT)
     if known is not None and known[0] == state:
         model.set_attn_implementation(ATTENTION)

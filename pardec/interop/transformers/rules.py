@@ -45,39 +45,43 @@ class Padded:
 def _told(processor: Any, rows: Tensor) -> Any:
     """The processor for a batch that consists of these rows of the call, where it knows rows by their number."""
     ignored = getattr(processor, "prompt_ignore_length", None)
-    if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
+    if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(ignored, Tensor):
         return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored.to(rows.device)[rows])
-    if isinstance(processor, PrefixConstrainedLogitsProcessor):
+    if type(processor) is PrefixConstrainedLogitsProcessor:
         allowed, numbers = processor._prefix_allowed_tokens_fn, rows.tolist()
         return PrefixConstrainedLogitsProcessor(lambda at, ids: allowed(numbers[at], ids), 1)
     return processor
 
 
 class Stopping:
-    """Stopping criteria sorted: what the loop itself sees to, the clock, and what is asked of each row's text."""
+    """Stopping criteria sorted: what the loop itself sees to, the clock, and what is asked about the text."""
 
     def __init__(self, criteria: Sequence[Any], input_ids: Tensor) -> None:
         self.input_ids = input_ids  # [B, P]
-        lengths = [each.max_length for each in criteria if isinstance(each, MaxLengthCriteria)]
+        lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
         self.most: int | None = min(lengths) - input_ids.shape[1] if lengths else None  # tokens to come
-        ends = [each.eos_token_id.flatten().tolist() for each in criteria if isinstance(each, EosTokenCriteria)]
+        ends = [each.eos_token_id.flatten().tolist() for each in criteria if type(each) is EosTokenCriteria]
         self.stop_ids = sorted({token for each in ends for token in each if token >= 0})
         self.ends = any(hasattr(each, "eos_token_id") for each in criteria)  # finished rows are filled up
-        self.clocks = [each for each in criteria if isinstance(each, MaxTimeCriteria)]
+        self.clocks = [each for each in criteria if type(each) is MaxTimeCriteria]
+        # One of these with a rule of its own is asked like any other.
         known = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
-        self.others = [each for each in criteria if not isinstance(each, known)]
+        self.others = [each for each in criteria if type(each) not in known]
+        self.text = input_ids  # [B, P + n], as far as the others have been asked
 
     def late(self) -> bool:
         """Whether the time is up."""
         return any(bool(torch.as_tensor(clock(self.input_ids, None)).any()) for clock in self.clocks)
 
-    def first(self, row: int, made: Sequence[int], known: int) -> int | None:
-        """How many of the tokens `made` stand, where a criterion stops the row behind one; `known` were asked about."""
-        if not self.others:
-            return None
-        new = torch.tensor(made, device=self.input_ids.device)
-        for count in range(known + 1, len(made) + 1):
-            text = torch.cat((self.input_ids[row], new[:count]))[None]
-            if any(bool(torch.as_tensor(each(text, None)).any()) for each in self.others):
-                return count
-        return None
+    def stopped(self, column: Tensor) -> list[bool]:
+        """Which rows a criterion stops behind the next token of each, `column` [B].
+
+        Criteria are asked as transformers asks them, about all rows at once and once a token, so one may look at the
+        whole batch or remember what it was asked.
+        """
+        self.text = torch.cat((self.text, column[:, None].to(self.text.device)), 1)
+        done = torch.zeros(len(column), dtype=torch.bool, device=self.text.device)
+        for each in self.others:
+            done = done | torch.as_tensor(each(self.text, None), device=done.device)
+        stopped: list[bool] = done.tolist()
+        return stopped
