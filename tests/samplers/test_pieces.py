@@ -32,6 +32,8 @@ def model() -> pardec.Model:
         ("smoothing+threshold:tau=0.8@vicinity", {}),
         ("klass", {"allowed": {0: ["8", "5"], 1: None}}),
         ("threshold:tau=0.9@dkv", {"seed": 4, "temperature": 0.5}),
+        ("threshold:tau=0.7+wino", {"repetition_penalty": 1.4, "min_new_tokens": 12}),
+        ("threshold@dual", {"repetition_penalty": 1.4, "min_p": 0.1, "temperature": 0.7}),
     ],
 )
 def test_every_stage_sees_what_it_would(
