@@ -19,13 +19,13 @@ from pardec.requests import BLOCK, Call
 from pardec.result import Result
 from pardec.samplers.contracts import Sampler
 from pardec.samplers.events import Finished, Step
-from pardec.samplers.spec import Spec
+from pardec.samplers.spec import Policy, Spec
 
 _PACE = ("num_inference_steps", "threshold", "minimal_topk", "editing_threshold", "max_post_steps", "gen_length")
 
 
 def run(
-    pipeline: Any, call: Mapping[str, Any], sampler: str | Spec | Sampler | None
+    pipeline: Any, call: Mapping[str, Any], sampler: str | Spec | Policy | Sampler | None
 ) -> tuple[Tensor, list[str] | None, Result]:
     """Sequences [B, gen_length] behind the prompts, their texts, and pardec's Result.
 
