@@ -49,7 +49,7 @@ def fitted(sampler: Sampler, model: LanguageModel) -> Sampler:
         SpecError: a stage that is not for this model.
     """
     assert sampler.spec.cache is not None, "a resolved spec names its cache"
-    parts, made = [*sampler.spec.parts, sampler.spec.cache], {}
+    parts, made = [*sampler.spec.parts, sampler.spec.cache], dict[str, Any]()
     for stage in MASKED:
         held = getattr(sampler, stage)
         methods = (held,) if stage in SINGLE else held

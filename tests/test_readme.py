@@ -43,13 +43,35 @@ def test_the_table_of_samplers_is_current() -> None:
     assert shown[1] == table(entries("samplers")), "paste the output of: pardec list samplers --markdown"
 
 
-def test_the_samplers_of_the_examples_exist() -> None:
-    from pardec.samplers.registry import resolve
+def masked_examples() -> list[str]:
+    """Every spec for masked models that the README shows."""
+    from pardec.samplers.registry import cards, family_of
+    from pardec.samplers.spec import parse
 
-    long = "credit+threshold+localleap+prophet@dkv:refresh=8"
-    for line in ("threshold:tau=0.9@dual", "entropy+fixed:steps=16", long):
-        assert line in README
-        resolve(line)
+    shown = re.findall(r'sampler="([^"]+)"|-s ([^\s"`]+)', README)
+    block = re.search(r"parameters\nbehind `:`, the cache behind `@`.\n\n```\n(.*?)\n```", README, re.DOTALL)
+    assert block is not None
+    found = {*block[1].split(), *(one or other for one, other in shown)}
+    names = {card.name for card in cards()}
+    specs = {text: parse(text) for text in found if not text.startswith("preset:")}
+    known = {text: spec for text, spec in specs.items() if {part.name for part in spec.parts} <= names}
+    return sorted(text for text, spec in known.items() if family_of(spec) == "masked")
+
+
+def test_the_samplers_of_the_examples_keep_the_answers() -> None:
+    """Of records: an example is a setting that one would use."""
+    examples = masked_examples()
+    assert len(examples) >= 8
+    model, task = pardec.load("tiny-dream", device="cpu"), pardec.task("records")
+    problems = task.problems(split="heldout", n=4, seed=7)
+
+    def right(spec: str) -> int:
+        made = model.generate([problem.prompt for problem in problems], sampler=spec).text
+        return sum(task.score(problem, text) == 1 for problem, text in zip(problems, made or [], strict=True))
+
+    least = 0.9 * right("sequential+eos")
+    assert least > 3
+    assert {spec: right(spec) for spec in examples if "sequential" not in spec and right(spec) < least} == {}
 
 
 def test_every_link_to_a_file_leads_to_one() -> None:

@@ -121,13 +121,13 @@ class Prophet(Policy):
 
     def _least(self, canvas: Canvas) -> np.ndarray:
         """The gap that suffices now, [B] float32."""
-        gaps = np.array([self.early, self.mid, self.late], np.float32)
+        gaps, stage = np.array([self.early, self.mid, self.late], np.float32), np.arange(3)
         if self.progress == "steps" or (self.progress is None and bool((canvas.planned > 0).all())):
             steps = np.maximum(canvas.planned, 1)
             passed = canvas.clocks[:, -1] + 1 if canvas.clocks.shape[1] else np.zeros_like(canvas.step)
-            first, now = (np.searchsorted(_BOUNDS, (at + 1) / steps, "right")[:, None] for at in (passed, canvas.step))
-            stage = np.arange(len(gaps))
-            least: np.ndarray = np.where((first <= stage) & (stage <= now), gaps, np.inf).min(1)
-            return least.astype(np.float32)
-        reached = 1 - canvas.open_host.sum(1) / np.maximum(canvas.asked, 1)
-        return gaps[np.searchsorted(_BOUNDS, reached, "right")]
+            first, now = (passed + 1) / steps, (canvas.step + 1) / steps  # an idle step is checked here too
+        else:
+            first = now = 1 - canvas.open_host.sum(1) / np.maximum(canvas.asked, 1)
+        early, late = (np.searchsorted(_BOUNDS, reached, "right")[:, None] for reached in (first, now))
+        least: np.ndarray = np.where((early <= stage) & (stage <= late), gaps, np.inf).min(1)
+        return least.astype(np.float32)

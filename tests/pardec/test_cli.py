@@ -345,5 +345,5 @@ def test_help_and_version(cli: Cli) -> None:
 
 
 def test_a_table_cell_escapes_its_bars() -> None:
-    card = {"name": "a", "stage": "b", "paper": "", "exact": "no", "parameters": [], "summary": "x | y"}
+    card = {"name": "a", "stage": "b", "paper": "", "exact": "no", "checked": [], "parameters": [], "summary": "x | y"}
     assert table([card]).splitlines()[-1].endswith("| x \\| y |")
