@@ -15,7 +15,6 @@ from pardec.models.kinds import Kind, kind_of
 from pardec.samplers import parts
 from pardec.samplers.spec import parse
 from pardec.settings import Settings
-from pardec.tasks import expand, task
 
 
 def check(
@@ -59,6 +58,8 @@ def check(
 
 def check_tasks(names: Iterable[str]) -> None:
     """Refuses tasks that there are not."""
+    from pardec.tasks import expand, task  # which bring numpy, as --help does not need
+
     for name in names:
         for each in expand(name):
             task(each)
