@@ -99,7 +99,7 @@ def _mask(
     if found is None or not 0 <= found < vocab:
         said = f"mask id {found} lies outside the vocabulary of {vocab}"
         if asked is not None:
-            raise ArgumentError(said, f"mask_id is one of 0..{vocab - 1}")
+            raise ArgumentError(said, f"mask_id must be below {vocab}, and not negative")
         raise ModelError(said, "set mask_token_id in config.json, or hand in mask_id= (--mask-id)")
     return found
 

@@ -15,7 +15,6 @@ from pardec.models.kinds import Kind, kind_of
 from pardec.samplers import parts
 from pardec.samplers.spec import parse
 from pardec.settings import Settings
-from pardec.tasks import expand, task
 
 
 def check(
@@ -59,6 +58,8 @@ def check(
 
 def check_tasks(names: Iterable[str]) -> None:
     """Refuses tasks that there are not."""
+    from pardec.tasks import expand, task  # which bring numpy, as --help does not need
+
     for name in names:
         for each in expand(name):
             task(each)
@@ -85,7 +86,9 @@ def check_shown(kind: Kind, classes: list[int] | None) -> None:
             )
         bad = [label for label in classes if label < least or label >= (kind.classes or label + 1)]
         if bad:
-            raise SpecError(f"label {bad[0]!r} is no class of {kind.name}", hint=f"pass --class N, {some}")
+            none = ", and -1 is none" if least < 0 else ""
+            known = f"classes are 0..{kind.classes - 1}{none}" if kind.classes else "classes count from 0"
+            raise SpecError(f"label {bad[0]!r} is no class of {kind.name}", hint=known)
 
 
 def check_family(name: str, masked: bool, settings: Settings) -> None:
