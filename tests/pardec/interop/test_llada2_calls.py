@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
+from diffusers import (
+    AmusedScheduler,
+    BlockRefinementScheduler,
+    DiscreteDDIMScheduler,
+    LLaDA2Pipeline,
+    VQDiffusionScheduler,
+)
 from torch import Tensor, nn
 
 import pardec
@@ -96,15 +102,15 @@ def test_random_calls_give_the_rows_of_llada2_pipeline() -> None:
         expected = given(LLaDA2Pipeline(model=network, scheduler=BlockRefinementScheduler()), call, seed)
         ours = PardecPipeline(model=pardec.Model(model(seed % 8)))
         assert torch.equal(given(ours, call, seed), expected), call
-        assert torch.equal(given(PardecPipeline(model=network), call, seed), expected), call
         result = ours.result
         assert result is not None
         looks = bool(
             call["editing_threshold"]
         )  # diffusers looks at a complete block once more even where it edits none
-        assert result.nfe == [network.calls // 2] * len(expected) if looks else result.nfe[0] <= network.calls // 2
+        assert result.nfe == [network.calls] * len(expected) if looks else result.nfe[0] <= network.calls
         forwards, fed = forwards + result.nfe[0], fed + result.tokens_fed[0]
         if seed % 4 == 0:
+            assert torch.equal(given(PardecPipeline(model=network), call, seed), expected), call
             plain = given(ours, call | {"editing_threshold": None, "eos_early_stop": False}, seed)
             edited += not torch.equal(plain, expected)
         ended += bool((expected == toys.MASK).any())
@@ -180,3 +186,37 @@ def test_what_that_loop_refuses_is_pardecs_error(arguments: dict[str, Any], says
     with pytest.raises(SpecError, match=says) as error:
         pipeline(**{"input_ids": torch.tensor([[1, 2]]), "gen_length": 8, **arguments})
     assert error.value.hint
+
+
+# --- families that diffusers' loop does not decode ---
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_other_families_take_an_empty_prompt_and_a_threshold_above_one(family: str) -> None:
+    pipeline = PardecPipeline(model=pardec.Model(toys.toy(family, sharp=1.0)))
+    pipeline.set_progress_bar_config(disable=True)
+    how = {"gen_length": 8, "block_length": 4, "eos_early_stop": False, "editing_threshold": None}
+    for ids in (torch.empty(2, 0, dtype=torch.int64), torch.tensor(toys.prompts([3, 3]))):
+        out = pipeline(input_ids=ids, threshold=2.0, num_inference_steps=2, **how)
+        assert out.sequences.shape == (2, 8)
+        assert (out.sequences != toys.MASK).all()
+        assert pipeline.result is not None
+        assert pipeline.result.nfe == [4, 4]  # two steps a block, whatever is sure
+        assert pipeline.result.spec.startswith("confidence:of=filtered+BlockRefinementScheduler:threshold=2.0")
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        partial(AmusedScheduler, mask_token_id=7),
+        DiscreteDDIMScheduler,
+        partial(VQDiffusionScheduler, num_vec_classes=8),
+    ],
+)
+def test_schedulers_that_decode_no_masked_text_are_refused_by_name(scheduler: Any) -> None:
+    made = scheduler()
+    name = type(made).__name__
+    with pytest.raises(SpecError, match=f"{name} is no scheduler"):
+        policy(made)
+    with pytest.raises(SpecError, match=f"{name} is no scheduler"):
+        PardecPipeline(model=pardec.Model(model(0)), scheduler=made)

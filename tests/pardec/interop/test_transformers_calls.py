@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
-from transformers import DynamicCache, StoppingCriteria
-from transformers.generation import (
-    MaxLengthCriteria,
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-)
+from torch import nn
+from transformers import DynamicCache
 
 from pardec.interop.transformers import generate
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.hf_adapter import HFAdapter
 from pardec.models.plan import Plan, Visible
-
-SHAPE: dict[str, Any] = {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-SHAPE |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 128}
-SHAPE |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-IDS = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6], [9, 4, 9, 4, 9, 4, 9, 4], [11, 3, 8, 20, 11, 3, 8, 20]])
-
-
-def new(kind: str = "Llama", **more: Any) -> Any:
-    """Random weights, sharp enough to make a model repeat itself."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(
-            getattr(transformers, f"{kind}Config")(**{**SHAPE, **more})
-        )
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.eval()
-
-
-@cache
-def llama() -> Any:
-    return new()
-
-
-def both(model: Any = None, ids: Tensor = IDS, **arguments: Any) -> tuple[Tensor, Tensor]:
-    """What transformers gives, and what pardec gives in its place. An argument that is a function makes the value."""
-
-    def call(**how: Any) -> Tensor:
-        fresh = {name: value() if callable(value) else value for name, value in arguments.items()}
-        usual = {"max_new_tokens": 20, "do_sample": False, "attention_mask": torch.ones_like(ids)}
-        made: Tensor = (model or llama()).generate(ids, **{**usual, **fresh, **how})
-        return made
-
-    return call(), call(custom_generate=generate, sampler="lookup")
-
-
-def same(model: Any = None, **arguments: Any) -> Tensor:
-    expected, made = both(model, **arguments)
-    assert torch.equal(made, expected)
-    return made
-
+from tests.pardec.interop.tiny_llama import IDS, both, llama, new, same
 
 # --- positions ---
 
@@ -205,165 +157,6 @@ def test_a_part_in_training_mode_is_refused() -> None:
         both(model)
     model.eval()
     same(model)
-
-
-# --- criteria ---
-
-
-class Once(StoppingCriteria):
-    """Stops all rows as soon as any row's last token is the one before, plus a number."""
-
-    def __init__(self, form: str) -> None:
-        self.form = form
-
-    def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Any:
-        any_row = bool((input_ids[:, -1] == input_ids[:, -2]).any())
-        if self.form == "bool":
-            return any_row
-        return torch.tensor(any_row) if self.form == "scalar" else torch.full((len(input_ids),), any_row)
-
-
-class Counting(StoppingCriteria):
-    """Stops row r when it has been asked r + 3 times."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Tensor:
-        self.asked += 1
-        return torch.arange(len(input_ids)) + 3 <= self.asked
-
-
-class Shorter(MaxLengthCriteria):
-    """A known class with a rule of its own."""
-
-    def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Tensor:
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self.max_length - 4)
-
-
-CRITERIA: dict[str, Callable[[], Any]] = {
-    "a bool for the batch": lambda: [Once("bool")],
-    "a scalar for the batch": lambda: [Once("scalar")],
-    "the batch in every row": lambda: [Once("rows")],
-    "a memory": lambda: [Counting()],
-    "a class that is changed": lambda: [Shorter(20)],
-    "several": lambda: [Counting(), Once("rows")],
-}
-
-
-@pytest.mark.parametrize("ends", [None, [2, 7, 11, 19]], ids=["no end token", "end tokens"])
-@pytest.mark.parametrize("what", CRITERIA)
-def test_criteria_are_asked_as_transformers_asks_them(what: str, ends: Any) -> None:
-    model = new()
-    model.generation_config.eos_token_id = ends
-    late = same(model, pad_token_id=0)
-    early = same(model, pad_token_id=0, stopping_criteria=CRITERIA[what])
-    assert early.shape[1] <= late.shape[1]
-    if what in ("a memory", "a class that is changed"):
-        assert early.shape[1] < late.shape[1] or ends
-    same(model, pad_token_id=0, stopping_criteria=CRITERIA[what], ids=IDS[:1])
-
-
-def test_what_a_criterion_is_given_is_what_transformers_gives_it() -> None:
-    told: list[list[Any]] = []
-
-    class Telling(StoppingCriteria):
-        def __init__(self) -> None:
-            self.told: list[Any] = []
-            told.append(self.told)
-
-        def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Tensor:
-            self.told.append((input_ids.tolist(), scores))
-            return torch.zeros(len(input_ids), dtype=torch.bool)
-
-    model = new()
-    model.generation_config.eos_token_id = [2, 7, 11, 19]
-    same(model, pad_token_id=0, stopping_criteria=lambda: [Telling()])
-    assert told[0] == told[1]
-
-
-# --- processors ---
-
-
-class Memory:
-    """Forbids more of the vocabulary at each call."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.calls += 1
-        return scores
-
-
-class Listed(Memory):
-    def __init__(self) -> None:
-        self.lengths: list[int] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.lengths.append(input_ids.shape[1])
-        return scores
-
-
-class Lazy:
-    """Keeps what it made at its first call, which is no memory of calls."""
-
-    mask: Tensor | None = None
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if self.mask is None:
-            self.mask = torch.arange(scores.shape[1]) % 3 == 0
-        return scores.masked_fill(self.mask, -torch.inf)
-
-
-def closed() -> Callable[[Tensor, Tensor], Tensor]:
-    numbers = iter(range(100))
-
-    def process(input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores + next(numbers) * (torch.arange(scores.shape[1]) == 5)
-
-    return process
-
-
-class Penalty(RepetitionPenaltyLogitsProcessor):
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return super().__call__(input_ids, scores) + 1
-
-
-class Constraint(PrefixConstrainedLogitsProcessor):
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return super().__call__(input_ids, scores).roll(1, -1)
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(
-    ("made", "says"),
-    [
-        (Memory, r"Memory remembers its calls \(in calls\)"),
-        (Listed, r"Listed remembers its calls \(in lengths\)"),
-        (closed, "function gives something else when it is asked again"),
-        (lambda: lambda ids, scores: scores + torch.rand_like(scores), "when it is asked again"),
-        (lambda: lambda ids, scores: scores - scores.mean(), "in a batch than alone"),
-        (lambda: lambda ids, scores: scores * (ids[:1, -1:] % 3), "in a batch than alone"),
-        (lambda: lambda ids, scores: scores.mean(1), r"gives \[\d\] for scores"),
-        (lambda: lambda ids, scores: None, "gives NoneType for scores"),
-        (lambda: Penalty(1.5), "Penalty changes one that knows rows"),
-        (lambda: Constraint(lambda row, ids: [3, 4], 1), "Constraint changes one that knows rows"),
-    ],
-)
-def test_a_processor_that_is_no_function_of_a_rows_text_is_refused(made: Any, says: str, rows: int) -> None:
-    ids = IDS[:rows]  # of one row too: the nodes of a draft are rows to a processor
-    how = {"max_new_tokens": 4, "do_sample": False, "custom_generate": generate, "sampler": "lookup"}
-    with pytest.raises(SpecError, match=says) as error:
-        llama().generate(ids, attention_mask=torch.ones_like(ids), logits_processor=[made()], **how)
-    assert error.value.hint
-
-
-def test_processors_of_the_callers_that_are_such_functions_run() -> None:
-    plain = same()
-    for made in (Lazy, lambda: lambda ids, scores: scores.roll(1, -1) + (ids[:, -1:] % 5)):
-        assert not torch.equal(same(logits_processor=lambda made=made: [made()]), plain)
-    same(prefix_allowed_tokens_fn=lambda: lambda row, ids: [3 + row, 9, 12 + len(ids) % 3])
 
 
 # --- the rest of a call ---

@@ -1,0 +1,53 @@
+"""A tiny Llama, and what transformers' generate gives of it beside what pardec gives in its place."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from pardec.interop.transformers import generate
+
+SHAPE: dict[str, Any] = {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 128}
+SHAPE |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+IDS = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6], [9, 4, 9, 4, 9, 4, 9, 4], [11, 3, 8, 20, 11, 3, 8, 20]])
+
+
+def new(kind: str = "Llama", **more: Any) -> Any:
+    """Random weights, sharp enough to make a model repeat itself."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(
+            getattr(transformers, f"{kind}Config")(**{**SHAPE, **more})
+        )
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+@cache
+def llama() -> Any:
+    return new()
+
+
+def both(model: Any = None, ids: Tensor = IDS, **arguments: Any) -> tuple[Tensor, Tensor]:
+    """What transformers gives, and what pardec gives in its place. An argument that is a function makes the value."""
+
+    def call(**how: Any) -> Tensor:
+        fresh = {name: value() if callable(value) else value for name, value in arguments.items()}
+        usual = {"max_new_tokens": 20, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+        made: Tensor = (model or llama()).generate(ids, **{**usual, **fresh, **how})
+        return made
+
+    return call(), call(custom_generate=generate, sampler="lookup")
+
+
+def same(model: Any = None, **arguments: Any) -> Tensor:
+    expected, made = both(model, **arguments)
+    assert torch.equal(made, expected)
+    return made
