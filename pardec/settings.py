@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pardec.models.errors import SpecError, did_you_mean
-from pardec.samplers.limits import LEAST, MOST, temperature
+from pardec.samplers.limits import MOST, RANGE, divides
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,8 +83,10 @@ class Settings:
         _whole("top_k", self.top_k, 1, optional=True)
         _whole("num_images", self.num_images, 1)
         _whole("cfg_interval", self.cfg_interval, 0, optional=True)
-        _number("temperature", self.temperature, f"0, or {LEAST:g} to {MOST:g}", temperature)
-        _number("cfg", self.cfg, f"at least 0 and at most {MOST:g}", lambda x: 0 <= x <= MOST, optional=True)
+        _number("temperature", self.temperature, "at least 0", lambda x: x >= 0)
+        _number("temperature", self.temperature, RANGE, divides)
+        _number("cfg", self.cfg, "at least 0", lambda x: x >= 0, optional=True)
+        _number("cfg", self.cfg, f"at most {MOST:g}", lambda x: x <= MOST, optional=True)
         _number("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1, optional=True)
         if self.block_align not in ("prompt", "absolute"):
             raise SpecError(
