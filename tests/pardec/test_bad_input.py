@@ -34,7 +34,7 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("a block of nothing", {"prompt": "a", "block_length": 0}, "block_length is a whole number of at least 1"),
     ("a block too long", {"prompt": "a", "block_length": 9, "max_new_tokens": 8}, "block_length=9 is longer than"),
     ("negative temperature", {"prompt": "a", "temperature": -0.1}, "temperature must be at least 0, got -0.1"),
-    ("a temperature that float32 divides by as by 0", {"prompt": "a", "temperature": 1e-41}, "0, or from 1e-06 to 1e+06"),
+    ("a temperature next to 0", {"prompt": "a", "temperature": 1e-41}, "0, or from 1e-06 to 1e+06"),
     ("a temperature past float32", {"prompt": "a", "temperature": 3.5e38}, "0, or from 1e-06 to 1e+06, got 3.5e+38"),
     ("guidance past any use", {"prompt": "a", "cfg": 1e30}, "cfg must be at most 1e+06, got 1e+30"),
     ("temperature not a number", {"prompt": "a", "temperature": float("nan")}, "temperature"),
