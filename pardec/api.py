@@ -272,6 +272,8 @@ class Model:
     def logits(self, input_ids: Tensor) -> Tensor:
         """What the checkpoint puts out: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.
 
+        Nothing is changed or looked at: what is not finite comes out as it is, where decoding raises ModelError.
+
         Raises ModelError for a model whose tokens are vectors: it has no vocabulary.
         """
         model = self.language_model

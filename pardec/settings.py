@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from pardec.models.errors import SpecError, did_you_mean
-from pardec.samplers.limits import LEAST, MOST, temperature
+from pardec.samplers.limits import LEAST, MOST, RANGE, divides
 from pardec.stop_strings import read as read_stops
 from pardec.words import WORDS
 
@@ -104,11 +104,14 @@ class Settings:
         _whole("num_images", self.num_images, 1)
         _whole("num_return_sequences", self.num_return_sequences, 1)
         _whole("cfg_interval", self.cfg_interval, 0, optional=True)
-        _number("temperature", self.temperature, f"0, or {LEAST:g} to {MOST:g}", temperature)
-        _number("cfg", self.cfg, f"at least 0 and at most {MOST:g}", lambda x: 0 <= x <= MOST, optional=True)
+        _number("temperature", self.temperature, "at least 0", lambda x: x >= 0)
+        _number("temperature", self.temperature, RANGE, divides)
+        _number("cfg", self.cfg, "at least 0", lambda x: x >= 0, optional=True)
+        _number("cfg", self.cfg, f"at most {MOST:g}", lambda x: x <= MOST, optional=True)
         _number("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1, optional=True)
         _number("min_p", self.min_p, "at least 0 and at most 1", lambda x: 0 <= x <= 1, optional=True)
-        _number("repetition_penalty", self.repetition_penalty, "above 0", lambda x: x > 0, optional=True)
+        bounds = f"from {LEAST:g} to {MOST:g}"
+        _number("repetition_penalty", self.repetition_penalty, bounds, lambda x: LEAST <= x <= MOST, optional=True)
         if self.stop is not None:
             read_stops(self.stop)
         if self.block_align not in ("prompt", "absolute"):

@@ -12,10 +12,13 @@ LEAST = 1e-6  # temperature above 0
 MOST = 1e6  # of temperatures, and of what logits, states and probabilities are multiplied by
 
 
-def temperature(value: float) -> bool:
-    """Whether logits may be divided by it; 0 stands for the argmax.
+RANGE = f"0, or from {LEAST:g} to {MOST:g}"
 
-    >>> [temperature(value) for value in (0, 0.7, 1e-40, 3.5e38)]
+
+def divides(temperature: float) -> bool:
+    """Whether logits may be divided by it, or it is 0, which stands for the argmax.
+
+    >>> [divides(temperature) for temperature in (0, 0.7, 1e-40, 3.5e38)]
     [True, True, False, False]
     """
-    return value == 0 or LEAST <= value <= MOST
+    return temperature == 0 or LEAST <= temperature <= MOST

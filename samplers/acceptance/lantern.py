@@ -61,11 +61,10 @@ class Lantern(Policy):
             raise SpecError(
                 f"lantern: delta is a probability in [0, 1], got {self.delta}", hint="ratio=5 bounds a multiple of p"
             )
-        if self.ratio is not None and not 1 <= self.ratio <= MOST:
-            raise SpecError(
-                f"lantern: ratio must be at least 1 and at most {MOST:g}, got {self.ratio}",
-                hint="ratio=1 is the exact rule",
-            )
+        if self.ratio is not None and not self.ratio >= 1:
+            raise SpecError(f"lantern: ratio must be at least 1, got {self.ratio}", hint="ratio=1 is the exact rule")
+        if self.ratio is not None and self.ratio > MOST:
+            raise SpecError(f"lantern: ratio must be at most {MOST:g}, got {self.ratio}", hint="delta=1 sets no bound")
 
     @property
     def exact(self) -> str:

@@ -42,8 +42,10 @@ class Smoothing(Policy):
 
     def __post_init__(self) -> None:
         for name in ("weight", "growth", "most"):
-            if not 0 <= getattr(self, name) <= MOST:
-                raise SpecError(f"smoothing: {name} must lie in [0, {MOST:g}], got {getattr(self, name)}")
+            if not getattr(self, name) >= 0:
+                raise SpecError(f"smoothing: {name} must be at least 0, got {getattr(self, name)}")
+            if getattr(self, name) > MOST:
+                raise SpecError(f"smoothing: {name} must be at most {MOST:g}, got {getattr(self, name)}")
 
     def start(self, canvas: Canvas) -> Mixture:
         return Mixture()

@@ -25,7 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.contracts import Canvas, Proposal
 from pardec.samplers.kernels.rank import top, top_as_published
 from pardec.samplers.kernels.schedule import BlockClock, in_all, transfer
-from pardec.samplers.limits import LEAST, MOST, temperature
+from pardec.samplers.limits import RANGE, divides
 from pardec.samplers.registry import Policy, register
 from pardec.samplers.rng import gumbel, wide
 
@@ -54,11 +54,10 @@ class Timesteps(Policy):
             raise SpecError(f"timesteps: steps must be at least 1, got {self.steps}")
         if not 0 <= self.eps < 1:
             raise SpecError(f"timesteps: eps must lie in [0, 1), got {self.eps}")
-        if self.alg_temp is not None and not temperature(self.alg_temp):
-            raise SpecError(
-                f"timesteps: alg_temp must be 0, or {LEAST:g} to {MOST:g}, got {self.alg_temp}",
-                hint="alg_temp=0 takes the best positions",
-            )
+        if self.alg_temp is not None and not 0 <= self.alg_temp < float("inf"):
+            raise SpecError(f"timesteps: alg_temp must be at least 0, got {self.alg_temp}")
+        if self.alg_temp is not None and not divides(self.alg_temp):
+            raise SpecError(f"timesteps: alg_temp must be {RANGE}, got {self.alg_temp}")
 
     def start(self, canvas: Canvas) -> State:
         return State(BlockClock.of(canvas), np.ones((len(canvas), 1), np.float32), np.zeros(len(canvas), np.int64))

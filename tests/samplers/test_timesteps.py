@@ -113,6 +113,8 @@ def test_a_row_held_with_nothing_open_owes_nothing_and_keeps_its_clock() -> None
         ("eps=-0.1", r"eps must lie in \[0, 1\)"),
         ("eps=nan", r"eps must lie in \[0, 1\), got nan"),
         ("alg_temp=-1", "alg_temp must be at least 0, got -1.0"),
+        ("alg_temp=1e-41", "alg_temp must be 0, or from 1e-06"),
+        ("alg_temp=1e300", "alg_temp must be 0, or from 1e-06"),
         ("alg_temp=inf", "alg_temp must be at least 0, got inf"),
     ],
 )

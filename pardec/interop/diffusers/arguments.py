@@ -11,8 +11,7 @@ from diffusers import LLaDA2Pipeline
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.limits import LEAST, MOST
-from pardec.samplers.limits import temperature as within
+from pardec.samplers.limits import RANGE, divides
 
 
 @cache
@@ -41,10 +40,8 @@ def shaping(temperature: float, top_k: int | None, top_p: float | None, sampling
     """temperature, top_k and top_p in pardec's terms; "greedy" takes the likeliest token at any temperature."""
     if sampling_method not in ("auto", "greedy", "multinomial"):
         raise SpecError(f"unknown sampling_method {sampling_method!r}", hint='it is "auto", "greedy" or "multinomial"')
-    if not within(temperature):
-        raise SpecError(
-            f"temperature must be 0, or {LEAST:g} to {MOST:g}, got {temperature}", hint="0 takes the likeliest token"
-        )
+    if not divides(temperature):
+        raise SpecError(f"temperature must be {RANGE}, got {temperature}", hint="0 takes the likeliest token")
     if sampling_method == "greedy" or not temperature:
         return {"temperature": 0.0, "top_k": None, "top_p": None}
     if top_p is not None and not top_p > 0:
