@@ -40,6 +40,12 @@ def answer(kind):
     return kind.__new__(kind)
 
 
+def test_what_asks_for_no_weights_downloads_none(repository):
+    assert locate("owner/some.model-7B", weights=False).folder == repository.folder
+    assert len(repository.calls) == 1
+    assert not any("safetensors" in pattern or "bin" in pattern for pattern in repository.calls[0][2])
+
+
 def test_a_hub_id_is_downloaded_weights_last(repository, tmp_path):
     llama_folder(tmp_path)
     model = load("owner/some.model-7B", revision="abc", device="cpu")
