@@ -35,26 +35,30 @@ def kind_of(name: str | os.PathLike[str]) -> Kind | None:
     source = local(name)
     if source is None or source.file is not None or not (source.folder / "config.json").is_file():
         return None
-    config = read_json(source.folder / "config.json")
+    return kind(source.name, read_json(source.folder / "config.json"))
+
+
+def kind(name: str, config: Mapping[str, Any]) -> Kind:
+    """Of the model called `name` with this config.json."""
     if config.get("model_type") == "mar":
-        return Kind(source.name, "continuous", "class", classes=_whole(config, "class_num"))
+        return Kind(name, "continuous", "class", classes=_whole(config, "class_num"))
     if config.get("model_type") in PICTURES:
-        return Kind(source.name, "ar", "text")
+        return Kind(name, "ar", "text")
     spec = match(config)
     if spec is None:
         inner = config.get("text_config")
         flat = {**config, **inner} if isinstance(inner, Mapping) else config
-        return Kind(source.name, "ar", positions=_whole(flat, "max_position_embeddings"))
+        return Kind(name, "ar", positions=_whole(flat, "max_position_embeddings"))
     if spec.imaging:
         drawn: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
-        return Kind(source.name, "ar", drawn.get(config.get("gpt_type"), "either"))
+        return Kind(name, "ar", drawn.get(config.get("gpt_type"), "either"))
     try:
         positions = spec.positions(config)
     except (KeyError, TypeError, ValueError):  # what is wrong with the config is said when it is loaded
         positions = None
     block = (_whole(config, "block_size") or _whole(config, "block_length") or spec.block) if spec.block else None
     family: Literal["masked", "ar"] = "ar" if spec.attention == "causal" else "masked"
-    return Kind(source.name, family, positions=positions if isinstance(positions, int) else None, block=block)
+    return Kind(name, family, positions=positions if isinstance(positions, int) else None, block=block)
 
 
 def _whole(config: Mapping[str, Any], name: str) -> int | None:

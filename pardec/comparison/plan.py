@@ -16,7 +16,7 @@ from pardec.comparison.units import Problems, Unit
 from pardec.comparison.worker import Job
 from pardec.models import arguments as loaded
 from pardec.models.errors import SpecError
-from pardec.models.families import match
+from pardec.models.kinds import kind
 from pardec.models.load import described
 from pardec.models.quantize import check
 from pardec.models.sources import locate, read_json
@@ -162,15 +162,12 @@ def _known(model: Model | str, loading: Loading) -> _Known:
         return _Known(model.family, True, imaging.kind, _drawn_with(imaging.defaults))
     source = locate(model, revision=loading.revision, offline=loading.offline, weights=False)
     config, _ = described(source)
-    defaults = _drawn_with(read_json(source.folder / "generation_config.json"))
-    if config.get("model_type") == "mar":
-        return _Known("continuous", True, "class", defaults)
-    if config.get("model_type") == "janus":
-        return _Known("ar", True, "text", defaults)
-    spec = match(config)
-    if spec is not None and spec.imaging:
-        return _Known("ar", True, _READS.get(config.get("gpt_type", "")), {} if source.file else defaults)
-    return _Known("ar" if spec is None or spec.attention == "causal" else "masked")
+    known = kind(source.name, config)
+    if known.draws is None:
+        return _Known(known.family)
+    bare = source.file is not None and known.family == "ar"  # weights by themselves say nothing of how to draw
+    defaults = {} if bare else _drawn_with(read_json(source.folder / "generation_config.json"))
+    return _Known(known.family, True, None if known.draws == "either" else known.draws, defaults)
 
 
 def loadable(loading: Loading) -> None:
@@ -183,9 +180,6 @@ def family_of(model: str, loading: Loading) -> Family:
     """Which loop decodes a model, read off its configuration."""
     loadable(loading)
     return _known(model, loading).family
-
-
-_READS = {"c2i": "class", "t2i": "text"}  # by what LlamaGen's files say of themselves
 
 
 def _drawn_with(defaults: Mapping[str, Any]) -> dict[str, Any]:
