@@ -12,6 +12,7 @@ from typing import NoReturn
 from pardec.executors import BatchError
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.plain import plain
+from pardec.words import WORDS
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -48,7 +49,9 @@ def run(arguments: Sequence[str]) -> int:
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "pardec"
             message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")  # pydantic's words
-            return report(message, f'run "{command} --help" for what it takes', 2)
+            foreign = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
+            python = f"; in Python's words: {WORDS[foreign]}" if foreign in WORDS else ""
+            return report(message, f'run "{command} --help" for what it takes{python}', 2)
         if isinstance(error, BatchError) and not error.leads:
             return 1
         if isinstance(error, PardecError):

@@ -14,6 +14,7 @@ import torch
 
 import pardec
 from pardec import empty
+from pardec.cli import run
 from pardec.cli.inputs import read_stop
 from pardec.models.errors import SpecError
 from pardec.samplers.rng import row_seeds
@@ -231,3 +232,8 @@ def test_from_python_an_embedded_model_says_what_it_knows() -> None:
         model.generate(FOREIGN)
     assert empty.tasks_of(model) == ["arithmetic", "lists", "records"]
     assert "EmptyAnswer" in inspect.getsource(empty)
+
+
+def test_an_option_of_another_engine_is_told_pardec_s_own_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "tiny-dream", "-p", "a", "--gen-length", "5"]) == 2
+    assert "max_new_tokens=64 asks for 64 tokens" in capsys.readouterr().err
