@@ -34,8 +34,10 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width"):
             size = getattr(self, name)
-            if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _LARGEST:
-                raise ModelError(f"{name} must be a whole number of at least 1 and at most {_LARGEST}, got {size!r}")
+            if not isinstance(size, int) or isinstance(size, bool) or size > _LARGEST:
+                raise ModelError(f"{name} must be a whole number of at most {_LARGEST}, got {size!r}")
+            if size < 1:
+                raise ModelError(f"{name} must be at least 1, got {size}")
         numbers = (self.norm_eps, self.rope_scale, *self.frequencies)
         if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
             raise ModelError(f"norm_eps ({self.norm_eps!r}) or the rotary frequencies are no finite numbers")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pardec.samplers.parts import MOST
+
 # A type; None; a tuple of alternatives; a list whose entries have one form; an object with the fields that are named.
 _SPAN = {"start": int, "stop": int}
 _COUNTS = (
@@ -58,8 +60,9 @@ def check(held: Mapping[str, Any], rows: int, length: int) -> None:
         if held["pieces"] is not None and len(held["pieces"][row]) != end:
             raise ValueError(f"pieces has {len(held['pieces'][row])} texts in row {row}, expected {end}")
         for fed in held["fed"][row]:
-            if isinstance(fed, dict) and not 0 <= fed["start"] <= fed["stop"] <= length:
-                raise ValueError(f"fed has {fed} in row {row}, outside its canvas")
+            # Drafts may lie behind the canvas.
+            if isinstance(fed, dict) and not 0 <= fed["start"] <= fed["stop"] <= length + MOST:
+                raise ValueError(f"fed has {fed} in row {row}, far outside its canvas")
     _check_grid(held, length)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pardec.models.errors import PardecError
+from pardec.models.errors import PardecError, install
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -13,7 +13,5 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise PardecError(
-            "to_pandas needs pandas, which is not installed", hint='pip install "pardec[pandas]"'
-        ) from error
+        raise PardecError("to_pandas needs pandas, which is not installed", hint=install("pandas")) from error
     return pandas.DataFrame(list(rows))

@@ -30,7 +30,7 @@ def test_the_command_takes_it_and_says_so(cli):
     assert "int4 in 16 of 17 matrices" in err
     assert json.loads(out)["environment"]["quantize"] == "int4"
     code, _, err = cli("generate", "tiny-llama", "-p", "a", "--quantize", "int3")
-    assert (code, "unknown quantize 'int3'" in err) == (1, True)
+    assert (code, "unknown quantize 'int3'" in err) == (2, True)
 
 
 def test_a_comparison_records_it_in_its_rows_and_its_commands(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import make_dataclass
 from pathlib import Path
 
 import pytest
@@ -67,4 +68,4 @@ def test_show_and_list_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_kind_of_check_that_is_none_is_refused() -> None:
     with pytest.raises(SpecError, match="checked='vibes' is no kind of check"):
-        register("mine", stage="select", checked="vibes")(type("Mine", (), {}))
+        register("mine", stage="select", checked="vibes")(make_dataclass("Mine", []))
