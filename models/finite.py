@@ -76,6 +76,14 @@ def pixels(name: str, made: Tensor, decoder: Any) -> Tensor:
     return made
 
 
+def conditions(name: str, made: Iterable[Tensor], reader: Any) -> None:
+    """Raises ModelError where weights of `reader`, of the model called `name`, are why states `made` are not finite."""
+    if all(bool(states.isfinite().all()) for states in made):
+        return
+    if (found := by_weights(name, "states of what its pictures are to show", reader)) is not None:
+        raise found
+
+
 _GUIDANCE = "guidance"
 _AGAIN = "the checkpoint is damaged: fetch it again, or convert it again from what it was made of"
 

@@ -84,6 +84,7 @@ class JanusImaging:
             nothing = ids.where(kept, self.pad)
             away = nothing if condition.negative is None else self.ids(condition.negative).to(ids.device)
             unsaid.append(table(away))
+        finite.conditions(self.name, (*said, *unsaid), self.model)
         return Prefix(tuple(said), tuple(unsaid))
 
     def ids(self, caption: str) -> Tensor:

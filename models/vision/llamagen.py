@@ -121,8 +121,11 @@ class LlamaGenImaging:
     @torch.inference_mode()
     def prefix(self, conditions: Sequence[Condition]) -> Prefix:
         if isinstance(self.embedder, Classes):
-            return self._of_classes(self.embedder, conditions)
-        return self._of_captions(self.embedder, conditions)
+            made = self._of_classes(self.embedder, conditions)
+        else:
+            made = self._of_captions(self.embedder, conditions)
+        finite.conditions(self.name, (*made.states, *(made.without or ())), self.embedder)
+        return made
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.language_model import LanguageModel
+from pardec.models.vision.llamagen import LlamaGenImaging
 from pardec.samplers import registry
 from pardec.samplers.contracts import Allowed, Choice, Sampler
 from pardec.samplers.drafts import model as second
@@ -325,6 +326,15 @@ def test_pictures_name_what_is_not_finite() -> None:
     torch.nn.init.constant_(decoder.weight, NAN)
     with pytest.raises(ModelError, match="toy gives pixels that are not finite: its weight weight "):
         finite.pixels("toy", torch.full((1, 3, 2, 2), NAN), decoder)
+
+
+@pytest.mark.parametrize("weight", ["cap_proj.fc1.weight", "cap_proj.fc2.weight", "uncond_embedding"])
+def test_weights_that_read_a_condition_are_named(weight: str) -> None:
+    model = picture_toys.toy_pictures(5, 3, 7)
+    assert isinstance(model.imaging, LlamaGenImaging)
+    dict(model.imaging.embedder.named_parameters())[weight].data[0] = NAN
+    with pytest.raises(ModelError, match=f"toy pictures gives states .* not finite: its weight {weight} "):
+        picture_toys.draw(model, "sjd", picture_toys.features((2, 3)), cfg=3.0)
 
 
 @pytest.mark.parametrize("spec", ["mar:steps=4", "sequential", "seeded_jacobi:steps=4"])
