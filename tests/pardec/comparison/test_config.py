@@ -23,6 +23,7 @@ WRITTEN = {
     "json": '{"model": "tiny-dream", "task": "lists", "samplers": ["threshold+eos", "sequential"], "limit": 3, '
     '"seeds": [0, 1], "references": false, "max_new_tokens": 8}',
 }
+BOMB = "samplers:\n- &a0 [a]\n" + "".join(f"- &a{at + 1} [{f'*a{at},' * 10}]\n" for at in range(12))  # 10^12 words
 
 
 @pytest.fixture
@@ -59,6 +60,9 @@ def test_every_kind_of_file_asks_for_the_same_and_the_command_line_wins(cli: Cli
     [
         ("a.yaml", "limt: 3", "there is no option 'limt' (did you mean 'limit'"),
         ("a.yaml", "seeds: {a: 1}", "'seeds' holds options of its own"),
+        ("a.yaml", BOMB, "'samplers' holds a list within a list"),
+        ("a.yaml", "task: !!pairs [a: 1]", "'task' holds a list within a list"),
+        ("a.yaml", f"task: 0x{'f' * 6000}", "'task' cannot be"),
         ("a.yaml", "sampler: [a]\nsamplers: [b]", "'samplers' is there twice"),
         ("a.yaml", "a: [", "is no YAML"),
         ("a.yaml", "- 3", "holds list and no options"),
