@@ -11,6 +11,8 @@ import pytest
 
 import pardec
 from pardec.comparison import preview
+from pardec.comparison.run import FORMAT, Folder
+from pardec.models.errors import SpecError
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -162,3 +164,13 @@ def test_what_can_be_told_before_weights_are_read_is(
     assert out == ""
     assert said in err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "damage", [{"generate": 0.5}, {"samplers": [1]}, {"samplers": [{}]}, {"tasks": ["x"]}, {"tasks": 1}]
+)
+def test_a_run_whose_config_is_damaged_is_told_so(tmp_path: Path, damage: dict[str, Any]) -> None:
+    whole = {"format": FORMAT, "generate": {}, "tasks": [{"name": "lists"}], "samplers": []}
+    (tmp_path / "config.json").write_text(json.dumps(whole | damage))
+    with pytest.raises(SpecError, match=r"config\.json is damaged"):
+        Folder(tmp_path, whole, print).found(resume=True)
