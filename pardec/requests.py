@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from torch import Tensor
+
 from pardec import allowed
 from pardec.early import check_block, check_family
 from pardec.grammar import within
@@ -230,6 +233,8 @@ def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
     given = settings.stop_ids
     if given is None:
         return () if settings.template is not None else tuple(model.facts.eos_ids)
+    if isinstance(given, Tensor | np.ndarray):
+        given = given.tolist()
     ids = tuple(given) if isinstance(given, Collection) else (given,)
     for i in ids:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.vocab_size:

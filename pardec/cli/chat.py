@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pardec.cli import inputs
 from pardec.cli import options as o
-from pardec.cli.common import Debug, say
+from pardec.cli.common import Debug, say, show
 from pardec.models.errors import PardecError, SpecError
 from pardec.settings import Settings
 
@@ -166,7 +166,7 @@ class Talk:
                     if isinstance(event, Step | RowFinished):
                         told = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
                         pieces.append(told or "")
-                        print(pieces[-1], end="", flush=True)
+                        show(pieces[-1], end="")
                     end = event if isinstance(event, RowFinished) else end
             except KeyboardInterrupt:
                 if not sys.stdin.isatty():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,9 +74,20 @@ def defaults(given: Mapping[str, Any], parameters: Mapping[str, bool], where: st
             raise SpecError(f"{where}: {key!r} is there twice, under two names", hint="keep one of them")
         if isinstance(value, dict):
             raise SpecError(f"{where}: {key!r} holds options of its own", hint="write all options on one level")
+        if any(map(_holds, value if isinstance(value, list) else [value])):
+            # Not only misuse: what a YAML file names again and again would become text of any length.
+            raise SpecError(f"{where}: {key!r} holds a list within a list", hint="write one word, or a list of words")
         if value is not None:
-            found[name] = _value(not value if asked == "references" else value, parameters[name])
+            try:
+                found[name] = _value(not value if asked == "references" else value, parameters[name])
+            except ValueError as error:  # a number of more digits than Python writes
+                raise SpecError(f"{where}: {key!r} cannot be: {one_line(error)}", hint="write fewer digits") from error
     return found
+
+
+def _holds(value: Any) -> bool:
+    """Whether that is no word or number but something which holds others."""
+    return isinstance(value, Collection) and not isinstance(value, str | bytes)
 
 
 def _value(value: Any, repeated: bool) -> Any:

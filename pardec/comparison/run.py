@@ -116,13 +116,14 @@ class Folder:
     def _check(self, before: Mapping[str, Any]) -> None:
         try:
             there, now = _comparable(before), _comparable(json.loads(json.dumps(self.config)))
+            told = [] if there == now else differences(_told(there), _told(now))
         except (LookupError, TypeError, AttributeError) as error:
             file = self.home / "config.json"
             raise SpecError(f"{file} is damaged: {error!r}", hint="choose another folder") from error
         if there != now:
-            told = differences(_told(there), _told(now)) or ["something of an older version"]
+            what = "; ".join(told) or "something of an older version"
             raise SpecError(
-                f"{self.home} holds a run of something else: {'; '.join(told)}",
+                f"{self.home} holds a run of something else: {what}",
                 hint="choose another folder, or ask for the same again",
             )
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
+from pardec.samplers.parts import MOST
 from pardec.samplers.registry import Policy, register
 from pardec.samplers.shapes._growth import drops, left_off
 from pardec.samplers.shapes._siblings import laws_given, siblings
@@ -34,10 +35,12 @@ class Template(Policy):
     widths: str = "1-1-3-1-1-1-1-1"  # children of each node, level by level; the drafter's k cuts it
 
     def __post_init__(self) -> None:
-        if not all(part.isdecimal() and int(part) > 0 for part in self.widths.split("-")):
-            raise SpecError(
-                f"template: widths are whole numbers above 0 joined by '-', got {self.widths!r}", hint="widths=3-2-1"
-            )
+        for part in self.widths.split("-"):
+            if not (part.isdecimal() and len(part) <= len(str(MOST)) and 0 < int(part) <= MOST):
+                raise SpecError(
+                    f"template: widths are whole numbers above 0 joined by '-', got {self.widths!r}",
+                    hint=f"widths=3-2-1; none is above {MOST}",
+                )
 
     @property
     def levels(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import pardec
 from pardec.api import Model
-from pardec.samplers.events import Event, Step
+from pardec.samplers.events import Event, RowFinished, Step
 from pardec.samplers.rng import row_seed
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -71,6 +72,21 @@ def test_what_was_said_is_remembered_until_reset(cli: Cli, remembering: Path, mo
     assert cli(*asked)[1] == "".join(f"{text}\n" for text in expected)
     piped(monkeypatch, ONE, "/reset", ONE)
     assert cli(*asked)[1] == f"{expected[0]}\n" * 2
+
+
+def test_an_answer_does_not_command_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Model.run
+
+    def hostile(self: Model, call: Any, **more: Any) -> Iterator[Event]:
+        for event in run(self, call, **more):
+            yield replace(event, text="\x1b[2J\u202e") if isinstance(event, RowFinished) else event
+
+    monkeypatch.setattr(Model, "run", hostile)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    piped(monkeypatch, ONE)
+    out = cli("chat", "tiny-dream", "--quiet")[1]
+    assert "\\x1b[2J\\u202e" in out
+    assert "\x1b" not in out
 
 
 def test_ctrl_c_stops_an_answer_and_the_talk_goes_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

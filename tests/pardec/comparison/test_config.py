@@ -11,6 +11,8 @@ import pytest
 
 import pardec
 from pardec.comparison import preview
+from pardec.comparison.run import FORMAT, Folder
+from pardec.models.errors import SpecError
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -23,6 +25,7 @@ WRITTEN = {
     "json": '{"model": "tiny-dream", "task": "lists", "samplers": ["threshold+eos", "sequential"], "limit": 3, '
     '"seeds": [0, 1], "references": false, "max_new_tokens": 8}',
 }
+BOMB = "samplers:\n- &a0 [a]\n" + "".join(f"- &a{at + 1} [{f'*a{at},' * 10}]\n" for at in range(12))  # 10^12 words
 
 
 @pytest.fixture
@@ -59,6 +62,9 @@ def test_every_kind_of_file_asks_for_the_same_and_the_command_line_wins(cli: Cli
     [
         ("a.yaml", "limt: 3", "there is no option 'limt' (did you mean 'limit'"),
         ("a.yaml", "seeds: {a: 1}", "'seeds' holds options of its own"),
+        ("a.yaml", BOMB, "'samplers' holds a list within a list"),
+        ("a.yaml", "task: !!pairs [a: 1]", "'task' holds a list within a list"),
+        ("a.yaml", f"task: 0x{'f' * 6000}", "'task' cannot be"),
         ("a.yaml", "sampler: [a]\nsamplers: [b]", "'samplers' is there twice"),
         ("a.yaml", "a: [", "is no YAML"),
         ("a.yaml", "- 3", "holds list and no options"),
@@ -158,3 +164,13 @@ def test_what_can_be_told_before_weights_are_read_is(
     assert out == ""
     assert said in err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "damage", [{"generate": 0.5}, {"samplers": [1]}, {"samplers": [{}]}, {"tasks": ["x"]}, {"tasks": 1}]
+)
+def test_a_run_whose_config_is_damaged_is_told_so(tmp_path: Path, damage: dict[str, Any]) -> None:
+    whole = {"format": FORMAT, "generate": {}, "tasks": [{"name": "lists"}], "samplers": []}
+    (tmp_path / "config.json").write_text(json.dumps(whole | damage))
+    with pytest.raises(SpecError, match=r"config\.json is damaged"):
+        Folder(tmp_path, whole, print).found(resume=True)
