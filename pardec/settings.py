@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 MAX_NEW_TOKENS = 64
 # Beyond these a request is no request: they are told before anything is made of their size.
-LARGEST: Mapping[str, int] = {"max_new_tokens": 2**24, "num_images": 2**16}
+LARGEST: Mapping[str, int] = {"max_new_tokens": 2**24, "num_images": 2**16, "num_return_sequences": 2**16}
 MOST_ROWS = 2**20
 VECTORS: Mapping[str, Any] = {"temperature": 1.0}  # the defaults that are others where tokens are vectors
 

@@ -69,10 +69,10 @@ def generate(
         sharing.check(executor, output, prompts, given=bool(prompt))
     items = inputs.read(prompt or [], prompts, chat=chat)
     to_rows = output is not None and output.suffix == ".jsonl"
-    rows = several(items, num_return_sequences or 1)
-    if output is not None and not to_rows and len(rows) > batch_size:
+    count = len(items) * (num_return_sequences or 1)
+    if output is not None and not to_rows and count > batch_size:
         raise SpecError(
-            f"{len(rows)} prompts are more than the batch of {batch_size} that {output} can hold",
+            f"{count} prompts are more than the batch of {batch_size} that {output} can hold",
             hint="name a .jsonl file, or raise --batch-size",
         )
     sampling = {
@@ -120,7 +120,7 @@ def generate(
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is a model of pictures", hint=f'try "pardec image {model} -o out.png"')
     call = loaded.prepare([item.prompt for item in items], **arguments)
-    run = Batches(loaded, call, rows, stream=stream, quiet=quiet)
+    run = Batches(loaded, call, several(items, settings.num_return_sequences), stream=stream, quiet=quiet)
     if to_rows and output is not None:
         dealing.keep_in(run, crew, output, overwrite=overwrite)
     try:

@@ -49,6 +49,7 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("an unknown grid", {"prompt": "a", "block_align": "left"}, "block_align"),
     ("an end token outside", {"prompt": "a", "stop_ids": [400]}, "stop_ids holds 400"),
     ("an end token outside, in a tensor", {"prompt": "a", "stop_ids": torch.tensor(400)}, "stop_ids holds 400"),
+    ("answers without end", {"prompt": "a", "num_return_sequences": 10**9}, "num_return_sequences is at most 65536"),
     ("a source without uniforms", {"prompt": "a", "source": 3}, "source has no method uniform"),
     ("a callback that is none", {"prompt": "a", "callback": 3}, "callback cannot be called"),
     ("an id for choices", {"prompt": "a", "allowed": [1]}, "allowed of row 0 has at index 0 1, which is no list"),
