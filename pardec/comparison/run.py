@@ -47,7 +47,9 @@ class Run:
             raise SpecError(f"{home} holds no run", hint='name a folder that "pardec compare --out" wrote')
         rows = RowsFile(home / "rows.jsonl").rows
         environment = _read(home / "environment.json")
-        traces = {key: Result.load(home / "traces" / key) for key in rows if (home / "traces" / key).is_dir()}
+        folder = home / "traces"
+        kept = {path.name for path in folder.iterdir()} if folder.is_dir() else set()  # a key that is a path is in none
+        traces = {key: Result.load(folder / key) for key in rows if key in kept and (folder / key).is_dir()}
         return cls(config, environment, [{"key": key, **row} for key, row in rows.items()], traces)
 
 

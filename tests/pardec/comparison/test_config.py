@@ -11,7 +11,7 @@ import pytest
 
 import pardec
 from pardec.comparison import preview
-from pardec.comparison.run import FORMAT, Folder
+from pardec.comparison.run import FORMAT, Folder, Run
 from pardec.models.errors import SpecError
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -174,3 +174,13 @@ def test_a_run_whose_config_is_damaged_is_told_so(tmp_path: Path, damage: dict[s
     (tmp_path / "config.json").write_text(json.dumps(whole | damage))
     with pytest.raises(SpecError, match=r"config\.json is damaged"):
         Folder(tmp_path, whole, print).found(resume=True)
+
+
+def test_a_key_that_is_a_path_leads_nowhere(tmp_path: Path) -> None:
+    asked: Any = {"limit": 1, "max_new_tokens": 4, "references": False, "replays": 0, "device": "cpu"}
+    pardec.compare("tiny-dream", "arithmetic", "threshold", out=tmp_path / "run", **asked)
+    pardec.load("tiny-dream").generate("Ann has 8 cups.", max_new_tokens=2, stop_ids=[]).save(tmp_path / "elsewhere")
+    rows = tmp_path / "run" / "rows.jsonl"
+    first = json.loads(rows.read_text().splitlines()[0])
+    rows.write_text(json.dumps({**first, "key": "../../elsewhere"}) + "\n")
+    assert dict(Run.load(tmp_path / "run").traces) == {}
