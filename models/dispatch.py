@@ -9,6 +9,7 @@ import torch
 from accelerate import dispatch_model, infer_auto_device_map
 from accelerate.utils import get_balanced_memory
 
+from .arguments import check_spread
 from .decoder import Decoder
 from .errors import ModelError
 
@@ -54,8 +55,7 @@ def spread(
 
 
 def _inferred(decoder: Decoder, policy: str, dtype: torch.dtype) -> dict[str, Any]:
-    if policy not in ("auto", "balanced", "balanced_low_0", "sequential"):
-        raise ModelError(f"unknown device_map {policy!r}", 'use "auto" or a dictionary of parts and devices')
+    check_spread(policy)
     whole = ["DecoderLayer"]
     memory = None
     if policy != "sequential" and torch.cuda.is_available():

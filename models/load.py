@@ -12,6 +12,7 @@ import torch
 
 from . import assemble, configs, tensor_parallel
 from .adapt import load_adapter
+from .arguments import alone
 from .captured import Captured
 from .catalog import embedded_names
 from .continuous import ContinuousModel
@@ -81,12 +82,12 @@ def load_any(
     """
     check(quantize, device_map)
     if tp:
-        _alone("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
+        alone("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
         device = tensor_parallel.place(device)
     source = locate(name_or_path, revision=revision, offline=offline)
     place, place_reason = choose_device(device)
     if cuda_graphs:
-        _alone("cuda_graphs", device_map=device_map)
+        alone("cuda_graphs", device_map=device_map)
         check_graphs(place, source.name)
     asked = None if decoder is None else os.fspath(decoder)
     with configs.reading(source.name):
@@ -250,14 +251,6 @@ def _native(
         dtype,
         lambda device_of: assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=device_of),
     )
-
-
-def _alone(wanted: str, **others: Any) -> None:
-    """Refuses what does not go with the argument `wanted`."""
-    for name, given in others.items():
-        if given is not None:
-            both = f"{wanted} and {name}={given} are both given"
-            raise ArgumentError(f"{both}, and they do not go together", f"leave {name} out")
 
 
 def _spread(decoder: Decoder) -> str:

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
+from .arguments import check_started
 from .decoder import Decoder, DecoderLayer
 from .decoder_config import DecoderConfig
 from .errors import ModelError
 from .processes import find_interface, part_at_exit
 
-_STARTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _PLAN: dict[str, Placement] = {  # by the last component of a parameter's name; all others are in every process
     "qkv_weight": Shard(0),
     "qkv_bias": Shard(0),
@@ -80,14 +80,9 @@ _SPLIT = ("heads", "kv_heads", "mlp_width")
 def place(asked: str | torch.device) -> str | torch.device:
     """The device of this process among those of its machine, where none is named by number.
 
-    Raises ModelError where torchrun did not start this process.
+    Raises ArgumentError where torchrun did not start this process.
     """
-    missing = [name for name in _STARTED if name not in os.environ]
-    if missing:
-        raise ModelError(
-            "tensor parallel works under torchrun, which did not start this process",
-            "torchrun --nproc-per-node 2 -m pardec generate MODEL -p TEXT --tp",
-        )
+    check_started()
     device = str(asked)
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return f"cuda:{os.environ['LOCAL_RANK']}"

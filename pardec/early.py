@@ -38,7 +38,13 @@ def check(
         SpecError: misuse of any kind (UnknownModelError where there is no such model).
         ModelError: the checkpoint's config.json cannot be read.
     """
-    loading.check(placing.get("device", "auto"), placing.get("dtype", "auto"), placing.get("quantize"))
+    loading.check(
+        placing.get("device", "auto"),
+        placing.get("dtype", "auto"),
+        placing.get("quantize"),
+        placing.get("device_map"),
+        tp=placing.get("tp", False),
+    )
     asked = [Settings.of({**arguments, "sampler": sampler}) for sampler in samplers]
     specs = [parse(one.sampler) for one in asked if isinstance(one.sampler, str)]
     kind = kind_of(model)
@@ -51,9 +57,15 @@ def check(
     for one in asked:
         if kind.draws is None:
             check_family(kind.name, kind.family == "masked", one)
-            if "max_new_tokens" in arguments or one.block_length is not None:
+            if "max_new_tokens" in arguments or one.block_length is not None or one.min_new_tokens:
                 check_room(kind, one)
     return kind
+
+
+def check_folder(out: object, resume: bool) -> None:
+    """Refuses to go on with a run that is nowhere."""
+    if resume and out is None:
+        raise SpecError("resume needs a run's folder", hint="name one with out")
 
 
 def check_tasks(names: Iterable[str]) -> None:
@@ -125,6 +137,15 @@ def check_block(name: str, asked: int | None, longest: int, fixed: int | None) -
         )
 
 
+def check_least(asked: int, longest: int) -> None:
+    """Refuses more tokens before an end token than there are to decode."""
+    if asked > longest:
+        raise SpecError(
+            f"min_new_tokens={asked} is more than the {longest} tokens of a row",
+            hint="raise max_new_tokens, or ask for fewer",
+        )
+
+
 def check_room(kind: Kind, settings: Settings) -> None:
     """Refuses more new tokens than the model has positions behind the shortest prompt, and blocks that do not fit."""
     if settings.template is None:
@@ -134,6 +155,7 @@ def check_room(kind: Kind, settings: Settings) -> None:
                 hint="ask for fewer new tokens: the prompt and they share the positions",
             )
         check_block(kind.name, settings.block_length, settings.max_new_tokens, kind.block)
+        check_least(settings.min_new_tokens or 0, settings.max_new_tokens)
 
 
 def check_texts(prompts: Iterable[Any]) -> None:

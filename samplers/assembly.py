@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.samplers.cards import MASKED, find
+from pardec.samplers.cards import MASKED, SINGLE, find
 from pardec.samplers.contracts import Checked, Fitting, Sampler
 from pardec.samplers.parts import Named, add_default, build, exactness, full, refuse_doubles
 from pardec.samplers.spec import Spec
@@ -14,7 +14,6 @@ from pardec.samplers.spec import Spec
 if TYPE_CHECKING:
     from pardec.models.language_model import LanguageModel
 
-SINGLE = {"propose", "select", "cache"}
 
 _Stages = dict[str, Named]
 
@@ -28,7 +27,7 @@ def assemble(parsed: Spec) -> Sampler:
     add_default(stages, "propose", getattr(select, "prefers", "confidence"), "masked")
     _measure(parsed, stages, select)
     add_default(stages, "cache", "none", "masked")
-    refuse_doubles(parsed, stages, SINGLE)
+    refuse_doubles(parsed, stages)
     order = [named for stage in MASKED for named in stages[stage]]
     parts = [full(name, made) for name, made in order]
     sampler = Sampler(

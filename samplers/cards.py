@@ -21,6 +21,7 @@ Family = Literal["masked", "ar", "continuous"]
 MASKED = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
 AUTOREGRESSIVE = ("draft", "shape", "length", "accept")
 CONTINUOUS = ("vectors",)
+SINGLE = frozenset({"propose", "select", "cache", *AUTOREGRESSIVE})  # stages of one method at most
 STAGES = (*MASKED, *AUTOREGRESSIVE, *CONTINUOUS)
 _FOLDERS = (
     "pardec.samplers.masked",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.models.sources import local
-from pardec.samplers.cards import Card, Family, find, named
+from pardec.samplers.cards import SINGLE, Card, Family, find, named
 from pardec.samplers.spec import ModelName, Part, Spec, parse, written
 
 MOST = 2**16  # of whole numbers: a method may make something of that size, and no canvas is as long
@@ -26,14 +26,17 @@ def build(part: Part, family: str | None = None) -> Any:
 
 
 def check(spec: Spec, family: Family | None = None) -> None:
-    """Refuses what the cards alone tell to be wrong: unknown names, parameters and models, values of another type.
+    """Refuses what the cards alone tell to be wrong: unknown names, parameters and models, values of another
+    type, two methods where one is allowed.
 
-    No method's file is imported for it, nor torch. What depends on several parts, or on the range of a value, is told
-    when the spec is resolved. Without a family, the names tell it.
+    No method's file is imported for it, nor torch. What else depends on several parts, or on the range of a value, is
+    told when the spec is resolved. Without a family, the names tell it.
     """
     family = family or family_of(spec)
+    stages: dict[str, Named] = {}
     for part in (*spec.parts, *([] if spec.cache is None else [spec.cache])):
         card = find(part.name, family)
+        stages.setdefault(card.stage, []).append((part.name, card))
         known = {entry["name"]: entry["type"] for entry in card.parameters}
         for key, text in part.params:
             _check_known(part, key, known)
@@ -41,6 +44,7 @@ def check(spec: Spec, family: Family | None = None) -> None:
                 value = _read(text, _spelt(known[key]), f"{part.name}:{key}")
             if value is not None and known[key].startswith("ModelName"):
                 local(value)
+    refuse_doubles(spec, stages)
 
 
 _FAMILIES: tuple[Family, ...] = ("masked", "ar", "continuous")
@@ -79,11 +83,11 @@ def add_default(stages: Mapping[str, Named], stage: str, text: str, family: str)
         stages[stage].append((part.name, build(part, family)))
 
 
-def refuse_doubles(spec: Spec, stages: Mapping[str, Named], single: Collection[str]) -> None:
+def refuse_doubles(spec: Spec, stages: Mapping[str, Named]) -> None:
     """Refuses a second policy where one is allowed, and one name twice."""
     for stage, parts in stages.items():
         names = [name for name, _ in parts]
-        if stage in single and len(names) > 1:
+        if stage in SINGLE and len(names) > 1:
             raise SpecError(
                 f"{str(spec)!r} names {len(names)} {stage} policies ({', '.join(names)}), one is allowed",
                 hint=f'keep one; "pardec list samplers --stage {stage}" shows the choices',

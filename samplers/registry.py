@@ -59,6 +59,10 @@ def sampler(name: str, **parameters: Any) -> Spec:
     Raises:
         SpecError: an unknown name, or a parameter that the method does not take.
     """
+    if not isinstance(name, str):
+        raise SpecError(
+            f"a method is named by a string, got {type(name).__name__}", hint='sampler("threshold", tau=0.8)'
+        )
     part = Part(name, tuple((key, written(value)) for key, value in parameters.items()))
     family = family_of(Spec((part,)))
     build(part, family)

@@ -25,7 +25,7 @@ def assemble(parsed: Spec, *, sampling: bool) -> Speculation:
     stages: dict[str, Named] = {stage: [] for stage in AUTOREGRESSIVE}
     for part in parsed.parts:
         stages[find(part.name, "ar").stage].append((part.name, build(part, "ar")))
-    refuse_doubles(parsed, stages, AUTOREGRESSIVE)
+    refuse_doubles(parsed, stages)
     add_default(stages, "draft", "sequential", "ar")
     drafter = stages["draft"][0][1]
     add_default(stages, "accept", getattr(drafter, "brings", "speculative" if sampling else "greedy"), "ar")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, cast
 
+from pardec import early
 from pardec.cli import inputs
 from pardec.cli import options as o
 from pardec.cli.common import Debug, say, show
@@ -69,14 +70,17 @@ def chat(
         "cfg": cfg,
     }
     arguments: Any = {name: value for name, value in sampling.items() if value is not None}
+    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "quantize": quantize}
+    placing |= {"cuda_graphs": cuda_graphs, "revision": revision, "offline": offline, "mask_id": mask_id}
+    kind = early.check(model, [sampler], arguments, placing, draws=False)
 
-    # Here and not above: these bring torch, which --help does not need.
+    # Here and not above: these bring torch, which --help and a misspelt name do not need. What the parts of a sampler
+    # make of one another is told before weights are read, too.
     from pardec.api import load
     from pardec.samplers.registry import resolve
 
-    resolve(Settings.of(arguments).sampler, None)  # a misspelt sampler is refused before weights are read
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "quantize": quantize}
-    placing |= {"cuda_graphs": cuda_graphs, "revision": revision, "offline": offline, "mask_id": mask_id}
+    settings = Settings.of(arguments)
+    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
     loaded = load(model, **placing)
     check(loaded, model)
     talk = Talk(loaded, system, arguments, seed, quiet=quiet)

@@ -84,8 +84,9 @@ def compare(
     }
     arguments = {name: value for name, value in arguments.items() if value is not None}
     numbers = _seeds(seeds)
-    placing: Any = {"device": device, "dtype": dtype, "quantize": quantize}
+    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "quantize": quantize}
     check_name(executor)
+    early.check_folder(out, resume)
     early.check_tasks(task or ())
     early.check(model, sampler or (), arguments, placing)
 

@@ -134,8 +134,6 @@ class Drawing:
 
 def check_places(output: Path | None, each: Path | None, save: Path | None) -> None:
     """Refuses what could not be written in the end, by trying."""
-    if output is not None and output.suffix.lower() != ".png":
-        raise SpecError(f"pictures are PNG files, got -o {output}", hint="name a file that ends in .png")
     if output is not None and output.is_dir():
         raise SpecError(f"{output} is a folder", hint="name a file that ends in .png, or --each DIR")
     for target, folder in ((output, output and output.parent), (each, each), (save, save and save.parent)):

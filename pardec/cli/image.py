@@ -68,6 +68,8 @@ def image(
     """
     if output is None and each is None and save is None:
         raise SpecError("nowhere is named to put the pictures", hint="-o out.png takes them all, --each DIR one by one")
+    if output is not None and output.suffix.lower() != ".png":
+        raise SpecError(f"pictures are PNG files, got -o {output}", hint="name a file that ends in .png")
     shown = _asked(prompt, prompts, class_)
     placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "revision": revision}
     placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder, "quantize": quantize}

@@ -72,8 +72,9 @@ def tune(
     given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg": cfg}
     arguments: Any = {name: value for name, value in given.items() if value is not None}
 
-    placing: Any = {"device": device, "dtype": dtype, "quantize": quantize}
+    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "quantize": quantize}
     check_name(executor)
+    early.check_folder(out, resume)
     early.check_tasks(task or ())
     early.check(model, sampler or (), arguments, placing)
 

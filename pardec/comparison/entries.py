@@ -48,14 +48,14 @@ def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], famil
     Raises:
         SpecError: none is given, one cannot be, two are the same, or an argument cannot hold for a whole run.
     """
-    if not samplers:
-        raise SpecError("no sampler is given", hint="name at least one, such as sequential and threshold")
     for name in arguments:
         if name not in ARGUMENTS:
             raise SpecError(
-                f"compare takes no argument {name!r}{did_you_mean(name, ARGUMENTS)}",
+                f"compare takes no argument {name!r}{did_you_mean(name, (*ARGUMENTS, 'samplers'))}",
                 hint=f"of those of generate it takes {', '.join(ARGUMENTS)}",
             )
+    if not samplers:
+        raise SpecError("no sampler is given", hint="name at least one, such as sequential and threshold")
     found: dict[tuple[str, str], Entry] = {}
     for sampler in samplers:
         made = _entry(sampler, arguments, family)

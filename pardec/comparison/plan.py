@@ -44,8 +44,11 @@ class Grid:
 
     def __post_init__(self) -> None:
         for name, least in (("limit", 1), ("batch_size", 1), ("replays", 0)):
-            if getattr(self, name) < least:
-                raise SpecError(f"{name} is at least {least}, got {getattr(self, name)}", hint="choose a larger one")
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise SpecError(f"{name} is a whole number, got {value!r}", hint=f"for example {name}=8")
+            if value < least:
+                raise SpecError(f"{name} is at least {least}, got {value}", hint="choose a larger one")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise SpecError(f"seeds are different whole numbers, got {list(self.seeds)}", hint="for example 0 and 1")
 

@@ -11,7 +11,7 @@ from pardec.comparison import sources, units
 from pardec.comparison.entries import SamplerLike
 from pardec.comparison.plan import Grid, Loading, loadable, plan
 from pardec.comparison.run import Folder
-from pardec.models.errors import SpecError
+from pardec.early import check_folder
 from pardec.tasks import Task
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def preview(
         given.get("cost_ratio"),
     )
     out, done = given.get("out"), {}
-    if out is None and given.get("resume"):
-        raise SpecError("resume needs a run's folder", hint="name one with out")
+    check_folder(out, given.get("resume", False))
     if out is not None:
         folder = Folder(Path(out), made.config, lambda text: None)
         if folder.found(resume=given.get("resume", False)) is not None:

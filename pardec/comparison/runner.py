@@ -17,6 +17,7 @@ from pardec.comparison.plan import Grid, Loading, Plan, loadable, plan
 from pardec.comparison.progress import progress as watching
 from pardec.comparison.run import Folder, Run
 from pardec.comparison.table import Table
+from pardec.early import check_folder
 from pardec.environment import checkout, machine, versions
 from pardec.executors import Executor, together
 from pardec.executors import executor as make_executor
@@ -102,9 +103,9 @@ def compare(
     """
     if not isinstance(model, str | Path) and executor != "local":
         raise SpecError(f"the {executor} executor loads the model itself", hint="give the model's name or folder")
-    if out is None and (resume or executor == "torchrun"):
-        what = "resume" if resume else "the torchrun executor"
-        raise SpecError(f"{what} needs a run's folder", hint="name one with out")
+    check_folder(out, resume)
+    if out is None and executor == "torchrun":
+        raise SpecError("the torchrun executor needs a run's folder", hint="name one with out")
     sources.refuse_unnamed(scorer, executor)
     made = plan(
         str(model) if isinstance(model, Path) else model,

@@ -110,4 +110,6 @@ def _prompts(prompts: Prompts, rated: str | Score) -> Task:
             )
         item = read_item(held, index, 0, f"prompt {index}")
         problems.append(Problem(str(item.id), item.prompt, answer_of(item, f"prompt {index}", rates, name_of(rated))))
+    if not problems:
+        raise SpecError("prompts holds no prompt", hint="give at least one, or leave prompts out and name a task")
     return Given(tuple(problems), rated)

@@ -60,7 +60,7 @@ def checked(
     def score(problem: Problem, text: str) -> float | None:
         try:
             value = function(problem, text)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ScoreError(
                 f"the scorer {name!r} failed on problem {problem.id}: {type(error).__name__}: {one_line(error)}",
                 hint=f"it was raised at {_where(error, home)}" if home else None,
@@ -118,7 +118,7 @@ def _module(path: Path, name: str) -> ModuleType:
     sys.modules[key] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends the process would end it without a word
         del sys.modules[key]
         said = f"{type(error).__name__}: {one_line(error)}"
         raise SpecError(f"the scorer {name!r} cannot be loaded: {said}", hint=f"see {_where(error, path)}") from error

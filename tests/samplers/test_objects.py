@@ -100,6 +100,12 @@ def test_every_way_of_decoding_takes_objects_and_records_what_the_string_does() 
         pardec.compare(model, "lists", [sampler, text], limit=1, progress=False)
 
 
+@pytest.mark.parametrize("name", [5, None, Threshold])
+def test_a_method_is_named_by_a_string(name: object) -> None:
+    with pytest.raises(SpecError, match="a method is named by a string"):
+        pardec.sampler(name)  # type: ignore[arg-type]
+
+
 def test_presets_are_listed() -> None:
     known = {preset.name: preset for preset in pardec.list_presets()}
     assert known["fast-dllm"].spec == "threshold:tau=0.9@dual"

@@ -18,6 +18,7 @@ from pardec.comparison.tuning.fit import Fit
 from pardec.comparison.tuning.halving import Outcome, search
 from pardec.comparison.tuning.prepared import BASELINE, COSTS, Search, outline, prepare
 from pardec.comparison.tuning.space import Candidate
+from pardec.early import check_folder
 from pardec.executors import executor as leads
 from pardec.tasks import Task
 from pardec.tasks.scorers import Score
@@ -90,6 +91,7 @@ def tune(
     >>> advice.spec in ("threshold+eos", "threshold:tau=0.5+eos")
     True
     """
+    check_folder(out, resume)
     asked = Search(max_drop, budget, confirm, cost, samplers, caches, block_lengths, seed)
     loading, tasks = _read(task, prompts, scorer, executor, arguments)
     asked.space(Fit.unread(model, loading, arguments))  # what cannot be is refused before weights are read
