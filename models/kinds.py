@@ -38,7 +38,7 @@ def kind_of(name: str | os.PathLike[str]) -> Kind | None:
     return kind(source.name, read_json(source.folder / "config.json"))
 
 
-def kind(name: str, config: Mapping[str, Any]) -> Kind:
+def kind(name: str, config: dict[str, Any]) -> Kind:
     """Of the model called `name` with this config.json."""
     if config.get("model_type") == "mar":
         return Kind(name, "continuous", "class", classes=_whole(config, "class_num"))
