@@ -4,6 +4,8 @@
  *
  * Vectors hold queries: one number of a key is multiplied with 16 of them, so that scores lie slot by slot and maxima,
  * exponentials and sums never cross a vector. A few that are left over go alone, and there vectors hold dimensions.
+ * A score is a sum of sums over PART dimensions, and scaled once the highest is taken off: what it is rounded by grows
+ * with what it has grown to, and an exponential turns it into as large a part of the weight.
  * Slots are taken BLOCK at a time, each block's sums made for themselves and then added to what was summed before, which
  * is scaled when a higher score comes; while a block is worked on the next one's keys and values are fetched.
  */
@@ -17,6 +19,7 @@
 #define VECTORS 3               /* of queries at once, at most */
 #define ROWS 8                  /* slots, or dimensions, at once */
 #define BLOCK 64                /* slots */
+#define PART 16                 /* dimensions whose products are summed for themselves */
 #define ALONE 4                 /* queries that go alone, at most */
 #define LOWEST -1e30f
 #define LINE 16                 /* numbers that are fetched together */
@@ -53,7 +56,7 @@ typedef void (*Tile)(ARGUMENTS);
 
 /* of keys, whose numbers lie together, and of values, whose dimensions do */
 #define TILE(rows, vectors)                                                                                        \
-    static void keys_##rows##_##vectors(ARGUMENTS) { tile(rows, vectors, x, row_step, 1, w, out, depth, 0); }      \
+    static void keys_##rows##_##vectors(ARGUMENTS) { tile(rows, vectors, x, row_step, 1, w, out, depth, onto); }   \
     static void values_##rows##_##vectors(ARGUMENTS) { tile(rows, vectors, x, 1, step, w, out, depth, onto); }
 #define TILES(rows) TILE(rows, 1) TILE(rows, 2) TILE(rows, 3)
 #define NAMES(of, rows) {of##_##rows##_1, of##_##rows##_2, of##_##rows##_3}
@@ -72,15 +75,16 @@ static void fetch(const float *row, ptrdiff_t step, int count, int dim)
 }
 
 /* Scores of `slots` slots become weights; what came before, `out` [dim] and `total`, goes down to the new highest. */
-INLINE void weigh(const int vectors, float *scores, int slots, vec *highest, vec *total, float *out, int dim)
+INLINE void weigh(const int vectors, float *scores, int slots, float scale, vec *highest, vec *total, float *out,
+                  int dim)
 {
     UNROLL for (int j = 0; j < vectors; j++) {
         vec top = highest[j], mass = {0};
         for (int s = 0; s < slots; s++) top = larger(top, *(vec *)(scores + (s * vectors + j) * LANES));
-        vec share = power(highest[j] - top);
+        vec share = power((highest[j] - top) * scale);
         for (int s = 0; s < slots; s++) {
             vec *score = (vec *)(scores + (s * vectors + j) * LANES);
-            *score = power(*score - top);
+            *score = power((*score - top) * scale);
             mass += *score;
         }
         for (int d = 0; d < dim; d++) *(vec *)(out + (d * vectors + j) * LANES) *= share;
@@ -118,12 +122,12 @@ static void alone(const Head *one, const float *query, const float *k, const flo
         vec sum = {0};
         for (int d = 0; d < one->dim; d += LANES)
             sum += *(const vec *)(query + d) * *(const vec *)(k + s * one->k_slot + d);
-        weight[s] = sum_of(sum) * one->scale;
+        weight[s] = sum_of(sum);
         top = weight[s] > top ? weight[s] : top;
     }
-    vec share = power(every(*highest - top));
+    vec share = power(every((*highest - top) * one->scale));
     for (int j = 0; j < BLOCK / LANES; j++) {
-        weights[j] = power(weights[j] - top);
+        weights[j] = power((weights[j] - top) * one->scale);
         mass += j * LANES < slots ? weights[j] : (vec){0};
     }
     for (int d = 0; d < one->dim; d += LANES) {
@@ -149,7 +153,7 @@ INLINE void few(const int vectors, const Head *one, int first, int count, int mo
     vec highest[VECTORS], total[VECTORS] = {0};
     for (int n = 0; n < width; n++) { /* behind the last query, it once more: what it says goes nowhere */
         const float *query = query_of(one, first + least(n, count - 1));
-        for (int d = 0; d < dim; d++) turned[d * width + n] = query[d] * one->scale;
+        for (int d = 0; d < dim; d++) turned[d * width + n] = query[d];
     }
     memset(out, 0, sizeof(float) * dim * width);
     memset(others, 0, sizeof(float) * dim * more);
@@ -166,12 +170,14 @@ INLINE void few(const int vectors, const Head *one, int first, int count, int mo
             fetch(k + (slots + s) * one->k_slot, one->k_slot, least(ROWS, after - s), dim);
             fetch(v + (slots + s) * one->v_slot, one->v_slot, least(ROWS, after - s), dim);
             if (vectors)
-                KEYS[rows - 1][vectors - 1](k + s * one->k_slot, one->k_slot, 1, turned, scores + s * width, dim, 0);
+                for (int d = 0; d < dim; d += PART)
+                    KEYS[rows - 1][vectors - 1](k + s * one->k_slot + d, one->k_slot, 1, turned + d * width,
+                                                scores + s * width, least(PART, dim - d), d > 0);
         }
         for (int e = 0; e < more; e++)
             alone(one, query_of(one, first + count + e), k, v, slots, tops + e, masses + e, others + e * dim);
         if (!vectors) continue;
-        weigh(vectors, scores, slots, highest, total, out, dim);
+        weigh(vectors, scores, slots, one->scale, highest, total, out, dim);
         for (int b = 0; b < full + (rest > 0); b++)
             VALUES[(b < full ? ROWS : rest) - 1][vectors - 1](v + b * ROWS, 1, one->v_slot, scores,
                                                               out + b * ROWS * width, slots, 1);

@@ -1,6 +1,7 @@
 """float32 by kernels in C is as near to float64 as PyTorch's is: kernel by kernel, and a whole model's likelihoods.
 
-Shapes are those of SmolLM2-135M; errors may be twice as large, the largest and the root of their mean square.
+Shapes are those of SmolLM2-135M, and heads those of larger models too; errors may be twice as large, the largest and
+the root of their mean square.
 """
 
 from __future__ import annotations
@@ -72,6 +73,24 @@ def test_attention(queries, slots, scale):
         )
 
     as_near(attend_c(q, k, v), defined(q, k, v), defined(q.double(), k.double(), v.double()))
+
+
+@pytest.mark.usefixtures("in_c")
+@pytest.mark.parametrize(("heads", "kv", "dim"), [(14, 2, 64), (32, 8, 64), (12, 2, 128), (32, 32, 128)], ids=str)
+@pytest.mark.parametrize("queries", [3, 17])
+def test_attention_with_high_scores_and_outliers(queries, heads, kv, dim):
+    """Heads of Qwen2, Llama 3.2 and LLaDA; one dimension of the keys and one of the values far above the others."""
+    found, reference, exact = [], [], []
+    for seed, slots in enumerate((64, 300, 1000)):
+        q = normal(1, queries, heads, dim, seed=seed) * 8
+        k, v = normal(1, slots, kv, dim, seed=seed + 10), normal(1, slots, kv, dim, seed=seed + 20)
+        k[..., 1] *= 10
+        v[..., 2] *= 100
+        found.append(attend_c(q, k, v))
+        for to, kind in ((reference, torch.float32), (exact, torch.float64)):
+            parts = (part.to(kind).transpose(1, 2) for part in (q, k, v))
+            to.append(F.scaled_dot_product_attention(*parts, enable_gqa=True).transpose(1, 2))
+    as_near(torch.cat(found), torch.cat(reference), torch.cat(exact))
 
 
 @pytest.mark.usefixtures("in_c")

@@ -68,6 +68,8 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
                 if name in _PACE and (given := self.config[name]) != default.default:
                     raise SpecError(f"{name}={given!r} beside a sampler", hint=f"write it into the spec {sampler!r}")
         self._sampler = None if sampler is None else _runnable(sampler)
+        if sampler is not None:
+            self.check_eos_finished = _ended
         self.set_timesteps(num_inference_steps, block_length=block_length)
 
     def set_timesteps(
@@ -148,25 +150,6 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         out = (filled, changed & open_before, changed & ~open_before, tokens, probability, model_output)
         return BlockRefinementSchedulerOutput(*out) if return_dict else out
 
-    @staticmethod
-    def check_eos_finished(
-        cur_x: Tensor,
-        sampled_tokens: Tensor,
-        final_transfer: Tensor,
-        finished: Tensor,
-        eos_token_id: int,
-        mask_token_id: int,
-        prompt_length: int,
-    ) -> Tensor:
-        """Rows [B] that are done: an end token stands behind the prompt, and nothing open before it.
-
-        diffusers' own also asks that the step committed an end token and the prompt holds none, and goes on longer.
-        """
-        made = cur_x[:, prompt_length:]
-        ended = (made == eos_token_id).cumsum(1) > 0
-        before = (made == mask_token_id).cumsum(1) > 0
-        return finished | (ended & ~before).any(1)
-
     def check_block_should_continue(
         self,
         step_idx: int,
@@ -196,6 +179,25 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
             return False
         self._block.ended = finished.cpu().numpy()
         return self._block.live
+
+
+def _ended(
+    cur_x: Tensor,
+    sampled_tokens: Tensor,
+    final_transfer: Tensor,
+    finished: Tensor,
+    eos_token_id: int,
+    mask_token_id: int,
+    prompt_length: int,
+) -> Tensor:
+    """Rows [B] that are done: an end token stands behind the prompt, and nothing open before it.
+
+    diffusers' own also asks that the step committed an end token and the prompt holds none, and goes on longer.
+    """
+    made = cur_x[:, prompt_length:]
+    ended = (made == eos_token_id).cumsum(1) > 0
+    before = (made == mask_token_id).cumsum(1) > 0
+    return finished | (ended & ~before).any(1)
 
 
 def _runnable(spec: str) -> Sampler:

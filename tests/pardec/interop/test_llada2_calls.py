@@ -19,7 +19,7 @@ from diffusers import (
 from torch import Tensor, nn
 
 import pardec
-from pardec.interop.diffusers import PardecPipeline, policy
+from pardec.interop.diffusers import PardecPipeline, PardecScheduler, policy
 from pardec.models.errors import SpecError
 from pardec.models.language_model import LanguageModel
 from pardec.models.plan import Plan, Visible
@@ -117,6 +117,21 @@ def test_random_calls_give_the_rows_of_llada2_pipeline() -> None:
     assert edited > CALLS // 16  # the calls ask for what they are to tell apart
     assert ended > CALLS // 10
     assert fed < forwards * 9  # blocks that are complete are not run again
+
+
+def test_a_scheduler_without_a_spec_ends_rows_as_diffusers_does() -> None:
+    """An end token that the prompt holds, or that a callback or an earlier step put in, ends no row there."""
+    held = 0
+    for seed in range(40):
+        call, network = (
+            random_call(seed) | {"eos_token_id": 1 + seed % 3, "eos_early_stop": True},
+            Network(model(seed % 8)),
+        )
+        expected = given(LLaDA2Pipeline(model=network, scheduler=BlockRefinementScheduler()), call, seed)
+        for kind in (LLaDA2Pipeline, PardecPipeline):
+            assert torch.equal(given(kind(model=network, scheduler=PardecScheduler()), call, seed), expected), call
+        held += bool((call["input_ids"] == call["eos_token_id"]).any())
+    assert held > 10
 
 
 def test_the_result_tells_of_diffusers_loop_what_it_tells_of_pardecs() -> None:
