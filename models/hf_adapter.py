@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
 
 from .errors import ModelError, one_line
 from .finite import damaged
@@ -171,8 +172,9 @@ class HFAdapter:
             raise self._refusal("its attention does not go through transformers' AttentionInterface")
         if self._head is None or "position_ids" not in introspect.signature(self._body.forward).parameters:
             raise self._refusal("it takes no position_ids, or has no language-model head")
-        if "chunked_attention" in kinds:
-            self._lower_limit(getattr(self._text, "attention_chunk_size", None))
+        for layer in DynamicCache(config=self._text).layers:  # it may forget what the layers themselves would see
+            if layer.is_sliding:
+                self._lower_limit(layer.sliding_window)
         scaling = getattr(self._text, "rope_parameters", None) or {}
         for entry in (scaling, *(value for value in scaling.values() if isinstance(value, dict))):
             if entry.get("rope_type") in ("dynamic", "longrope"):  # frequencies change past this length, for all rows

@@ -296,6 +296,16 @@ def test_generation_arguments_do_what_they_do_in_lm_evals_own_model(
     assert "left out" not in caplog.text
 
 
+@pytest.mark.parametrize("arguments", [{}, {"add_bos_token": True}, {"add_bos_token": False}], ids=str)
+@pytest.mark.parametrize("prefix", [None, 3])
+def test_a_context_begins_as_in_lm_evals_own_model(beside: Any, arguments: dict[str, Any], prefix: int | None) -> None:
+    """The tokenizer's own first token counts there, as a chat template writes it, and not what scoring begins with."""
+    ours, hf = beside(**arguments, prefix_token_id=prefix)
+    for start in ("<bos>", "<eos>", ""):
+        call = asks("generate_until", (start + QUESTIONS[0], {"until": [], "max_gen_toks": 8}))
+        assert ours.generate_until(call) == hf.generate_until(call), start
+
+
 def test_a_length_of_prompt_and_answer_leaves_room_or_says_so(beside: Any) -> None:
     ours, _ = beside()
     with pytest.raises(SpecError, match="max_length=3 leaves nothing"):

@@ -146,9 +146,14 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Token ids; None is `add_bos_token`, and False for a text that begins with the prefix, as templates' do."""
         if add_special_tokens is None:
-            start = self.tokenizer.decode([self.prefix_token_id])
-            add_special_tokens = False if start and string.startswith(start) else self.add_bos_token
-        given = kwargs if add_special_tokens is None else {**kwargs, "add_special_tokens": add_special_tokens}
+            return self._encoded(string, self.tokenizer.decode([self.prefix_token_id]), **kwargs)
+        return list(self.tokenizer(string, add_special_tokens=add_special_tokens, **kwargs)["input_ids"])
+
+    def _encoded(self, string: str, start: str | None, **given: Any) -> list[int]:
+        """Token ids, with the tokenizer's first one as `add_bos_token` says; none before a text that has `start`."""
+        added = False if start and string.startswith(start) else self.add_bos_token
+        if added is not None:
+            given["add_special_tokens"] = added
         return list(self.tokenizer(string, **given)["input_ids"])
 
     def get_model_info(self) -> dict[str, Any]:
@@ -192,7 +197,8 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
 
     def _prompt(self, context: str, made: Generation) -> list[int]:
         """Ids of a context, with room after them for what is to be generated."""
-        ids = self.tok_encode(context) or [self.prefix_token_id]
+        # lm-eval's `hf` looks for the tokenizer's own token here, and for the prefix where it scores.
+        ids = self._encoded(context, self.tokenizer.bos_token) or [self.prefix_token_id]
         if self._limit is None:
             return ids
         if made.max_length is not None:

@@ -276,7 +276,9 @@ def test_a_row_that_has_ended_is_left_alone() -> None:
     assert out.sequences.tolist() == [[5, END, 7, 7, 7], [6] * 5]
     made = pipe(rule=rule)
     made.scheduler = PardecScheduler()
-    assert made(**asked).sequences.tolist() == [[5, END, MASK, MASK, MASK], [6] * 5]
+    assert torch.equal(made(**asked).sequences, out.sequences)
+    made.scheduler = PardecScheduler("threshold:tau=1")  # a spec ends rows as pardec's loop does
+    assert made(**{**asked, "threshold": 0.7}).sequences.tolist() == [[5, END, MASK, MASK, MASK], [6] * 5]
 
 
 def test_how_bars_are_shown_stays_as_it_was_set() -> None:

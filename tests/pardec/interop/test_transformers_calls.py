@@ -36,6 +36,15 @@ def test_positions_are_obeyed_where_they_count_and_refused_elsewhere(kind: str) 
             assert error.value.hint
 
 
+@pytest.mark.parametrize("named", ["sliding_window", "attention_chunk_size"])
+def test_a_window_that_only_transformers_cache_obeys_ends_what_is_decoded(named: str) -> None:
+    """A Llama sees everything whatever its config says; the cache that generate makes of the config forgets."""
+    model = new(**{named: 12})
+    same(model, max_new_tokens=4)
+    with pytest.raises(SpecError, match="needs 28 positions and LlamaForCausalLM has 12"):
+        both(model)
+
+
 # --- hooks ---
 
 
