@@ -28,10 +28,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import pardec
 from pardec.bench.shapes import SHAPES, shaped
 from pardec.environment import processor
-from pardec.models.captured import Captured
-from pardec.models.kernels import product
+from pardec.models.cuda_graphs.capture import Step
+from pardec.models.cuda_graphs.runner import Captured
+from pardec.models.kernels import matmul
 from pardec.models.plan import Plan
-from pardec.models.recording import Step
 
 # Model, rows, positions in the cache, positions asked.
 STEPS = [
@@ -93,7 +93,7 @@ def compared(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 def through_inductor(trace: Callable[[], Any]) -> Callable[..., Any]:
     """What `trace` makes, compiled when it is first called."""
-    with patch.object(product, "onednn_is_faster", lambda: False):  # of products, Inductor knows PyTorch's own
+    with patch.object(matmul, "onednn_is_faster", lambda: False):  # of products, Inductor knows PyTorch's own
         compiled: Callable[..., Any] = torch.compile(trace())
     return compiled
 

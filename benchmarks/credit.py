@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from pardec.environment import processor
-from pardec.models.language_model import Facts, LanguageModel
+from pardec.models.model import Facts, LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.canvas import Writing
-from pardec.samplers.contracts import Ask, Evidence, Request
-from pardec.samplers.kernels.law import Law
-from pardec.samplers.loops.masked import MaskedLoop
+from pardec.samplers.masked.canvas import Writing
+from pardec.samplers.masked.contracts import Ask, Evidence, Request
+from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.ops.distribution import Law
 from pardec.samplers.rng import Keyed
 
 BASE, WITH = "threshold:tau=0.9", "credit+threshold:tau=0.9"

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 import pardec
-from pardec.models.conditioned import Conditioned
-from pardec.models.imaging import Condition
+from pardec.images.scenes import captions, parse
+from pardec.models.images.conditioned import Conditioned
+from pardec.models.images.contracts import Condition
+from pardec.models.images.vq import to_pixels
+from pardec.models.images.vq_files import load_vq
 from pardec.models.plan import Plan, Visible
-from pardec.models.vision.vq import to_pixels
-from pardec.models.vision.vq_files import load_vq
-from pardec.pictures.scenes import captions, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))

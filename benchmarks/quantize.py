@@ -22,7 +22,7 @@ import torch
 
 import pardec
 from pardec.environment import processor
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
 MODELS = {"tiny-dream": "threshold:tau=0.9@dual", "tiny-llama": "sequential"}

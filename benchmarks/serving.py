@@ -25,8 +25,8 @@ import torch
 
 import pardec
 from pardec.environment import machine, versions
-from pardec.samplers.loops.masked import MaskedLoop
-from pardec.samplers.loops.verify import VerifyLoop
+from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.speculative.loop import VerifyLoop
 
 CASES = (
     ("tiny-llama", "sequential"),

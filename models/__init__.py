@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .catalog import embedded_names
     from .decoder import Decoder
     from .decoder_config import DecoderConfig
     from .errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
     from .hidden import Hidden
     from .kv_cache import KVCache
-    from .language_model import Facts, LanguageModel
+    from .loading.catalog import embedded_names
+    from .model import Facts, LanguageModel
     from .plan import Plan, Visible
 
 _HOME = {

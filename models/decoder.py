@@ -12,13 +12,13 @@ from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import ModelError
 from .hidden import Hidden
 from .kernels.attention import attend
+from .kernels.attention_pattern import Sight, look
 from .kernels.choice import Backend, backend
-from .kernels.layer_c import turn_c, usable
+from .kernels.cpu.layer import turn_c, usable
+from .kernels.matmul import Linear, added, product
 from .kernels.norm import norm
-from .kernels.product import Linear, added, product
-from .kernels.sight import Sight, look
+from .kernels.rotary import turn_and_store
 from .kernels.swiglu import gated
-from .kernels.turn import turn_and_store
 from .kv_cache import Address, KVCache, Views
 from .plan import Plan, moved
 from .rope import GridRope, Rope, rotate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from .plain import line
+from .printable import line
 
 
 class PardecError(Exception):

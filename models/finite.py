@@ -22,7 +22,7 @@ from .kv_cache import KVCache
 from .plan import Plan
 
 if TYPE_CHECKING:
-    from .language_model import LanguageModel
+    from .model import LanguageModel
 
 Run = tuple[Plan, KVCache | None]  # a forward, as it was asked for
 

@@ -10,27 +10,28 @@ from typing import Any
 
 import torch
 
-from . import assemble, configs, tensor_parallel
-from .adapt import load_adapter
-from .arguments import alone
-from .captured import Captured
-from .catalog import embedded_names
-from .continuous import ContinuousModel
+from .continuous.contracts import ContinuousModel
+from .cuda_graphs.capture import Graphs, check_graphs
+from .cuda_graphs.runner import Captured
 from .decoder import Decoder
 from .errors import ArgumentError, ModelError
-from .facts import establish
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match
 from .families.llamagen import read_config
-from .imaging import Imaging, Picturing
-from .kinds import PICTURES
-from .language_model import LanguageModel
-from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
-from .quantize import Quantizer, check, fitting, quantizer
-from .recording import Graphs, check_graphs
-from .sources import Source, locate, read_json
-from .tensor_parallel import Shares
-from .tokenizers import load_tokenizer
-from .weights import Published, inspect, weight_files
+from .hf.adapt import load_adapter
+from .images.contracts import Imaging, Picturing
+from .loading import assemble, configs
+from .loading.arguments import alone
+from .loading.catalog import embedded_names
+from .loading.decoding_config import establish
+from .loading.kinds import PICTURES
+from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
+from .loading.quantize import Quantizer, check, fitting, quantizer
+from .loading.sources import Source, locate, read_json
+from .loading.tokenizers import load_tokenizer
+from .loading.weights import Published, inspect, weight_files
+from .model import LanguageModel
+from .parallel import tensor_parallel
+from .parallel.tensor_parallel import Shares
 
 __all__ = ["embedded_names", "load", "load_any", "load_continuous"]
 
@@ -243,7 +244,7 @@ def _native(
         elif isinstance(finish, Quantizer) and decoder.config.tied:
             finish.keep("head.weight", "it is the embedding")
         return decoder
-    from .dispatch import spread
+    from .parallel.device_map import spread
 
     return spread(
         decoder,

@@ -23,27 +23,28 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "samplers")):
         os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     )  # a checkout: the floors stand at its root
 
-from pardec.lazy import submodule
+from .lazy import submodule
 
 if TYPE_CHECKING:
-    from pardec.api import Model, load
-    from pardec.cards import list_models, list_presets, list_samplers
-    from pardec.comparison import Table, compare
-    from pardec.comparison.tuning import Advice, tune
-    from pardec.empty import EmptyAnswer
     from pardec.models.errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
-    from pardec.pipeline import ImagePipeline
-    from pardec.result import Result
     from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started, Step
     from pardec.samplers.registry import sampler
-    from pardec.tasks import Problem, Task, list_tasks, task
+
+    from .api import Model, load
+    from .cards import list_models, list_presets, list_samplers
+    from .comparison import Table, compare
+    from .comparison.tuning import Advice, tune
+    from .images.pipeline import ImagePipeline
+    from .requests.empty_answer import EmptyAnswer
+    from .result import Result
+    from .tasks import Problem, Task, list_tasks, task
 
 _HOME = {
     "pardec.api": ("Model", "load"),
     "pardec.cards": ("list_models", "list_presets", "list_samplers"),
     "pardec.comparison": ("Table", "compare"),
     "pardec.comparison.tuning": ("Advice", "tune"),
-    "pardec.empty": ("EmptyAnswer",),
+    "pardec.requests.empty_answer": ("EmptyAnswer",),
     "pardec.models.errors": (
         "CacheError",
         "CapacityError",
@@ -52,7 +53,7 @@ _HOME = {
         "SpecError",
         "UnknownNameError",
     ),
-    "pardec.pipeline": ("ImagePipeline",),
+    "pardec.images.pipeline": ("ImagePipeline",),
     "pardec.result": ("Result",),
     "pardec.samplers.events": ("Accepted", "Event", "Finished", "RowFinished", "Started", "Step"),
     "pardec.samplers.registry": ("sampler",),

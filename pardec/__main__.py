@@ -1,5 +1,5 @@
 """`python -m pardec` is the command `pardec`."""
 
-from pardec.cli import main
+from .cli import main
 
 main()

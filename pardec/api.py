@@ -11,34 +11,40 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import torch
 from torch import Tensor
 
-from pardec import empty, requests, vector_requests
-from pardec.environment import versions
 from pardec.models import kernels as models_kernels
-from pardec.models.continuous import ContinuousModel
+from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, PardecError, SpecError
-from pardec.models.kernels.compiled import prepare
+from pardec.models.kernels.cpu.library import prepare
 from pardec.models.load import load_any
-from pardec.models.plain import plain
+from pardec.models.parallel.threads import stepping, suited, using
 from pardec.models.plan import Plan
-from pardec.models.threads import stepping, suited, using
-from pardec.picture_requests import drawn
-from pardec.prompts import check_length
-from pardec.requests import Call
-from pardec.result import Result, Timing, plain_row
-from pardec.samplers import kernels as samplers_kernels
+from pardec.models.printable import plain
+from pardec.samplers import ops as samplers_kernels
+from pardec.samplers.continuous import loop as continuous
 from pardec.samplers.events import Event, Finished, RowFinished
-from pardec.samplers.loops import continuous, masked, verify
-from pardec.samplers.verifying import Speculation
-from pardec.settings import VECTORS, Arguments, Settings
-from pardec.streaming import Texts
-from pardec.vector_requests import VectorCall
+from pardec.samplers.masked import loop as masked
+from pardec.samplers.speculative import loop as verify
+from pardec.samplers.speculative.contracts import Speculation
+
+from .environment import versions
+from .requests import continuous as vector_requests
+from .requests import empty_answer
+from .requests import text as requests
+from .requests.continuous import VectorCall
+from .requests.images import drawn
+from .requests.prompts import check_length
+from .requests.settings import VECTORS, Arguments, Settings
+from .requests.text import Call
+from .result import Result, Timing, plain_row
+from .serving.streaming import Texts
 
 if TYPE_CHECKING:
-    from pardec.admission import Waiting
-    from pardec.models.imaging import Pictures
-    from pardec.models.language_model import LanguageModel
+    from pardec.models.images.contracts import Pictures
+    from pardec.models.model import LanguageModel
     from pardec.samplers.cards import Family
-    from pardec.serving import Serving
+
+    from .serving.batch import Serving
+    from .serving.queue import Waiting
 
 
 class OutOfMemory(PardecError, MemoryError):
@@ -224,7 +230,7 @@ class Model:
                 finished = event
         assert finished is not None, "a loop ends with Finished"
         result = self.result(call, finished, time.perf_counter() - started)
-        empty.warn(self, result, prompt, stacklevel=2)
+        empty_answer.warn(self, result, prompt, stacklevel=2)
         return result
 
     def stream(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Iterator[Event]:
@@ -265,7 +271,7 @@ class Model:
         >>> sorted(row.index for row in rows)
         [0, 1, 2]
         """
-        from pardec.admission import Prompts
+        from .serving.queue import Prompts
 
         return self._serving(Prompts(self, prompts, arguments), batch_size, "serve fewer rows at once (batch_size)")
 
@@ -323,13 +329,13 @@ class Model:
 
     def serve(self, calls: Iterable[Call | VectorCall], *, batch_size: int = 8) -> Serving:
         """Decodes as `serve_batch` does what is prepared already: calls of one row each, with one sampler."""
-        from pardec.admission import Waiting
+        from .serving.queue import Waiting
 
         rows = (Waiting(index, call, call.request) for index, call in enumerate(calls))
         return self._serving(rows, batch_size, "decode fewer prompts at once (--batch-size), or fewer tokens")
 
     def _serving(self, rows: Iterator[Waiting], batch_size: int, hint: str) -> Serving:
-        from pardec.serving import Serving
+        from .serving.batch import Serving
 
         @contextmanager
         def guard() -> Iterator[None]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.catalog import EMBEDDED, embedded_names
+from pardec.models.loading.catalog import EMBEDDED, embedded_names
 
 if TYPE_CHECKING:
     from pardec.samplers.cards import Card

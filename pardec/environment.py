@@ -17,7 +17,7 @@ PACKAGES = ("torch", "transformers", "diffusers", "accelerate", "tokenizers", "s
 @cache
 def versions() -> dict[str, str]:
     """Versions of pardec, Python and the packages that decide numbers; no import of any of them."""
-    from pardec import __version__
+    from . import __version__
 
     found = {"pardec": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:
@@ -32,7 +32,7 @@ def machine() -> dict[str, str]:
     """Accelerators, cores and threads of this machine; imports torch."""
     import torch
 
-    from pardec.models.kernels.layer_c import usable
+    from pardec.models.kernels.cpu.layer import usable
 
     with torch.no_grad():
         compiled = usable(torch.device("cpu"), torch.float32)

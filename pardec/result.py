@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from pardec.models.plain import plain
-from pardec.pieces import Pieces
+from pardec.models.printable import plain
 from pardec.samplers.trace import Trace
+
+from .views.token_text import Pieces
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -151,7 +152,7 @@ class Result:
 
     def to_pandas(self) -> Any:
         """`rows()` as a pandas DataFrame. Raises PardecError without pandas."""
-        from pardec.tables import frame
+        from .io.data_frames import frame
 
         return frame(self.rows())
 
@@ -164,7 +165,7 @@ class Result:
         return plain(f"<Result {shown!r}{more}: {told}>")
 
     def _repr_html_(self) -> str:
-        from pardec.views.html import fragment
+        from .views.html import fragment
 
         return fragment(self)
 
@@ -176,7 +177,7 @@ class Result:
         Raises:
             ResultError: something that is no saved result stands there, or it cannot be written.
         """
-        from pardec.saving import save
+        from .io.saving import save
 
         return save(self, Path(path))
 
@@ -187,7 +188,7 @@ class Result:
         Raises:
             ResultError: nothing is there, or it is no saved result, or a part of it is missing or misshapen.
         """
-        from pardec.saving import load
+        from .io.saving import load
 
         return load(Path(path))
 

@@ -14,8 +14,9 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
-from pardec.samplers.outline import Outline, Unreadable, explanation, outlines
-from pardec.samplers.spec import written
+
+from .outline import Outline, Unreadable, explanation, outlines
+from .spec import written
 
 Family = Literal["masked", "ar", "continuous"]
 MASKED = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
@@ -24,13 +25,9 @@ CONTINUOUS = ("vectors",)
 SINGLE = frozenset({"propose", "select", "cache", *AUTOREGRESSIVE})  # stages of one method at most
 STAGES = (*MASKED, *AUTOREGRESSIVE, *CONTINUOUS)
 _FOLDERS = (
-    "pardec.samplers.masked",
-    "pardec.samplers.caches",
-    "pardec.samplers.drafts",
-    "pardec.samplers.shapes",
-    "pardec.samplers.lengths",
-    "pardec.samplers.acceptance",
-    "pardec.samplers.continuous",
+    *(f"pardec.samplers.masked.{stage}" for stage in MASKED),
+    *(f"pardec.samplers.speculative.{stage}" for stage in AUTOREGRESSIVE),
+    "pardec.samplers.continuous.methods",
 )
 
 OF: Mapping[str, str] = {

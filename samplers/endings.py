@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pardec.samplers.contracts import Ending
+from .masked.contracts import Ending
 
 
 class Endings:

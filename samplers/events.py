@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pardec.samplers.trace import Trace
+from .trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,26 +5,16 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from pardec.models.errors import SpecError
-from pardec.samplers import assembly, speculation
-from pardec.samplers.cards import (
-    AUTOREGRESSIVE,
-    CONTINUOUS,
-    MASKED,
-    OF,
-    STAGES,
-    Card,
-    Family,
-    cards,
-    find,
-    named,
-    register,
-)
-from pardec.samplers.contracts import Sampler
-from pardec.samplers.painting import Drawing
-from pardec.samplers.parts import build, exactness, family_of, full
-from pardec.samplers.presets import preset, presets
-from pardec.samplers.spec import Part, Policy, Spec, parse, written
-from pardec.samplers.verifying import Speculation
+
+from .cards import AUTOREGRESSIVE, CONTINUOUS, MASKED, OF, STAGES, Card, Family, cards, find, named, register
+from .continuous.contracts import Drawing
+from .masked import build as assembly
+from .masked.contracts import Sampler
+from .presets import preset, presets
+from .spec import Part, Policy, Spec, parse, written
+from .spec_values import build, exactness, family_of, full
+from .speculative import build as speculation
+from .speculative.contracts import Speculation
 
 __all__ = [
     "AUTOREGRESSIVE",

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pardec
-from pardec import pngs
+from pardec.images import pngs
 from pardec.samplers.spec import parse
 
 SAMPLERS = ("sequential", "sjd:window=8", "sjd:window=32", "lookup")

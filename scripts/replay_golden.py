@@ -31,8 +31,8 @@ from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan
-from pardec.samplers.kernels.law import Law, filtered
-from pardec.samplers.kernels.schedule import even_share
+from pardec.samplers.ops.distribution import Law, filtered
+from pardec.samplers.ops.schedule import even_share
 
 # Cases in which a reference does what pardec does not build; they are declared where they do not match.
 DECLARED = {

@@ -29,10 +29,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import pardec
 from pardec.samplers import registry
-from pardec.samplers.canvas import NEVER
-from pardec.samplers.contracts import Canvas, Evidence
-from pardec.samplers.kernels.filters import WEIGHTS, Filter
-from pardec.samplers.kernels.law import Law
+from pardec.samplers.masked.canvas import NEVER
+from pardec.samplers.masked.contracts import Canvas, Evidence
+from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.learned_filters import WEIGHTS, Filter
 
 TASKS = ("arithmetic", "lists", "records")
 BLOCK, NEW = 32, 64

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from pardec.models.kernels import compiled, panels
+from pardec.models.kernels.cpu import library, panels
 
 torch.set_num_threads(1)
 
@@ -26,13 +26,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def in_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels in C on any processor that can run them, not only where they are chosen."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or compiled.library(panels._FILE) is None:
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or library.library(panels._FILE) is None:
         pytest.skip("no AVX-512, or no C compiler")
     monkeypatch.delenv("PARDEC_KERNELS", raising=False)
-    monkeypatch.setattr(compiled, "suited", lambda: True)
-    compiled.kernel.cache_clear()
+    monkeypatch.setattr(library, "suited", lambda: True)
+    library.kernel.cache_clear()
     yield
-    compiled.kernel.cache_clear()
+    library.kernel.cache_clear()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def in_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callab
 
     def run(work: Callable[[], object]) -> object:
         with monkeypatch.context() as patch:
-            patch.setattr(compiled, "SPREAD", 0)
+            patch.setattr(library, "SPREAD", 0)
             torch.set_num_threads(2)
             return work()
 

@@ -30,7 +30,7 @@ def test_no_architecture_crashes_or_gives_other_tokens(name: str) -> None:
 
 
 def test_what_goes_wrong_inside_a_foreign_model_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pardec.models.hf_adapter import HFAdapter
+    from pardec.models.hf.causal_lm import HFAdapter
 
     def broken(*_: Any) -> Any:
         raise AttributeError("no such output")

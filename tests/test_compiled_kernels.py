@@ -27,17 +27,17 @@ from torch import Tensor
 
 from pardec.models.kernels import choice
 from pardec.models.kernels.attention import attend
+from pardec.models.kernels.attention_pattern import look
 from pardec.models.kernels.norm import add_norm, norm
-from pardec.models.kernels.sight import look
+from pardec.models.kernels.rotary import turn_and_store
 from pardec.models.kernels.swiglu import gated
-from pardec.models.kernels.turn import turn_and_store
 from pardec.models.plan import Plan, Visible
-from pardec.samplers.chances import Keyed
-from pardec.samplers.kernels.confidence import confidence, confidence_of
-from pardec.samplers.kernels.neighbourhood import around, within
-from pardec.samplers.kernels.verdict import judge
+from pardec.samplers.ops.confidence import confidence, confidence_of
+from pardec.samplers.ops.neighbourhood import around, within
+from pardec.samplers.ops.verification import judge
 from pardec.samplers.rng import Keyed as Source
-from pardec.samplers.verifying import Draft
+from pardec.samplers.speculative.contracts import Draft
+from pardec.samplers.speculative.uniforms import Keyed
 from tests.models.toys import model
 
 triton = pytest.importorskip("triton")

@@ -31,7 +31,7 @@ def test_each_marked_block_of_the_readme_runs_in_a_fresh_interpreter(tmp_path: P
 
 def test_each_name_that_the_pages_give_is_there_in_a_fresh_interpreter(tmp_path: Path) -> None:
     names = {name for page in PAGES for name in re.findall(r"`[^`\n]*?\b(pardec(?:\.\w+)+)", (ROOT / page).read_text())}
-    assert {"pardec.pngs.read", "pardec.pictures.classes.NAMES"} <= names
+    assert {"pardec.images.pngs.read", "pardec.images.classes.NAMES"} <= names
     wanted = sorted(names)
     found = fresh.results([{"language": "python", "code": f"import pardec\n{name}"} for name in wanted], tmp_path)
     assert [name for name, result in zip(wanted, found, strict=True) if result["code"]] == []

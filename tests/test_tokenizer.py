@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import pardec
-from pardec.models.catalog import embedded_names
-from pardec.models.kinds import kind_of
+from pardec.models.loading.catalog import embedded_names
+from pardec.models.loading.kinds import kind_of
 from pardec.tasks import list_tasks, task
 
 ROOT = Path(__file__).resolve().parents[1]

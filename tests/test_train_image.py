@@ -23,14 +23,14 @@ from image_training.tokenizer import TokenizerRun  # noqa: E402
 from train_image import options  # noqa: E402
 
 import pardec  # noqa: E402
-from pardec.models.conditioned import Conditioned  # noqa: E402
-from pardec.models.imaging import Condition  # noqa: E402
+from pardec.images.drawing import draw  # noqa: E402
+from pardec.images.scenes import COLOURS, parse  # noqa: E402
+from pardec.models.images.conditioned import Conditioned  # noqa: E402
+from pardec.models.images.contracts import Condition  # noqa: E402
+from pardec.models.images.vq import VQ, to_pixels  # noqa: E402
+from pardec.models.images.vq_files import load_vq  # noqa: E402
+from pardec.models.images.vq_shape import VQShape  # noqa: E402
 from pardec.models.plan import Plan, Visible  # noqa: E402
-from pardec.models.vision.vq import VQ, to_pixels  # noqa: E402
-from pardec.models.vision.vq_files import load_vq  # noqa: E402
-from pardec.models.vision.vq_shape import VQShape  # noqa: E402
-from pardec.pictures.drawing import draw  # noqa: E402
-from pardec.pictures.scenes import COLOURS, parse  # noqa: E402
 
 torch.set_num_threads(1)
 SMALL = "codebook_size=16,z_channels=8,ch_mult=1-1-1"

@@ -24,11 +24,11 @@ from image_training.export_mar import loaded, published  # noqa: E402
 from train_image import options  # noqa: E402
 
 import pardec  # noqa: E402
-from pardec.models.diffusion import denoising  # noqa: E402
-from pardec.models.vision.kl import KL, Latents  # noqa: E402
-from pardec.models.vision.kl_files import load_kl, save_kl  # noqa: E402
-from pardec.models.vision.kl_shape import KLShape  # noqa: E402
-from pardec.pictures.classes import Score, score  # noqa: E402
+from pardec.images.classes import Score, score  # noqa: E402
+from pardec.models.continuous.schedule import denoising  # noqa: E402
+from pardec.models.images.kl import KL, Latents  # noqa: E402
+from pardec.models.images.kl_files import load_kl, save_kl  # noqa: E402
+from pardec.models.images.kl_shape import KLShape  # noqa: E402
 
 torch.set_num_threads(1)
 SHAPE = KLShape(4, 32, (1, 1, 1), 1, ())

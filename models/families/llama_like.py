@@ -6,7 +6,7 @@ from typing import Any
 
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, one_line
-from ..quiet import quiet
+from ..hf.hf_logging import quiet
 from .base import Config, Unsupported, require
 
 _LAYER = "model.layers.{i}."

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from ..sources import read_json
+from ..loading.sources import read_json
 from .base import Config, FamilySpec, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..weights import Published
+    from ..loading.weights import Published
 
 CONDITION = "cls_embedding."  # what turns a class or a caption into input states
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2560: 40, 2048: 32, 3200: 32, 4096: 32}  # of the published widths
@@ -158,7 +158,7 @@ LLAMAGEN = register(
         shift=1,
         harmless=(r"cls_embedding\..*", "freqs_cis"),
         convert=halved,
-        imaging="pardec.models.vision.llamagen:build",
+        imaging="pardec.models.images.llamagen:build",
         positions=lambda config: int(config.get("cls_token_num", 1)) + int(config["block_size"]),
     )
 )

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import finite
-from ..continuous import ContinuousModel, stated
+from ..continuous.contracts import ContinuousModel, stated
+from ..continuous.diffusion_head import DiffusionHead, MARHead
+from ..continuous.mar import MARBackbone, Reader
 from ..errors import ModelError, listed
-from ..imaging import Layout, Pictures
+from ..images.contracts import Layout, Pictures
 from ..kernels import layout
-from ..mar import MARBackbone, Reader
-from ..mar_head import DiffusionHead, MARHead
-from ..sources import Source, read_json
-from ..weights import Published, read
+from ..loading.sources import Source, read_json
+from ..loading.weights import Published, read
 from .base import Config
 
 FILE = "checkpoint-last.pth"  # what the authors' training saves
@@ -129,7 +129,7 @@ class MARPictures:
     @property
     def decoder(self) -> Any:
         """The autoencoder, on the device of the model. Raises ModelError where there is none, or one of other sizes."""
-        from ..vision.kl_files import load_kl
+        from ..images.kl_files import load_kl
 
         if self._decoder is None:
             if self._named is None:
@@ -168,7 +168,7 @@ def load_mar(
     choice: str,
 ) -> ContinuousModel:
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors."""
-    from ..vision.kl_files import find_kl
+    from ..images.kl_files import find_kl
 
     if decoder is not None:
         find_kl(decoder)  # one that is not there is told before weights are read

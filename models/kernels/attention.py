@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention_c import attend_c, faster
-from .sight import Sight
+from .attention_pattern import Sight
+from .cpu.attention import attend_c, faster
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:

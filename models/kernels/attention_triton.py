@@ -27,7 +27,7 @@ from torch import Tensor
 from .choice import interpreted
 
 if TYPE_CHECKING:
-    from .sight import Sight
+    from .attention_pattern import Sight
 
 _BIDIRECTIONAL, _CAUSAL, _SEGMENTS, _MASK, _TREE = range(5)
 _SHORT = 64  # queries times heads of one key head, up to which slots are split

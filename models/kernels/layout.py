@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import panels
+from .cpu import panels
 
 _SETS = 256  # entries: columns whose distance is a multiple of it compete for the same lines of a cache
 _APART = 16  # entries, one line of a cache, that put them into different ones

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .choice import Backend
-from .layer_c import norm_c
+from .cpu.layer import norm_c
 
 
 def norm(x: Tensor, weight: Tensor | None, eps: float, chosen: Backend = "reference") -> Tensor:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .choice import Backend
-from .layer_c import gated_c
+from .cpu.layer import gated_c
 
 
 def gated(both: Tensor, chosen: Backend = "reference") -> Tensor:

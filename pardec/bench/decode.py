@@ -21,20 +21,21 @@ import torch
 from torch import Tensor
 
 import pardec
-from pardec.bench.clock import reading, settle
-from pardec.bench.floor import Rates, floor, rates
-from pardec.bench.parts import PARTS, Fed, Split, split, uncached
-from pardec.bench.rivals import Rivals, rivals
-from pardec.comparison.memory import Peak
-from pardec.models.captured import Captured, native
-from pardec.models.continuous import ContinuousModel
+from pardec.models.continuous.contracts import ContinuousModel
+from pardec.models.cuda_graphs.runner import Captured, native
 from pardec.models.errors import PardecError
-from pardec.models.language_model import LanguageModel
-from pardec.picture_requests import with_defaults
-from pardec.requests import Call
-from pardec.samplers.contracts import Sampler
+from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
-from pardec.vector_requests import VectorCall
+from pardec.samplers.masked.contracts import Sampler
+
+from ..comparison.memory import Peak
+from ..requests.continuous import VectorCall
+from ..requests.images import with_defaults
+from ..requests.text import Call
+from .clock import reading, settle
+from .floor import Rates, floor, rates
+from .parts import PARTS, Fed, Split, split, uncached
+from .rivals import Rivals, rivals
 
 _READING = 1e-5  # seconds that reading the clock takes at most, with what it evicts from the caches
 QUESTION = "Tom has 12 apples. He buys 7 more. How many apples does Tom have now?"

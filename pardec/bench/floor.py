@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from pardec.bench.clock import reading, settle
-from pardec.bench.parts import Fed
 from pardec.models.decoder import Decoder, DecoderConfig
-from pardec.models.kernels.product import product
+from pardec.models.kernels.matmul import product
+
+from .clock import reading, settle
+from .parts import Fed
 
 _LARGEST, _SMALLEST = 1 << 28, 1 << 20  # bytes of the buffer that is read
 _TRIALS = 5

@@ -15,18 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pardec.bench.floor import bandwidth, best
-from pardec.models.kernels import panels
 from pardec.models.kernels.attention import attend
+from pardec.models.kernels.attention_pattern import Sight, look
 from pardec.models.kernels.choice import Backend
-from pardec.models.kernels.layer_c import turn_c, usable
+from pardec.models.kernels.cpu import panels
+from pardec.models.kernels.cpu.layer import turn_c, usable
+from pardec.models.kernels.cpu.panels import Panels
 from pardec.models.kernels.norm import add_norm, norm
-from pardec.models.kernels.panels import Panels
-from pardec.models.kernels.sight import Sight, look
+from pardec.models.kernels.rotary import turn_and_store
 from pardec.models.kernels.swiglu import gated
-from pardec.models.kernels.turn import turn_and_store
 from pardec.models.plan import Plan, Visible
-from pardec.samplers.kernels.confidence import _define
+from pardec.samplers.ops.confidence import _define
+
+from .floor import bandwidth, best
 
 WINDOW, CANVAS = 32, 512
 Run = Callable[[Backend], Any]
@@ -123,7 +124,7 @@ def _gated(both: Tensor, how: Backend) -> Tensor:
 
 def _confidence(logits: Tensor, how: Backend) -> Any:
     if how == "triton":
-        from pardec.samplers.kernels.confidence_triton import confidence
+        from pardec.samplers.ops.confidence_triton import confidence
 
         return confidence(logits)
     return tuple(_define(logits))

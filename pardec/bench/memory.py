@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pardec
-from pardec.bench.decode import given
-from pardec.comparison.memory import Peak
 from pardec.models.errors import ModelError
 from pardec.samplers.events import Finished
+
+from ..comparison.memory import Peak
+from .decode import given
 
 SIZES = ((1, 256), (2, 512), (4, 1024), (8, 1024))  # rows, tokens to fill
 

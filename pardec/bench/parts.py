@@ -19,22 +19,23 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from pardec.bench.clock import Clock, reading, settle
-from pardec.models.continuous import Backbone, ContinuousModel, Gaussian, Head, States
+from pardec.models.continuous.contracts import Backbone, ContinuousModel, Gaussian, Head, States
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.models.stack import Stack
-from pardec.requests import Call
-from pardec.samplers.caches.none import NoCache
-from pardec.samplers.contracts import Cache, Referring, Sampler
-from pardec.samplers.loops.continuous import ContinuousLoop
-from pardec.samplers.loops.masked import MaskedLoop
-from pardec.samplers.loops.verify import VerifyLoop
-from pardec.samplers.verifying import Speculation
-from pardec.vector_requests import VectorCall
+from pardec.samplers.continuous.loop import ContinuousLoop
+from pardec.samplers.masked.cache.none import NoCache
+from pardec.samplers.masked.contracts import Cache, Referring, Sampler
+from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.loop import VerifyLoop
+
+from ..requests.continuous import VectorCall
+from ..requests.text import Call
+from .clock import Clock, reading, settle
 
 PARTS = ("backbone", "head", "draft", "decision", "host")
 _DRAFTING = "drafting"  # booked on the decision, but for the forwards inside

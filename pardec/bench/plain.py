@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pardec.models.decoder import Decoder, DecoderLayer
 from pardec.models.errors import ModelError
-from pardec.models.kernels.panels import Panels
-from pardec.models.language_model import LanguageModel
+from pardec.models.kernels.cpu.panels import Panels
+from pardec.models.model import LanguageModel
 from pardec.models.rope import rotate
 
 Kept = list[tuple[Tensor, Tensor]]  # keys and values of each layer, [B, S, K, D]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pardec.environment import machine, versions
+from ..environment import machine, versions
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pardec.bench.plain import Plain
-from pardec.models import assemble
 from pardec.models.decoder import Decoder
 from pardec.models.families import FAMILIES
-from pardec.models.language_model import LanguageModel
+from pardec.models.loading import assemble
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
-from pardec.requests import Call
 from pardec.samplers import registry
+
+from ..requests.text import Call
+from .plain import Plain
 
 GENERATED = ("llama", "qwen2", "qwen3")  # families whose published class transformers' generate decodes
 _NEVER = 2.0  # a threshold that no probability passes

@@ -11,19 +11,20 @@ import torch
 from torch import Tensor, nn
 
 import pardec
-from pardec.bench.published import SHAPES as SHAPES
-from pardec.bench.published import config_of
-from pardec.models import assemble
-from pardec.models.captured import Captured
-from pardec.models.continuous import ContinuousModel
+from pardec.models.continuous.contracts import ContinuousModel
+from pardec.models.continuous.diffusion_head import DiffusionHead
+from pardec.models.continuous.mar import Reader
+from pardec.models.cuda_graphs.capture import Graphs, check_graphs
+from pardec.models.cuda_graphs.runner import Captured
 from pardec.models.errors import ModelError
 from pardec.models.families import FAMILIES, FamilySpec, mar
-from pardec.models.kernels.panels import Panels
-from pardec.models.language_model import Facts, LanguageModel
-from pardec.models.mar import Reader
-from pardec.models.mar_head import DiffusionHead
-from pardec.models.placement import choose_device, choose_dtype
-from pardec.models.recording import Graphs, check_graphs
+from pardec.models.kernels.cpu.panels import Panels
+from pardec.models.loading import assemble
+from pardec.models.loading.placement import choose_device, choose_dtype
+from pardec.models.model import Facts, LanguageModel
+
+from .published import SHAPES as SHAPES
+from .published import config_of
 
 _SPREAD = 0.02  # standard deviation of the weights
 

@@ -9,10 +9,11 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pardec.executors import BatchError
 from pardec.models.errors import ModelError, PardecError, SpecError
-from pardec.models.plain import plain
-from pardec.words import WORDS
+from pardec.models.printable import plain
+
+from ..executors import BatchError
+from ..requests.other_names import WORDS
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -27,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
 
     import typer
 
-    from pardec.cli.app import app
+    from .app import app
 
     warnings.formatwarning = _warning
 

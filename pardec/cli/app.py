@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from pardec import __version__
-from pardec.cli.bench import bench
-from pardec.cli.chat import chat
-from pardec.cli.compare import compare
-from pardec.cli.environment import env
-from pardec.cli.generate import generate
-from pardec.cli.image import image
-from pardec.cli.listing import list_, show
-from pardec.cli.tune import tune
-from pardec.cli.view import view
+from .. import __version__
+from .bench import bench
+from .chat import chat
+from .compare import compare
+from .environment import env
+from .generate import generate
+from .image import image
+from .listing import list_, show
+from .tune import tune
+from .view import view
 
 app = typer.Typer(
     help="Decode diffusion language models in parallel.",

@@ -14,17 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pardec import empty
-from pardec.api import Model
-from pardec.cli.common import say
-from pardec.cli.common import show as show_text
-from pardec.prompt_files import Item
-from pardec.requests import Call
-from pardec.result import Result
-from pardec.rows import RowsFile, key_of
 from pardec.samplers.events import Event, Finished, RowFinished, Step
-from pardec.vector_requests import VectorCall
-from pardec.views.terminal import Watch
+
+from ..api import Model
+from ..io.jsonl import RowsFile, key_of
+from ..io.prompt_files import Item
+from ..requests import empty_answer
+from ..requests.continuous import VectorCall
+from ..requests.text import Call
+from ..result import Result
+from ..views.terminal import Watch
+from .common import say
+from .common import show as show_text
 
 EVERY_S = 10.0  # seconds between two lines of progress
 
@@ -169,9 +170,9 @@ class Batches:
         """Says on stderr, in one line, that answers are empty where the prompts may be why."""
         count = sum(not row["generated"] for row in self.rows.values())
         plain = any(isinstance(item.prompt, str) for item in self.items)
-        reason = empty.why(self.model, plain=plain, way_out="try --chat") if count else None
+        reason = empty_answer.why(self.model, plain=plain, way_out="try --chat") if count else None
         if reason is not None:
-            say(f"warning: {empty.told(count, len(self.rows))}: {reason}", quiet=self.quiet)
+            say(f"warning: {empty_answer.told(count, len(self.rows))}: {reason}", quiet=self.quiet)
 
     def left_off(self) -> str:
         """What an interrupted run leaves, and how to go on."""

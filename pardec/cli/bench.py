@@ -9,12 +9,13 @@ from typing import Any
 
 import typer
 
-from pardec import early
-from pardec.bench.published import config_of
-from pardec.cli import options as o
-from pardec.cli.common import Debug, Json, dump, say
-from pardec.models import arguments as loading
 from pardec.models.errors import SpecError
+from pardec.models.loading import arguments as loading
+
+from ..bench.published import config_of
+from ..requests import early
+from . import options as o
+from .common import Debug, Json, dump, say
 
 bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.")
 
@@ -71,11 +72,12 @@ def decode(
     import torch
 
     import pardec
-    from pardec.bench import decode as timing
-    from pardec.bench import report
-    from pardec.bench.memory import sweep
-    from pardec.bench.shapes import shaped
-    from pardec.prompt_files import read_file
+
+    from ..bench import decode as timing
+    from ..bench import report
+    from ..bench.memory import sweep
+    from ..bench.shapes import shaped
+    from ..io.prompt_files import read_file
 
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
@@ -122,9 +124,10 @@ def kernels(
 
     import torch
 
-    from pardec.bench import kernels as timing
-    from pardec.bench import report
-    from pardec.models.placement import choose_device, choose_dtype
+    from pardec.models.loading.placement import choose_device, choose_dtype
+
+    from ..bench import kernels as timing
+    from ..bench import report
 
     torch.set_num_threads(threads)
     place, _ = choose_device(device)
@@ -138,7 +141,7 @@ def kernels(
 
 def _tell(made: dict[str, Any], columns: Sequence[Any], json_: bool, output: Path | None, quiet: bool) -> None:
     """The document on stdout as JSON, drawn on a terminal, else as Markdown; and into a file."""
-    from pardec.bench import report
+    from ..bench import report
 
     if output is not None:
         report.write(made, output)

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from pardec import early
-from pardec.cli import inputs
-from pardec.cli import options as o
-from pardec.cli.common import Debug, say, show
 from pardec.models.errors import PardecError, SpecError
-from pardec.settings import Settings
+
+from ..requests import early
+from ..requests.settings import Settings
+from . import inputs
+from . import options as o
+from .common import Debug, say, show
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pardec.api import Model
     from pardec.samplers.events import Event
+
+    from ..api import Model
 
 HELP = "/reset forgets what was said, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
@@ -76,8 +78,9 @@ def chat(
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need. What the parts of a sampler
     # make of one another is told before weights are read, too.
-    from pardec.api import load
     from pardec.samplers.registry import resolve
+
+    from ..api import load
 
     settings = Settings.of(arguments)
     resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
@@ -181,7 +184,7 @@ class Talk:
 
     def _tell(self, call: Any, end: Any, seconds: float) -> None:
         """What the answer took, and why there is none, or not all of it."""
-        from pardec import empty
+        from ..requests import empty_answer
 
         if end is None:
             say("stopped", quiet=self.quiet)
@@ -191,6 +194,6 @@ class Talk:
         more = f"; cut at {len(tokens)} tokens, -n asks for more" if cut and generated == len(tokens) else ""
         plural = "" if end.nfe == 1 else "s"
         say(f"{generated} tokens in {end.nfe} forward{plural}, {seconds:.1f} s{more}", quiet=self.quiet)
-        reason = None if generated else empty.why(self.model, plain=False, way_out="")
+        reason = None if generated else empty_answer.why(self.model, plain=False, way_out="")
         if reason is not None:
             say(f"warning: the answer is empty: {reason}", quiet=self.quiet)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pardec.models.plain import in_json, plain
+from pardec.models.printable import in_json, plain
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pardec import early
-from pardec.cli import options as o
-from pardec.cli.common import Debug, Json, dump, say, show
-from pardec.cli.config import Config, DryRun
-from pardec.executors import check_name
 from pardec.models.errors import SpecError
 
+from ..executors import check_name
+from ..requests import early
+from . import options as o
+from .common import Debug, Json, dump, say, show
+from .config import Config, DryRun
+
 if TYPE_CHECKING:
-    from pardec.comparison import Table
+    from ..comparison import Table
 
 
 def compare(
@@ -92,8 +93,9 @@ def compare(
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import pardec.comparison
-    from pardec.comparison.preview import told
-    from pardec.executors import executor as started
+
+    from ..comparison.preview import told
+    from ..executors import executor as started
 
     given: dict[str, Any] = {
         "prompts": prompts,

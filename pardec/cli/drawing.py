@@ -10,20 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec import pngs
 from pardec.models.errors import PardecError, SpecError
-from pardec.picture_requests import enlarged
 from pardec.samplers.events import Event, Finished
-from pardec.saving import write_file
-from pardec.views.preview import Preview
+
+from ..images import pngs
+from ..io.saving import write_file
+from ..requests.images import enlarged
+from ..views.preview import Preview
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pardec.api import Model
-    from pardec.requests import Call
-    from pardec.result import Result
-    from pardec.vector_requests import VectorCall
+    from ..api import Model
+    from ..requests.continuous import VectorCall
+    from ..requests.text import Call
+    from ..result import Result
 
 
 class Drawing:

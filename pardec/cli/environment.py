@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from pardec.cli.common import Debug, Json, columns, dump
+from .common import Debug, Json, columns, dump
 
 VARIABLES = ("PARDEC_KERNELS", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES")
 
 
 def env(json_: Json = False, debug: Debug = False) -> None:
     """Print versions, devices and settings, for bug reports."""
-    from pardec.environment import checkout, machine, versions
+    from ..environment import checkout, machine, versions
 
     found = {**versions(), **checkout(), **machine()}
     found |= {name: os.environ[name] for name in VARIABLES if name in os.environ}

@@ -6,13 +6,15 @@ from typing import Any
 
 import typer
 
-from pardec import early
-from pardec.cli import inputs, sharing
-from pardec.cli import options as o
-from pardec.cli.common import Debug, Json, dump, say
-from pardec.executors import check_name
 from pardec.models.errors import SpecError
-from pardec.settings import Settings, several
+
+from ..executors import check_name
+from ..requests import early
+from ..requests.settings import Settings, several
+from . import inputs
+from . import options as o
+from . import tensor_parallel_cli as sharing
+from .common import Debug, Json, dump, say
 
 
 def generate(
@@ -108,27 +110,27 @@ def generate(
     settings = Settings.of(arguments)
     resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
 
-    from pardec.cli import dealing
-    from pardec.cli.batches import Batches
-    from pardec.executors import executor as started
+    from ..executors import executor as started
+    from . import dispatch
+    from .batches import Batches
 
     crew = sharing.Sharing() if tp else started(executor, workers=workers)
     if executor != "local":
-        dealing.check(executor, output, prompts, given=bool(prompt), stream=stream)
+        dispatch.check(executor, output, prompts, given=bool(prompt), stream=stream)
     quiet = quiet or not crew.leads
-    loaded = dealing.placed(crew, model, placing, quiet=quiet)
+    loaded = dispatch.placed(crew, model, placing, quiet=quiet)
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is a model of pictures", hint=f'try "pardec image {model} -o out.png"')
     call = loaded.prepare([item.prompt for item in items], **arguments)
     run = Batches(loaded, call, several(items, settings.num_return_sequences), stream=stream, quiet=quiet)
     if to_rows and output is not None:
-        dealing.keep_in(run, crew, output, overwrite=overwrite)
+        dispatch.keep_in(run, crew, output, overwrite=overwrite)
     try:
         if executor == "local":
             run.decode(batch_size, show=not to_rows and not json_ and crew.leads)
         else:
-            job = dealing.Generation(model, placing, [item.prompt for item in items], arguments, batch_size)
-            dealing.deal(run, crew, job)
+            job = dispatch.Generation(model, placing, [item.prompt for item in items], arguments, batch_size)
+            dispatch.deal(run, crew, job)
     except KeyboardInterrupt:
         say(run.left_off(), quiet=not crew.leads)
         raise typer.Exit(130) from None

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pardec import early
-from pardec.cli import inputs
-from pardec.cli import options as o
-from pardec.cli.common import Debug, Json, dump, say
 from pardec.models.errors import SpecError
-from pardec.settings import Settings
+
+from ..requests import early
+from ..requests.settings import Settings
+from . import inputs
+from . import options as o
+from .common import Debug, Json, dump, say
 
 if TYPE_CHECKING:
-    from pardec.api import Model
-    from pardec.requests import Call
-    from pardec.vector_requests import VectorCall
+    from ..api import Model
+    from ..requests.continuous import VectorCall
+    from ..requests.text import Call
 
 _TOLD = ("decoder", "text_encoder", "revision", "quantize")  # of how the model was loaded, what a picture's file tells
 
@@ -85,7 +86,7 @@ def image(
                 f"{kind.name} draws classes, and a negative prompt is a caption", hint="leave --negative-prompt out"
             )
 
-    from pardec import pngs  # here and not above, like all that --help and a misspelt name do not need
+    from ..images import pngs  # here and not above, like all that --help and a misspelt name do not need
 
     field = None if grid is None else pngs.read_grid(grid)
     count = num_images or (1 if field is None else max(field[0] * field[1] // len(shown), 1))
@@ -106,7 +107,7 @@ def image(
     settings = Settings.of(given, {"temperature": 1.0})
     resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
 
-    from pardec.cli.drawing import Drawing, check_places, write
+    from .drawing import Drawing, check_places, write
 
     check_places(output, each, save)
     loaded = _loaded(model, placing, quiet=quiet)
@@ -162,8 +163,8 @@ def _seeds(seed: int | None, seeds: str | None) -> int | list[int]:
 
 def _loaded(name: str, placing: dict[str, Any], *, quiet: bool) -> Model:
     """The model, of pictures and with a decoder, or an error that says what it is."""
-    from pardec.api import load
-    from pardec.picture_requests import check_drawable
+    from ..api import load
+    from ..requests.images import check_drawable
 
     model = load(name, **placing)
     say(model.network.describe(), quiet=quiet)
@@ -174,7 +175,7 @@ def _loaded(name: str, placing: dict[str, Any], *, quiet: bool) -> Model:
 
 
 def _prepared(model: Model, shown: list[Any], of_classes: bool, given: dict[str, Any]) -> Call | VectorCall:
-    from pardec.picture_requests import with_defaults
+    from ..requests.images import with_defaults
 
     imaging = model.imaging
     assert imaging is not None, "a text model was refused"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import SpecError
-from pardec.models.json_text import parse
-from pardec.prompt_files import Item, read_file, read_text
+from pardec.models.loading.json_text import parse
+
+from ..io.prompt_files import Item, read_file, read_text
 
 
 def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:

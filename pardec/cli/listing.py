@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pardec.cards import ModelCard, list_models, list_samplers
-from pardec.cli.common import Debug, Json, columns, dump
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
+
+from ..cards import ModelCard, list_models, list_samplers
+from .common import Debug, Json, columns, dump
 
 if TYPE_CHECKING:
     from pardec.samplers.cards import Card
@@ -114,7 +115,7 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
 
 def _tasks() -> list[dict[str, Any]]:
     """The tasks, each with an example, and then the groups of tasks."""
-    from pardec.tasks import GROUPS, Task, list_tasks, task
+    from ..tasks import GROUPS, Task, list_tasks, task
 
     group_of = {name: group for group, names in GROUPS.items() for name in names}
     found: list[dict[str, Any]] = []

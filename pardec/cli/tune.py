@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from pardec import early
-from pardec.cli import options as o
-from pardec.cli.common import Debug, Json, dump, say, show
-from pardec.cli.config import Config, DryRun
-from pardec.executors import check_name
+from ..executors import check_name
+from ..requests import early
+from . import options as o
+from .common import Debug, Json, dump, say, show
+from .config import Config, DryRun
 
 MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost against sequential.", min=0)]
 Budget = Annotated[int, typer.Option(help="Decodes of the search: a sampler on a problem each.", min=1)]
@@ -79,10 +79,10 @@ def tune(
     early.check(model, sampler or (), arguments, placing)
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
-    from pardec.comparison import tuning
-    from pardec.comparison.tuning.advice import table
-    from pardec.comparison.tuning.prepared import told
-    from pardec.executors import executor as started
+    from ..comparison import tuning
+    from ..comparison.tuning.advice import table
+    from ..comparison.tuning.prepared import told
+    from ..executors import executor as started
 
     asked: dict[str, Any] = {
         "prompts": prompts,

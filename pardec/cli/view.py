@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pardec.cli.common import Debug, say
+from .common import Debug, say
 
 if TYPE_CHECKING:
-    from pardec.result import Result
+    from ..result import Result
 
 
 def view(
@@ -24,8 +24,8 @@ def view(
 
     pardec generate tiny-dream -p "Tom has 3 cups." -o run.json && pardec view run.json --html run.html
     """
-    from pardec.result import Result
-    from pardec.saving import write_file
+    from ..io.saving import write_file
+    from ..result import Result
 
     loaded = Result.load(result)
     for target, make in ((html, _html), (gif, _gif), (png, _png)):
@@ -35,24 +35,24 @@ def view(
     if html is None and gif is None and png is None:
         from rich.console import Console
 
-        from pardec.views.terminal import finished
+        from ..views.terminal import finished
 
         Console(highlight=False).print(finished(loaded))
 
 
 def _html(loaded: Result) -> str:
-    from pardec.views.html import page
+    from ..views.html import page
 
     return page(loaded)
 
 
 def _gif(loaded: Result) -> bytes:
-    from pardec.views.picture import gif
+    from ..views.picture import gif
 
     return gif(loaded)
 
 
 def _png(loaded: Result) -> bytes:
-    from pardec.views.picture import png
+    from ..views.picture import png
 
     return png(loaded)

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from pardec.comparison.preview import preview
-from pardec.comparison.run import Run
-from pardec.comparison.runner import compare
-from pardec.comparison.table import Table
+from .preview import preview
+from .run import Run
+from .runner import compare
+from .table import Table
 
 __all__ = ["Run", "Table", "compare", "preview"]

@@ -10,7 +10,8 @@ from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.cards import Family
 from pardec.samplers.registry import resolve
 from pardec.samplers.spec import Part, Policy, Spec, parse
-from pardec.settings import VECTORS, Settings
+
+from ..requests.settings import VECTORS, Settings
 
 SamplerLike = str | Spec | Policy
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pardec.pictures.distance import apart
-from pardec.rows import Row
+from ..images.distance import apart
+from ..io.jsonl import Row
 
 Rows = Sequence[Row]
 Place = tuple[str, int]  # a problem: task and index

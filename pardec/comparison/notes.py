@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pardec.comparison.metrics import waiting
+from .metrics import waiting
 
 if TYPE_CHECKING:
-    from pardec.comparison.run import Run
+    from .run import Run
 
 
 def broken(row: Mapping[str, Any]) -> bool:

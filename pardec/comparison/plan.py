@@ -8,23 +8,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec import __version__
-from pardec.comparison import entries, sources, units
-from pardec.comparison.entries import Entry, SamplerLike
-from pardec.comparison.run import FORMAT
-from pardec.comparison.units import Problems, Unit
-from pardec.comparison.worker import Job
-from pardec.models import arguments as loaded
 from pardec.models.errors import SpecError
-from pardec.models.kinds import kind
 from pardec.models.load import described
-from pardec.models.quantize import check
-from pardec.models.sources import locate, read_json
+from pardec.models.loading import arguments as loaded
+from pardec.models.loading.kinds import kind
+from pardec.models.loading.quantize import check
+from pardec.models.loading.sources import locate, read_json
 from pardec.samplers.cards import Family
-from pardec.tasks import Task
+
+from .. import __version__
+from ..tasks import Task
+from . import entries, sources, units
+from .entries import Entry, SamplerLike
+from .run import FORMAT
+from .units import Problems, Unit
+from .worker import Job
 
 if TYPE_CHECKING:
-    from pardec.api import Model
+    from ..api import Model
 
 
 _DRAWN_WITH = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")

@@ -7,15 +7,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.comparison import sources, units
-from pardec.comparison.entries import SamplerLike
-from pardec.comparison.plan import Grid, Loading, loadable, plan
-from pardec.comparison.run import Folder
-from pardec.early import check_folder
-from pardec.tasks import Task
+from ..requests.early import check_folder
+from ..tasks import Task
+from . import sources, units
+from .entries import SamplerLike
+from .plan import Grid, Loading, loadable, plan
+from .run import Folder
 
 if TYPE_CHECKING:
-    from pardec.api import Model
+    from ..api import Model
 
 _ELSE = ("prompts", "scorer", "cost_ratio", "out", "resume", "retry_failed", "executor", "workers", "progress")
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import PardecError, SpecError
-from pardec.models.json_text import parse
-from pardec.result import Result
-from pardec.rows import Row, RowsFile, differences
-from pardec.saving import write_file
+from pardec.models.loading.json_text import parse
+
+from ..io.jsonl import Row, RowsFile, differences
+from ..io.saving import write_file
+from ..result import Result
 
 FORMAT = "pardec.comparison/1"
 

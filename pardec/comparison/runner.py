@@ -11,24 +11,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.comparison import sources, units
-from pardec.comparison.entries import SamplerLike
-from pardec.comparison.plan import Grid, Loading, Plan, loadable, plan
-from pardec.comparison.progress import progress as watching
-from pardec.comparison.run import Folder, Run
-from pardec.comparison.table import Table
-from pardec.early import check_folder
-from pardec.environment import checkout, machine, versions
-from pardec.executors import Executor, together
-from pardec.executors import executor as make_executor
 from pardec.models.errors import SpecError
-from pardec.models.plain import plain
-from pardec.rows import Row, RowsFile
-from pardec.tasks import Task
-from pardec.tasks.scorers import Score
+from pardec.models.printable import plain
+
+from ..environment import checkout, machine, versions
+from ..executors import Executor, together
+from ..executors import executor as make_executor
+from ..io.jsonl import Row, RowsFile
+from ..requests.early import check_folder
+from ..tasks import Task
+from ..tasks.scorers import Score
+from . import sources, units
+from .entries import SamplerLike
+from .plan import Grid, Loading, Plan, loadable, plan
+from .progress import progress as watching
+from .run import Folder, Run
+from .table import Table
 
 if TYPE_CHECKING:
-    from pardec.api import Model
+    from ..api import Model
 
 
 def compare(
@@ -131,7 +132,7 @@ def compare(
 
 def write_reports(table: Table, home: Path) -> None:
     """The table of a run in every format, in its folder, and the page that shows it."""
-    from pardec.comparison.report import page
+    from .report import page
 
     table.to_csv(home / "report.csv")
     table.to_markdown(home / "report.md")

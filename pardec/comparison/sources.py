@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import SpecError
-from pardec.prompt_files import read_item
-from pardec.rows import key_of
-from pardec.tasks import FileTask, Problem, Task, expand, task
-from pardec.tasks.files import answer_of
-from pardec.tasks.functions import code_of, importable, name_of
-from pardec.tasks.scorers import Score, Scorer, scorer
+
+from ..io.jsonl import key_of
+from ..io.prompt_files import read_item
+from ..tasks import FileTask, Problem, Task, expand, task
+from ..tasks.files import answer_of
+from ..tasks.functions import code_of, importable, name_of
+from ..tasks.scorers import Score, Scorer, scorer
 
 FIELDS = ("id", "prompt", "messages", "answer", "answers")  # of a prompt, as a file's lines have them
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.comparison import metrics
-from pardec.comparison.frontier import frontier
-from pardec.comparison.notes import broken, notes
-from pardec.comparison.report.columns import MEANINGS
-from pardec.comparison.run import Run
-from pardec.models.plain import plain
-from pardec.rows import Row
-from pardec.tables import frame
+from pardec.models.printable import plain
+
+from ..io.data_frames import frame
+from ..io.jsonl import Row
+from . import metrics
+from .frontier import frontier
+from .notes import broken, notes
+from .report.columns import MEANINGS
+from .run import Run
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -168,7 +169,7 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The same as rich draws it: where it is too wide names stand below, and columns in several tables."""
-        from pardec.comparison.drawing import drawn
+        from .drawing import drawn
 
         head, *body = ([plain(cell) for cell in line] for line in self.cells(mark=""))
         yield from drawn(head, body, self.legend(), [plain(note) for note in self.notes], options.max_width)

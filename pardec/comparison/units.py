@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
-from pardec.comparison.entries import Entry
-from pardec.rows import key_of
-from pardec.tasks import Problem
+from ..io.jsonl import key_of
+from ..tasks import Problem
+from .entries import Entry
 
 Problems = Mapping[str, Sequence[Problem]]  # by task
 

@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pardec.comparison.entries import Entry
-from pardec.comparison.memory import Peak
-from pardec.comparison.units import Problems, Unit
-from pardec.environment import processor
-from pardec.executors import described
-from pardec.requests import Call
-from pardec.result import Result
-from pardec.rows import Row
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import row_seed
-from pardec.tasks import Task
-from pardec.vector_requests import VectorCall
+
+from ..environment import processor
+from ..executors import described
+from ..io.jsonl import Row
+from ..requests.continuous import VectorCall
+from ..requests.text import Call
+from ..result import Result
+from ..tasks import Task
+from .entries import Entry
+from .memory import Peak
+from .units import Problems, Unit
 
 if TYPE_CHECKING:
-    from pardec.api import Model
+    from ..api import Model
 
 _Ready = tuple[Unit, Call | VectorCall]
 
@@ -80,7 +81,7 @@ class Worker:
     """Decodes units with one model."""
 
     def __init__(self, job: Job) -> None:
-        from pardec.api import load
+        from ..api import load
 
         self.job = job
         self.model = load(job.model, **job.loading) if isinstance(job.model, str) else job.model

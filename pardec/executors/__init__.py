@@ -92,14 +92,14 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
     if workers is not None and workers < 1:
         raise SpecError(f"workers must be at least 1, got {workers}", hint="leave it out to take what there is")
     if name == "local":
-        from pardec.executors.local import Local
+        from .local import Local
 
         return Local(workers)
     if name == "torchrun":
-        from pardec.executors.torchrun import Torchrun
+        from .torchrun import Torchrun
 
         return Torchrun(workers)
-    from pardec.executors.ray import Ray
+    from .ray import Ray
 
     return Ray(workers)
 

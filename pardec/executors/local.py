@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pardec.executors import Job, Sink, failed, finished
 from pardec.models.errors import SpecError
+
+from . import Job, Sink, failed, finished
 
 
 class Local:

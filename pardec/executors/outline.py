@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.errors import ModelError, SpecError
 
 if TYPE_CHECKING:
-    from pardec.api import Model
+    from ..api import Model
 
 
 def outline(name: str, *, on_gpu: bool, device: str = "auto", dtype: str = "auto", **placing: Any) -> Model:
@@ -23,7 +23,7 @@ def outline(name: str, *, on_gpu: bool, device: str = "auto", dtype: str = "auto
         ModelError: what `load` raises.
         SpecError: the dtype of the workers cannot be told from here.
     """
-    from pardec.api import load
+    from ..api import load
 
     placing.pop("device_map", None)
     placing.pop("cuda_graphs", None)

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from pardec.executors import BatchError, Job, Sink, described, failed, finished
 from pardec.models.errors import PardecError, SpecError, install
+
+from . import BatchError, Job, Sink, described, failed, finished
 
 TRIES = 3  # of a batch whose actor dies
 CPU_WORKERS = 2  # where there is no GPU

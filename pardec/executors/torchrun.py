@@ -14,8 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pardec.executors import Job, Sink, failed, finished
 from pardec.models.errors import SpecError
+
+from . import Job, Sink, failed, finished
 
 # One process may decode for hours after another has nothing left to do; torchrun itself sees to those that die.
 PATIENCE = timedelta(days=30)
@@ -105,7 +106,7 @@ def _joined() -> Any:
     import torch
     from accelerate import PartialState
 
-    from pardec.models.processes import find_interface, part_at_exit
+    from pardec.models.parallel.processes import find_interface, part_at_exit
 
     find_interface()
     gpu = torch.cuda.is_available()

@@ -6,14 +6,15 @@ import os
 from pathlib import Path
 
 from pardec.models.errors import UnknownNameError, did_you_mean
-from pardec.tasks.arithmetic import Arithmetic
-from pardec.tasks.base import Generator, Problem, Task
-from pardec.tasks.captions import Captions
-from pardec.tasks.classes import Classes
-from pardec.tasks.files import FileTask
-from pardec.tasks.lists import Lists
-from pardec.tasks.parallel import Insert, Remove, Replace, Shuffle, Sort
-from pardec.tasks.records import Records
+
+from .arithmetic import Arithmetic
+from .base import Generator, Problem, Task
+from .captions import Captions
+from .classes import Classes
+from .files import FileTask
+from .lists import Lists
+from .parallel import Insert, Remove, Replace, Shuffle, Sort
+from .records import Records
 
 __all__ = ["GROUPS", "FileTask", "Generator", "Problem", "Task", "expand", "list_tasks", "task"]
 

@@ -10,8 +10,8 @@ import random
 import re
 from dataclasses import dataclass
 
-from pardec.tasks.base import Draw, Generator, Problem, words_of
-from pardec.tasks.names import PEOPLE
+from .base import Draw, Generator, Problem, words_of
+from .names import PEOPLE
 
 THINGS = (
     "apples", "pears", "plums", "eggs", "books", "coins", "cards", "shells",

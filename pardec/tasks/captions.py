@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pardec.models.errors import SpecError
-from pardec.pictures.distance import features
-from pardec.pictures.drawing import draw
-from pardec.pictures.scenes import captions, parse
-from pardec.pictures.scoring import Score, score
-from pardec.pictures.shapes import SIDE
-from pardec.tasks.base import Problem, Task, checked_count
+
+from ..images.distance import features
+from ..images.drawing import draw
+from ..images.scenes import captions, parse
+from ..images.scoring import Score, score
+from ..images.shapes import SIDE
+from .base import Problem, Task, checked_count
 
 _TRUE = 1 << 41  # picture seeds from here on are of the pictures that drawn ones are compared with
 

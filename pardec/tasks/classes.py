@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pardec.models.errors import SpecError, did_you_mean
-from pardec.pictures.classes import NAMES, Score, scene, score
-from pardec.pictures.distance import features
-from pardec.pictures.drawing import draw
-from pardec.pictures.shapes import SIDE
-from pardec.tasks.base import SPLITS, Problem, Task, checked_count
-from pardec.tasks.captions import pixels
+
+from ..images.classes import NAMES, Score, scene, score
+from ..images.distance import features
+from ..images.drawing import draw
+from ..images.shapes import SIDE
+from .base import SPLITS, Problem, Task, checked_count
+from .captions import pixels
 
 _TRUE = 1 << 42  # picture seeds from here on are of the pictures that drawn ones are compared with
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import SpecError
-from pardec.prompt_files import Item, read_file
-from pardec.tasks.base import Problem, Task, checked_count
-from pardec.tasks.functions import name_of
-from pardec.tasks.scorers import Score, Scorer
-from pardec.tasks.scorers import scorer as named
+
+from ..io.prompt_files import Item, read_file
+from .base import Problem, Task, checked_count
+from .functions import name_of
+from .scorers import Score, Scorer
+from .scorers import scorer as named
 
 FORM = '"answer" is text or a number, and "answers" a list of accepted ones; a scorer of your own may read anything'
 

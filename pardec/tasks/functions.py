@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from pardec.models.errors import PardecError, SpecError, did_you_mean, one_line
-from pardec.tasks.base import Problem
+
+from .base import Problem
 
 _FORM = "a scorer is named path/to/file.py:function and called with (problem, text)"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from pardec.tasks.base import Draw, Generator, Problem, words_of
+from .base import Draw, Generator, Problem, words_of
 
 DIGITS = tuple("0123456789")
 ANIMALS = ("ant", "bee", "cat", "cow", "dog", "fox", "hen", "owl", "pig", "rat")

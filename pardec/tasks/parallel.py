@@ -21,8 +21,9 @@ from itertools import permutations
 from typing import ClassVar
 
 from pardec.models.errors import SpecError
-from pardec.tasks.base import Draw, Generator, Problem
-from pardec.tasks.names import PEOPLE
+
+from .base import Draw, Generator, Problem
+from .names import PEOPLE
 
 NAMES = tuple(PEOPLE)
 SHORTEST, LONGEST = 3, 6  # items of the line that is given

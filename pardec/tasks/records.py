@@ -10,8 +10,8 @@ import json
 import random
 from typing import Any
 
-from pardec.tasks.base import Draw, Generator, Problem, words_of
-from pardec.tasks.names import PEOPLE
+from .base import Draw, Generator, Problem, words_of
+from .names import PEOPLE
 
 CITIES = ("Paris", "Rome", "Cairo", "Lima", "Oslo", "Delhi", "Tokyo", "Berlin", "Madrid", "Lagos", "Quito", "Boston")
 JOBS = (

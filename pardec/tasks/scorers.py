@@ -14,8 +14,9 @@ from decimal import Decimal
 from typing import Any
 
 from pardec.models.errors import SpecError, did_you_mean
-from pardec.tasks.base import Problem
-from pardec.tasks.functions import checked, load, name_of
+
+from .base import Problem
+from .functions import checked, load, name_of
 
 _FUNCTION = "a function takes (problem, text) and returns a number in 0..1"
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pardec.views import drawn, replays
-from pardec.views.cells import Cell, cells, heading, last_step
-from pardec.views.colour import ink, shade
-from pardec.views.document import asset, document, fill, spec, web
+from . import image_view
+from . import replay as replays
+from .colour import ink, shade
+from .document import asset, document, fill, spec, web
+from .token_grid import Cell, cells, heading, last_step
 
 if TYPE_CHECKING:
-    from pardec.result import Result
+    from ..result import Result
 
 _STYLE = """
 .pardec { font: 15px/2 ui-monospace, monospace; }
@@ -25,7 +26,7 @@ _STYLE = """
 def page(result: Result) -> str:
     """One file without network: a slider and a play button over the forwards of each row."""
     if result.images:
-        return _page(result, "drawn", {"scale": replays.scale(), **drawn.data(result)})
+        return _page(result, "drawn", {"scale": replays.scale(), **image_view.data(result)})
     prompts = [
         {"label": f"row {row}", "prompt": replays.prompt(result, row), "runs": [replays.run(result, row, result.spec)]}
         for row in range(len(result.prompts))
@@ -56,7 +57,7 @@ def _page(result: Result, name: str, data: dict[str, Any]) -> str:
 def fragment(result: Result) -> str:
     """The coloured text alone, or the pictures, for a notebook."""
     if result.images:
-        return drawn.fragment(result)
+        return image_view.fragment(result)
     rows = cells(result)
     last = last_step(rows)
     lines = "\n".join(f"<p>{''.join(_span(cell, last) for cell in row)}</p>" for row in rows)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
-from pardec.views.cells import Cell, cells, heading, last_step
-from pardec.views.colour import ink, shade
+from .colour import ink, shade
+from .token_grid import Cell, cells, heading, last_step
 
 if TYPE_CHECKING:
-    from pardec.result import Result
+    from ..result import Result
 
 WIDTH, MARGIN, LINE, SIZE = 900, 16, 30, 17  # pixels
 FRAME_MS, HOLD_MS = 250, 2500
@@ -33,9 +33,9 @@ class _Box:
 def png(result: Result) -> bytes:
     """The finished canvas, each token on the colour of the forward that committed it."""
     if result.images:
-        from pardec.views import drawn
+        from . import image_view
 
-        return drawn.png(result)
+        return image_view.png(result)
     drawing = _Drawing(result)
     return encode([drawing.frame(drawing.last)], "PNG")
 
@@ -43,9 +43,9 @@ def png(result: Result) -> bytes:
 def gif(result: Result) -> bytes:
     """One frame a forward, from the empty canvas to the finished one, which stays longer."""
     if result.images:
-        from pardec.views import drawn
+        from . import image_view
 
-        return drawn.gif(result)
+        return image_view.gif(result)
     drawing = _Drawing(result)
     stride = -(-(drawing.last + 2) // FRAMES)
     steps = [*range(-1, drawing.last, stride), drawing.last]

@@ -14,13 +14,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from pardec.pngs import sheet, squarest
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
-from pardec.views.blocks import extent, fitting, half_blocks, inline, way
-from pardec.views.unfinished import Codes, unfinished
+
+from ..images.pngs import sheet, squarest
+from .blocks import extent, fitting, half_blocks, inline, way
+from .unfinished import Codes, unfinished
 
 if TYPE_CHECKING:
-    from pardec.models.imaging import Pictures
+    from pardec.models.images.contracts import Pictures
 
 EVERY_S = 10.0  # between two lines of progress in a log
 LEAST_S = 0.2  # between two drawings

@@ -10,15 +10,16 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from pardec.models.plain import plain
-from pardec.pieces import Pieces
+from pardec.models.printable import plain
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
-from pardec.views import drawn
-from pardec.views.cells import cells, heading, last_step
-from pardec.views.colour import glow
+
+from . import image_view
+from .colour import glow
+from .token_grid import cells, heading, last_step
+from .token_text import Pieces
 
 if TYPE_CHECKING:
-    from pardec.result import Result
+    from ..result import Result
 
 OPEN, SPECIAL = "·", "∎"
 REVISED = "red"  # taken back, or overwritten, by the latest step
@@ -121,7 +122,7 @@ class Watch:
 def finished(result: Result) -> Group:
     """A finished run, each token in the colour of the forward that committed it; pictures as pictures."""
     if result.images:
-        return drawn.finished(result)
+        return image_view.finished(result)
     rows = cells(result)
     last = last_step(rows)
     lines = [Text(plain(heading(result)), style="dim")]

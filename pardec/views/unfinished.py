@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pardec.models.vision.vq import to_pictures
-from pardec.pngs import BLANK
+from pardec.models.images.vq import to_pictures
 from pardec.samplers.events import Event, Finished, Painted, RowFinished, Started, Step
 
+from ..images.pngs import BLANK
+
 if TYPE_CHECKING:
-    from pardec.models.imaging import Layout, Pictures
+    from pardec.models.images.contracts import Layout, Pictures
 
 
 class Codes:

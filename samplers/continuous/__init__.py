@@ -1,1 +1,1 @@
-"""How the vectors of a picture are drawn."""
+"""The continuous wing: images whose tokens are vectors, sampled group by group."""

@@ -1,1 +1,1 @@
-"""Stages of the masked loop: proposers, selects, logits, widen and finish policies, one method a file."""
+"""The masked wing: diffusion language models, filled in block by block; one folder a stage, one method a file."""

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.samplers.acceptance._looks import Looks, nearest
-from pardec.samplers.acceptance.greedy import Greedy
-from pardec.samplers.acceptance.gsd import Grouped
-from pardec.samplers.acceptance.lantern import Lantern
-from pardec.samplers.acceptance.speculative import Speculative
-from pardec.samplers.acceptance.typical import Typical
-from pardec.samplers.continuous._cspd_published import TRIES
-from pardec.samplers.kernels.ratios import Ending, last_taken, log_ratio, share
-from pardec.samplers.verifying import Acceptance, Draft, Laws
+from pardec.samplers.continuous.methods._cspd_published import TRIES
+from pardec.samplers.ops.density_ratios import Ending, last_taken, log_ratio, share
+from pardec.samplers.speculative.accept.greedy import Greedy
+from pardec.samplers.speculative.accept.gsd import Grouped
+from pardec.samplers.speculative.accept.lantern import Lantern
+from pardec.samplers.speculative.accept.speculative import Speculative
+from pardec.samplers.speculative.accept.typical import Typical
+from pardec.samplers.speculative.code_features import Looks, nearest
+from pardec.samplers.speculative.contracts import Acceptance, Draft, Laws
 
 Case = dict[str, Any]
 CALLS: dict[str, Any] = {}  # none is a decode

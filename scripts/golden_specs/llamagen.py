@@ -12,12 +12,12 @@ from torch import Tensor
 
 import pardec
 from golden_specs import TOLERANCE, Case, Reader, Replay, relative
-from pardec.models.conditioned import Conditioned, Prefix
-from pardec.models.imaging import Condition
+from pardec.models.images.conditioned import Conditioned, Prefix
+from pardec.models.images.contracts import Condition
+from pardec.models.images.vq import VQ
+from pardec.models.images.vq_files import load_vq
 from pardec.models.plan import Plan, Visible
-from pardec.models.vision.vq import VQ
-from pardec.models.vision.vq_files import load_vq
-from pardec.samplers.kernels.law import filtered
+from pardec.samplers.ops.distribution import filtered
 
 LOOSE = 1e-5  # of probabilities
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from golden_specs import TOLERANCE, Case, Reader, Replay, relative
-from pardec.models.continuous import ContinuousModel, States
+from pardec.models.continuous.contracts import ContinuousModel, States
+from pardec.models.continuous.diffusion_head import DiffusionHead, MARHead
+from pardec.models.continuous.mar import MARBackbone
+from pardec.models.continuous.mar import Reader as Read
 from pardec.models.load import load_continuous
-from pardec.models.mar import MARBackbone
-from pardec.models.mar import Reader as Read
-from pardec.models.mar_head import DiffusionHead, MARHead
-from pardec.samplers.kernels.paths import walk
-from pardec.samplers.kernels.unmasking import unmasking
-from pardec.samplers.loops.continuous import decode
-from pardec.samplers.painting import PictureRequest
+from pardec.samplers.continuous.contracts import PictureRequest
+from pardec.samplers.continuous.loop import decode
+from pardec.samplers.ops.denoising_paths import walk
+from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.registry import resolve
 
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from golden_specs import Case, Reader, Replay
 from golden_specs.llamagen import LOOSE, arguments, model_of
-from pardec.samplers.acceptance.speculative import Speculative
-from pardec.samplers.drafts._window import Iterate
-from pardec.samplers.drafts.jacobi import Jacobi
-from pardec.samplers.drafts.sjd import Places, Sjd
-from pardec.samplers.kernels.verdict import follow
+from pardec.samplers.ops.verification import follow
 from pardec.samplers.spec import parse
-from pardec.samplers.verifying import Chances, Draft, Laws, Outcome, Scene, Speculation, Verdict
+from pardec.samplers.speculative.accept.speculative import Speculative
+from pardec.samplers.speculative.contracts import Chances, Draft, Laws, Outcome, Scene, Speculation, Verdict
+from pardec.samplers.speculative.draft._window import Iterate
+from pardec.samplers.speculative.draft.jacobi import Jacobi
+from pardec.samplers.speculative.draft.sjd import Places, Sjd
 
 
 class _Differs(Exception):

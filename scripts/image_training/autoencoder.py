@@ -12,9 +12,9 @@ from image_training.evaluate import kept
 from image_training.export import SUMMARY, export_kl, rounded
 from image_training.options import Options
 from image_training.run import AVERAGE, Training, device_of
-from pardec.models.vision.kl import KL
-from pardec.models.vision.kl_shape import KLShape
-from pardec.models.vision.vq import to_pixels
+from pardec.models.images.kl import KL
+from pardec.models.images.kl_shape import KLShape
+from pardec.models.images.vq import to_pixels
 
 SHAPE: dict[str, Any] = {"embed_dim": 16, "ch": 32, "ch_mult": (1, 1, 2, 2), "num_res_blocks": 1, "attention": (3,)}
 SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and colours count more than texture

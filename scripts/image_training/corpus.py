@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from image_training import data, words
-from pardec.models.vision.vq import VQ, to_pixels
-from pardec.pictures.scenes import BACKGROUNDS, COLOURS, Scene
+from pardec.images.scenes import BACKGROUNDS, COLOURS, Scene
+from pardec.models.images.vq import VQ, to_pixels
 
 CHUNK = 2048  # pictures
 TOGETHER = 64  # encoded at a time

@@ -7,8 +7,8 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from pardec.pictures.drawing import draw
-from pardec.pictures.scenes import Scene, parse, sample
+from pardec.images.drawing import draw
+from pardec.images.scenes import Scene, parse, sample
 
 FRESH = 1 << 40  # picture seeds from here on are drawn for measuring alone
 

@@ -10,9 +10,9 @@ import numpy as np
 import pardec
 from image_training.data import fresh
 from pardec.comparison.metrics import wilson
-from pardec.pictures.distance import distance
-from pardec.pictures.scenes import captions, parse
-from pardec.pictures.scoring import score
+from pardec.images.distance import distance
+from pardec.images.scenes import captions, parse
+from pardec.images.scoring import score
 
 SEED = 7
 TOGETHER = 25  # pictures at a time

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from image_training.data import fresh
-from pardec.models.vision.kl import KL
-from pardec.models.vision.vq import VQ, to_pictures, to_pixels
-from pardec.pictures.reading import read
-from pardec.pictures.scenes import Scene, captions, parse
+from pardec.images.reading import read
+from pardec.images.scenes import Scene, captions, parse
+from pardec.models.images.kl import KL
+from pardec.models.images.vq import VQ, to_pictures, to_pixels
 
 SEED = 7
 TOGETHER = 25  # pictures at a time

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from text_training.export import items, rounded, write_pages
 
-from pardec.models.vision.kl import KL
-from pardec.models.vision.kl_files import save_kl
-from pardec.models.vision.vq import VQ
-from pardec.models.vision.vq_files import save_vq
+from pardec.models.images.kl import KL
+from pardec.models.images.kl_files import save_kl
+from pardec.models.images.vq import VQ
+from pardec.models.images.vq_files import save_vq
 
 __all__ = ["SUMMARY", "export", "export_kl", "rounded"]
 

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from text_training.export import items, write_pages
 from torch import Tensor, nn
 
+from pardec.models.continuous.diffusion_head import MARHead
+from pardec.models.continuous.mar import MARBackbone
 from pardec.models.families.mar import networks
-from pardec.models.mar import MARBackbone
-from pardec.models.mar_head import MARHead
-from pardec.models.vision.files import write_tensors
+from pardec.models.images.weight_files import write_tensors
 
 DEFAULTS = {"temperature": 1.0, "cfg": 3.0}  # what its pictures are drawn with where nothing is said
 _HEAD = "diffloss.net."  # what the head's tensors are published under

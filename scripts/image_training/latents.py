@@ -11,10 +11,10 @@ from torch import Tensor
 
 from image_training.corpus import CHUNK, TOGETHER, Chunks
 from image_training.data import FRESH
-from pardec.models.vision.kl import KL, Latents
-from pardec.models.vision.vq import to_pixels
-from pardec.pictures.classes import NAMES, scene
-from pardec.pictures.drawing import draw
+from pardec.images.classes import NAMES, scene
+from pardec.images.drawing import draw
+from pardec.models.images.kl import KL, Latents
+from pardec.models.images.vq import to_pixels
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from image_training.latents import Batch, LatentCorpus
 from image_training.options import Options
 from image_training.painted import painted_right
 from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
-from pardec.models.diffusion import TRAINED, denoising
-from pardec.models.vision.kl_files import load_kl
-from pardec.pictures.classes import NAMES
-from pardec.pictures.shapes import SIDE
+from pardec.images.classes import NAMES
+from pardec.images.shapes import SIDE
+from pardec.models.continuous.schedule import TRAINED, denoising
+from pardec.models.images.kl_files import load_kl
 
 AUTOENCODER = "tiny-kl"
 SHAPES: dict[str, dict[str, int]] = {

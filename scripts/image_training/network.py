@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pardec.models.quiet import quiet
+from pardec.models.hf.hf_logging import quiet
 
 EPS = 1e-5
 BASE = 10_000

@@ -12,9 +12,9 @@ import pardec
 from image_training.data import FRESH
 from image_training.export_mar import DEFAULTS
 from pardec.comparison.metrics import wilson
-from pardec.pictures.classes import NAMES, scene, score
-from pardec.pictures.distance import distance
-from pardec.pictures.drawing import draw
+from pardec.images.classes import NAMES, scene, score
+from pardec.images.distance import distance
+from pardec.images.drawing import draw
 
 SEED = 7
 STEPS = 18  # forwards of a picture

@@ -14,8 +14,8 @@ from image_training.evaluate import reconstruction
 from image_training.export import SUMMARY, export, rounded
 from image_training.options import Options
 from image_training.run import AVERAGE, Training, device_of
-from pardec.models.vision.vq import VQ, to_pixels
-from pardec.models.vision.vq_shape import VQShape
+from pardec.models.images.vq import VQ, to_pixels
+from pardec.models.images.vq_shape import VQShape
 
 SHAPE: dict[str, Any] = {
     "codebook_size": 256,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pardec.pictures.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, SIZES, parse, words_of
+from pardec.images.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, SIZES, parse, words_of
 
 PLACES_OF_A_CAPTION = 16  # the longest has 12 words
 PAD = 0

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pardec
-from pardec import pngs
-from pardec.prompt_files import read_file
+from pardec.images import pngs
+from pardec.io.prompt_files import read_file
 from tests.fuzz.mutate import DEEP, text_of
 from tests.fuzz.surfaces import IDS, checkpoints
 

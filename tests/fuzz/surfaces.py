@@ -18,11 +18,11 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import pardec
-from pardec import pngs
-from pardec.models.catalog import EMBEDDED, TOKENIZER
-from pardec.prompt_files import read_file
+from pardec.images import pngs
+from pardec.io.prompt_files import read_file
+from pardec.models.loading.catalog import EMBEDDED, TOKENIZER
+from pardec.requests.settings import Settings
 from pardec.samplers import registry
-from pardec.settings import Settings
 from pardec.views import html, picture, terminal
 from tests.fuzz.mutate import DEEP, ODD, bytes_of, odd, shaken, text_of
 from tests.models import llamagen_files

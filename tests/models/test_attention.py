@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pardec.models.kernels.attention import attend
-from pardec.models.kernels.sight import look, seen
+from pardec.models.kernels.attention_pattern import look, seen
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
 

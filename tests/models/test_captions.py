@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from pardec.models.errors import ModelError
-from pardec.models.imaging import Condition, Picturing
-from pardec.models.sources import Source
-from pardec.models.vision import captions
-from pardec.models.vision.captions import TextEncoder, cleaner
-from pardec.models.vision.llamagen import Captions, LlamaGenImaging, _encoder
+from pardec.models.images import captions
+from pardec.models.images.captions import TextEncoder, cleaner
+from pardec.models.images.contracts import Condition, Picturing
+from pardec.models.images.llamagen import Captions, LlamaGenImaging, _encoder
+from pardec.models.loading.sources import Source
 
 WORDS = [
     "<pad>",

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.captured import Captured
+from pardec.models.cuda_graphs.capture import Graphs, Refused
+from pardec.models.cuda_graphs.runner import Captured
 from pardec.models.errors import CapacityError
 from pardec.models.plan import Plan, Visible, moved
-from pardec.models.recording import Graphs, Refused
 from tests.models.toys import VOCAB, ask, ids, model, poisoned
 from tests.models.traced import Traced, captured
 
@@ -221,7 +221,7 @@ def test_tables_that_grow_do_not_take_what_was_recorded() -> None:
 
 
 def test_few_recordings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pardec.models.captured._KEPT", 2)
+    monkeypatch.setattr("pardec.models.cuda_graphs.runner._KEPT", 2)
     network = captured(model())
     cache = network.new_cache(1, 100)
     for width in (20, 21, 22):
@@ -289,12 +289,12 @@ def test_a_stack_that_needs_the_host_runs_as_it_comes_and_says_so(how: str, why:
 
 
 def test_wide_forwards_other_caches_and_gradients_run_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pardec.models.captured._WIDEST", 14)
+    monkeypatch.setattr("pardec.models.cuda_graphs.runner._WIDEST", 14)
     network = captured(model())
     foreign, own = network.decoder.stack.new_cache(3, SLOTS), network.new_cache(3, SLOTS)
     for plan in plans("causal"):
         network.forward(plan, own)
-    monkeypatch.setattr("pardec.models.captured._WIDEST", 15)
+    monkeypatch.setattr("pardec.models.cuda_graphs.runner._WIDEST", 15)
     for plan in plans("causal"):
         network.forward(plan, foreign)
         network.decoder(plan, own)

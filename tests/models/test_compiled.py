@@ -12,9 +12,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import pardec
-from pardec.models import kernels, saved
-from pardec.models.kernels import compiled, compiler, layer_c
-from pardec.samplers import kernels as samplers_kernels
+from pardec.models import kernels
+from pardec.models.kernels.cpu import compiler
+from pardec.models.kernels.cpu import layer as layer_c
+from pardec.models.kernels.cpu import library as compiled
+from pardec.models.loading import cache_dir
+from pardec.samplers import ops as samplers_kernels
 from tests.models.test_saved import give_away, mode
 
 CAN = compiler.command() is not None and compiled._openmp() is not None
@@ -27,7 +30,7 @@ def place(monkeypatch, tmp_path):
     """Where libraries are kept of a cache that is this test's, as is the compiler's time."""
     monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
     monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
-    saved._tell.cache_clear()
+    cache_dir._tell.cache_clear()
     return tmp_path / "own" / "kernels"
 
 

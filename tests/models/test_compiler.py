@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from pardec.models import saved
-from pardec.models.kernels import compiled, compiler
+from pardec.models.kernels.cpu import compiler
+from pardec.models.kernels.cpu import library as compiled
+from pardec.models.loading import cache_dir
 
 pytestmark = pytest.mark.skipif(
     compiler.command() is None or compiled._openmp() is None, reason="no C compiler, or no OpenMP"
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def place(monkeypatch, tmp_path):
     monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
     monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
-    saved._tell.cache_clear()
+    cache_dir._tell.cache_clear()
     compiler._command.cache_clear()
     return tmp_path / "own" / "kernels"
 

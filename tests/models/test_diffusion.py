@@ -6,10 +6,10 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 
-from pardec.models.continuous import States
-from pardec.models.diffusion import denoising
+from pardec.models.continuous.contracts import States
+from pardec.models.continuous.diffusion_head import DiffusionHead, MARHead
+from pardec.models.continuous.schedule import denoising
 from pardec.models.errors import ModelError
-from pardec.models.mar_head import DiffusionHead, MARHead
 
 
 @pytest.mark.parametrize("steps", [2, 7, 100, 1000])

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from pardec.models.errors import ModelError
-from pardec.models.facts import establish
 from pardec.models.families import FAMILIES
+from pardec.models.loading.decoding_config import establish
 
 
 class Words:

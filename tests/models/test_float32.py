@@ -12,15 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pardec.models.kernels import panels, product
-from pardec.models.kernels.attention_c import attend_c
-from pardec.models.kernels.layer_c import turn_c
+from pardec.models.kernels import matmul
+from pardec.models.kernels.cpu import panels
+from pardec.models.kernels.cpu.attention import attend_c
+from pardec.models.kernels.cpu.layer import turn_c
 from pardec.models.kernels.norm import norm
 from pardec.models.kernels.swiglu import gated
 from pardec.models.load import load
 from pardec.models.plan import Plan
 from pardec.models.rope import Rope, default_frequencies, rotate
-from pardec.samplers.kernels.confidence_c import greedy_c
+from pardec.samplers.ops.confidence_c import greedy_c
 
 WIDTH, INNER, HEADS, KV, DIM = 576, 1536, 9, 3, 64
 
@@ -183,6 +184,6 @@ def test_likelihoods_by_kernels_in_c(small, in_c):
 def test_likelihoods_by_what_is_chosen_here_and_by_definitions(small, kernels, monkeypatch):
     folder, ids, reference, exact = small
     monkeypatch.setenv("PARDEC_KERNELS", kernels)
-    monkeypatch.setattr(product, "onednn_is_faster", product.onednn_is_faster.__wrapped__)  # asked anew
+    monkeypatch.setattr(matmul, "onednn_is_faster", matmul.onednn_is_faster.__wrapped__)  # asked anew
     model = load(folder, device="cpu", dtype="float32")
     as_near(likelihoods(model.forward(Plan.full(ids, model.visible())).logits(), ids), reference, exact)

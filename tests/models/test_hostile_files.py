@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from pardec.models.configs import checked
 from pardec.models.errors import ModelError
-from pardec.models.json_text import DEPTH, parse
 from pardec.models.load import load
-from pardec.models.plain import in_json, line, plain
-from pardec.models.weights import Published, indexed
+from pardec.models.loading.configs import checked
+from pardec.models.loading.json_text import DEPTH, parse
+from pardec.models.loading.weights import Published, indexed
+from pardec.models.printable import in_json, line, plain
 from tests.models.toys import llama_folder
 
 WEIGHTS = {"a": Published(Path("x"), (300, 400), torch.float32)}

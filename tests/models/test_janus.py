@@ -24,10 +24,10 @@ from transformers.models.janus.image_processing_pil_janus import JanusImageProce
 
 import pardec
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.imaging import Condition
+from pardec.models.images.contracts import Condition
+from pardec.models.images.janus import JanusImaging
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
-from pardec.models.vision.janus import JanusImaging
 from tests.models.toys import ask
 
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>", "<boi>", "<eoi>", "<image>"]

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pardec.models.kernels import layer_c
-from pardec.models.kernels.attention_c import attend_c
+from pardec.models.kernels.cpu import layer
+from pardec.models.kernels.cpu.attention import attend_c
 from pardec.models.kernels.norm import norm
 from pardec.models.kernels.swiglu import gated
 from pardec.models.rope import Rope, default_frequencies, rotate
@@ -61,14 +61,14 @@ def test_rotations(dim, turned, batch, kept):
     fused = random(batch, queries, heads + 2 * kv, dim)
     rotated = rotate(fused[:, :, : heads + kv].contiguous(), cos, sin)
     if not kept:
-        q, k = layer_c.turn_c(fused, cos, sin, heads, None)
+        q, k = layer.turn_c(fused, cos, sin, heads, None)
     else:
         stores = [
             torch.full((batch, slots, kv, dim), 7.0),
             torch.full((kv, batch, slots, dim), 7.0).permute(1, 2, 0, 3),
         ]
         k, v = (store[:, 2 : 2 + queries] for store in stores)
-        q, found = layer_c.turn_c(fused, cos, sin, heads, (k, v))
+        q, found = layer.turn_c(fused, cos, sin, heads, (k, v))
         assert found is k
         assert torch.equal(v, fused[:, :, heads + kv :])
         assert all((store[:, :2] == 7).all() and (store[:, 2 + queries :] == 7).all() for store in stores)
@@ -79,7 +79,7 @@ def test_rotations(dim, turned, batch, kept):
 def test_rotations_of_rows_that_stand_alike_share_a_table():
     cos, sin = Rope(default_frequencies(10000.0, 8))._angles(torch.arange(3, 7)[None])
     fused = random(2, 4, 3, 8)
-    q, k = layer_c.turn_c(fused, cos, sin, 1, None)
+    q, k = layer.turn_c(fused, cos, sin, 1, None)
     close(torch.cat((q, k), 2), rotate(fused[:, :, :2].contiguous(), cos, sin))
 
 

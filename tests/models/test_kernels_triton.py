@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pardec.models.kernels.norm import add_norm, norm
+from pardec.models.kernels.rotary import turn_and_store
 from pardec.models.kernels.swiglu import gated
-from pardec.models.kernels.turn import turn_and_store
 from pardec.models.rope import Rope, default_frequencies
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import pardec
-from pardec.models import arguments, placement, quantize
-from pardec.models.catalog import embedded_names
 from pardec.models.errors import ArgumentError, ModelError, SpecError, UnknownModelError
-from pardec.models.kinds import kind_of
+from pardec.models.loading import arguments, placement, quantize
+from pardec.models.loading.catalog import embedded_names
+from pardec.models.loading.kinds import kind_of
 
 
 @pytest.mark.parametrize("name", embedded_names())

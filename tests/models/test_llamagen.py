@@ -13,11 +13,11 @@ from torch import Tensor
 from pardec.models.decoder import DecoderConfig
 from pardec.models.errors import ModelError
 from pardec.models.families.llamagen import HEADS, LLAMAGEN, halved, paired, read_config, side
-from pardec.models.imaging import Condition
+from pardec.models.images.contracts import Condition
 from pardec.models.load import load
+from pardec.models.loading.weights import Published
 from pardec.models.plan import Plan, Visible
 from pardec.models.rope import GridRope, default_frequencies, rotate
-from pardec.models.weights import Published
 from tests.models.llamagen_files import ARGUMENTS, CELLS, VOCAB, WIDTH, tensors, write
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "llamagen" / "checkpoint"

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pardec.models import catalog, placement
 from pardec.models import load as load_module
 from pardec.models.errors import ModelError, PardecError, UnknownModelError
 from pardec.models.load import embedded_names, load
+from pardec.models.loading import catalog, placement
 from pardec.models.plan import Plan
 from tests.models.toys import llama_config, llama_folder, llama_tensors, write_checkpoint
 
@@ -34,7 +34,7 @@ def test_embedded_models_are_found_by_name(tmp_path, monkeypatch):
     llama_folder(tmp_path / "tiny-a")
     llama_folder(tmp_path / "tiny-b")
     (tmp_path / "tokenizer").mkdir()
-    for module in (catalog, sys.modules["pardec.models.sources"]):
+    for module in (catalog, sys.modules["pardec.models.loading.sources"]):
         monkeypatch.setattr(module, "EMBEDDED", tmp_path)
     assert embedded_names() == ["tiny-a", "tiny-b"]
     assert load("tiny-b", device="cpu").path == tmp_path / "tiny-b"

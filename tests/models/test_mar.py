@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from pardec.models.errors import ModelError
 from pardec.models.families.mar import described, networks
 from pardec.models.load import load, load_any, load_continuous
-from pardec.models.weights import inspect
+from pardec.models.loading.weights import inspect
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "mar" / "checkpoint"
 FILE = "checkpoint-last.pth"

@@ -12,9 +12,11 @@ from torch import nn
 
 import pardec
 from pardec.bench.shapes import shaped
-from pardec.models import assemble
 from pardec.models.decoder import Decoder, DecoderConfig
-from pardec.models.kernels import compiled, layout, panels, product
+from pardec.models.kernels import layout
+from pardec.models.kernels import matmul as product
+from pardec.models.kernels.cpu import library, panels
+from pardec.models.loading import assemble
 
 CPU = torch.device("cpu")
 
@@ -145,7 +147,7 @@ def test_embeddings_are_looked_up_and_stay_as_they_are():
 
 
 def test_small_matrices_other_dtypes_and_forced_definitions_lie_otherwise(monkeypatch):
-    monkeypatch.setattr(compiled, "kernel", lambda *which: print)
+    monkeypatch.setattr(library, "kernel", lambda *which: print)
     large = (1024, panels.LEAST // 1024)
 
     def lies(shape=large, dtype=torch.float32, device="cpu"):
@@ -161,7 +163,7 @@ def test_small_matrices_other_dtypes_and_forced_definitions_lie_otherwise(monkey
 
 
 def test_without_the_kernel_pytorch_multiplies(monkeypatch):
-    monkeypatch.setattr(compiled, "kernel", lambda *which: None)
+    monkeypatch.setattr(library, "kernel", lambda *which: None)
     weight, x = panels.empty(50, 6), randn(2, 6)
     weight.fill(randn(50, 6))
     assert torch.equal(product.product(x, weight), F.linear(x, weight.dense))

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pardec.models import placement
 from pardec.models.errors import ModelError
-from pardec.models.weights import Published
+from pardec.models.loading import placement
+from pardec.models.loading.weights import Published
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import pardec
-from pardec.models.kernels import layout, product
+from pardec.models.kernels import layout
+from pardec.models.kernels import matmul as product
 from pardec.models.plan import Plan
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch holds no oneDNN")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pardec.models import saved
+from pardec.models.loading import cache_dir
 
 OTHER = 12345  # another user
 NAME = "table"
@@ -19,7 +19,7 @@ NAME = "table"
 def place(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("PARDEC_CACHE", str(folder))
-    saved._tell.cache_clear()
+    cache_dir._tell.cache_clear()
     return folder
 
 
@@ -31,13 +31,13 @@ def others_umask():
 
 
 def write(content=b"mine"):
-    with saved.private("below") as folder:
-        saved.write(folder / NAME, content)
+    with cache_dir.private("below") as folder:
+        cache_dir.write(folder / NAME, content)
 
 
 def read():
-    with saved.private("below") as folder:
-        return saved.own(folder / NAME).read_bytes()
+    with cache_dir.private("below") as folder:
+        return cache_dir.own(folder / NAME).read_bytes()
 
 
 def mode(path):
@@ -56,19 +56,19 @@ def test_where_it_is(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PARDEC_CACHE", "~/own")
     monkeypatch.setenv("XDG_CACHE_HOME", "/shared")
-    assert saved.cache_folder() == tmp_path / "own"
+    assert cache_dir.cache_folder() == tmp_path / "own"
     monkeypatch.delenv("PARDEC_CACHE")
-    assert saved.cache_folder() == Path("/shared/pardec")
+    assert cache_dir.cache_folder() == Path("/shared/pardec")
     for none in ("", "relative"):  # to be ignored, as the specification of these folders has it
         monkeypatch.setenv("XDG_CACHE_HOME", none)
-        assert saved.cache_folder() == tmp_path / ".cache" / "pardec"
+        assert cache_dir.cache_folder() == tmp_path / ".cache" / "pardec"
 
 
 def test_it_is_never_below_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("own", "./own", "~nobody-of-this-name/own"):
         monkeypatch.setenv("PARDEC_CACHE", name)
-        with pytest.raises(OSError, match="is no absolute path"), saved.private():
+        with pytest.raises(OSError, match="is no absolute path"), cache_dir.private():
             pass
     monkeypatch.delenv("PARDEC_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -78,7 +78,7 @@ def test_it_is_never_below_the_working_directory(monkeypatch, tmp_path):
         raise KeyError(number)
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
-    with pytest.raises(OSError, match="there is no home folder"), saved.private():
+    with pytest.raises(OSError, match="there is no home folder"), cache_dir.private():
         pass
     assert not list(tmp_path.iterdir())
 
@@ -87,7 +87,7 @@ def test_without_HOME_it_is_where_the_system_says(monkeypatch):
     monkeypatch.delenv("PARDEC_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME")
-    assert saved.cache_folder() == Path(pwd.getpwuid(os.getuid()).pw_dir, ".cache", "pardec")
+    assert cache_dir.cache_folder() == Path(pwd.getpwuid(os.getuid()).pw_dir, ".cache", "pardec")
 
 
 def test_what_is_made_is_for_the_user_alone_whatever_the_umask(monkeypatch, tmp_path, others_umask):
@@ -147,11 +147,11 @@ def test_what_others_may_have_written_is_not_read(place, monkeypatch, tmp_path, 
 def test_its_path_leads_to_the_folder_that_was_looked_at(place, tmp_path):
     """Whoever owns a folder above may put another in its place, at any time."""
     write()
-    with saved.private("below") as folder:
+    with cache_dir.private("below") as folder:
         place.rename(tmp_path / "away")
         (place / "below").mkdir(parents=True)
         (place / "below" / NAME).write_bytes(b"planted")
-        assert saved.own(folder / NAME).read_bytes() == b"mine"
+        assert cache_dir.own(folder / NAME).read_bytes() == b"mine"
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(place, monkeypatch):
@@ -194,7 +194,7 @@ def test_no_folder_stays_open(place):
 
 def test_it_is_said_once(place, caplog):
     for _ in range(3):
-        saved.unkept(OSError(28, "No space left on device", "some file"))
+        cache_dir.unkept(OSError(28, "No space left on device", "some file"))
     assert [record.getMessage() for record in caplog.records] == [
         f"nothing is kept in {place}, every process prepares its own: No space left on device"
     ]

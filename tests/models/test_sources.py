@@ -8,9 +8,9 @@ import pytest
 from huggingface_hub import errors as hub
 
 from pardec.models.errors import ModelError, UnknownModelError
+from pardec.models.images.weight_files import find_file
 from pardec.models.load import load
-from pardec.models.sources import locate
-from pardec.models.vision.files import find_file
+from pardec.models.loading.sources import locate
 from tests.models.toys import llama_folder
 
 

@@ -9,9 +9,9 @@ import torch
 
 import pardec
 from pardec.comparison.worker import device_name
-from pardec.models import threads
 from pardec.models.decoder import Decoder
-from pardec.models.threads import SMALL, stepping, suited, using
+from pardec.models.parallel import threads
+from pardec.models.parallel.threads import SMALL, stepping, suited, using
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.kv_cache import KVCache
-from pardec.models.language_model import Facts, LanguageModel
+from pardec.models.model import Facts, LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.models.rope import default_frequencies
 

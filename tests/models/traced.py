@@ -12,10 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pardec.models.captured import Captured
+from pardec.models.cuda_graphs.capture import Refused, Step
+from pardec.models.cuda_graphs.runner import Captured
 from pardec.models.decoder import Decoder
-from pardec.models.language_model import LanguageModel
-from pardec.models.recording import Refused, Step
+from pardec.models.model import LanguageModel
 
 _TO_HOST = ("numpy", "tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__")
 _BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}

@@ -183,7 +183,7 @@ def test_help_shows_every_argument_with_its_default() -> None:
     assert list(shown)[:2] == ["self", "prompt"]
     assert shown["max_new_tokens"].default == 64
     assert shown["temperature"].default == 0.0
-    from pardec.settings import Arguments, Settings
+    from pardec.requests.settings import Arguments, Settings
 
     assert set(Arguments.__annotations__) == set(Settings.__dataclass_fields__)
     assert set(shown) - {"self", "prompt"} == set(Arguments.__annotations__)
@@ -194,7 +194,7 @@ def test_running_out_of_memory_is_said_in_one_line(model: pardec.Model, monkeypa
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         yield
 
-    monkeypatch.setattr("pardec.samplers.loops.masked.decode", exhausted)
+    monkeypatch.setattr("pardec.samplers.masked.loop.decode", exhausted)
     with pytest.raises(pardec.PardecError, match=r"out of memory: 2 rows of up to \d+ tokens") as caught:
         model.generate(TEXTS[:2], max_new_tokens=8)
     assert caught.value.hint is not None

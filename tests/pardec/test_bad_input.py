@@ -87,7 +87,7 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
 def test_refused_before_the_first_forward(
     model: pardec.Model, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], said: str
 ) -> None:
-    monkeypatch.setattr("pardec.samplers.loops.masked.decode", lambda *_: pytest.fail("a forward was made"))
+    monkeypatch.setattr("pardec.samplers.masked.loop.decode", lambda *_: pytest.fail("a forward was made"))
     with pytest.raises(pardec.PardecError) as caught:
         model.generate(**arguments)
     assert said in str(caught.value)

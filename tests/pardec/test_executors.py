@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import pardec
-from pardec.cli import dealing
+from pardec.cli import dispatch
 from pardec.cli.batches import Batches
 from pardec.cli.inputs import Item
 from pardec.executors import BatchError, executor
@@ -23,7 +23,7 @@ from pardec.executors import ray as ray_executor
 from pardec.executors import torchrun as torchrun_executor
 from pardec.executors.outline import outline
 from pardec.models.errors import SpecError
-from pardec.models.processes import find_interface
+from pardec.models.parallel.processes import find_interface
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).with_name("toy_run.py")
@@ -267,12 +267,12 @@ def test_ray_says_why_no_actor_can_start(tmp_path: Path) -> None:
 # --- pardec generate ---
 
 
-def generation(folder: Path, model: pardec.Model, to: Path) -> tuple[Batches, dealing.Generation]:
+def generation(folder: Path, model: pardec.Model, to: Path) -> tuple[Batches, dispatch.Generation]:
     items = [Item(f"p{at}", prompt) for at, prompt in enumerate(PROMPTS)]
     arguments: dict[str, Any] = {"sampler": "threshold:tau=0.02", "max_new_tokens": 8, "temperature": 0.7}
     run = Batches(model, model.prepare(PROMPTS, **arguments), items, stream=False, quiet=True)
-    dealing.keep_in(run, executor(), to, overwrite=False)
-    job = dealing.Generation(str(folder), {"device": "cpu", "dtype": "float32"}, PROMPTS, arguments, 2)
+    dispatch.keep_in(run, executor(), to, overwrite=False)
+    job = dispatch.Generation(str(folder), {"device": "cpu", "dtype": "float32"}, PROMPTS, arguments, 2)
     return run, job
 
 
@@ -280,16 +280,16 @@ def test_dealt_rows_are_those_of_one_process(folder: Path, model: pardec.Model, 
     alone, _ = generation(folder, model, tmp_path / "alone.jsonl")
     alone.decode(2, show=False)
     run, job = generation(folder, model, tmp_path / "dealt.jsonl")
-    unpickled = pickle.loads(pickle.dumps(dealing.replace(job, ready=(model, run.call))))
+    unpickled = pickle.loads(pickle.dumps(dispatch.replace(job, ready=(model, run.call))))
     assert unpickled == job  # what travels holds no model
-    dealing.deal(run, executor(), unpickled)
+    dispatch.deal(run, executor(), unpickled)
     assert run.rows == alone.rows
     assert (run.tokens, run.forwards) == (alone.tokens, alone.forwards)
     written = [sorted((tmp_path / name).read_text().splitlines()) for name in ("alone.jsonl", "dealt.jsonl")]
     assert written[0] == written[1]
 
     resumed, job = generation(folder, model, tmp_path / "dealt.jsonl")
-    dealing.deal(resumed, executor(), job)
+    dispatch.deal(resumed, executor(), job)
     assert resumed.forwards == 0
     assert sorted(resumed.rows) == list(range(len(PROMPTS)))
 

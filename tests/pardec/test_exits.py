@@ -11,9 +11,9 @@ import pytest
 
 import pardec
 from pardec.models.kv_cache import KVCache
-from pardec.models.language_model import LanguageModel
-from pardec.samplers.canvas import Canvas
-from pardec.samplers.loops.masked import MaskedLoop
+from pardec.models.model import LanguageModel
+from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.loop import MaskedLoop
 
 TEXTS = ["Tom has 3 cups.", "Sara buys 12 apples and finds 4 more apples."]
 HELD = (KVCache, Canvas, MaskedLoop)

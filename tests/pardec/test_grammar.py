@@ -11,10 +11,10 @@ from torch import Tensor
 
 import pardec
 from pardec.models.errors import SpecError
-from pardec.models.imaging import Layout
-from pardec.models.language_model import LanguageModel
-from pardec.models.vision.llamagen import LlamaGenImaging
-from pardec.views.drawn import gained
+from pardec.models.images.contracts import Layout
+from pardec.models.images.llamagen import LlamaGenImaging
+from pardec.models.model import LanguageModel
+from pardec.views.image_view import gained
 from pardec.views.unfinished import Codes
 from tests.samplers.picture_toys import features, toy_pictures
 

@@ -14,9 +14,9 @@ from rich.console import Console
 
 import pardec
 from pardec.cli.common import dump, say, show
+from pardec.io.saving import ResultError
 from pardec.models.errors import SpecError
-from pardec.saving import ResultError
-from pardec.views import drawn, html, terminal
+from pardec.views import html, image_view, terminal
 
 SCRIPT = "<script>alert(1)</script>"
 ESCAPE = "\x1b]0;owned\x07\x9b2J\u202e"
@@ -53,7 +53,7 @@ def test_a_notebook_and_a_page_get_no_script(kind: str, request: pytest.FixtureR
     shown = [made._repr_html_(), html.page(made)]
     assert all("alert(1)" in page and SCRIPT not in page for page in shown)
     if kind == "pictures":
-        assert SCRIPT not in drawn.fragment(made)
+        assert SCRIPT not in image_view.fragment(made)
 
 
 @pytest.mark.parametrize("kind", ["text", "pictures"])

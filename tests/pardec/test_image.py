@@ -18,11 +18,11 @@ from PIL import Image
 from rich.console import Console
 
 import pardec
-from pardec import pngs
+from pardec.images import pngs
+from pardec.io.saving import ResultError
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.imaging import Layout
-from pardec.saving import ResultError
-from pardec.views import drawn
+from pardec.models.images.contracts import Layout
+from pardec.views import image_view
 from pardec.views.blocks import fitting, half_blocks, way
 from pardec.views.html import fragment, page
 from pardec.views.picture import gif, png
@@ -194,7 +194,7 @@ def test_refused_before_the_first_forward(
     arguments, expected, said, hint = given
     (tmp_path / "file").write_text("")
     places = {"OUT": tmp_path / "out.png", "FILE/out.png": tmp_path / "file" / "out.png", "RUN": tmp_path / "run"}
-    monkeypatch.setattr("pardec.samplers.loops.verify.decode", lambda *_, **__: pytest.fail("a forward was made"))
+    monkeypatch.setattr("pardec.samplers.speculative.loop.decode", lambda *_, **__: pytest.fail("a forward was made"))
     monkeypatch.setattr("pardec.api.load", lambda *_, **__: model)
     code, out, err = cli("image", classes, *(places.get(argument, argument) for argument in arguments), "--quiet")
     lines = err.splitlines()
@@ -207,7 +207,7 @@ def test_what_a_model_cannot_do_is_said_before_the_first_forward(
     cli: Cli, captions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = ("-o", tmp_path / "out.png", "--quiet")
-    monkeypatch.setattr("pardec.samplers.loops.verify.decode", lambda *_, **__: pytest.fail("a forward was made"))
+    monkeypatch.setattr("pardec.samplers.speculative.loop.decode", lambda *_, **__: pytest.fail("a forward was made"))
     bare = painter(tmp_path / "bare", "class", tokenizer=None)
     code, _, err = cli("image", bare, "--class", 1, *out)
     assert (code, "bare has no image tokenizer" in err, "--decoder FILE" in err) == (1, True, True)
@@ -327,15 +327,15 @@ def test_missing_and_torn_pictures_are_refused(result: pardec.Result, tmp_path: 
 
 def test_the_map_counts_what_each_forward_gained(result: pardec.Result) -> None:
     for row, accepted in enumerate(result.trace.accepted):
-        counts, when = drawn.gained(result, row), drawn.steps(result, row)
+        counts, when = image_view.gained(result, row), image_view.steps(result, row)
         for number, many in enumerate(accepted):
             here = counts[when == number]
             assert (here == len(here)).all()
             assert len(here) in (many, many + 1)  # the last forward's next token may have no room
         assert counts.size == SIDE**2
         assert (counts > 0).all()
-    assert drawn.most(result) > 1
-    shown = np.asarray(drawn.heat(np.array([[0, 1], [2, 3]]), 3, (4, 4)))
+    assert image_view.most(result) > 1
+    shown = np.asarray(image_view.heat(np.array([[0, 1], [2, 3]]), 3, (4, 4)))
     assert tuple(shown[0, 0]) == BLANK
     assert len({tuple(shown[at]) for at in ((0, 0), (0, 3), (3, 0), (3, 3))}) == 4
 
@@ -345,8 +345,10 @@ def test_views_show_pictures(result: pardec.Result, cli: Cli, tmp_path: Path) ->
     assert not re.search(r"https?://|src=|@import|<link", text)
     held = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
     assert [one["title"] for one in held["pictures"]] == ["class 0", "class 2", "class 1"]
-    assert [one["steps"] for one in held["pictures"]] == [drawn.steps(result, row).ravel().tolist() for row in range(3)]
-    assert held["most"] == drawn.most(result)
+    assert [one["steps"] for one in held["pictures"]] == [
+        image_view.steps(result, row).ravel().tolist() for row in range(3)
+    ]
+    assert held["most"] == image_view.most(result)
     assert result.images is not None
     data = base64.b64decode(held["pictures"][1]["source"].partition(",")[2])
     assert same(Image.open(io.BytesIO(data)), result.images[1])
@@ -363,14 +365,16 @@ def test_views_show_pictures(result: pardec.Result, cli: Cli, tmp_path: Path) ->
 def test_an_animation_shows_what_each_forward_knew(result: pardec.Result) -> None:
     film = Image.open(io.BytesIO(gif(result)))
     assert result.images is not None
-    last = max(int(drawn.steps(result, row).max()) for row in range(3))
+    last = max(int(image_view.steps(result, row).max()) for row in range(3))
     assert film.n_frames == last + 2
-    side = -(-drawn.LEAST // result.images[0].height) * result.images[0].height
-    top, cell = drawn.MARGIN + drawn.LINE, side // SIDE
-    when = drawn.steps(result, 0)
+    side = -(-image_view.LEAST // result.images[0].height) * result.images[0].height
+    top, cell = image_view.MARGIN + image_view.LINE, side // SIDE
+    when = image_view.steps(result, 0)
     for frame in range(last + 1):  # the last frame is the whole picture, whose colours a palette may move
         film.seek(frame)
-        pixels = np.asarray(film.convert("RGB")).astype(int)[top : top + side, drawn.MARGIN : drawn.MARGIN + side]
+        pixels = np.asarray(film.convert("RGB")).astype(int)[
+            top : top + side, image_view.MARGIN : image_view.MARGIN + side
+        ]
         middle = pixels[cell // 2 :: cell, cell // 2 :: cell]
         blank = (np.abs(middle - BLANK) < 8).all(2)
         assert np.array_equal(blank, when >= frame)
@@ -517,7 +521,7 @@ def test_the_script_compares_samplers(
 
 
 def test_defaults_give_way(classes: Path) -> None:
-    from pardec.picture_requests import with_defaults
+    from pardec.requests.images import with_defaults
 
     imaging: Any = SimpleNamespace(defaults={"top_k": 0, "cfg": 4.0, "do_sample": True})
     assert with_defaults(imaging, {"seed": 1}) == {"temperature": 1.0, "cfg": 4.0, "seed": 1}

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 import pardec
 from pardec.interop.diffusers import PardecPipeline, PardecScheduler, policy
 from pardec.models.errors import ModelError, SpecError, UnknownNameError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
-from pardec.samplers.canvas import Canvas
-from pardec.samplers.contracts import Evidence, Proposal, Sampler
-from pardec.samplers.kernels.law import Law
-from pardec.samplers.kernels.rank import top
+from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.contracts import Evidence, Proposal, Sampler
+from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.rank import top
 from tests.samplers import toys
 
 TEXTS = ["Tom has 18 cups. He loses 4. How many cups does Tom have now?", "Ann has 3 cups."]

@@ -30,9 +30,9 @@ from pardec.interop.lm_eval import PardecLM
 from pardec.interop.lm_eval.laws import Batches, Laws, Query
 from pardec.interop.lm_eval.likelihood import Likelihood, masks
 from pardec.interop.lm_eval.requests import generation, split_arguments
-from pardec.models.catalog import TOKENIZER
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.loading.catalog import TOKENIZER
+from pardec.models.model import LanguageModel
 from tests.samplers import toys
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 import pardec
-from pardec import pngs
-from pardec.pictures.scenes import parse
+from pardec.images import pngs
+from pardec.images.scenes import parse
 
 Cli = Callable[..., tuple[int, str, str]]
 CAPTION = "a large green triangle at the top on white"

@@ -10,24 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from pardec.images.distance import distance, features, frechet
+from pardec.images.drawing import draw
+from pardec.images.reading import Reading, Seen, read
+from pardec.images.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, Scene, Thing, captions, parse, sample
+from pardec.images.scoring import compare, score
+from pardec.images.shapes import AREA, RADII, SIDE, coverage
 from pardec.models.errors import SpecError
-from pardec.pictures.distance import distance, features, frechet
-from pardec.pictures.drawing import draw
-from pardec.pictures.reading import Reading, Seen, read
-from pardec.pictures.scenes import (
-    BACKGROUNDS,
-    COLOURS,
-    PLACES,
-    RELATIONS,
-    SHAPES,
-    Scene,
-    Thing,
-    captions,
-    parse,
-    sample,
-)
-from pardec.pictures.scoring import compare, score
-from pardec.pictures.shapes import AREA, RADII, SIDE, coverage
 
 CAPTION = "a small red circle left of a large blue square on grey"
 

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
+from pardec.images import classes
+from pardec.images.drawing import draw
+from pardec.images.scenes import parse
 from pardec.models.errors import SpecError
-from pardec.pictures import classes
-from pardec.pictures.drawing import draw
-from pardec.pictures.scenes import parse
 
 
 def drawn(*captions: str) -> np.ndarray:

@@ -208,7 +208,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_refused_before_the_first_forward(
     drawing: pardec.ImagePipeline, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], said: str
 ) -> None:
-    monkeypatch.setattr("pardec.samplers.loops.verify.decode", lambda *_, **__: pytest.fail("a forward was made"))
+    monkeypatch.setattr("pardec.samplers.speculative.loop.decode", lambda *_, **__: pytest.fail("a forward was made"))
     with pytest.raises(SpecError, match=said) as caught:
         drawing(**given)
     assert caught.value.hint

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import pardec
-from pardec.pieces import Pieces
+from pardec.io.saving import ResultError
 from pardec.samplers.trace import Trace
-from pardec.saving import ResultError
+from pardec.views.token_text import Pieces
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def test_a_failed_save_leaves_nothing(result: pardec.Result, tmp_path: Path, mon
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pardec.saving.save_file", full)
-    monkeypatch.setattr("pardec.saving.os.replace", full)
+    monkeypatch.setattr("pardec.io.saving.save_file", full)
+    monkeypatch.setattr("pardec.io.saving.os.replace", full)
     for name in ("run", "run.json"):
         with pytest.raises(ResultError, match="No space left"):
             result.save(tmp_path / name)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pardec.io.jsonl import RowsFile, key_of
 from pardec.models.errors import PardecError, SpecError
-from pardec.rows import RowsFile, key_of
 
 FIRST = {"key": "a", "text": "ä"}
 SECOND = {"key": "b", "text": "long " * 50}

@@ -11,9 +11,9 @@ import torch
 
 import pardec
 from pardec.models.errors import SpecError
+from pardec.requests.stop_strings import StopStrings
 from pardec.samplers.events import RowFinished, Step
-from pardec.stop_strings import StopStrings
-from pardec.streaming import Texts
+from pardec.serving.streaming import Texts
 from tests.pardec.test_streaming import byte_fallback, byte_level, cleaning, pieces_of, run_of
 
 QUESTION = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?"

@@ -14,12 +14,12 @@ from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import pardec
-from pardec.requests import Call
+from pardec.requests.text import Call
 from pardec.samplers import registry
-from pardec.samplers.contracts import Request
 from pardec.samplers.events import Event, RowFinished, Started, Step
+from pardec.samplers.masked.contracts import Request
 from pardec.samplers.rng import Keyed
-from pardec.streaming import Texts
+from pardec.serving.streaming import Texts
 from tests.samplers.toys import names, toy
 
 TEXTS = ["Tom has 3 cups.", "Sara buys 12 apples and finds 4 more apples.", "Ann"]

@@ -7,10 +7,10 @@ import pytest
 from PIL.Image import fromarray
 
 import pardec
+from pardec.images.distance import distance
+from pardec.images.drawing import draw
+from pardec.images.scenes import parse
 from pardec.models.errors import SpecError
-from pardec.pictures.distance import distance
-from pardec.pictures.drawing import draw
-from pardec.pictures.scenes import parse
 
 task = pardec.task("captions")
 

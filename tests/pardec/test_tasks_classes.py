@@ -10,9 +10,9 @@ from PIL.Image import fromarray
 
 import pardec
 from pardec.comparison.metrics import distance
+from pardec.images.classes import NAMES, scene
+from pardec.images.drawing import draw
 from pardec.models.errors import SpecError
-from pardec.pictures.classes import NAMES, scene
-from pardec.pictures.drawing import draw
 from pardec.tasks import Problem
 
 task = pardec.task("classes")

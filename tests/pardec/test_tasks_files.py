@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pardec
+from pardec.io.prompt_files import read_text
 from pardec.models.errors import SpecError, UnknownNameError
-from pardec.prompt_files import read_text
 from pardec.tasks import FileTask, Problem, expand, list_tasks, task
 from pardec.tasks.functions import ScoreError
 

@@ -14,20 +14,20 @@ import pytest
 import torch
 
 import pardec
-from pardec import pngs
-from pardec.models.continuous import ContinuousModel
+from pardec.images import pngs
+from pardec.io.saving import ResultError
+from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
+from pardec.samplers.continuous import loop as continuous
+from pardec.samplers.continuous.contracts import PictureRequest
 from pardec.samplers.events import Finished, Painted, RowFinished
-from pardec.samplers.loops import continuous
-from pardec.samplers.painting import PictureRequest
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed
-from pardec.saving import ResultError
-from pardec.views import drawn
-from pardec.views.cells import cells
+from pardec.views import image_view
 from pardec.views.html import fragment, page
 from pardec.views.picture import gif, png
 from pardec.views.terminal import finished
+from pardec.views.token_grid import cells
 from tests.pardec.vector_painters import CLASSES, SIDE, SIZE, vector_painter
 
 TOKENS = SIDE**2
@@ -221,7 +221,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_refused_before_the_first_forward(
     model: pardec.Model, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], said: str
 ) -> None:
-    monkeypatch.setattr("pardec.samplers.loops.continuous.decode", lambda *_, **__: pytest.fail("a forward was made"))
+    monkeypatch.setattr("pardec.samplers.continuous.loop.decode", lambda *_, **__: pytest.fail("a forward was made"))
     with pytest.raises(SpecError, match=said) as caught:
         model.generate(**given)
     assert caught.value.hint or "steps" in said
@@ -269,9 +269,9 @@ def test_what_was_tested_and_accepted_is_told(speculated: pardec.Result) -> None
     assert speculated.acceptance_length is None
     assert all(forwards > 0 for forwards in speculated.draft_forwards)
     assert {"backbone", "head", "draft backbone", "draft head"} <= set(speculated.timing.parts)
-    assert drawn.accepted(speculated, 0).endswith(" drafts accepted")
-    assert drawn.accepted(speculated, 0).split(" of ")[0] == str(sum(speculated.trace.accepted[0]))
-    (first, _) = drawn.data(speculated)["pictures"]
+    assert image_view.accepted(speculated, 0).endswith(" drafts accepted")
+    assert image_view.accepted(speculated, 0).split(" of ")[0] == str(sum(speculated.trace.accepted[0]))
+    (first, _) = image_view.data(speculated)["pictures"]
     assert (first["drafted"], first["accepted"]) == (speculated.trace.drafted[0], speculated.trace.accepted[0])
     assert "drafts accepted" in fragment(speculated)
 
@@ -297,7 +297,7 @@ def test_the_page_draws_a_bar_for_each_test_of_drafts(speculated: pardec.Result,
         assert [bars.nth(at).get_attribute("title") for at in range(bars.count())] == [
             f"forward {at + 1}: {taken} of {many} drafts accepted" for many, taken, at in tested
         ]
-        assert drawn.accepted(speculated, 0) in first.inner_text()
+        assert image_view.accepted(speculated, 0) in first.inner_text()
         heights = [bars.nth(at).evaluate("bar => bar.style.height") for at in range(bars.count())]
         assert [float(height.rstrip("%")) for height in heights] == pytest.approx(
             [100 * taken / many for many, taken, _ in tested]

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 import pardec
-from pardec import pngs
-from pardec.models.catalog import embedded_names
+from pardec.images import pngs
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.loading.catalog import embedded_names
 from pardec.samplers.events import Painted
 from pardec.views.preview import Preview
 from pardec.views.unfinished import BLANK, Codes, unfinished
@@ -110,7 +110,7 @@ def test_refused_before_the_first_forward(
     said: str,
     hint: str,
 ) -> None:
-    monkeypatch.setattr("pardec.samplers.loops.continuous.decode", lambda *_, **__: pytest.fail("a forward was made"))
+    monkeypatch.setattr("pardec.samplers.continuous.loop.decode", lambda *_, **__: pytest.fail("a forward was made"))
     found, out, err = cli("image", folder, *arguments, "-o", tmp_path / "out.png", "--quiet")
     lines = err.splitlines()
     assert (found, out, len(lines)) == (code, "", 2), err

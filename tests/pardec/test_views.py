@@ -14,12 +14,12 @@ from rich.console import Console
 
 import pardec
 from pardec.samplers.events import RowFinished, Started, Step
-from pardec.views.cells import cells
 from pardec.views.colour import contrast, glow, luminance, ramp, shade
 from pardec.views.document import embedded, fill
 from pardec.views.html import fragment, page
 from pardec.views.picture import gif, png
 from pardec.views.terminal import Watch, finished
+from pardec.views.token_grid import cells
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import pardec
-from pardec import empty
 from pardec.cli import run
 from pardec.cli.inputs import read_stop
 from pardec.models.errors import SpecError
+from pardec.requests import empty_answer
+from pardec.requests.other_names import WORDS
+from pardec.requests.settings import Arguments, Settings
 from pardec.samplers.rng import row_seeds
-from pardec.settings import Arguments, Settings
-from pardec.words import WORDS
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -230,8 +230,8 @@ def test_from_python_an_embedded_model_says_what_it_knows() -> None:
     model = pardec.load("tiny-dream", device="cpu")
     with pytest.warns(pardec.EmptyAnswer, match="knows nothing but arithmetic, lists and records"):
         model.generate(FOREIGN)
-    assert empty.tasks_of(model) == ["arithmetic", "lists", "records"]
-    assert "EmptyAnswer" in inspect.getsource(empty)
+    assert empty_answer.tasks_of(model) == ["arithmetic", "lists", "records"]
+    assert "EmptyAnswer" in inspect.getsource(empty_answer)
 
 
 def test_an_option_of_another_engine_is_told_pardec_s_own_word(capsys: pytest.CaptureFixture[str]) -> None:

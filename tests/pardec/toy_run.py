@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pardec.executors import executor
-from pardec.rows import RowsFile
+from pardec.io.jsonl import RowsFile
 
 UNITS = 24
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from pardec.models.families.mar import FILE, networks
-from pardec.models.vision.kl import KL
-from pardec.models.vision.kl_files import save_kl
-from pardec.models.vision.kl_shape import KLShape
+from pardec.models.images.kl import KL
+from pardec.models.images.kl_files import save_kl
+from pardec.models.images.kl_shape import KLShape
 
 SIDE, SIZE, CLASSES, WIDTH = 4, 4, 5, 32
 SHAPE: dict[str, Any] = {

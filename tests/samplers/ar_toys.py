@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from pardec.models.decoder import Decoder, DecoderConfig
-from pardec.models.language_model import Facts, LanguageModel
+from pardec.models.model import Facts, LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
-from pardec.samplers.contracts import Request
 from pardec.samplers.events import Finished
-from pardec.samplers.kernels.law import filtered
-from pardec.samplers.loops.verify import decode
+from pardec.samplers.masked.contracts import Request
+from pardec.samplers.ops.distribution import filtered
 from pardec.samplers.rng import Keyed, Source
 from pardec.samplers.spec import parse
-from pardec.samplers.verifying import Acceptance, Drafter, Length, Shape, Speculation
+from pardec.samplers.speculative.contracts import Acceptance, Drafter, Length, Shape, Speculation
+from pardec.samplers.speculative.loop import decode
 
 
 def toy_ar(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 
 RAGGED = [[5, 6, 7, 5, 6, 7, 5], [9, 4, 9], [3], [8, 1, 2, 3, 4, 8, 1, 2, 3, 4, 8, 1, 2], [2] * 6]

@@ -11,10 +11,10 @@ from unittest.mock import patch
 import numpy as np
 
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.drafts import model as second
-from pardec.samplers.verifying import Speculation
+from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.draft import model as second
 from tests.samplers.ar_toys import counted, floor, g_test, joint, run, spread, toy_ar, variation
 
 ROWS = 4000  # of one batch

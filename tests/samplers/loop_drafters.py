@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from transformers import LogitsProcessorList
 
-from pardec.models.language_model import LanguageModel
-from pardec.samplers.acceptance.greedy import Greedy
+from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
-from pardec.samplers.verifying import Chances, Draft, Outcome, Scene, Speculation
+from pardec.samplers.speculative.accept.greedy import Greedy
+from pardec.samplers.speculative.contracts import Chances, Draft, Outcome, Scene, Speculation
 from tests.samplers.ar_toys import logits, plain_greedy, rows, speculation
 
 VOCAB = 8

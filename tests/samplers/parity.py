@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
 from tests.reference import naive_selects as naive
 from tests.samplers.toys import BLOCK, FAMILIES, MASK, prompts, request, run, toy

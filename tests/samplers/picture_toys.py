@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from pardec.models.decoder import Decoder, DecoderConfig
-from pardec.models.imaging import Condition
-from pardec.models.language_model import Facts, LanguageModel
+from pardec.models.images.contracts import Condition
+from pardec.models.images.llamagen import Captions, LlamaGenImaging
+from pardec.models.model import Facts, LanguageModel
 from pardec.models.plan import Plan, Visible
-from pardec.models.vision.llamagen import Captions, LlamaGenImaging
 from pardec.samplers import registry
-from pardec.samplers.contracts import Request
 from pardec.samplers.events import Finished
-from pardec.samplers.kernels.law import filtered
-from pardec.samplers.loops.verify import decode
+from pardec.samplers.masked.contracts import Request
+from pardec.samplers.ops.distribution import filtered
 from pardec.samplers.rng import Keyed
-from pardec.samplers.verifying import Speculation
+from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.loop import decode
 
 PLACES, FEATURES = 3, 6
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pardec.models.language_model import LanguageModel
-from pardec.samplers.canvas import Canvas
+from pardec.models.model import LanguageModel
+from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.registry import build
 from pardec.samplers.rng import Keyed
 from pardec.samplers.spec import parse

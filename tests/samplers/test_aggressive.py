@@ -9,7 +9,7 @@ import pytest
 
 import pardec
 from pardec.models.errors import SpecError
-from pardec.samplers.drafts.aggressive import Aggressive, Alignment
+from pardec.samplers.speculative.draft.aggressive import Aggressive, Alignment
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import rows, run, toy_ar
 from tests.samplers.drafting import cyclic, gained, greedy_holds

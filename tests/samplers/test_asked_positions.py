@@ -14,7 +14,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Finished, Started, Step
-from pardec.samplers.loops.masked import decode
+from pardec.samplers.masked.loop import decode
 from tests.reference import naive_caches as naive
 from tests.samplers.toys import BLOCK, FAMILIES, MASK, PAD, fill, prompts, request, same, toy
 

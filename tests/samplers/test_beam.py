@@ -8,7 +8,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.shapes.beam import Beam
+from pardec.samplers.speculative.shape.beam import Beam
 from tests.samplers.ar_toys import counted, g_test, joint, run
 from tests.samplers.voices import Told, grown, named, near, nodes, target, written
 

@@ -9,7 +9,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.acceptance.bild import BigLittle
+from pardec.samplers.speculative.accept.bild import BigLittle
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.joints import drafting
 from tests.samplers.verdicts import Given, laws, tree

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pardec.models.plan import Plan
 from pardec.samplers import registry
-from pardec.samplers.contracts import Ask
 from pardec.samplers.events import Finished
-from pardec.samplers.loops.masked import decode
+from pardec.samplers.masked.contracts import Ask
+from pardec.samplers.masked.loop import decode
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.lengths.calibrated import Calibrated
-from pardec.samplers.lengths.unsure import Unsure
+from pardec.samplers.speculative.length.calibrated import Calibrated
+from pardec.samplers.speculative.length.unsure import Unsure
 from tests.samplers.voices import best_fixed, outcome, scene, speed, switching, written
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pardec.samplers.canvas import GIVEN, NEVER, Canvas, Writing
+from pardec.samplers.masked.canvas import GIVEN, NEVER, Canvas, Writing
 
 MASK, PAD = 9, 8
 M = MASK

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pardec.api import Model
-from pardec.models.captured import Captured
-from pardec.models.language_model import LanguageModel
+from pardec.models.cuda_graphs.runner import Captured
+from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
 from tests.models.traced import captured
 from tests.samplers import ar_toys, picture_toys, toys

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.canvas import Canvas
-from pardec.samplers.contracts import Evidence
-from pardec.samplers.kernels.law import Law
+from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.contracts import Evidence
+from pardec.samplers.ops.distribution import Law
 from pardec.samplers.registry import build, resolve
 from pardec.samplers.spec import parse
 from tests.reference import naive_schedules as naive

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.samplers.lengths.fallback import Fallback
-from pardec.samplers.lengths.unsure import Unsure
-from pardec.samplers.shapes.chain import Chain
+from pardec.samplers.speculative.length.fallback import Fallback
+from pardec.samplers.speculative.length.unsure import Unsure
+from pardec.samplers.speculative.shape.chain import Chain
 from tests.samplers.ar_toys import counted, g_test, joint, run
 from tests.samplers.voices import Told, chances, grown, named, near, nodes, scene, target, written
 

@@ -31,7 +31,7 @@ def define(logits):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("vocab", [1, 2, 5, 97, 4096, 5001])
 def test_kernel_equals_the_definition(vocab, dtype):
-    from pardec.samplers.kernels.confidence_triton import confidence
+    from pardec.samplers.ops.confidence_triton import confidence
 
     generator = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(2, vocab, 3, generator=generator) * 5).to(dtype).transpose(1, 2)  # not contiguous
@@ -47,7 +47,7 @@ def test_kernel_equals_the_definition(vocab, dtype):
 
 
 def test_no_rows_give_no_rows():
-    from pardec.samplers.kernels.confidence_triton import confidence
+    from pardec.samplers.ops.confidence_triton import confidence
 
     assert [value.shape for value in confidence(torch.empty(0, 4, 7, device=DEVICE))] == [(0, 4)] * 5
 
@@ -70,7 +70,7 @@ def near(found, expected) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
 @pytest.mark.parametrize("vocab", [3, 97, 4500])
 def test_temperature_and_raised_logits_are_folded_in(vocab, temperature, monkeypatch):
-    from pardec.samplers.kernels.confidence import confidence
+    from pardec.samplers.ops.confidence import confidence
 
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
     generator = torch.Generator().manual_seed(vocab)
@@ -85,7 +85,7 @@ def test_temperature_and_raised_logits_are_folded_in(vocab, temperature, monkeyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("count", "width", "vocab"), [(1, 5, 7), (3, 40, 130), (17, 33, 1100)])
 def test_statistics_of_a_head_whose_logits_are_not_stored(count, width, vocab, dtype, monkeypatch):
-    from pardec.samplers.kernels.confidence import confidence_of
+    from pardec.samplers.ops.confidence import confidence_of
 
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
     generator = torch.Generator().manual_seed(vocab)
@@ -106,7 +106,7 @@ def test_statistics_of_a_head_whose_logits_are_not_stored(count, width, vocab, d
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature, monkeypatch):
-    from pardec.samplers.kernels.law import Law
+    from pardec.samplers.ops.distribution import Law
 
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(2, 3, 50, generator=generator)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pardec.models.continuous import ContinuousModel
+from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
 from pardec.models.load import load_continuous
+from pardec.samplers.continuous.contracts import PictureRequest
+from pardec.samplers.continuous.loop import decode
 from pardec.samplers.events import Finished, Painted, RowFinished, Started
-from pardec.samplers.kernels.unmasking import unmasking
-from pardec.samplers.loops.continuous import decode
-from pardec.samplers.painting import PictureRequest
+from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed
 

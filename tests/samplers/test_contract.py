@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from pardec.samplers import registry
-from pardec.samplers.assembly import SINGLE
-from pardec.samplers.canvas import GIVEN, NEVER
 from pardec.samplers.cards import MASKED
 from pardec.samplers.events import Finished, Step
-from pardec.samplers.loops.masked import MaskedLoop, decode
+from pardec.samplers.masked.build import SINGLE
+from pardec.samplers.masked.canvas import GIVEN, NEVER
+from pardec.samplers.masked.loop import MaskedLoop, decode
 from tests.samplers.toys import (
     BLOCK,
     EOS,

@@ -8,10 +8,10 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.canvas import Canvas, Revision, Writing
-from pardec.samplers.contracts import Evidence
-from pardec.samplers.kernels.law import Law
-from pardec.samplers.masked.credit import Book, Credit
+from pardec.samplers.masked.canvas import Canvas, Revision, Writing
+from pardec.samplers.masked.contracts import Evidence
+from pardec.samplers.masked.logits.credit import Book, Credit
+from pardec.samplers.ops.distribution import Law
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.test_selects import LAWS, MASK, TOKENS

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pardec.models.errors import ModelError, SpecError
-from pardec.samplers.continuous import _cspd_exact, _drafting
-from pardec.samplers.kernels.paths import along
+from pardec.samplers.continuous.methods import _cspd_exact, _drafting
+from pardec.samplers.ops.denoising_paths import along
 from pardec.samplers.registry import resolve
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, drawn, mar, pair, pictures, toy
 
@@ -201,9 +201,9 @@ def test_a_causal_backbone_is_asked_once_for_all_groups(cfg: float | None) -> No
 
 def _each_alone(easel: object, groups: list[object], latents: torch.Tensor) -> object:
     """`contexts` by one call for each group."""
-    from pardec.models.continuous import States
-    from pardec.samplers.continuous._ahead import Group, raster
-    from pardec.samplers.painting import Easel
+    from pardec.models.continuous.contracts import States
+    from pardec.samplers.continuous.contracts import Easel
+    from pardec.samplers.continuous.methods._ahead import Group, raster
 
     assert isinstance(easel, Easel)
     painting, said, places = easel.painting, [], []

@@ -19,13 +19,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.continuous import ContinuousModel, Head, States
-from pardec.samplers.continuous import _cspd_exact
-from pardec.samplers.continuous._ahead import Group, contexts
-from pardec.samplers.continuous.cspd import CSpD
-from pardec.samplers.kernels.paths import Last, Path, along, log_density, trace, width
-from pardec.samplers.kernels.unmasking import unmasking
-from pardec.samplers.painting import Easel, Painting, PictureRequest
+from pardec.models.continuous.contracts import ContinuousModel, Head, States
+from pardec.samplers.continuous.contracts import Easel, Painting, PictureRequest
+from pardec.samplers.continuous.methods import _cspd_exact
+from pardec.samplers.continuous.methods._ahead import Group, contexts
+from pardec.samplers.continuous.methods.cspd import CSpD
+from pardec.samplers.ops.denoising_paths import Last, Path, along, log_density, trace, width
+from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.rng import Keyed, row_seeds
 from tests.samplers.vector_toys import ToyHead, drawn, energy, kolmogorov, pair, pictures
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.continuous import ContinuousModel
-from pardec.samplers.kernels.paths import Path
-from pardec.samplers.kernels.ratios import Ending, ending, first_taken, last_taken, log_ratio, share
-from pardec.samplers.kernels.unmasking import unmasking
-from pardec.samplers.painting import Painting, PictureRequest
+from pardec.models.continuous.contracts import ContinuousModel
+from pardec.samplers.continuous.contracts import Painting, PictureRequest
+from pardec.samplers.ops.denoising_paths import Path
+from pardec.samplers.ops.density_ratios import Ending, ending, first_taken, last_taken, log_ratio, share
+from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.rng import Keyed
 from tests.samplers.vector_toys import drawn, pair, pictures
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.shapes.dyspec import DySpec
-from pardec.samplers.verifying import Draft
+from pardec.samplers.speculative.contracts import Draft
+from pardec.samplers.speculative.shape.dyspec import DySpec
 from tests.samplers.ar_toys import counted, g_test, joint, run
 from tests.samplers.voices import Told, grown, named, near, nodes, target, written
 

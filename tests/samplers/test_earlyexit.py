@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pardec.models.decoder import DecoderLayer
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run
 from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, greedy, heard, law, target

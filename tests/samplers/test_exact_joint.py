@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
+from pardec.samplers.speculative.contracts import Chances, Draft, Outcome, Scene
 from tests.samplers.ar_toys import floor, g_test, logits, run, speculation, variation
 from tests.samplers.joints import VARIANTS, WORLDS, Reading, acceptances, drafting, leading, measure, specs
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.lengths.fallback import Fallback
-from pardec.samplers.lengths.unsure import Unsure
-from pardec.samplers.shapes.beam import Beam
-from pardec.samplers.shapes.chain import Chain
-from pardec.samplers.shapes.dyspec import DySpec
-from pardec.samplers.shapes.template import Template
+from pardec.samplers.speculative.length.fallback import Fallback
+from pardec.samplers.speculative.length.unsure import Unsure
+from pardec.samplers.speculative.shape.beam import Beam
+from pardec.samplers.speculative.shape.chain import Chain
+from pardec.samplers.speculative.shape.dyspec import DySpec
+from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.voices import Told, best_fixed, grown, scene, speed, written
 
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError, SpecError
-from pardec.models.language_model import LanguageModel
-from pardec.models.vision.llamagen import LlamaGenImaging
+from pardec.models.images.llamagen import LlamaGenImaging
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.contracts import Allowed, Choice, Sampler
-from pardec.samplers.drafts import model as second
-from pardec.samplers.kernels.law import Law
-from pardec.samplers.kernels.pieces import Pieced
-from pardec.samplers.loops import masked
+from pardec.samplers.masked import loop as masked
+from pardec.samplers.masked.contracts import Allowed, Choice, Sampler
+from pardec.samplers.ops.chunked_distribution import Pieced
+from pardec.samplers.ops.distribution import Law
+from pardec.samplers.speculative.draft import model as second
 from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
 from tests.samplers.ar_toys import toy_ar

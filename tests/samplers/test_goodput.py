@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pardec.models.errors import SpecError
-from pardec.samplers.lengths._goodput import Costs, lengths
-from pardec.samplers.lengths.goodput import Goodput
+from pardec.samplers.speculative.length._goodput import Costs, lengths
+from pardec.samplers.speculative.length.goodput import Goodput
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.voices import (
     NEW,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pardec.samplers import registry
-from pardec.samplers.acceptance.greedy import Greedy
+from pardec.samplers.speculative.accept.greedy import Greedy
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.joints import drafting, named
 from tests.samplers.verdicts import Given, laws, tree

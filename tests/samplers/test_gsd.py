@@ -11,10 +11,10 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.acceptance._looks import Looks
-from pardec.samplers.acceptance.gsd import Grouped
-from pardec.samplers.acceptance.speculative import Speculative
-from pardec.samplers.verifying import Draft, Laws
+from pardec.samplers.speculative.accept.gsd import Grouped
+from pardec.samplers.speculative.accept.speculative import Speculative
+from pardec.samplers.speculative.code_features import Looks
+from pardec.samplers.speculative.contracts import Draft, Laws
 from tests.reference import naive_relaxed as naive
 from tests.reference.naive_acceptance import Node
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar

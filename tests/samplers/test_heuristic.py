@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pardec.models.errors import SpecError
-from pardec.samplers.lengths.heuristic import Heuristic
+from pardec.samplers.speculative.length.heuristic import Heuristic
 from tests.samplers.voices import best_fixed, outcome, scene, speed, switching, written
 
 

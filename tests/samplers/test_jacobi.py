@@ -13,11 +13,11 @@ import torch
 
 import pardec
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.drafts import _window
-from pardec.samplers.drafts._window import ahead, fresh
-from pardec.samplers.verifying import Draft
+from pardec.samplers.speculative.contracts import Draft
+from pardec.samplers.speculative.draft import _window
+from pardec.samplers.speculative.draft._window import ahead, fresh
 from tests.reference import naive_jacobi
 from tests.samplers.ar_toys import logits, plain_greedy, prompts, rows, run, toy_ar
 
@@ -167,7 +167,7 @@ def test_mutation_picks_of_the_wrong_node_change_the_forwards(monkeypatch: pytes
 
 
 def test_sure_nodes_stand_whatever_the_pick_and_count_as_no_test() -> None:
-    from pardec.samplers.kernels.verdict import follow
+    from pardec.samplers.ops.verification import follow
 
     draft = Draft(
         torch.tensor([[1, 2, 3, 4]] * 2),

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardec.samplers.kernels import confidence as module
-from pardec.samplers.kernels.confidence import confidence, confidence_of, greedy
-from pardec.samplers.kernels.law import Law, filtered
-from pardec.samplers.kernels.rank import best, descending, top
-from pardec.samplers.kernels.schedule import even_share
+from pardec.samplers.ops import confidence as module
+from pardec.samplers.ops.confidence import confidence, confidence_of, greedy
+from pardec.samplers.ops.distribution import Law, filtered
+from pardec.samplers.ops.rank import best, descending, top
+from pardec.samplers.ops.schedule import even_share
 
 SHAPES = [(1, 1, 2), (2, 3, 7), (1, 5, 63), (3, 1, 129), (2, 2, 1031)]
 INF = float("inf")

@@ -10,11 +10,11 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.canvas import Canvas, Revision, Writing
-from pardec.samplers.contracts import Evidence
-from pardec.samplers.kernels.law import Law
-from pardec.samplers.loops.masked import MaskedLoop
-from pardec.samplers.masked.klass import Klass
+from pardec.samplers.masked.canvas import Canvas, Revision, Writing
+from pardec.samplers.masked.contracts import Evidence
+from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.masked.select.klass import Klass
+from pardec.samplers.ops.distribution import Law
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.test_selects import LAWS, MASK, TOKENS

@@ -8,9 +8,9 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.acceptance import kseq
-from pardec.samplers.acceptance.kseq import KSeq
-from pardec.samplers.acceptance.rrs import RecursiveRejection
+from pardec.samplers.speculative.accept import kseq
+from pardec.samplers.speculative.accept.kseq import KSeq
+from pardec.samplers.speculative.accept.rrs import RecursiveRejection
 from tests.reference import naive_acceptance as naive
 from tests.samplers.test_rrs import random_tree
 from tests.samplers.verdicts import Given, emitted, laws, pairs, tree

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.acceptance._looks import Looks, nearest
-from pardec.samplers.acceptance.lantern import Lantern
-from pardec.samplers.acceptance.speculative import Speculative
-from pardec.samplers.kernels import transport
-from pardec.samplers.kernels.transport import moved
-from pardec.samplers.verifying import Chances, Draft, Laws, Verdict
+from pardec.samplers.ops import transport
+from pardec.samplers.ops.transport import moved
+from pardec.samplers.speculative.accept.lantern import Lantern
+from pardec.samplers.speculative.accept.speculative import Speculative
+from pardec.samplers.speculative.code_features import Looks, nearest
+from pardec.samplers.speculative.contracts import Chances, Draft, Laws, Verdict
 from tests.reference import naive_relaxed as naive
 from tests.samplers.ar_toys import counted, joint, rows, run, toy_ar, variation
 from tests.samplers.joints import drafting

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.samplers.acceptance._looks import Looks
-from pardec.samplers.acceptance.lantern import Lantern
-from pardec.samplers.acceptance.speculative import Speculative
-from pardec.samplers.verifying import Draft
+from pardec.samplers.speculative.accept.lantern import Lantern
+from pardec.samplers.speculative.accept.speculative import Speculative
+from pardec.samplers.speculative.code_features import Looks
+from pardec.samplers.speculative.contracts import Draft
 from tests.reference import naive_relaxed as naive
 from tests.reference.naive_acceptance import Node
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar

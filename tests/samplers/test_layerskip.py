@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pardec.models.decoder import DecoderLayer
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
-from pardec.samplers.drafts._skipping import Search, Skip, inner, kept, uniform
-from pardec.samplers.drafts.layerskip import Skipping
+from pardec.samplers.speculative.draft._skipping import Search, Skip, inner, kept, uniform
+from pardec.samplers.speculative.draft.layerskip import Skipping
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
 from tests.samplers.voices import LENGTHS, NEW, RAGGED, greedy, heard, law, target
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.kernels.filters import FILTERS, WEIGHTS, Filter, filter_names, load_filter, told_by
+from pardec.samplers.ops.learned_filters import FILTERS, WEIGHTS, Filter, filter_names, load_filter, told_by
 from tests.samplers.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 

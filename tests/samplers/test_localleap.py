@@ -7,7 +7,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.masked.localleap import LocalLeap
+from pardec.samplers.masked.widen.localleap import LocalLeap
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.test_selects import LAWS, MASK, TOKENS, proposal

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.chances import Keyed as Round
-from pardec.samplers.drafts import lookahead
-from pardec.samplers.drafts._ngrams import Pool, trie
-from pardec.samplers.drafts.lookahead import Lookahead
-from pardec.samplers.loops.verify import VerifyLoop
+from pardec.samplers.speculative.draft import lookahead
+from pardec.samplers.speculative.draft._ngrams import Pool, trie
+from pardec.samplers.speculative.draft.lookahead import Lookahead
+from pardec.samplers.speculative.loop import VerifyLoop
+from pardec.samplers.speculative.uniforms import Keyed as Round
 from tests.reference import naive_jacobi
 from tests.samplers.ar_toys import logits, plain_greedy, prompts, request, rows, run, speculation, toy_ar
 from tests.samplers.drafting import forwards_a_token

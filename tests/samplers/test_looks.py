@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from pardec.models.errors import ModelError
-from pardec.samplers.acceptance import _looks
+from pardec.samplers.speculative import code_features
 from tests.models.test_saved import give_away, mode
 from tests.samplers.ar_toys import toy_ar
 
@@ -22,15 +22,15 @@ Patch = pytest.MonkeyPatch
 @pytest.fixture
 def counted(monkeypatch: Patch, tmp_path: Path) -> list[int]:
     """Says how many rows each search went over; the cache is `tmp_path`, and nothing is remembered."""
-    calls, found = list[int](), _looks.nearest
+    calls, found = list[int](), code_features.nearest
 
     def nearest(table: Tensor, k: int) -> Tensor:
         calls.append(len(table))
         return found(table, k)
 
-    monkeypatch.setattr(_looks, "nearest", nearest)
+    monkeypatch.setattr(code_features, "nearest", nearest)
     monkeypatch.setenv("PARDEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(_looks, "_prepared", {})
+    monkeypatch.setattr(code_features, "_prepared", {})
     return calls
 
 
@@ -39,13 +39,13 @@ def table(size: int = 12, seed: int = 0) -> Tensor:
 
 
 def forget() -> None:
-    _looks._prepared.clear()
+    code_features._prepared.clear()
 
 
 def test_the_nearest_come_first_and_equal_ones_by_id() -> None:
     """On a line at 0, 1, 3, 3.5 and 1 again: tokens 1 and 4 look the same."""
     line = torch.tensor([[0.0], [1.0], [3.0], [3.5], [1.0]]) + 1000
-    assert _looks.nearest(line, 4).tolist() == [
+    assert code_features.nearest(line, 4).tolist() == [
         [1, 4, 2, 3],
         [4, 0, 2, 3],
         [3, 1, 4, 0],
@@ -53,47 +53,47 @@ def test_the_nearest_come_first_and_equal_ones_by_id() -> None:
         [1, 0, 2, 3],
     ]
     for k in range(4):
-        assert torch.equal(_looks.nearest(line, k), _looks.nearest(line, 4)[:, :k])
-    assert _looks.nearest(line, 2).dtype == torch.int32
+        assert torch.equal(code_features.nearest(line, k), code_features.nearest(line, 4)[:, :k])
+    assert code_features.nearest(line, 2).dtype == torch.int32
 
 
 def test_many_rows_are_searched_in_parts(monkeypatch: Patch) -> None:
     """Never V x V distances at once, and no other neighbours."""
-    whole = _looks.nearest(table(40), 7)
+    whole = code_features.nearest(table(40), 7)
     full = torch.cdist(table(40), table(40)).fill_diagonal_(torch.inf).argsort(dim=1)[:, :7]
     assert whole.tolist() == full.tolist()
-    monkeypatch.setattr(_looks, "_DISTANCES", 100)
-    sizes, lowest = [], _looks._lowest
-    monkeypatch.setattr(_looks, "_lowest", lambda far, k: sizes.append(far.numel()) or lowest(far, k))
-    assert torch.equal(_looks.nearest(table(40), 7), whole)
+    monkeypatch.setattr(code_features, "_DISTANCES", 100)
+    sizes, lowest = [], code_features._lowest
+    monkeypatch.setattr(code_features, "_lowest", lambda far, k: sizes.append(far.numel()) or lowest(far, k))
+    assert torch.equal(code_features.nearest(table(40), 7), whole)
     assert max(sizes) <= 100
 
 
 def test_they_are_found_once_and_saved_under_the_table_and_k(counted: list[int], tmp_path: Path) -> None:
-    first = _looks.neighbours(table(), 4)
-    assert first.tolist() == _looks.nearest(table(), 4).tolist()
+    first = code_features.neighbours(table(), 4)
+    assert first.tolist() == code_features.nearest(table(), 4).tolist()
     counted.clear()
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == [f"neighbours-{_looks.digest(table())[:32]}-4.safetensors"]
-    assert torch.equal(_looks.neighbours(table(), 4), first)  # remembered
+    assert files == [f"neighbours-{code_features.digest(table())[:32]}-4.safetensors"]
+    assert torch.equal(code_features.neighbours(table(), 4), first)  # remembered
     forget()
-    assert torch.equal(_looks.neighbours(table(), 4), first)  # read
+    assert torch.equal(code_features.neighbours(table(), 4), first)  # read
     assert counted == []
-    _looks.neighbours(table(), 5)
-    _looks.neighbours(table(seed=1), 4)
+    code_features.neighbours(table(), 5)
+    code_features.neighbours(table(seed=1), 4)
     assert counted == [12, 12]
     assert len(list(tmp_path.iterdir())) == 3
-    assert len(_looks._prepared) == 2  # the oldest is forgotten
-    assert _looks.neighbours(table(), 1000).shape == (12, 11)
+    assert len(code_features._prepared) == 2  # the oldest is forgotten
+    assert code_features.neighbours(table(), 1000).shape == (12, 11)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "another", "folder"])
 def test_a_damaged_file_is_prepared_again(counted: list[int], tmp_path: Path, damage: str) -> None:
-    first = _looks.neighbours(table(), 4)
+    first = code_features.neighbours(table(), 4)
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
     if damage == "another":
-        _looks.neighbours(table(9), 4)
+        code_features.neighbours(table(9), 4)
         (other,) = (path for path in tmp_path.iterdir() if path != file)
         file.write_bytes(other.read_bytes())
     elif damage == "folder":
@@ -110,12 +110,12 @@ def test_a_damaged_file_is_prepared_again(counted: list[int], tmp_path: Path, da
         )
     forget()
     counted.clear()
-    assert torch.equal(_looks.neighbours(table(), 4), first)
+    assert torch.equal(code_features.neighbours(table(), 4), first)
     assert counted == [12]
     if damage != "folder":
         assert file.read_bytes() == whole
         forget()
-        _looks.neighbours(table(), 4)
+        code_features.neighbours(table(), 4)
         assert counted == [12]
 
 
@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(counted: list[int], tmp_pat
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nothing")):
         monkeypatch.setenv("PARDEC_CACHE", str(place))
         forget()
-        assert _looks.neighbours(table(), 4).shape == (12, 4)
+        assert code_features.neighbours(table(), 4).shape == (12, 4)
     assert counted == [12, 12, 12]
 
 
@@ -133,7 +133,7 @@ def test_a_write_that_fails_leaves_nothing_behind(counted: list[int], tmp_path: 
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "fsync", broken)
-    _looks.neighbours(table(), 4)
+    code_features.neighbours(table(), 4)
     assert counted == [12]
     assert list(tmp_path.iterdir()) == []
 
@@ -146,10 +146,10 @@ def test_what_another_user_planted_is_not_read(
     """Neighbours that are none, with a right checksum: they would be ids that a model does not have."""
     place = tmp_path / "cache"
     monkeypatch.setenv("PARDEC_CACHE", str(place))
-    first = _looks.neighbours(table(), 4)
+    first = code_features.neighbours(table(), 4)
     (file,) = place.iterdir()
     wrong = torch.full((12, 4), 1000, dtype=torch.int32)
-    file.write_bytes(save({"nearest": wrong}, metadata={"sha256": _looks.digest(wrong)}))
+    file.write_bytes(save({"nearest": wrong}, metadata={"sha256": code_features.digest(wrong)}))
     path = {"folder": place, "file": file}[which]
     if how == "another user's":
         give_away(path, monkeypatch)
@@ -159,15 +159,15 @@ def test_what_another_user_planted_is_not_read(
         path.rename(tmp_path / "elsewhere")
         path.symlink_to(tmp_path / "elsewhere")
     forget()
-    assert torch.equal(_looks.neighbours(table(), 4), first)
+    assert torch.equal(code_features.neighbours(table(), 4), first)
     assert counted == [12, 12]
 
 
 def test_models_without_a_codebook_look_like_their_embeddings() -> None:
     model = toy_ar(2, 6)
-    assert _looks.appearance(model) is model.decoder.embedding
+    assert code_features.appearance(model) is model.decoder.embedding
     model.vocab_size = 5  # rows that stand for no id
-    assert torch.equal(_looks.appearance(model), model.decoder.embedding[:5])
+    assert torch.equal(code_features.appearance(model), model.decoder.embedding[:5])
     model.vocab_size = 7
     with pytest.raises(ModelError, match="toy has input embeddings of 6 rows and 7 ids"):
-        _looks.appearance(model)
+        code_features.appearance(model)

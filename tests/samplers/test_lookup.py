@@ -12,7 +12,7 @@ import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from pardec.models.errors import SpecError
-from pardec.samplers.drafts.lookup import Lookup
+from pardec.samplers.speculative.draft.lookup import Lookup
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.drafting import cyclic, gained, greedy_holds

@@ -11,10 +11,10 @@ import torch
 
 from pardec.models.errors import ModelError
 from pardec.samplers import registry
-from pardec.samplers.contracts import Ask, Sampler, take_rows
 from pardec.samplers.events import Finished, RowFinished, Started, Step
-from pardec.samplers.kernels.law import Law
-from pardec.samplers.loops.masked import decode
+from pardec.samplers.masked.contracts import Ask, Sampler, take_rows
+from pardec.samplers.masked.loop import decode
+from pardec.samplers.ops.distribution import Law
 from tests.samplers.toys import EOS, MASK, PAD, altered, biased, events, fill, prompts, request, run, toy
 
 GIVEN = prompts((3, 5, 2))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.samplers.acceptance.match import Match
-from pardec.samplers.chances import Keyed as Chances
 from pardec.samplers.rng import Keyed
+from pardec.samplers.speculative.accept.match import Match
+from pardec.samplers.speculative.uniforms import Keyed as Chances
 from tests.samplers.ar_toys import logits, rows, run, toy_ar
 from tests.samplers.verdicts import Given, laws, tree
 

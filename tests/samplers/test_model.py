@@ -13,11 +13,11 @@ import torch
 import transformers
 
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.language_model import LanguageModel
 from pardec.models.load import load
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.drafts import model as second
-from pardec.samplers.drafts._voice import Nodes
+from pardec.samplers.speculative.draft import model as second
+from pardec.samplers.speculative.draft_model import Nodes
 from tests.samplers import toys
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, greedy, heard, keeps_greedy, law, named, near, target

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from pardec.samplers.kernels.neighbourhood import around, within
+from pardec.samplers.ops.neighbourhood import around, within
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")

@@ -10,13 +10,13 @@ from torch import Tensor
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import cards as register_of
-from pardec.samplers.caches.dual import Dual
-from pardec.samplers.contracts import Canvas, Proposal
-from pardec.samplers.masked.credit import Credit
-from pardec.samplers.masked.threshold import Threshold
-from pardec.samplers.parts import build
+from pardec.samplers.masked.cache.dual import Dual
+from pardec.samplers.masked.contracts import Canvas, Proposal
+from pardec.samplers.masked.logits.credit import Credit
+from pardec.samplers.masked.select.threshold import Threshold
 from pardec.samplers.registry import Policy, cards, register, resolve
 from pardec.samplers.spec import Spec, parse
+from pardec.samplers.spec_values import build
 
 
 def test_objects_are_the_spec_of_their_string() -> None:

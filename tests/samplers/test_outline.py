@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pardec.models.errors import SpecError
-from pardec.samplers import cards, parts
+from pardec.samplers import cards
+from pardec.samplers import spec_values as parts
 from pardec.samplers.outline import Unreadable, outlines
 from pardec.samplers.spec import parse
 

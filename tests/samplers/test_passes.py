@@ -12,8 +12,8 @@ from hypothesis import given as any_of
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from pardec.samplers.loops.passes import Fed, grouped
-from pardec.samplers.verifying import Chances, Draft, Scene
+from pardec.samplers.speculative.contracts import Chances, Draft, Scene
+from pardec.samplers.speculative.forward import Fed, grouped
 from tests.samplers.ar_toys import plain_greedy, prompts, run, speculation, toy_ar
 from tests.samplers.loop_drafters import LENGTHS, VOCAB, Chain, Forest, check_plain, greedy, right
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.continuous import States
-from pardec.samplers.kernels import paths
-from pardec.samplers.kernels.paths import Last, along, log_density, token, trace, walk, width
+from pardec.models.continuous.contracts import States
+from pardec.samplers.ops import denoising_paths
+from pardec.samplers.ops.denoising_paths import Last, along, log_density, token, trace, walk, width
 from tests.samplers.vector_toys import ToyHead, mar
 
 LASTS: tuple[Last, ...] = get_args(Last)
@@ -72,7 +72,7 @@ def test_densities_of_all_paths_add_up_to_1() -> None:
     count = first.numel()
     points = torch.stack((torch.full((count,), 0.4), first.flatten(), second.flatten(), torch.zeros(count)))[..., None]
     blank = torch.zeros(3, count, 1)
-    path = along(head, States(torch.full((count, 1), 0.3)), paths.Path(points, blank, blank))
+    path = along(head, States(torch.full((count, 1), 0.3)), denoising_paths.Path(points, blank, blank))
     total = float(log_density(path, "x1").exp().sum()) * float(line[1] - line[0]) ** 2
     assert total == pytest.approx(1, abs=1e-4)
 
@@ -80,7 +80,7 @@ def test_densities_of_all_paths_add_up_to_1() -> None:
 @pytest.mark.parametrize("rows", [1, 7, 10, 1 << 20])
 def test_a_path_says_the_same_of_itself_along_it(rows: int) -> None:
     path = trace(HEAD, states(5), normals(5, HEAD), temperature=0.8)
-    with patch.object(paths, "ROWS", rows):
+    with patch.object(denoising_paths, "ROWS", rows):
         again = along(HEAD, states(5), path, temperature=0.8)
     torch.testing.assert_close(again.means, path.means)
     torch.testing.assert_close(again.log_deviations, path.log_deviations)

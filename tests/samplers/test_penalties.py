@@ -19,9 +19,9 @@ from transformers import (
 )
 
 import pardec
-from pardec.models.language_model import LanguageModel
-from pardec.samplers.kernels.law import filtered
-from pardec.samplers.kernels.penalties import penalised, standing, without_ends
+from pardec.models.model import LanguageModel
+from pardec.samplers.ops.distribution import filtered
+from pardec.samplers.ops.penalties import penalised, standing, without_ends
 from tests.samplers import toys
 from tests.samplers.ar_toys import counted, floor, g_test, logits, rows, run, spread, toy_ar, variation
 from tests.samplers.joints import SMALL, drafting

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.drafts import model as second
-from pardec.samplers.verifying import Speculation
+from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.draft import model as second
 from tests.samplers.drafting import SETTINGS
 from tests.samplers.picture_toys import codes, draw, features, logits, toy_pictures
 

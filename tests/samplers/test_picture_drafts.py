@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
-from pardec.samplers.contracts import Allowed
-from pardec.samplers.drafts import model as second
-from pardec.samplers.drafts._grid import above, beside
-from pardec.samplers.drafts._history import Cells
-from pardec.samplers.drafts.sjd import Sjd
-from pardec.samplers.sequences import Sequences
+from pardec.samplers.masked.contracts import Allowed
+from pardec.samplers.speculative.draft import model as second
+from pardec.samplers.speculative.draft._grid import above, beside
+from pardec.samplers.speculative.draft._history import Cells
+from pardec.samplers.speculative.draft.sjd import Sjd
+from pardec.samplers.speculative.sequences import Sequences
 from tests.samplers.ar_toys import run, toy_ar
 from tests.samplers.picture_toys import PLACES, codes, draw, features, logits, toy_pictures
 

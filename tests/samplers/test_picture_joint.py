@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.language_model import LanguageModel
-from pardec.samplers.acceptance.speculative import Speculative
-from pardec.samplers.drafts._window import ahead
-from pardec.samplers.drafts.sjd import Places, Sjd
-from pardec.samplers.verifying import Chances, Draft, Laws, Outcome, Scene, Speculation, Verdict
+from pardec.models.model import LanguageModel
+from pardec.samplers.speculative.accept.speculative import Speculative
+from pardec.samplers.speculative.contracts import Chances, Draft, Laws, Outcome, Scene, Speculation, Verdict
+from pardec.samplers.speculative.draft._window import ahead
+from pardec.samplers.speculative.draft.sjd import Places, Sjd
 from tests.samplers.ar_toys import floor, g_test, speculation, spread, variation
 from tests.samplers.joints import Reading, worst
 from tests.samplers.picture_toys import codes, draw, features, joint, toy_pictures

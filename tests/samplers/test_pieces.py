@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import pardec
-from pardec.samplers.kernels import pieces
-from pardec.samplers.kernels.law import Law
-from pardec.samplers.kernels.pieces import Pieced, joined
+from pardec.samplers.ops import chunked_distribution
+from pardec.samplers.ops.chunked_distribution import Pieced, joined
+from pardec.samplers.ops.distribution import Law
 
 PROMPTS = ["Tom has 18 cups. He loses 4. How many cups does Tom have now?", "Ann has 8 cups."]
 
@@ -41,7 +41,7 @@ def test_every_stage_sees_what_it_would(
 ) -> None:
     arguments = {"sampler": spec, "max_new_tokens": 24, "block_length": 24, **more}
     held = model.generate(PROMPTS, **arguments)  # type: ignore[arg-type]
-    monkeypatch.setattr(pieces, "HELD", 5 * 4 * model.language_model.vocab_size)  # five rows
+    monkeypatch.setattr(chunked_distribution, "HELD", 5 * 4 * model.language_model.vocab_size)  # five rows
     pieced = model.generate(PROMPTS, **arguments)  # type: ignore[arg-type]
     assert torch.equal(held.sequences, pieced.sequences)
     assert held.nfe == pieced.nfe
@@ -52,7 +52,7 @@ def test_every_stage_sees_what_it_would(
 
 def test_no_more_rows_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, vocab = torch.randn(23, 11), 11
-    monkeypatch.setattr(pieces, "HELD", 4 * vocab * 4)
+    monkeypatch.setattr(chunked_distribution, "HELD", 4 * vocab * 4)
     asked: list[int] = []
 
     def make(index: Tensor) -> Tensor:
@@ -88,5 +88,5 @@ def test_groups_join_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(law.logits, expected)
     assert torch.equal(law.greedy[0], expected.argmax(-1))
     assert torch.equal(joined([first, Law(rows[6:].view(2, 3, 7))], order).logits, expected)
-    monkeypatch.setattr(pieces, "HELD", 8 * 7 * 4)  # each alone is held, all of them are not
+    monkeypatch.setattr(chunked_distribution, "HELD", 8 * 7 * 4)  # each alone is held, all of them are not
     assert isinstance(joined([first, Law(rows[6:].view(2, 3, 7))], order), Pieced)

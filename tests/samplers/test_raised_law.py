@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.samplers.kernels.confidence import confidence
-from pardec.samplers.kernels.law import Law
+from pardec.samplers.ops.confidence import confidence
+from pardec.samplers.ops.distribution import Law
 
 
 def case(seed: int, *, compact: bool, scale: float, most: float, pairs: int) -> tuple[Law, torch.Tensor, torch.Tensor]:

@@ -12,11 +12,11 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.contracts import take_rows
-from pardec.samplers.drafts import recycling
-from pardec.samplers.drafts._matrix import Matrix
-from pardec.samplers.loops.verify import VerifyLoop
-from pardec.samplers.trees import Template, compact, ranked
+from pardec.samplers.masked.contracts import take_rows
+from pardec.samplers.speculative.draft import recycling
+from pardec.samplers.speculative.draft._matrix import Matrix
+from pardec.samplers.speculative.loop import VerifyLoop
+from pardec.samplers.speculative.trees import Template, compact, ranked
 from tests.reference.naive_lookup import Recycled
 from tests.samplers.ar_toys import plain_greedy, prompts, request, rows, run, toy_ar
 from tests.samplers.drafting import RAGGED, cyclic, gained, greedy_holds

@@ -13,7 +13,7 @@ import pytest
 
 from pardec.models.errors import PardecError, SpecError
 from pardec.samplers import cards, registry
-from pardec.samplers.masked.threshold import Threshold
+from pardec.samplers.masked.select.threshold import Threshold
 from pardec.samplers.registry import register, resolve
 from tests.samplers.toys import fill, prompts, toy
 

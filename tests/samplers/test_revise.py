@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.canvas import Canvas, Revision, Writing
 from pardec.samplers.events import Finished, Step
+from pardec.samplers.masked.canvas import Canvas, Revision, Writing
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers.toys import BLOCK, EOS, MASK, altered, events, fill, prompts, request, run, same, toy

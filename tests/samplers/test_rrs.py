@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pardec.samplers import registry
-from pardec.samplers.acceptance.rrs import RecursiveRejection
-from pardec.samplers.acceptance.speculative import Speculative
+from pardec.samplers.speculative.accept.rrs import RecursiveRejection
+from pardec.samplers.speculative.accept.speculative import Speculative
 from tests.reference import naive_acceptance as naive
 from tests.samplers.verdicts import Given, InOrder, emitted, laws, pairs, tree
 

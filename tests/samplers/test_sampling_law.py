@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.plan import Plan
-from pardec.samplers.kernels.law import Law
+from pardec.samplers.ops.distribution import Law
 from pardec.samplers.rng import Keyed, Source, gumbel
 from tests.samplers.toys import request, run, toy
 

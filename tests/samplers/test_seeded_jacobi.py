@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.kernels.law import filtered
+from pardec.samplers.ops.distribution import filtered
 from pardec.samplers.rng import Keyed
 from tests.samplers.ar_toys import logits, plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.joints import WORLDS, measure, worst
@@ -74,7 +74,7 @@ def test_the_joint_law_is_the_target_s() -> None:
 
 def test_mutation_noise_that_changes_from_round_to_round_converges_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays exact, as `match` does, and is no iteration any more."""
-    from pardec.samplers.chances import Keyed as Round
+    from pardec.samplers.speculative.uniforms import Keyed as Round
 
     model, given = toy_ar(1, 6, 1.0), [[1, 2]] * 60
     right = run(model, "seeded_jacobi:window=8,init=repeat", given, 30, temperature=1.0)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from pardec.models.continuous import ContinuousModel
+from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, drawn, mar, pictures, toy
@@ -98,7 +98,7 @@ def test_a_group_of_several_tokens_has_a_row_of_its_own_on_a_causal_backbone() -
 
 def test_its_fixed_point_takes_the_noise_of_each_token() -> None:
     """A fault for comparison: with other noise each round nothing settles, and the picture is another."""
-    from pardec.samplers.painting import Painting
+    from pardec.samplers.continuous.contracts import Painting
 
     model, rounds = causal(), iter(range(1000))
     noise = Painting.noise
@@ -126,8 +126,8 @@ def test_specs() -> None:
 
 
 def test_a_name_of_two_families_is_read_by_its_parameters() -> None:
-    from pardec.samplers.painting import Drawing
-    from pardec.samplers.verifying import Speculation
+    from pardec.samplers.continuous.contracts import Drawing
+    from pardec.samplers.speculative.contracts import Speculation
 
     assert isinstance(resolve("seeded_jacobi:window=4", None), Speculation)
     assert isinstance(resolve("seeded_jacobi:init=left", None), Speculation)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.samplers.canvas import Canvas
-from pardec.samplers.contracts import Evidence, Proposal
-from pardec.samplers.kernels.law import Law
+from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.contracts import Evidence, Proposal
+from pardec.samplers.ops.distribution import Law
 from pardec.samplers.registry import build, resolve
 from pardec.samplers.rng import Keyed
 from pardec.samplers.spec import parse

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pardec.samplers.canvas import GIVEN, NEVER
-from pardec.samplers.sequences import Sequences
+from pardec.samplers.masked.canvas import GIVEN, NEVER
+from pardec.samplers.speculative.sequences import Sequences
 
 
 def made() -> Sequences:

@@ -12,15 +12,15 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.chances import Keyed as Round
-from pardec.samplers.chances import drawn
-from pardec.samplers.drafts._window import ahead
-from pardec.samplers.drafts.sjd import Places, Sjd
-from pardec.samplers.kernels import refresh
-from pardec.samplers.kernels.refresh import coupled, perturbed
+from pardec.samplers.ops import redraw
+from pardec.samplers.ops.redraw import coupled, perturbed
 from pardec.samplers.rng import Keyed
-from pardec.samplers.sequences import Sequences
-from pardec.samplers.verifying import Draft, Outcome, Scene
+from pardec.samplers.speculative.contracts import Draft, Outcome, Scene
+from pardec.samplers.speculative.draft._window import ahead
+from pardec.samplers.speculative.draft.sjd import Places, Sjd
+from pardec.samplers.speculative.sequences import Sequences
+from pardec.samplers.speculative.uniforms import Keyed as Round
+from pardec.samplers.speculative.uniforms import drawn
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joints import WORLDS, World, measure, worst
 
@@ -206,8 +206,8 @@ def test_mutation_copied_tokens_labelled_uniform_break_the_law() -> None:
 
 
 def test_mutation_a_dropped_residual_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresh, "residual", lambda r, q: r)
-    monkeypatch.setattr(refresh, "without", lambda r, gone: r)
+    monkeypatch.setattr(redraw, "residual", lambda r, q: r)
+    monkeypatch.setattr(redraw, "without", lambda r, gone: r)
     assert scripted("coupled").worst() > 10
     assert worst(measure(speculation(Sjd(window=6, init="repeat")), World(toy_ar(0, 3, 1.2), ((2, 0),), 5), 4000)) > 8
 

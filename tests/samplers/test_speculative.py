@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.samplers.acceptance.speculative import Speculative
-from pardec.samplers.chances import Keyed as Chances
-from pardec.samplers.kernels import verdict
+from pardec.samplers.ops import verification
 from pardec.samplers.rng import Keyed
+from pardec.samplers.speculative.accept.speculative import Speculative
+from pardec.samplers.speculative.uniforms import Keyed as Chances
 from tests.reference import naive_acceptance as naive
 from tests.samplers.test_rrs import random_tree
 from tests.samplers.verdicts import Given, InOrder, emitted, laws, pairs, tree
@@ -64,10 +64,10 @@ def test_one_draft_is_accepted_as_often_as_the_laws_overlap() -> None:
 def test_a_rejection_by_rounding_draws_from_p() -> None:
     """p and q equal up to the last bits: nothing is left, and p itself is drawn from, never a token without weight."""
     p = torch.tensor([0.25, 0.75, 0.0])
-    assert torch.equal(verdict.residual(p, p), p)
-    assert torch.equal(verdict.residual(p, p + 1e-14), p)
+    assert torch.equal(verification.residual(p, p), p)
+    assert torch.equal(verification.residual(p, p + 1e-14), p)
     gone = torch.tensor([[True, True, False]])
-    assert torch.equal(verdict.without(p[None], gone), p[None])
+    assert torch.equal(verification.without(p[None], gone), p[None])
 
 
 def test_a_token_without_probability_is_not_accepted() -> None:

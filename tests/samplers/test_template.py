@@ -11,8 +11,8 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.shapes._siblings import laws_given
-from pardec.samplers.shapes.template import Template
+from pardec.samplers.speculative.shape._siblings import laws_given
+from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.ar_toys import counted, g_test, joint, run
 from tests.samplers.voices import Told, grown, named, near, nodes, target, written
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.kernels.rank import top_as_published
-from pardec.samplers.kernels.schedule import times, transfer
+from pardec.samplers.ops.rank import top_as_published
+from pardec.samplers.ops.schedule import times, transfer
 from pardec.samplers.registry import resolve
 from tests.reference import naive_schedules as naive
 from tests.samplers.schedules import SURE, agree, check_a_held_row, first_sets, steps_of

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.samplers import transfer
-from pardec.samplers.transfer import hosted
+from pardec.samplers import host_transfer
+from pardec.samplers.host_transfer import hosted
 from tests.samplers import ar_toys
 
 PARTS = {
@@ -24,7 +24,7 @@ def test_on_a_cpu_the_memory_is_shared() -> None:
 
 
 def test_elsewhere_all_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_shared", lambda tensors: False)
+    monkeypatch.setattr(host_transfer, "_shared", lambda tensors: False)
     moved: list[int] = []
     cpu = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor.nbytes) or cpu(tensor))
@@ -39,7 +39,7 @@ def test_a_decode_reads_the_same_either_way(spec: str, monkeypatch: pytest.Monke
     model, given = ar_toys.toy_ar(vocab=11), ar_toys.prompts([5, 9, 3], vocab=11)
     more = {"temperature": 1.0} if "typical" in spec else {}
     one = ar_toys.run(model, spec, given, [12, 8, 20], **more)
-    monkeypatch.setattr(transfer, "_shared", lambda tensors: False)
+    monkeypatch.setattr(host_transfer, "_shared", lambda tensors: False)
     two = ar_toys.run(model, spec, given, [12, 8, 20], **more)
     assert (one.tokens == two.tokens).all()
     assert (one.trace.drafted, one.trace.accepted) == (two.trace.drafted, two.trace.accepted)

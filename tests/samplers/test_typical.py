@@ -10,7 +10,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.acceptance.typical import Typical
+from pardec.samplers.speculative.accept.typical import Typical
 from tests.reference import naive_acceptance as naive
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.test_rrs import random_tree

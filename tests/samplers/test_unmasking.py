@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pardec.samplers.kernels.unmasking import unmasking
+from pardec.samplers.ops.unmasking import unmasking
 
 
 def plainly(tokens: int, steps: int) -> list[int]:

@@ -16,12 +16,12 @@ import torch
 import transformers
 
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
 from pardec.models.load import load
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.drafts import model as second
 from pardec.samplers.events import Accepted, Finished, RowFinished, Started
-from pardec.samplers.loops.verify import VerifyLoop, decode
+from pardec.samplers.speculative.draft import model as second
+from pardec.samplers.speculative.loop import VerifyLoop, decode
 from tests.models.toys import SMALL
 from tests.samplers.ar_toys import logits, prompts, request, rows, run, toy_ar
 from tests.samplers.drafting import SETTINGS

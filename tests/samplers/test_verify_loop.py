@@ -16,13 +16,13 @@ from transformers.generation.logits_process import (
 )
 
 from pardec.models.kv_cache import KVCache
-from pardec.samplers.acceptance.greedy import Greedy
-from pardec.samplers.contracts import Allowed
-from pardec.samplers.drafts import model as second
 from pardec.samplers.events import Accepted, Finished, RowFinished
-from pardec.samplers.loops.passes import Passes
-from pardec.samplers.loops.verify import VerifyLoop, decode
-from pardec.samplers.verifying import Chances, Draft, Laws, Scene, Verdict
+from pardec.samplers.masked.contracts import Allowed
+from pardec.samplers.speculative.accept.greedy import Greedy
+from pardec.samplers.speculative.contracts import Chances, Draft, Laws, Scene, Verdict
+from pardec.samplers.speculative.draft import model as second
+from pardec.samplers.speculative.forward import Passes
+from pardec.samplers.speculative.loop import VerifyLoop, decode
 from tests.samplers.ar_toys import (
     counted,
     g_test,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.language_model import LanguageModel
-from pardec.samplers.chances import Keyed
-from pardec.samplers.kernels import verdict
-from pardec.samplers.shapes import template
-from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
+from pardec.models.model import LanguageModel
+from pardec.samplers.ops import verification
+from pardec.samplers.speculative.contracts import Chances, Draft, Outcome, Scene
+from pardec.samplers.speculative.shape import template
+from pardec.samplers.speculative.uniforms import Keyed
 from tests.samplers.ar_toys import speculation
 from tests.samplers.joints import WORLDS, drafting, measure, worst
 
@@ -27,8 +27,8 @@ CHAIN, TREE, COPY = "model:name=draft,k=3", "model:name=draft,k=3+template:width
 
 def dropped_residual(patch: Patch) -> None:
     """After a rejection the next token comes from p itself."""
-    patch.setattr(verdict, "residual", lambda r, q: r)
-    patch.setattr(verdict, "without", lambda r, gone: r)
+    patch.setattr(verification, "residual", lambda r, q: r)
+    patch.setattr(verification, "without", lambda r, gone: r)
 
 
 def reused_uniform(patch: Patch) -> None:
@@ -69,7 +69,7 @@ def unrestricted_q(patch: Patch) -> None:
 
 def dropped_bonus(patch: Patch) -> None:
     """Behind a draft that was accepted whole, the last token is said again in place of a new one."""
-    made = verdict.judge
+    made = verification.judge
 
     def judge(draft: Draft, p: Tensor, chances: Chances) -> Any:
         found = made(draft, p, chances)
@@ -95,13 +95,13 @@ def greedy_test(patch: Patch) -> None:
 
 
 def _judging(patch: Patch, change: Callable[[Draft], Draft]) -> None:
-    made = verdict.judge
+    made = verification.judge
     _everywhere(patch, lambda draft, p, chances: made(change(draft), p, chances))
 
 
 def _everywhere(patch: Patch, judge: Callable[[Draft, Tensor, Chances], Any]) -> None:
     for name in ("speculative", "rrs", "kseq"):
-        patch.setattr(f"pardec.samplers.acceptance.{name}.judge", judge)
+        patch.setattr(f"pardec.samplers.speculative.accept.{name}.judge", judge)
 
 
 MUTATIONS: list[tuple[Callable[[Patch], None], str]] = [
@@ -160,7 +160,7 @@ class Refreshed:
                 np.zeros(draws, np.int64),
                 q=laws[turn - 1].expand(draws, 2, -1),
             )
-            made = verdict.judge(draft, laws[turn].expand(draws, 2, -1), chances)
+            made = verification.judge(draft, laws[turn].expand(draws, 2, -1), chances)
             token = torch.where(made.count == 1, token, made.next)
         return np.bincount(token.numpy(), minlength=3) / draws
 

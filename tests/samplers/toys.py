@@ -14,12 +14,12 @@ from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
-from pardec.models.language_model import Facts, LanguageModel
+from pardec.models.model import Facts, LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
-from pardec.samplers.contracts import Request
 from pardec.samplers.events import Event, Finished
-from pardec.samplers.loops.masked import decode
+from pardec.samplers.masked.contracts import Request
+from pardec.samplers.masked.loop import decode
 from pardec.samplers.rng import Keyed, Source
 
 VOCAB = 20

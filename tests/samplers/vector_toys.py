@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.continuous import ContinuousModel, Gaussian, States
+from pardec.models.continuous.contracts import ContinuousModel, Gaussian, States
+from pardec.models.continuous.diffusion_head import DiffusionHead
+from pardec.models.continuous.mar import Reader
 from pardec.models.families.mar import networks
-from pardec.models.mar import Reader
-from pardec.models.mar_head import DiffusionHead
-from pardec.samplers.continuous import _drafting
+from pardec.samplers.continuous.contracts import PictureRequest
+from pardec.samplers.continuous.loop import decode
+from pardec.samplers.continuous.methods import _drafting
 from pardec.samplers.events import Finished
-from pardec.samplers.loops.continuous import decode
-from pardec.samplers.painting import PictureRequest
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed, row_seeds
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.samplers.verifying import Acceptance, Draft, Laws, Verdict
+from pardec.samplers.speculative.contracts import Acceptance, Draft, Laws, Verdict
 
 
 class Given:

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
-from pardec.samplers.chances import Keyed
-from pardec.samplers.drafts import model as second
-from pardec.samplers.drafts._voice import Nodes
-from pardec.samplers.loops.passes import Passes
 from pardec.samplers.rng import Keyed as Seeds
-from pardec.samplers.sequences import Sequences
 from pardec.samplers.spec import parse
-from pardec.samplers.verifying import Draft, Outcome, Verdict
+from pardec.samplers.speculative.contracts import Draft, Outcome, Verdict
+from pardec.samplers.speculative.draft import model as second
+from pardec.samplers.speculative.draft_model import Nodes
+from pardec.samplers.speculative.forward import Passes
+from pardec.samplers.speculative.sequences import Sequences
+from pardec.samplers.speculative.uniforms import Keyed
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 
 LENGTHS = ("", "+heuristic", "+unsure:tau=0.6", "+fallback:below=0.5", "+calibrated:h=0.5", "+goodput:c=0.2")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pardec.comparison.report.page import page
+from .page import page
 
 __all__ = ["page"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
 
-from pardec.comparison.frontier import GAINS
+from ..frontier import GAINS
 
 Row = Mapping[str, Any]
 NOTHING = "–"

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pardec.tasks.scorers import SCORERS
+from ...tasks.scorers import SCORERS
 
 _DEFAULTS = {
     "limit": 50,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pardec.comparison.report.columns import Row, percent, plain, times
+from .columns import Row, percent, plain, times
 
 
 def finding(rows: Sequence[Row]) -> str:

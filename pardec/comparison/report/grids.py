@@ -5,13 +5,13 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from pardec.views import drawn
-from pardec.views.document import spec
+from ...views import image_view
+from ...views.document import spec
 
 if TYPE_CHECKING:
-    from pardec.comparison.run import Run
-    from pardec.result import Result
-    from pardec.rows import Row
+    from ...io.jsonl import Row
+    from ...result import Result
+    from ..run import Run
 
 _TOLD = """<p>For each caption or class a picture of every sampler, and its map: how many tokens the forward gained
 that drew each cell, from 1 (dark) to {top} (light).</p>"""
@@ -27,11 +27,11 @@ def section(run: Run) -> str:
     if not shown:
         return ""
     order = {entry["sampler"]: number for number, entry in enumerate(run.config["samplers"])}
-    top = max(drawn.most(result) for pairs in shown.values() for _, result in pairs)
+    top = max(image_view.most(result) for pairs in shown.values() for _, result in pairs)
     parts = [_TOLD.format(top=top)]
     for place in sorted(shown):
         pairs = sorted(shown[place], key=lambda pair: (order[pair[0]["sampler"]], pair[0]["seed"]))
-        title = drawn.title(pairs[0][1], 0)
+        title = image_view.title(pairs[0][1], 0)
         named = "" if pairs[0][1].shown == [title] else f": {pairs[0][0]['problem']}"
         parts.append(f"<h3>{escape(title + named)}</h3>")
         parts.append(f'<div class="drawn">{"".join(_figure(*pair, top) for pair in pairs)}</div>')
@@ -41,12 +41,12 @@ def section(run: Run) -> str:
 def _figure(row: Row, result: Result, top: int) -> str:
     assert result.images is not None, "asked for by `section`"
     picture = result.images[0]
-    counts = drawn.gained(result, 0)
+    counts = image_view.gained(result, 0)
     right = {None: "", 1.0: ", right", 0.0: ", wrong"}.get(row["score"], "")
-    told = ", ".join(filter(None, (f"{row['nfe']} forwards", drawn.accepted(result, 0))))
-    about = f"{row['sampler']}: {drawn.title(result, 0)}"
+    told = ", ".join(filter(None, (f"{row['nfe']} forwards", image_view.accepted(result, 0))))
+    about = f"{row['sampler']}: {image_view.title(result, 0)}"
     return (
-        f'<figure><img src="{drawn.source(picture)}" alt="{escape(about, quote=True)}">'
-        f'<img src="{drawn.source(drawn.heat(counts, top, picture.size))}" alt="tokens gained a forward, at most '
-        f'{int(counts.max())}"><figcaption>{spec(row["sampler"])}<br>{escape(told)}{right}</figcaption></figure>'
+        f'<figure><img src="{image_view.source(picture)}" alt="{escape(about, quote=True)}">'
+        f'<img src="{image_view.source(image_view.heat(counts, top, picture.size))}" '
+        f'alt="tokens gained a forward, at most {int(counts.max())}"><figcaption>{spec(row["sampler"])}<br>{escape(told)}{right}</figcaption></figure>'
     )

@@ -7,9 +7,9 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from pardec.comparison import metrics
-from pardec.comparison.report import tables
-from pardec.comparison.report.columns import Row
+from .. import metrics
+from . import tables
+from .columns import Row
 
 CELLS = 48  # most columns of a heat map; longer texts share columns
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pardec.comparison.report import grids, played, tables
-from pardec.comparison.report.columns import Row, columns, plain
-from pardec.comparison.report.commands import python, shell
-from pardec.comparison.report.finding import finding
-from pardec.comparison.report.orders import acceptance_section, order_section, rate_section
-from pardec.views import replays
-from pardec.views.colour import ramp
-from pardec.views.document import asset, document, fill, spec, web
+from ...views import replay as replays
+from ...views.colour import ramp
+from ...views.document import asset, document, fill, spec, web
+from . import grids, played, tables
+from .columns import Row, columns, plain
+from .commands import python, shell
+from .finding import finding
+from .orders import acceptance_section, order_section, rate_section
 
 if TYPE_CHECKING:
-    from pardec.comparison.run import Run
+    from ..run import Run
 
 _HERE = "pardec.comparison.report"
 _MORE = {
@@ -28,7 +28,7 @@ _MORE = {
 
 def page(run: Run) -> str:
     """The report of a run, finished or not, as one HTML file that needs no network."""
-    from pardec.comparison.table import Table
+    from ..table import Table
 
     table = Table(run)
     rows: list[Row] = [*table.rows]

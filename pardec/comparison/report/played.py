@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pardec.comparison.report.columns import COLUMNS, Row
-from pardec.views import replays
+from ...views import replay
+from .columns import COLUMNS, Row
 
 if TYPE_CHECKING:
-    from pardec.comparison.run import Run
+    from ..run import Run
 
 COSTS = ("nfe", "nfe_to_end", "tokens_per_forward", "tokens_per_second")
 QUALITIES = ("accuracy", "lenient", "agreement")
@@ -35,9 +35,9 @@ def prompts(run: Run) -> list[dict[str, Any]]:
         place = row["task"], row["problem"]
         if place not in found:
             label = f"{row['task']} {row['index'] + 1}"
-            found[place] = {"label": label, "prompt": replays.prompt(result, 0), "runs": []}
+            found[place] = {"label": label, "prompt": replay.prompt(result, 0), "runs": []}
         name = f"{row['sampler']} (reference)" if row["reference"] else row["sampler"]
-        found[place]["runs"].append({**replays.run(result, 0, name), "score": row["score"]})
+        found[place]["runs"].append({**replay.run(result, 0, name), "score": row["score"]})
     return list(found.values())
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from pardec.comparison.notes import broken
-from pardec.comparison.report.columns import NOTHING, Column, Row, columns, percent, plain
-from pardec.views.document import spec
+from ...views.document import spec
+from ..notes import broken
+from .columns import NOTHING, Column, Row, columns, percent, plain
 
 
 def samplers(rows: Sequence[Row]) -> str:

@@ -7,24 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.comparison import sources
-from pardec.comparison.entries import SamplerLike
-from pardec.comparison.runner import environment
-from pardec.comparison.tuning import advice
-from pardec.comparison.tuning.advice import Advice
-from pardec.comparison.tuning.bench import Baseline, Bench
-from pardec.comparison.tuning.confirming import Stand
-from pardec.comparison.tuning.fit import Fit
-from pardec.comparison.tuning.halving import Outcome, search
-from pardec.comparison.tuning.prepared import BASELINE, COSTS, Search, outline, prepare
-from pardec.comparison.tuning.space import Candidate
-from pardec.early import check_folder
-from pardec.executors import executor as leads
-from pardec.tasks import Task
-from pardec.tasks.scorers import Score
+from ...executors import executor as leads
+from ...requests.early import check_folder
+from ...tasks import Task
+from ...tasks.scorers import Score
+from .. import sources
+from ..entries import SamplerLike
+from ..runner import environment
+from . import advice
+from .advice import Advice
+from .bench import Baseline, Bench
+from .confirming import Stand
+from .fit import Fit
+from .halving import Outcome, search
+from .prepared import BASELINE, COSTS, Search, outline, prepare
+from .space import Candidate
 
 if TYPE_CHECKING:
-    from pardec.api import Model
+    from ...api import Model
 
 __all__ = ["COSTS", "Advice", "preview", "tune"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pardec.comparison.tuning.confirming import LOOKS, SURE, Judged, level
-from pardec.comparison.tuning.halving import ASSUMED, Search, Standing
+from .confirming import LOOKS, SURE, Judged, level
+from .halving import ASSUMED, Search, Standing
 
 _COLUMNS = ("sampler", "measured", "problems", "accuracy", "drop", "forwards", "fed", "seconds", "verdict")
 _LITTLE = 0.1  # accuracy of a baseline below which a drop says little

@@ -9,14 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.comparison.runner import compare
-from pardec.comparison.tuning.halving import ASSUMED, Outcome
-from pardec.comparison.tuning.space import Candidate
 from pardec.models.errors import SpecError
-from pardec.tasks import Problem, Task
+
+from ...tasks import Problem, Task
+from ..runner import compare
+from .halving import ASSUMED, Outcome
+from .space import Candidate
 
 if TYPE_CHECKING:
-    from pardec.api import Model
+    from ...api import Model
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from pardec.comparison.tuning.bench import Baseline
-from pardec.comparison.tuning.halving import Outcome, Standing, cheapest
-from pardec.comparison.tuning.space import Candidate
 from pardec.models.errors import PardecError
+
+from .bench import Baseline
+from .halving import Outcome, Standing, cheapest
+from .space import Candidate
 
 LOOKS = 3  # candidates confirmed at most
 SURE = 0.95  # that a candidate which holds loses no more than the bound, over all looks together

@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.comparison.plan import Loading, family_of
-from pardec.comparison.tuning.space import Candidate, Space
 from pardec.models.errors import SpecError
 from pardec.samplers.cards import Family
 from pardec.samplers.registry import resolve
-from pardec.samplers.verifying import Speculation
-from pardec.settings import Settings
+from pardec.samplers.speculative.contracts import Speculation
+
+from ...requests.settings import Settings
+from ..plan import Loading, family_of
+from .space import Candidate, Space
 
 if TYPE_CHECKING:
-    from pardec.api import Model
+    from ...api import Model
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Fit:
     @classmethod
     def of(cls, model: Model | str | Path, loading: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fit:
         """Loads a model that is named."""
-        from pardec.api import load
+        from ...api import load
 
         held = load(model, **loading) if isinstance(model, str | Path) else model
         _refuse_vectors(held.name, held.family)

@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pardec.comparison.tuning.paired import Drop, chance, drop
-from pardec.comparison.tuning.space import Candidate
 from pardec.models.errors import SpecError
+
+from .paired import Drop, chance, drop
+from .space import Candidate
 
 ETA = 3  # a rung keeps one in so many
 FINALISTS = 4  # in the last rung

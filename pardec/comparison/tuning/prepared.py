@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pardec.comparison.entries import SamplerLike
-from pardec.comparison.tuning import confirming
-from pardec.comparison.tuning.bench import Chosen, deal
-from pardec.comparison.tuning.fit import Fit
-from pardec.comparison.tuning.halving import room, rungs
-from pardec.comparison.tuning.space import Candidate, Space
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.registry import resolve
 from pardec.samplers.spec import parse
-from pardec.tasks import Task
+
+from ...tasks import Task
+from ..entries import SamplerLike
+from . import confirming
+from .bench import Chosen, deal
+from .fit import Fit
+from .halving import room, rungs
+from .space import Candidate, Space
 
 COSTS = ("nfe", "tokens_fed", "seconds")
 BASELINE = "sequential"

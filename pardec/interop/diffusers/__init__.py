@@ -15,8 +15,8 @@ except ImportError as error:
         f"BlockRefinementScheduler (pip install -U diffusers): {error}"
     ) from error
 
-from pardec.interop.diffusers.pipeline import PardecPipeline
-from pardec.interop.diffusers.policy import policy
-from pardec.interop.diffusers.scheduler import PardecScheduler
+from .pipeline import PardecPipeline
+from .policy import policy
+from .scheduler import PardecScheduler
 
 __all__ = ["PardecPipeline", "PardecScheduler", "policy"]

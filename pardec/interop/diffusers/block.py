@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.interop.diffusers.callbacks import Sight, Watch
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
-from pardec.models.language_model import Facts, LanguageModel
+from pardec.models.model import Facts, LanguageModel
 from pardec.models.plan import Plan
-from pardec.samplers.contracts import Canvas, Proposal, Request, Sampler
-from pardec.samplers.kernels.rank import top
-from pardec.samplers.loops.masked import MaskedLoop
+from pardec.samplers.masked.contracts import Canvas, Proposal, Request, Sampler
+from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.ops.rank import top
 from pardec.samplers.rng import Keyed
+
+from .callbacks import Sight, Watch
 
 
 @dataclass(frozen=True)

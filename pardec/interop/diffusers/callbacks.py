@@ -12,8 +12,8 @@ from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.contracts import Canvas, Proposal, Sampler
 from pardec.samplers.events import Event, Started, Step
+from pardec.samplers.masked.contracts import Canvas, Proposal, Sampler
 
 TENSORS = ("block_x", "transfer_index", "editing_transfer_index", "sampled_tokens", "sampled_probs", "active_block")
 

@@ -8,14 +8,15 @@ from typing import Any
 
 from diffusers import BlockRefinementScheduler, EntropyBoundScheduler
 
-from pardec.api import Model
-from pardec.interop.diffusers.arguments import refuse_unless_default
-from pardec.interop.diffusers.policy import altered, policy
-from pardec.interop.diffusers.scheduler import PardecScheduler
 from pardec.models.errors import SpecError, UnknownNameError
 from pardec.samplers import registry
-from pardec.samplers.contracts import Sampler
+from pardec.samplers.masked.contracts import Sampler
 from pardec.samplers.spec import Part, Policy, Spec
+
+from ...api import Model
+from .arguments import refuse_unless_default
+from .policy import altered, policy
+from .scheduler import PardecScheduler
 
 
 def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | Sampler | None) -> Any:

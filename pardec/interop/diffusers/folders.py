@@ -8,9 +8,10 @@ from typing import Any
 
 from diffusers import BlockRefinementScheduler, EntropyBoundScheduler
 
-from pardec.interop.diffusers.scheduler import PardecScheduler
 from pardec.models.errors import ModelError
-from pardec.models.sources import read_json
+from pardec.models.loading.sources import read_json
+
+from .scheduler import PardecScheduler
 
 _SCHEDULERS = {kind.__name__: kind for kind in (PardecScheduler, BlockRefinementScheduler, EntropyBoundScheduler)}
 

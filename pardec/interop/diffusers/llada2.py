@@ -19,21 +19,22 @@ from diffusers import LLaDA2Pipeline
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from torch import Tensor, nn
 
-from pardec.api import Model
-from pardec.interop.diffusers.arguments import shaping
-from pardec.interop.diffusers.chosen import shown
-from pardec.interop.diffusers.own_loop import prepared
-from pardec.interop.diffusers.prompts import padded
 from pardec.models.errors import SpecError
-from pardec.models.kernels.sight import seen
+from pardec.models.kernels.attention_pattern import seen
 from pardec.models.kv_cache import KVCache
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
-from pardec.requests import Call
-from pardec.result import Result
-from pardec.samplers.canvas import GIVEN, NEVER
 from pardec.samplers.events import Finished
+from pardec.samplers.masked.canvas import GIVEN, NEVER
 from pardec.samplers.trace import Trace
+
+from ...api import Model
+from ...requests.text import Call
+from ...result import Result
+from .arguments import shaping
+from .chosen import shown
+from .own_loop import prepared
+from .prompts import padded
 
 
 def run(pipeline: Any, call: Mapping[str, Any], scheduler: Any) -> tuple[Tensor, list[str] | None, Result | None]:

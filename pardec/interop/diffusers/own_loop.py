@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pardec.api import Model
-from pardec.interop.diffusers.arguments import draw_seeds, shaping
-from pardec.interop.diffusers.callbacks import Told
-from pardec.interop.diffusers.chosen import asked_for, ending
-from pardec.interop.diffusers.prompts import encoded, unpadded
 from pardec.models.errors import SpecError
-from pardec.requests import BLOCK, Call
-from pardec.result import Result
-from pardec.samplers.contracts import Sampler
 from pardec.samplers.events import Finished, Step
+from pardec.samplers.masked.contracts import Sampler
 from pardec.samplers.spec import Policy, Spec
+
+from ...api import Model
+from ...requests.text import BLOCK, Call
+from ...result import Result
+from .arguments import draw_seeds, shaping
+from .callbacks import Told
+from .chosen import asked_for, ending
+from .prompts import encoded, unpadded
 
 _PACE = ("num_inference_steps", "threshold", "minimal_topk", "editing_threshold", "max_post_steps", "gen_length")
 

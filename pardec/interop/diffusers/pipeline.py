@@ -13,16 +13,17 @@ from diffusers import BlockRefinementScheduler, EntropyBoundScheduler, LLaDA2Pip
 from diffusers.pipelines.llada2 import LLaDA2PipelineOutput
 from torch import Tensor
 
-from pardec.api import Model, load
-from pardec.interop.diffusers import llada2, own_loop
-from pardec.interop.diffusers.arguments import called_alike, defaults
-from pardec.interop.diffusers.callbacks import TENSORS
-from pardec.interop.diffusers.chosen import lockstep
-from pardec.interop.diffusers.folders import parts
 from pardec.models.errors import SpecError
-from pardec.result import Result
-from pardec.samplers.contracts import Sampler
+from pardec.samplers.masked.contracts import Sampler
 from pardec.samplers.spec import Policy, Spec
+
+from ...api import Model, load
+from ...result import Result
+from . import llada2, own_loop
+from .arguments import called_alike, defaults
+from .callbacks import TENSORS
+from .chosen import lockstep
+from .folders import parts
 
 
 class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.contracts import Canvas, Evidence, Proposal, Sampler
-from pardec.samplers.kernels.law import Law
+from pardec.samplers.masked.contracts import Canvas, Evidence, Proposal, Sampler
+from pardec.samplers.ops.distribution import Law
 from pardec.samplers.spec import Part, Spec, parse
 
 

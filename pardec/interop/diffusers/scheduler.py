@@ -17,12 +17,13 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.schedulers.scheduling_block_refinement import BlockRefinementSchedulerOutput
 from torch import Tensor
 
-from pardec.interop.diffusers.arguments import draw_seeds, refuse_unless_default, shaping
-from pardec.interop.diffusers.block import Block, Share
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.contracts import Referring, Sampler
+from pardec.samplers.masked.contracts import Referring, Sampler
 from pardec.samplers.rng import Keyed
+
+from .arguments import draw_seeds, refuse_unless_default, shaping
+from .block import Block, Share
 
 KIND = SchedulerMixin  # which diffusers looks up in this module when it loads a pipeline with this scheduler
 _PACE = ("threshold", "editing_threshold", "minimal_topk")  # what a spec says in its own words

@@ -17,7 +17,7 @@ except ImportError as error:
         f"pardec.interop.lm_eval needs lm-evaluation-harness 0.4.13 or newer ({install('eval')}): {error}"
     ) from error
 
-from pardec.interop.lm_eval.model import PardecLM
+from .model import PardecLM
 
 if "pardec" not in model_registry:  # an lm-eval that found the entry point has it already
     model_registry.register("pardec")(PardecLM)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
 Item = TypeVar("Item")

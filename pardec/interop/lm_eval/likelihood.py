@@ -22,9 +22,10 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from pardec.interop.lm_eval.laws import Answer, Laws, Query
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.rng import Keyed
+
+from .laws import Answer, Laws, Query
 
 Kind = Literal["mc", "chain", "confident"]
 KINDS: tuple[str, ...] = get_args(Kind)

@@ -15,13 +15,14 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, handle_arg_string, make_disjoint_window
 from tqdm import tqdm
 
-from pardec.api import Model, load
-from pardec.interop.lm_eval.laws import Batches, Laws
-from pardec.interop.lm_eval.likelihood import Likelihood, key_of
-from pardec.interop.lm_eval.requests import Generation, generation, split_arguments, told_apart
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.settings import Settings
+
+from ...api import Model, load
+from ...requests.settings import Settings
+from .laws import Batches, Laws
+from .likelihood import Likelihood, key_of
+from .requests import Generation, generation, split_arguments, told_apart
 
 _AUTO = 64  # rows that batch_size="auto" begins with
 _WINDOW = 2048  # tokens of a window, where a checkpoint names no length

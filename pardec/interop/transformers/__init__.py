@@ -9,7 +9,7 @@ makes a sampler of a `CandidateGenerator`, for that call as well as for pardec's
 
 from __future__ import annotations
 
-from pardec.interop.transformers.candidates import candidates
-from pardec.interop.transformers.generation import Output, generate
+from .candidates import candidates
+from .generation import Output, generate
 
 __all__ = ["Output", "candidates", "generate"]

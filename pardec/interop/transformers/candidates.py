@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.spec import Part, Spec, parse
-from pardec.samplers.verifying import Chances, Compatible, Draft, Outcome, Scene, Speculation
+from pardec.samplers.speculative.contracts import Chances, Compatible, Draft, Outcome, Scene, Speculation
 
 
 def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> Speculation:

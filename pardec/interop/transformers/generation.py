@@ -15,19 +15,20 @@ from torch import Tensor
 from transformers.generation import GenerationMixin
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from pardec.interop.transformers.lending import lent
-from pardec.interop.transformers.refusals import real, refuse
-from pardec.interop.transformers.rules import Padded, Stopping
-from pardec.interop.transformers.stateless import require_stateless
 from pardec.models.errors import SpecError
-from pardec.requests import Call
 from pardec.samplers.events import Accepted, Event, RowFinished
+
+from ...requests.text import Call
+from .lending import lent
+from .refusals import real, refuse
+from .rules import Padded, Stopping
+from .stateless import require_stateless
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pardec.samplers.spec import Policy, Spec
-    from pardec.samplers.verifying import Speculation
+    from pardec.samplers.speculative.contracts import Speculation
 
 
 @dataclass

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pardec.api import Model
-from pardec.models.hf_adapter import HFAdapter
-from pardec.models.hf_attention import ATTENTION
-from pardec.models.language_model import Facts, LanguageModel
+from pardec.models.hf.attention import ATTENTION
+from pardec.models.hf.causal_lm import HFAdapter
+from pardec.models.model import Facts, LanguageModel
+
+from ...api import Model
 
 _KEPT = "_pardec_view"  # the attribute of the model that holds pardec's view of it
 

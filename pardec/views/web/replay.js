@@ -1,7 +1,7 @@
 const GIVEN = -1, NEVER = -2, SHOWN = 4;
 const EXACT = { greedy: "exact: the tokens of sequential decoding", distribution: "exact: drawn from the law of sequential decoding" };
 
-/** The player: one prompt, several runs side by side, a slider over forwards. `prompts` as pardec.views.replays makes them. */
+/** The player: one prompt, several runs side by side, a slider over forwards. `prompts` as pardec.views.replay makes them. */
 function replay(root, prompts, scale) {
   const part = Object.fromEntries([...root.querySelectorAll("[data-part]")].map(e => [e.dataset.part, e]));
   const grounds = scale.grounds, inks = scale.inks;

@@ -20,8 +20,8 @@ from pardec.bench.report import DECODE, markdown
 from pardec.bench.rivals import published, rivals
 from pardec.bench.shapes import build
 from pardec.models.errors import ModelError
-from pardec.requests import Call
-from pardec.samplers.kernels import pieces
+from pardec.requests.text import Call
+from pardec.samplers.ops import chunked_distribution
 from tests.pardec.bench.test_clock import MAR
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -157,7 +157,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_grows_with_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "HELD", 1 << 22)
+    monkeypatch.setattr(chunked_distribution, "HELD", 1 << 22)
     model = build("wide", WIDE, device="cpu", dtype="float32")
     with Largest() as found:
         less, more = sweep(model, [(1, 32), (2, 64)])

@@ -13,11 +13,11 @@ from pardec.bench.decode import _parts, _predicted, prepared
 from pardec.bench.floor import Rates, floor, rates
 from pardec.bench.parts import PARTS, Fed, Split, split, uncached
 from pardec.bench.shapes import SHAPES, build, shaped
-from pardec.models import assemble
 from pardec.models.decoder import Decoder
 from pardec.models.errors import ModelError
 from pardec.models.families import FAMILIES, mar
-from pardec.requests import Call
+from pardec.models.loading import assemble
+from pardec.requests.text import Call
 from pardec.samplers.events import Finished
 
 LLAMA: dict[str, Any] = {

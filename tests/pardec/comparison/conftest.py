@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pardec
-from pardec.rows import Row, RowsFile
+from pardec.io.jsonl import Row, RowsFile
 
 SPECS = ("threshold:tau=0.2+eos", "sequential@dual")
 TIMED = ("seconds", "batch", "peak_memory")

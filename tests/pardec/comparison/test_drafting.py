@@ -15,8 +15,8 @@ import pardec
 from pardec.comparison import Run, Table, metrics
 from pardec.comparison.notes import broken
 from pardec.comparison.report import page
+from pardec.io.jsonl import RowsFile
 from pardec.models.errors import SpecError
-from pardec.rows import RowsFile
 
 MODEL = "model:name=tiny-llama-draft,k=3"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import pardec
+from pardec.io.jsonl import RowsFile
 from pardec.models.errors import SpecError
-from pardec.rows import RowsFile
-from pardec.samplers.loops.masked import MaskedLoop
+from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.registry import resolve
 from pardec.tasks import FileTask
 

@@ -12,8 +12,8 @@ import pytest
 import pardec
 from pardec.comparison import metrics
 from pardec.comparison.report import page
+from pardec.io.jsonl import RowsFile
 from pardec.models.errors import SpecError
-from pardec.rows import RowsFile
 from tests.pardec.painters import painter
 from tests.pardec.vector_painters import DEFAULTS, vector_painter
 

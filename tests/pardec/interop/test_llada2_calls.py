@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import pardec
 from pardec.interop.diffusers import PardecPipeline, PardecScheduler, policy
 from pardec.models.errors import SpecError
-from pardec.models.language_model import LanguageModel
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from tests.samplers import toys
 

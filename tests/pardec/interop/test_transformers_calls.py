@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from pardec.interop.transformers import generate
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.hf_adapter import HFAdapter
+from pardec.models.hf.causal_lm import HFAdapter
 from pardec.models.plan import Plan, Visible
 from tests.pardec.interop.tiny_llama import IDS, both, llama, new, same
 

@@ -1,0 +1,212 @@
+"""MAR's diffusion head: the law of a token, as transitions from noise.
+
+Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
+
+    y = time(t) + cond(z);  h = W x;  each block h += gate * mlp((1 + scale) norm(h) + shift), modulated by y;
+    out: noise and a share of the variance
+
+Modulations, most of the head's weights, know nothing of x: those of many transitions are one product. Modules carry the
+names that the published tensors have. Letters: N tokens, T transitions, d numbers of a token, W width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..kernels.matmul import Linear
+from .contracts import Gaussian, States
+from .schedule import Denoising, denoising
+
+EPS = 1e-6
+WAVES = 256  # numbers that a timestep is told by
+PERIOD = 10_000
+_TOGETHER = 256  # conditions whose modulations are made at once: more would not read the weights less often
+
+Modulations = tuple[Tensor, ...]  # of one block, as its `forward` takes them
+
+
+class Modulated(nn.Module):
+    """A block of the head."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.in_ln = nn.LayerNorm(width, eps=EPS)
+        self.mlp = nn.ModuleDict({"0": Linear(width, width), "2": Linear(width, width)})
+        self.adaLN_modulation = nn.ModuleDict({"1": Linear(width, 3 * width)})  # behind a SiLU that all share
+
+    def modulations(self, y: Tensor) -> Modulations:
+        shift, scale, gate = self.adaLN_modulation["1"](y).chunk(3, -1)
+        return shift, 1 + scale, gate
+
+    def forward(self, h: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
+        # Not mlp["0"](...): a transition is short, and calling modules a fifth of it.
+        inner = self.mlp["0"].forward(torch.addcmul(shift, self.in_ln.forward(h), scale))
+        return torch.addcmul(h, gate, self.mlp["2"].forward(F.silu(inner)))
+
+
+class Last(nn.Module):
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.linear = Linear(width, size)
+        self.adaLN_modulation = nn.ModuleDict({"1": Linear(width, 2 * width)})
+
+    def modulations(self, y: Tensor) -> Modulations:
+        shift, scale = self.adaLN_modulation["1"](y).chunk(2, -1)
+        return shift, 1 + scale
+
+    def forward(self, h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        return self.linear.forward(torch.addcmul(shift, F.layer_norm(h, h.shape[-1:], eps=EPS), scale))
+
+
+class Times(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(Linear(WAVES, width), nn.SiLU(), Linear(width, width))
+
+    def forward(self, timesteps: Tensor) -> Tensor:
+        """[N, W] of timesteps [N]."""
+        half = WAVES // 2
+        rate = torch.exp(-math.log(PERIOD) * torch.arange(half, dtype=torch.float32, device=timesteps.device) / half)
+        angle = timesteps[:, None].float() * rate
+        told = torch.cat((angle.cos(), angle.sin()), -1)
+        out: Tensor = self.mlp(told.to(next(self.mlp.parameters()).dtype))
+        return out
+
+
+class MARHead(nn.Module):
+    """The network that says the noise in a point, and where the variance lies between its bounds."""
+
+    def __init__(self, *, size: int, condition: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.size = size
+        self.time_embed = Times(width)
+        self.cond_embed = Linear(condition, width)
+        self.input_proj = Linear(size, width)
+        self.res_blocks = nn.ModuleList([Modulated(width) for _ in range(depth)])
+        self.final_layer = Last(width, 2 * size)
+
+    def forward(self, x: Tensor, timesteps: Tensor, read: Tensor) -> Tensor:
+        """[N, 2 d], noise and share, of points x [N, d] at timesteps [N] or [1], with `read` = cond_embed(z) [N, W]."""
+        return self.at(x, self.modulations(self.time_embed(timesteps) + read))
+
+    def modulations(self, y: Tensor) -> list[Modulations]:
+        """Of every block and the last layer, by y [..., W] = time_embed(timestep) + read."""
+        y = F.silu(y)
+        return [each.modulations(y) for each in (*self.res_blocks, self.final_layer)]
+
+    def at(self, x: Tensor, modulations: Sequence[Modulations]) -> Tensor:
+        """[..., N, 2 d] of points x [N, d], each under modulations [..., N, W]."""
+        h = self.input_proj.forward(x.to(modulations[-1][0].dtype))
+        for block, modulated in zip((*self.res_blocks, self.final_layer), modulations, strict=True):
+            h = block.forward(h, *modulated)
+        return h
+
+
+class _Walk:
+    """The modulations of conditions in every transition, made for some transitions at a time as they count down."""
+
+    def __init__(self, network: MARHead, times: Tensor, read: Tensor) -> None:
+        """`times` [T, W] and `read` [..., N, W], as the network sums them."""
+        self._network, self._times, self._read = network, times, read
+        self._held: dict[int, tuple[Modulations, ...]] = {}
+
+    def at(self, index: int) -> tuple[Modulations, ...]:
+        """Of the transition of this index."""
+        if index not in self._held:
+            conditions = self._read.numel() // self._read.shape[-1]
+            start = max(0, index + 1 - max(1, _TOGETHER // max(1, conditions)))
+            times = self._times[start : index + 1].view(-1, *[1] * (self._read.dim() - 1), self._read.shape[-1])
+            made = self._network.modulations(times + self._read)
+            each = zip(*(zip(*(part.unbind() for part in block), strict=True) for block in made), strict=True)
+            self._held = dict(enumerate(each, start))
+        return self._held[index]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ready(States):
+    """States whose modulations are made many transitions at a time."""
+
+    walk: _Walk = field(kw_only=True)
+
+
+class DiffusionHead:
+    """A head's network over a schedule: the law of each transition."""
+
+    def __init__(self, network: MARHead, steps: int) -> None:
+        self.network, self._schedule = network, denoising(steps)
+        device = network.input_proj.weight.device
+        table = self._schedule
+        # What is clean, in the place that the mean has it; the share goes from -1, the least variance, to 1.
+        of_point = table.of_point + table.of_clean * table.alpha_bar.rsqrt()
+        middle, reach = (table.log_most + table.log_least) / 4, (table.log_most - table.log_least) / 4
+        columns = (of_point, -table.of_clean * table.from_noise, middle, reach)
+        self._columns = torch.stack(columns, 1).float().to(device)  # [T, 4]
+        self._timesteps = table.timesteps.to(device)
+
+    @cached_property
+    def _times(self) -> Tensor:
+        """[T, W] of its timesteps: the same in every transition of every token."""
+        told: Tensor = self.network.time_embed(self._timesteps)
+        return told
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return self.network.named_parameters()
+
+    @property
+    def size(self) -> int:
+        return self.network.size
+
+    @property
+    def steps(self) -> int:
+        return len(self._schedule)
+
+    @property
+    def schedule(self) -> Denoising:
+        """Its numbers."""
+        return self._schedule
+
+    @property
+    def signal(self) -> Tensor:
+        return self._schedule.alpha_bar.sqrt()
+
+    def respaced(self, steps: int) -> DiffusionHead:
+        return self if steps == self.steps else DiffusionHead(self.network, steps)
+
+    @torch.inference_mode()
+    def ready(self, states: States) -> States:
+        walk = _Walk(self.network, self._times, _conditions(states))
+        return _Ready(states.said, states.unsaid, states.scale, walk=walk)
+
+    @torch.inference_mode()
+    def law(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
+        noise, share = self._said(x, index, states)
+        # One factor for all tokens, or one for each.
+        of_point, of_noise, middle, reach = self._columns[index].unsqueeze(-1).unbind(-2)
+        return Gaussian(of_point * x + of_noise * noise, middle + reach * share)
+
+    def _said(self, x: Tensor, index: int | Tensor, states: States) -> tuple[Tensor, Tensor]:
+        """Noise, guided, and the share of the variance, as the condition has it; [N, d] float32 each."""
+        modulations = self._modulations(index, states)
+        if states.unsaid is None or states.scale is None:
+            noise, share = self.network.at(x, modulations).float().chunk(2, -1)
+            return noise, share
+        said, unsaid = self.network.at(x, modulations).float()
+        (noise, share), plain = said.chunk(2, -1), unsaid[:, : self.size]
+        return plain + states.scale[:, None] * (noise - plain), share
+
+    def _modulations(self, index: int | Tensor, states: States) -> Sequence[Modulations]:
+        if isinstance(states, _Ready) and isinstance(index, int):
+            return states.walk.at(index)
+        return self.network.modulations(self._times[index] + _conditions(states))
+
+
+def _conditions(states: States) -> Tensor:
+    """[N, W], or [2, N, W] with guidance: with and without the condition."""
+    return states.said if states.unsaid is None else torch.stack((states.said, states.unsaid))

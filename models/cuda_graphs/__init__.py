@@ -1,0 +1,1 @@
+"""Forwards of a fixed shape, recorded once as CUDA graphs and replayed."""

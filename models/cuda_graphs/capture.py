@@ -1,0 +1,64 @@
+"""How a fixed-shape step is recorded once and run again: as a CUDA graph."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, one_line
+
+Step = Callable[[], tuple[Tensor, ...]]  # reads and writes memory that stands where it stands
+
+
+class Refused(Exception):
+    """A step cannot be recorded: it needs the host, or makes tensors whose shapes depend on values."""
+
+
+class Recorder(Protocol):
+    """Records steps."""
+
+    def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
+        """What runs `step` again on what `inputs` hold then, and where its results stand after each time.
+
+        The step may be run while it is recorded, more than once. Raises Refused.
+        """
+        ...
+
+
+def check_graphs(device: torch.device, name: str) -> None:
+    """Raises ModelError where there are no CUDA graphs."""
+    if device.type != "cuda":
+        raise ArgumentError(f"cuda_graphs needs a CUDA device, and {name} would run on {device}", "leave it out")
+
+
+class Graphs:
+    """CUDA graphs, all in one memory pool: what a step gives has to be copied before the next one runs."""
+
+    def __init__(self) -> None:
+        self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._pool: Any = None
+
+    def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
+        """On the device of `inputs`, warmed up on a stream of its own, as PyTorch asks for."""
+        device = inputs[0].device
+        if not self._live:  # the pool died with the last graph in it
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.device(device):
+                stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    step()
+                torch.cuda.current_stream().wait_stream(stream)
+                # What other threads do on the device meanwhile is none of this graph's business.
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                    outputs = step()
+        except RuntimeError as error:
+            raise Refused(one_line(error)) from error
+        self._live.add(graph)
+        return graph.replay, outputs

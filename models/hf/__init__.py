@@ -1,0 +1,1 @@
+"""Models of transformers behind pardec's forward contract."""

@@ -1,0 +1,80 @@
+"""pardec's attention under the name and signature that transformers' layers call theirs by."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from ..errors import ModelError
+from ..kernels.attention import attend
+from ..kernels.attention_pattern import Sight, look
+from ..kv_cache import Address, KVCache
+from ..plan import Plan, moved
+
+ATTENTION = "pardec"  # the name that pardec's attention is registered under
+
+
+@dataclass(slots=True)
+class Running:
+    """The forward in progress, as the attention function needs it."""
+
+    plan: Plan
+    cache: KVCache | None
+    heads: dict[int, tuple[int, int]] = field(default_factory=dict)  # layer -> its key/value heads and their size
+    windows: set[int] = field(default_factory=set)
+    prepared: dict[torch.device, tuple[Plan, Sight, Address | None]] = field(default_factory=dict)
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> tuple[Plan, Sight, Address | None]:
+        if device not in self.prepared:
+            plan, cache = moved(self.plan, device), self.cache
+            extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
+            sight = look(plan, extent=extent, dtype=dtype, device=device)
+            self.prepared[device] = (plan, sight, cache.address(plan) if cache is not None else None)
+        return self.prepared[device]
+
+
+running_forward: ContextVar[Running] = ContextVar("pardec_forward")
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [B, H, Q, D]
+    key: Tensor,  # [B, K, Q, D]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """pardec's attention under the signature of the library's."""
+    running = running_forward.get(None)
+    if running is None:
+        raise ModelError(
+            f"a {type(module).__name__} attends through pardec, and runs outside of a forward of pardec's",
+            "use another copy of the model, or one with a config of its own, while pardec decodes with this one",
+        )
+    for name in ("softcap", "s_aux", "position_bias", "indices"):
+        if settings.get(name) is not None:
+            raise ModelError(f"its attention uses {name}, which pardec's does not have")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None or value.shape != key.shape:
+        raise ModelError("its attention layers are not numbered, or their keys and values differ in size")
+    if settings.get("sliding_window"):
+        running.windows.add(int(settings["sliding_window"]))
+    running.heads[layer] = (key.shape[1], key.shape[3])
+    plan, sight, address = running.on(query.device, query.dtype)
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if scaling is not None:
+        q = q * (scaling * q.shape[-1] ** 0.5)
+    if running.cache is not None:
+        running.cache.write(layer, k, v, plan, address)
+        k, v = running.cache.k[layer], running.cache.v[layer]
+    return attend(q, k, v, sight), None
+
+
+AttentionInterface.register(ATTENTION, _attention)

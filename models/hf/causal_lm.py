@@ -1,0 +1,267 @@
+"""Any other causal language model of transformers, run through the same contract as the native stack.
+
+The library's own layers run; only their attention is replaced, through its `AttentionInterface`, by pardec's `attend`
+over a position-addressed cache. Whether that gives the library's own logits is tried when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect as introspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from ..errors import ModelError, one_line
+from ..finite import damaged
+from ..hidden import Hidden
+from ..kv_cache import KVCache
+from ..loading.placement import out_of_memory
+from ..plan import Plan, Visible
+from .attention import ATTENTION, Running, running_forward
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What tokens of one vocabulary run through in a model of the library."""
+
+    body: Any  # a library model: layers and final norm
+    embed: nn.Module  # ids [B, Q] to input states [B, Q, E]; its `weight` is [V, E]
+    head: nn.Module | None  # states [M, E] to logits [M, V]
+    vocab: int
+    own: Callable[[Tensor], Tensor]  # ids [B, Q] to logits [B, Q, V], as the library makes them
+
+    @staticmethod
+    def causal(model: Any) -> Parts:
+        """Those of a causal LM."""
+        head = model.get_output_embeddings()
+        vocab = 0 if head is None else int(head.weight.shape[0])
+        # Of some models, as of Llama 4's text, the library's own prefix names nothing, and the whole is its base.
+        body = model.base_model if model.base_model is not model else getattr(model, "model", model)
+        return Parts(
+            body,
+            model.get_input_embeddings(),
+            head,
+            vocab,
+            lambda ids: cast(Tensor, model(input_ids=ids, use_cache=False).logits),
+        )
+
+
+class HFAdapter:
+    """A transformers causal LM behind `forward(plan, cache) -> Hidden`.
+
+    `Plan.soft` is added to the library's input embeddings; `Plan.layers` and `Plan.skip` are refused.
+    """
+
+    def __init__(self, model: Any, name: str, parts: Parts | None = None) -> None:
+        """Runs `parts` of the model, those of its text by default.
+
+        Raises ModelError, naming the model, if pardec's attention does not give the model's own logits.
+        """
+        self.model = model
+        self.name = name
+        self.kv_heads = self.head_dim = 0
+        self.limit: int | None = None
+        self._parts = parts = Parts.causal(model) if parts is None else parts
+        self._body, self._embed, self._head = parts.body, parts.embed, parts.head
+        self._text = model.config.get_text_config(decoder=True)
+        self.layers = int(self._text.num_hidden_layers)
+        self.vocab = parts.vocab
+        self._require()
+        expected = self._own_logits()
+        (model if self._head is model.get_output_embeddings() else parts.body).set_attn_implementation(ATTENTION)
+        with self._named():
+            self._probe(expected)
+
+    def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        if plan.layers is not None or plan.skip:
+            raise ModelError(
+                f"{self.name} runs through transformers, which cannot run a part of its layers", "use a native family"
+            )
+        if self.layers - 1 in plan.hidden:
+            raise ModelError(
+                f"{self.name} runs through transformers, which does not hand out the states of its last layer"
+            )
+        hidden, running = self._run(plan, cache)
+        if len(running.heads) < self.layers:  # one was put in since it was loaded, with a config of its own
+            self._require_all(running)
+        return hidden
+
+    @property
+    def embedding(self) -> Tensor:
+        """The input embeddings [V, E]."""
+        return cast(Tensor, self._embed.weight)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache for `batch` rows of `capacity` slots, each layer's part where the layer runs."""
+        return KVCache(
+            layers=self.layers,
+            batch=batch,
+            capacity=capacity,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.model.dtype,
+            device=[self._layer_devices[layer] for layer in range(self.layers)],
+        )
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Every weight once."""
+        parameters: Iterator[Tensor] = self.model.parameters()
+        return parameters
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight once, under the library's name."""
+        named: Iterator[tuple[str, Tensor]] = self.model.named_parameters()
+        return named
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens go in."""
+        hook = getattr(self._embed, "_hf_hook", None)
+        place = getattr(hook, "execution_device", None)
+        return torch.device(place) if place is not None else next(self._embed.parameters()).device
+
+    def _run(self, plan: Plan, cache: KVCache | None) -> tuple[Hidden, Running]:
+        running = Running(plan, cache)
+        token = running_forward.set(running)
+        try:
+            out = self._body(
+                **self._entering(plan),
+                position_ids=plan.positions.clamp(min=0),
+                use_cache=False,
+                output_hidden_states=bool(plan.hidden),
+                return_dict=True,
+            )
+        finally:
+            running_forward.reset(token)
+        taps = {layer: out.hidden_states[layer + 1] for layer in plan.hidden}
+        return Hidden(plan, out.last_hidden_state, self._project, taps), running
+
+    def _entering(self, plan: Plan) -> dict[str, Tensor]:
+        """What goes in: ids where the library knows them, else states; where the token is -1, `Plan.soft` alone."""
+        if plan.soft is None:
+            own = self._embed is self._body.get_input_embeddings()
+            return {"input_ids": plan.tokens} if own else {"inputs_embeds": self._embed(plan.tokens)}
+        h = self._embed(plan.tokens.clamp(min=0)).masked_fill((plan.tokens < 0)[..., None], 0)
+        return {"inputs_embeds": h + plan.soft.to(h.dtype)}
+
+    def _project(self, states: Tensor) -> Tensor:
+        assert self._head is not None, "a model without one is refused"
+        logits: Tensor = self._head(states)
+        if scale := getattr(self._text, "logit_scale", None):
+            logits = logits * scale
+        if divisor := getattr(self._text, "logits_scaling", None):
+            logits = logits / divisor
+        if cap := getattr(self._text, "final_logit_softcapping", None):
+            logits = cap * torch.tanh(logits / cap)
+        return logits.to(self.device)
+
+    def _require(self) -> None:
+        """Refuse by name what is known not to go through the attention interface."""
+        if self._body is self.model:
+            raise self._refusal("its layers cannot be told from its head")
+        kinds = set(getattr(self._text, "layer_types", None) or ())
+        foreign = kinds - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+        if foreign:
+            raise self._refusal(f"it has layers of kind {', '.join(sorted(map(str, foreign)))}")
+        if not getattr(self._body, "_supports_attention_backend", False):
+            raise self._refusal("its attention does not go through transformers' AttentionInterface")
+        if self._head is None or "position_ids" not in introspect.signature(self._body.forward).parameters:
+            raise self._refusal("it takes no position_ids, or has no language-model head")
+        for layer in DynamicCache(config=self._text).layers:  # it may forget what the layers themselves would see
+            if layer.is_sliding:
+                self._lower_limit(layer.sliding_window)
+        scaling = getattr(self._text, "rope_parameters", None) or {}
+        for entry in (scaling, *(value for value in scaling.values() if isinstance(value, dict))):
+            if entry.get("rope_type") in ("dynamic", "longrope"):  # frequencies change past this length, for all rows
+                self._lower_limit(entry.get("original_max_position_embeddings") or self._text.max_position_embeddings)
+        tables = (self._embed, self._body.get_input_embeddings())
+        for module in self._body.modules():
+            if isinstance(module, nn.Embedding) and module not in tables:  # learned positions end here
+                self._lower_limit(getattr(self._text, "max_position_embeddings", None))
+
+    def _lower_limit(self, bound: int | None) -> None:
+        if bound:
+            self.limit = bound if self.limit is None else min(self.limit, bound)
+
+    @torch.inference_mode()
+    def _own_logits(self) -> Tensor:
+        try:
+            return self._parts.own(self._probe_ids()).float()
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            raise self._refusal(f"its own forward fails: {one_line(error)}") from error
+
+    def _probe_ids(self) -> Tensor:
+        count = min(12, self.limit or 12)
+        return ((torch.arange(count, device=self.device) * 7919 + 13) % self.vocab)[None]
+
+    @torch.inference_mode()
+    def _probe(self, expected: Tensor) -> None:
+        """Compare with the model's own logits, whole and in two parts through the cache."""
+        ids = self._probe_ids()
+        width = ids.shape[1]
+        hidden, running = self._run(Plan.full(ids, Visible.causal()), None)
+        self._require_all(running)
+        if len(set(running.heads.values())) > 1:
+            raise ModelError(f"its layers differ in their key/value heads: {sorted(set(running.heads.values()))}")
+        self.kv_heads, self.head_dim = next(iter(running.heads.values()))
+        for window in running.windows:
+            self._lower_limit(window)
+        self._layer_devices = self._find_devices(running)
+        compared = min(width, self.limit or width)
+        self._compare(hidden.logits(), expected, compared)
+        cache, half = self.new_cache(1, width), width // 2
+        order = torch.arange(width, device=ids.device)[None]
+        parts = []
+        for part in (slice(0, half), slice(half, width)):
+            lengths = torch.tensor([part.stop], device=ids.device)
+            want = torch.arange(part.stop - part.start, device=ids.device)[None]
+            plan = Plan(ids[:, part], order[:, part], order[:, part], Visible.causal(), lengths, want)
+            parts.append(self._run(plan, cache)[0].logits())
+        self._compare(torch.cat(parts, 1), expected, compared)
+
+    def _require_all(self, running: Running) -> None:
+        missing = sorted(set(range(self.layers)) - set(running.heads))
+        if missing:
+            raise ModelError(
+                f"layers {missing} do not attend through transformers' AttentionInterface",
+                "load the model anew if its layers have been replaced",
+            )
+
+    def _find_devices(self, running: Running) -> dict[int, torch.device]:
+        found = dict.fromkeys(range(self.layers), self.device)
+        for module in self._body.modules():
+            layer = getattr(module, "layer_idx", None)
+            if layer in running.heads and hasattr(module, "_hf_hook"):
+                place = getattr(module._hf_hook, "execution_device", None)
+                found[layer] = torch.device(place) if place is not None else found[layer]
+        return found
+
+    def _compare(self, logits: Tensor, expected: Tensor, count: int) -> None:
+        tolerance = 1e-3 if self.model.dtype == torch.float32 else 6e-2
+        if not bool(expected.isfinite().all()) and (wrong := damaged(self.named_parameters())):
+            raise ModelError(f"its logits are not finite: {wrong}")
+        gap = (logits - expected)[:, :count].abs().max() / expected[:, :count].abs().max().clamp(min=1e-6)
+        if not gap < tolerance:  # NaN too
+            raise ModelError(f"run with pardec's attention, its logits differ from its own by {gap:.1g} (relative)")
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except ModelError as error:
+            raise self._refusal(str(error)) from error
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            if out_of_memory(error):
+                raise
+            raise self._refusal(f"run with pardec's attention, it fails: {one_line(error)}") from error
+
+    def _refusal(self, reason: str) -> ModelError:
+        kind = type(self.model).__name__
+        return ModelError(
+            f"{self.name} ({kind}) cannot be run: {reason}", "use a causal LM with plain attention in every layer"
+        )

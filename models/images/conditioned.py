@@ -1,0 +1,242 @@
+"""A stack behind a condition that is no text: input states stand before each row's tokens, twice where it is guided.
+
+    logits = u + cfg (c - u),  c of the condition and u of its absence, of the same tokens
+
+Classifier-Free Diffusion Guidance, https://arxiv.org/abs/2207.12598
+
+Whoever decodes sees a model like any other: rows are its own, positions count the longer of a row's two conditions, and
+where the condition stands no token is fed (-1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+from ..errors import CacheError, ModelError
+from ..hidden import Hidden
+from ..kv_cache import KVCache
+from ..plan import Plan, Visible
+from ..stack import Stack
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """What stands before each row's tokens, as input states of one model."""
+
+    states: tuple[Tensor, ...]  # per row [P_b, E]
+    without: tuple[Tensor, ...] | None = None  # per row [U_b, E]: the same with nothing said
+
+    def take(self, rows: Sequence[int]) -> Prefix:
+        """For these rows only."""
+        without = None if self.without is None else tuple(self.without[row] for row in rows)
+        return Prefix(tuple(self.states[row] for row in rows), without)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Positions that each row's condition takes, guided or not."""
+        pairs = zip(self.states, self.without or self.states, strict=True)
+        return [max(len(said), len(unsaid)) for said, unsaid in pairs]
+
+
+class Conditioned:
+    """The stack `base` for the rows of one request."""
+
+    def __init__(
+        self,
+        base: Stack,
+        prefix: Prefix,
+        places: Sequence[int],
+        *,
+        cfg: float | None = None,
+        interval: int | None = None,
+    ) -> None:
+        """Conditions as `prefix` says them, in `places` positions of each row as whoever decodes counts them.
+
+        `cfg` None or 1 is the condition alone. With an `interval` i, only the first i + 2 tokens are guided.
+        Raises ModelError for conditions that do not fit, and for guidance of a model that knows no absence of one.
+        """
+        halves = [prefix.states]
+        self.scale = 1.0 if cfg is None else float(cfg)
+        if self.scale != 1:
+            if prefix.without is None:
+                raise ModelError(f"cfg={cfg} asks for guidance, and this model has no condition that says nothing")
+            halves.append(prefix.without)
+        if any(room < taken for room, taken in zip(places, prefix.lengths, strict=True)):
+            raise ModelError(
+                f"conditions of {max(prefix.lengths)} positions do not fit into {max(places)}",
+                "a drafting model has to read a prompt into no more positions than its target",
+            )
+        device = base.embedding.device
+        self.base = base
+        self.places = torch.tensor(list(places), device=device)  # [N]
+        self.lengths = torch.tensor([[len(states) for states in half] for half in halves], device=device)  # [copies, N]
+        rows = pad_sequence([states for half in halves for states in half], batch_first=True).to(device)
+        self.rows = rows.view(*self.lengths.shape, *rows.shape[1:])  # [copies, N, P, E]
+        if not bool(self.rows.isfinite().all()):
+            raise ModelError(
+                "what the pictures are to show was read into states that are not finite",
+                "look at prompt_embeds, or at the weights that read the condition",
+            )
+        self.shift = self.lengths - self.places  # [copies, N], at most 0
+        self.even = not bool(self.shift.any())
+        self.last = None if interval is None else self.places + interval  # [N] the last guided query
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.base.embedding
+
+    def parameters(self) -> Iterable[Tensor]:
+        return self.base.parameters()
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        return self.base.named_parameters()
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache for all rows of the request, with rows of its own for the unsaid half."""
+        copies, count = self.lengths.shape
+        if batch != count:
+            raise CacheError(f"the request has {count} rows, a cache of {batch} was asked for")
+        cache = self.base.new_cache(batch * copies, capacity)
+        cache.copies, cache.ids = copies, torch.arange(batch)
+        cache.shift = None if self.even else self.shift.flatten()
+        return cache
+
+    def put(self, rows: Tensor, other: Conditioned, whom: Tensor) -> None:
+        """The conditions of rows `whom` [n] of another request in place of those of `rows` [n]."""
+        most = max(self.rows.shape[2], other.rows.shape[2])
+        held, given = (pad(each, (0, 0, 0, most - each.shape[2])) for each in (self.rows, other.rows))
+        rows, whom = (index.to(held.device) for index in (rows, whom))
+        self.rows = held.index_copy(1, rows, given[:, whom])
+        self.lengths = self.lengths.index_copy(1, rows, other.lengths[:, whom])
+        self.places = self.places.index_copy(0, rows, other.places[whom])
+        self.shift = self.lengths - self.places
+        self.even = not bool(self.shift.any())
+        if self.last is not None and other.last is not None:
+            self.last = self.last.index_copy(0, rows, other.last[whom])
+
+    def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        if cache is None:
+            raise CacheError("a condition stands in the cache, and there is none")
+        live = cache.batch // cache.copies
+        here = torch.arange(plan.batch, device=plan.tokens.device) if plan.rows is None else plan.rows
+        whom = cache.ids.to(here.device)[here]  # [B] rows of the request
+        # What the host does not know is not asked of a GPU: there the condition is looked up in vain.
+        reaches = plan.tokens.device.type != "cpu" or bool(
+            ((plan.positions >= 0) & (plan.positions < self.places[whom][:, None])).any()
+        )
+        parts = [self._part(plan, copy, here + copy * live, whom, reaches) for copy in range(cache.copies)]
+        joined = _joined(parts)
+        if plan.rows is None and plan.batch == live:
+            joined = replace(joined, rows=None)
+        made = self.base(joined, cache)
+        if cache.copies == 1 and self.even:
+            return made
+        return Shifted(
+            plan,
+            made.states,
+            made.head,
+            made.taps,
+            made.narrowed,
+            made=made,
+            shifts=tuple(self.shift[:, whom]),
+            scale=self.scale,
+            last=None if self.last is None else self.last[whom],
+        )
+
+    def _part(self, plan: Plan, copy: int, rows: Tensor, whom: Tensor, reaches: bool) -> Plan:
+        """What the plan is for one copy of its rows."""
+        own = plan if self.even else _moved(plan, self.shift[copy, whom])
+        lengths, soft = self.lengths[copy, whom], own.soft
+        if soft is not None and len(soft) > plan.batch:  # states that a forward of both halves gave
+            soft = soft[copy * plan.batch : (copy + 1) * plan.batch]
+        elif soft is None and reaches:
+            states = self.rows[copy, whom]  # [B, P, E]
+            inside = (own.positions >= 0) & (own.positions < lengths[:, None])
+            at = own.positions.clamp(0, states.shape[1] - 1)
+            soft = states.gather(1, at[..., None].expand(-1, -1, states.shape[-1])) * inside[..., None]
+        return replace(own, soft=soft, rows=rows, origin=lengths)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Shifted(Hidden):
+    """A forward of all copies of a plan's rows that answers for the rows; `states` and `taps` hold every copy."""
+
+    made: Hidden
+    shifts: Sequence[Tensor]  # of each copy [B]
+    scale: float = 1.0
+    last: Tensor | None = None  # [B] the last query whose logits are guided
+
+    def logits(self, positions: Tensor | None = None) -> Tensor:
+        found = self.made.logits(None if positions is None else self._copied(positions)).chunk(len(self.shifts))
+        if len(found) == 1:
+            return found[0]
+        said, unsaid = found
+        mixed = unsaid + self.scale * (said - unsaid)
+        if self.last is None:
+            return mixed
+        if positions is None:
+            positions = self.plan.positions.gather(1, self.plan.want.clamp(min=0))
+        return torch.where((positions <= self.last[:, None])[..., None], mixed, said)
+
+    def has(self, positions: Tensor) -> Tensor:
+        return self.made.has(self._copied(positions)).chunk(len(self.shifts))[0]
+
+    def _copied(self, positions: Tensor) -> Tensor:
+        """`positions` [B, K] as each copy counts them."""
+        return torch.cat([torch.where(positions < 0, -1, positions + by[:, None]) for by in self.shifts])
+
+
+def put_rows(stack: Stack, cache: KVCache, rows: Tensor, others: Stack, other: KVCache) -> None:
+    """The rows of `other`, a cache of the stack `others`, in place of `rows` [n] of a cache of `stack`.
+
+    The two stacks are one, or the same one behind other conditions.
+    """
+    cache.put(rows, other)
+    if isinstance(stack, Conditioned) and isinstance(others, Conditioned):
+        stack.put(cache.ids[rows.cpu()], others, other.ids)
+        cache.shift = None if stack.even else stack.shift[:, cache.ids.to(stack.shift.device)].flatten()
+
+
+def _moved(plan: Plan, by: Tensor) -> Plan:
+    """The plan with everything of row b `by[b]` slots further; what would lie before slot 0 is padding."""
+    step, visible = by[:, None], plan.visible
+    positions = torch.where(plan.positions < 0, -1, (plan.positions + step).clamp(min=-1))
+    slots = torch.where(plan.slots < 0, -1, (plan.slots + step).clamp(min=-1))
+    if visible.base is not None:
+        visible = replace(visible, base=visible.base + by)
+    elif visible.dense is not None:
+        slot = torch.arange(visible.dense.shape[-1], device=by.device) - step  # as whoever made the mask counts them
+        known = (slot >= 0) & (slot < visible.dense.shape[-1])
+        at = slot.clamp(0, visible.dense.shape[-1] - 1)[:, None].expand_as(visible.dense)
+        visible = replace(visible, dense=visible.dense.gather(2, at) & known[:, None])
+    lengths = plan.lengths + by
+    return replace(plan, positions=positions, slots=slots, visible=visible, lengths=lengths, uniform=None, span=None)
+
+
+def _joined(parts: list[Plan]) -> Plan:
+    """One plan for the rows of all, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    held = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Plan)}
+    tensors: dict[str, Any] = {
+        name: torch.cat(values) for name, values in held.items() if isinstance(values[0], Tensor)
+    }
+    return replace(parts[0], visible=_sight(parts), **tensors)
+
+
+def _sight(parts: list[Plan]) -> Visible:
+    first = parts[0].visible
+    if first.parents is not None:
+        each = [part.visible.parents.expand(part.batch, -1) for part in parts if part.visible.parents is not None]
+        base = [part.visible.base for part in parts if part.visible.base is not None]
+        return replace(first, parents=torch.cat(each), base=torch.cat(base))
+    if first.dense is not None:
+        return replace(first, dense=torch.cat([part.visible.dense for part in parts if part.visible.dense is not None]))
+    return first

@@ -1,0 +1,163 @@
+"""Janus and Janus-Pro, run through transformers: pictures of captions, drawn by a language model that also reads text.
+
+Janus-Pro: Unified Multimodal Understanding and Generation with Data and Model Scaling, https://arxiv.org/abs/2501.17811
+
+    a code goes in as   aligner(embedding(code)), a row of a table of its own, and comes out of a head of its own
+    a caption is        the chat-templated prompt up to <begin_of_image>, as the text embedding reads it
+    nothing said is     the same ids, all but the first-of-text and <begin_of_image> replaced by the padding token
+
+The padding is seen like any token: what a row with nothing said attends to is as long as its caption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import finite
+from ..errors import ModelError, one_line
+from ..hf.causal_lm import Parts
+from ..hf.hf_logging import quiet
+from ..loading.sources import Source
+from .conditioned import Prefix
+from .contracts import Condition, Imaging, Layout
+
+_GUIDANCE = 5.0  # of the authors, where the checkpoint's generation config names none
+
+
+class JanusImaging:
+    """The picture side of one checkpoint; `model` is the library's, `processor` makes ids of captions."""
+
+    kind: Literal["text"] = "text"
+    classes = 0
+    drawable = True
+
+    def __init__(self, model: Any, processor: Any, name: str) -> None:
+        """Raises ModelError for a checkpoint that does not say how a caption ends, or what stands for nothing."""
+        self.model, self.processor, self.name = model, processor, name
+        settings, tokenizer = model.generation_config, processor.tokenizer
+        extra = getattr(settings, "generation_kwargs", None) or {}
+        begin = extra.get("boi_token_id")
+        if begin is None:
+            begin = tokenizer.convert_tokens_to_ids(processor.image_start_token)
+        first = _first(settings.bos_token_id, tokenizer.bos_token_id)
+        pad = _first(settings.pad_token_id, tokenizer.pad_token_id)
+        if begin is None or pad is None:
+            raise ModelError(
+                f"{name} names no {'padding' if pad is None else '<begin_of_image>'} token",
+                "generation_config.json holds pad_token_id, and generation_kwargs with boi_token_id",
+            )
+        self.pad, self.kept = pad, [token for token in (first, begin) if token is not None]
+        side, cells = model.model.vqmodel.config.num_patches, model.model.vision_model.config.num_image_tokens
+        if side * side != cells:
+            raise ModelError(f"{name} draws {cells} cells, and its image tokenizer decodes {side}x{side}")
+        self.layout = Layout(side, side)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        settings = self.model.generation_config
+        own = {name: getattr(settings, name, None) for name in ("temperature", "top_k", "top_p")}
+        given = {name: value for name, value in own.items() if value is not None}
+        return {"temperature": 1.0, "cfg": float(getattr(settings, "guidance_scale", None) or _GUIDANCE), **given}
+
+    @property
+    def codebook(self) -> Tensor:
+        return F.normalize(self.model.model.vqmodel.quantize.embedding.weight.float(), dim=-1)
+
+    @property
+    def cell(self) -> int:
+        return int(2 ** (len(self.model.model.vqmodel.config.channel_multiplier) - 1))
+
+    @torch.inference_mode()
+    def prefix(self, conditions: Sequence[Condition]) -> Prefix:
+        table = self.model.get_input_embeddings()
+        said, unsaid = [], []
+        for row, condition in enumerate(conditions):
+            ids = self.ids(self._caption(row, condition)).to(table.weight.device)
+            kept = torch.isin(ids, torch.tensor(self.kept, device=ids.device))
+            said.append(table(ids))
+            nothing = ids.where(kept, self.pad)
+            away = nothing if condition.negative is None else self.ids(condition.negative).to(ids.device)
+            unsaid.append(table(away))
+        finite.conditions(self.name, (*said, *unsaid), self.model)
+        return Prefix(tuple(said), tuple(unsaid))
+
+    def ids(self, caption: str) -> Tensor:
+        """[P] int64: the prompt of a caption as the library's processor makes it, up to <begin_of_image>."""
+        said = [{"role": "user", "content": [{"type": "text", "text": caption}]}]
+        prompt = self.processor.apply_chat_template(said, add_generation_prompt=True)
+        first = self.processor.tokenizer.bos_token
+        once = {"add_special_tokens": False} if first and prompt.startswith(first) else {}
+        made = self.processor(text=prompt, generation_mode="image", return_tensors="pt", **once)
+        ids: Tensor = made["input_ids"][0]
+        return ids
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Tensor:
+        vq = self.model.model.vqmodel
+        pixels: Tensor = vq.decode(codes.flatten(1).to(vq.quantize.embedding.weight.device))
+        return finite.pixels(self.name, pixels.float(), vq)
+
+    def _caption(self, row: int, condition: Condition) -> str:
+        if condition.label is not None:
+            raise ModelError(f"row {row} has a label, and {self.name} draws captions", "pass a prompt in its place")
+        if condition.features is not None:
+            raise ModelError(
+                f"{self.name} reads captions with its own text embedding, and row {row} gives features of one",
+                "pass a prompt in place of prompt_embeds",
+            )
+        if condition.text is None or not condition.text.strip():
+            raise ModelError(f"row {row} has no caption, and {self.name} draws captions", "pass a prompt")
+        return condition.text
+
+
+def prepare(source: Source) -> Callable[[Any], tuple[Parts, Imaging]]:
+    """What makes the parts and the picture side of the library's model, once it is loaded.
+
+    Raises ModelError, before weights are read, for a folder without a processor.
+    """
+    processor = _processor(source.folder, source.name)
+    return lambda model: (parts(model), JanusImaging(model, processor, source.name))
+
+
+def parts(model: Any) -> Parts:
+    """What image codes run through in a JanusForConditionalGeneration."""
+    inner = model.model
+    body, count = inner.language_model, inner.generation_embeddings.num_embeddings
+    with torch.no_grad():
+        every = torch.arange(count, device=inner.generation_embeddings.weight.device)
+        table: Tensor = model.prepare_embeddings_for_image_generation(every)
+    embed = nn.Embedding(count, table.shape[1], device="meta")
+    embed.weight = nn.Parameter(table, requires_grad=False)
+
+    def own(ids: Tensor) -> Tensor:
+        states = model.prepare_embeddings_for_image_generation(ids)
+        logits: Tensor = inner.generation_head(body(inputs_embeds=states, use_cache=False).last_hidden_state)
+        return logits
+
+    return Parts(body, embed, inner.generation_head, count, own)
+
+
+def _processor(folder: Path, name: str) -> Any:
+    from transformers import JanusProcessor
+
+    try:
+        with quiet():
+            processor = JanusProcessor.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # tokenizers and configs each fail in their own way
+        raise ModelError(
+            f"{name} has no processor that can be used: {one_line(error)}",
+            "its folder needs processor_config.json or preprocessor_config.json, and the files of its tokenizer",
+        ) from error
+    if not getattr(processor, "chat_template", None):
+        raise ModelError(f"the processor of {name} has no chat template", "add chat_template.jinja to its folder")
+    return processor
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)

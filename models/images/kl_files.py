@@ -1,0 +1,97 @@
+"""Loading and saving KL autoencoders in the format that latent diffusion and MAR publish."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+from ..loading.sources import read_json
+from .kl import KL, SCALE
+from .kl_names import from_published, ignored, published, to_published
+from .kl_shape import KLShape
+from .weight_files import check_names, embedded_files, find_file, read_tensors, write_tensors
+
+PATTERNS = ("kl*.safetensors", "kl*.ckpt", "kl*.pt", "kl*.pth")
+_WHAT = "KL autoencoder"
+
+
+def embedded_autoencoders() -> list[str]:
+    """Names of the KL autoencoders that ship with the package, sorted."""
+    return sorted(embedded_files("kl"))
+
+
+def load_kl(
+    source: str | os.PathLike[str],
+    *,
+    scale: float | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> KL:
+    """Load a KL autoencoder: an embedded name, a folder that holds one `kl*` file, or the file, also "owner/name/file".
+
+    Shape arguments are read off the tensors, and the encoder may be absent. `scale` is what latents are multiplied by;
+    if None it is the one that `<file>.args.json` beside the file states, else MAR's. The autoencoder is ready for
+    inference: parameters need no gradient.
+
+    Raises:
+        ModelError: the file is damaged or holds something else, in one line that says what.
+    """
+    file = find_kl(os.fspath(source))
+    tensors = {name: value for name, value in read_tensors(file).items() if not ignored(name)}
+    try:
+        shape = KLShape.of(tensors)
+        with torch.device("meta"):
+            model = KL(shape, scale=_scale(file) if scale is None else scale)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}", error.hint) from error
+    if not shape.encoder:
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("quant_conv.")}
+    check_names(file, tensors, {name: tuple(value.shape) for name, value in published_tensors(model).items()})
+    ours = {}
+    for name in model.network.state_dict():
+        theirs = published(name, len(shape.widths))
+        ours[name] = from_published(theirs, tensors[theirs]).to(device, dtype)
+    model.network.load_state_dict(ours, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def save_kl(model: KL, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
+    """Write the autoencoder under its published names, `.pt` or `.safetensors`, and shape and scale beside it.
+
+    Raises:
+        ModelError: another suffix.
+    """
+    path = Path(file)
+    write_tensors(path, {name: value.to(dtype or value.dtype) for name, value in published_tensors(model).items()})
+    said = {**asdict(model.shape), "scale": model.scale}
+    _arguments(path).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+
+def published_tensors(model: KL) -> dict[str, Tensor]:
+    """The tensors under their published names and in their published forms."""
+    levels = len(model.shape.widths)
+    named = ((published(name, levels), value) for name, value in model.network.state_dict().items())
+    return {name: to_published(name, value) for name, value in named}
+
+
+def find_kl(source: str) -> Path:
+    """The file of an embedded autoencoder, of a folder that holds one, or the file itself. Raises ModelError."""
+    return find_file(source, "kl", _WHAT, PATTERNS)
+
+
+def _arguments(file: Path) -> Path:
+    return file.with_name(f"{file.stem}.args.json")
+
+
+def _scale(file: Path) -> float:
+    """The scale that a file beside the weights states, else MAR's."""
+    said = read_json(_arguments(file)).get("scale", SCALE)
+    if not isinstance(said, int | float) or isinstance(said, bool):
+        raise ModelError(f"the scale of latents must be a number, got {said!r}")
+    return float(said)

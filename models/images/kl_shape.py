@@ -1,0 +1,98 @@
+"""The shape arguments of a KL autoencoder, which its published file does not state but its tensors show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import ModelError
+
+GROUPS = 32  # of every group norm: channel counts are multiples of it
+
+
+@dataclass(frozen=True)
+class KLShape:
+    """Sizes of an autoencoder; the names are those of its authors' own arguments, the defaults MAR's KL-16."""
+
+    embed_dim: int = 16  # channels of the latents
+    ch: int = 128  # channels at the first level
+    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one a level; each level but the last halves the picture
+    num_res_blocks: int = 2  # a level of the encoder; the decoder has one more
+    attention: tuple[int, ...] = (
+        4,
+    )  # levels of the encoder that have attention; the decoder has it in its middle alone
+    encoder: bool = True  # False: the file holds what decodes, and pictures cannot be encoded
+
+    def __post_init__(self) -> None:
+        for name in ("ch_mult", "attention"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("embed_dim", "num_res_blocks"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} of a KL autoencoder must be at least 1, got {getattr(self, name)}")
+        if not self.ch_mult or self.ch_mult[0] != 1 or min(self.ch_mult) < 1:
+            raise ModelError(f"ch_mult must start with 1 and hold positive numbers, got {list(self.ch_mult)}")
+        if self.ch < 1 or self.ch % GROUPS:
+            raise ModelError(f"ch must be a multiple of {GROUPS}, the groups of its norms, got {self.ch}")
+        beyond = [level for level in self.attention if not 0 <= level < len(self.ch_mult)]
+        if beyond:
+            raise ModelError(
+                f"attention is asked at level {beyond[0]}, but the levels are 0 to {len(self.ch_mult) - 1}"
+            )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of each level."""
+        return tuple(self.ch * times for times in self.ch_mult)
+
+    @property
+    def downsample(self) -> int:
+        """Pixels along one side of a latent's cell."""
+        return int(2 ** (len(self.ch_mult) - 1))
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> KLShape:
+        """Read the shape off the published tensors.
+
+        Raises:
+            ModelError: the tensors are not a KL autoencoder's.
+        """
+        if "quantize.embedding.weight" in tensors:
+            raise ModelError(
+                "these are the weights of a VQ tokenizer, not of a KL autoencoder",
+                "a KL autoencoder's file has no codebook; MAR's is called kl16.ckpt",
+            )
+        if any(name.startswith("decoder.up_blocks.") for name in tensors):
+            raise ModelError(
+                "these are the weights of a KL autoencoder under diffusers' names",
+                "give the file of its authors, whose tensors are called decoder.up.0.block.0.conv1.weight and so on",
+            )
+        needed = ("decoder.conv_out.weight", "decoder.conv_in.weight", "post_quant_conv.weight")
+        absent = [name for name in needed if name not in tensors or tensors[name].ndim != 4]
+        if absent:
+            raise ModelError(f"not the weights of a KL autoencoder: there is no {absent[0]}")
+        ch = tensors[needed[0]].shape[1]
+        levels = _count(tensors, r"decoder\.up\.(\d+)\.")
+        convs = [tensors.get(f"decoder.up.{level}.block.0.conv1.weight") for level in range(levels)]
+        if not levels or any(conv is None or conv.shape[0] % ch for conv in convs):
+            raise ModelError("not the weights of a KL autoencoder: decoder.up do not hold its levels")
+        inner, outer = tensors[needed[2]].shape[:2]
+        if inner != outer:
+            raise ModelError(f"latents of {outer} channels that are decoded from {inner} are not supported")
+        attention = {int(hit[1]) for name in tensors if (hit := re.match(r"encoder\.down\.(\d+)\.attn\.", name))}
+        return KLShape(
+            embed_dim=outer,
+            ch=ch,
+            ch_mult=tuple(conv.shape[0] // ch for conv in convs if conv is not None),
+            num_res_blocks=_count(tensors, r"decoder\.up\.0\.block\.(\d+)\.") - 1,
+            attention=tuple(sorted(attention)),
+            encoder=any(name.startswith("encoder.") for name in tensors),
+        )
+
+
+def _count(tensors: Mapping[str, Tensor], pattern: str) -> int:
+    """One more than the highest number that the pattern's group takes among the names."""
+    hits = (re.match(pattern, name) for name in tensors)
+    return max((int(hit[1]) + 1 for hit in hits if hit), default=0)

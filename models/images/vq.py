@@ -1,0 +1,125 @@
+"""LlamaGen's image tokenizer: pixels to codes of a learned codebook, and back.
+
+Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation, https://arxiv.org/abs/2406.06525
+
+    code = the row of the codebook nearest to the encoder's feature, both on the unit sphere
+
+Encoder and decoder are diffusers' blocks. Letters: B pictures, H and W pixels, h and w cells (H and W over
+`shape.downsample`), C the codebook's dimensions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..errors import ModelError
+from .vq_shape import GROUPS, VQShape
+
+
+class VQ(nn.Module):
+    """An image tokenizer. Pixels are floats in [-1, 1], codes int64 in [0, codebook_size)."""
+
+    def __init__(self, shape: VQShape) -> None:
+        super().__init__()
+        from diffusers.models.autoencoders.vae import Decoder, Encoder  # slow to import
+
+        self.shape = shape
+        plain = len(shape.widths) - 1  # the last level alone has attention
+        common = {"layers_per_block": shape.num_res_blocks, "norm_num_groups": GROUPS}
+        self.encoder = Encoder(
+            out_channels=shape.z_channels,
+            down_block_types=("DownEncoderBlock2D",) * plain + ("AttnDownEncoderBlock2D",),
+            block_out_channels=shape.widths,
+            double_z=False,
+            **common,
+        )
+        self.decoder = Decoder(
+            in_channels=shape.z_channels,
+            up_block_types=("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * plain,
+            block_out_channels=shape.widths,
+            **common,
+        )
+        self.quant_conv = nn.Conv2d(shape.z_channels, shape.codebook_embed_dim, 1)
+        self.post_quant_conv = nn.Conv2d(shape.codebook_embed_dim, shape.z_channels, 1)
+        self.codebook = nn.Embedding(shape.codebook_size, shape.codebook_embed_dim)
+        bound = 1 / shape.codebook_size
+        nn.init.uniform_(self.codebook.weight, -bound, bound)
+
+    def rows(self) -> Tensor:
+        """The codebook as it is compared and looked up, float32 [codebook_size, C]: of unit length where it says so."""
+        weight = self.codebook.weight.float()
+        return F.normalize(weight, dim=1) if self.shape.codebook_l2_norm else weight
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """What codes are chosen by: pixels [B, 3, H, W] to float32 [B, C, h, w].
+
+        Raises:
+            ModelError: not three channels, or sides that are no multiple of `shape.downsample`.
+        """
+        side = self.shape.downsample
+        if pixels.ndim != 4 or pixels.shape[1] != 3:
+            raise ModelError(f"pixels must be [pictures, 3, height, width], got {list(pixels.shape)}")
+        if not pixels.shape[2] or not pixels.shape[3] or pixels.shape[2] % side or pixels.shape[3] % side:
+            wrong = "x".join(map(str, pixels.shape[2:]))
+            raise ModelError(
+                f"a picture of {wrong} pixels has no whole cells", f"height and width: multiples of {side}"
+            )
+        found: Tensor = self.quant_conv(self.encoder(pixels.to(self.quant_conv.weight.dtype))).float()
+        return F.normalize(found, dim=1) if self.shape.codebook_l2_norm else found
+
+    def nearest(self, features: Tensor) -> Tensor:
+        """The code of each feature: [B, C, h, w] to [B, h, w]; ties go to the lowest code."""
+        rows = self.rows()
+        flat = rearrange(features, "b c h w -> b h w c")
+        return (rows.square().sum(1) - 2 * flat @ rows.T).argmin(-1)
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] to codes [B, h, w]; raises as `features` does."""
+        return self.nearest(self.features(pixels))
+
+    def vectors(self, codes: Tensor) -> Tensor:
+        """Rows of the codebook for codes [B, h, w], float32 [B, C, h, w].
+
+        Raises:
+            ModelError: codes of another shape, or outside the codebook.
+        """
+        if codes.ndim != 3 or not codes.numel():
+            raise ModelError(f"codes must be [pictures, rows, columns], got {list(codes.shape)}")
+        low, high = (int(value) for value in codes.aminmax())
+        if low < 0 or high >= self.shape.codebook_size:
+            wrong = low if low < 0 else high
+            raise ModelError(f"code {wrong} lies outside the codebook of {self.shape.codebook_size}")
+        return rearrange(F.embedding(codes, self.rows()), "b h w c -> b c h w")
+
+    def pixels(self, vectors: Tensor) -> Tensor:
+        """Rows of the codebook [B, C, h, w] to float32 pixels [B, 3, H, W]; they may reach a little past [-1, 1]."""
+        found: Tensor = self.decoder(self.post_quant_conv(vectors.to(self.post_quant_conv.weight.dtype)))
+        return found.float()
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [B, h, w] to pixels [B, 3, H, W]; raises as `vectors` does."""
+        return self.pixels(self.vectors(codes))
+
+    def check_vocabulary(self, size: int, whose: str) -> None:
+        """Raise ModelError unless a model of `size` image tokens draws with this codebook."""
+        if size != self.shape.codebook_size:
+            raise ModelError(
+                f"{whose} has {size} image tokens, its decoder a codebook of {self.shape.codebook_size}",
+                "give the decoder that the model was trained with",
+            )
+
+
+def to_pixels(pictures: NDArray[np.uint8]) -> Tensor:
+    """Pictures [B, H, W, 3] of 0..255 as float32 pixels [B, 3, H, W] in [-1, 1]."""
+    return torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))).float() / 127.5 - 1
+
+
+def to_pictures(pixels: Tensor) -> NDArray[np.uint8]:
+    """Pixels [B, 3, H, W] as pictures [B, H, W, 3] of 0..255; what lies outside [-1, 1] is clipped."""
+    bytes_ = ((pixels.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    return np.ascontiguousarray(bytes_.permute(0, 2, 3, 1).numpy())

@@ -1,0 +1,77 @@
+"""Loading and saving image tokenizers in the format LlamaGen publishes."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+from ..loading.sources import read_json
+from .vq import VQ
+from .vq_names import IGNORED, from_published, published, to_published
+from .vq_shape import VQShape
+from .weight_files import check_names, embedded_files, find_file, read_tensors, write_tensors
+
+PATTERNS = ("vq*.safetensors", "vq*.pt")
+
+
+def embedded_tokenizers() -> list[str]:
+    """Names of the image tokenizers that ship with the package, sorted."""
+    return sorted(embedded_files("vq"))
+
+
+def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> VQ:
+    """Load an image tokenizer: an embedded name, a folder that holds one `vq*` file, or the file.
+
+    Shape arguments are read off the tensors; a `<file>.args.json` beside the file is held against them. The tokenizer
+    is ready for inference: parameters need no gradient.
+
+    Raises:
+        ModelError: the file is damaged or holds something else, in one line that says what.
+
+    >>> load_vq("tiny-vq").shape.codebook_embed_dim
+    8
+    """
+    file = find_vq(os.fspath(source))
+    tensors = {name: value for name, value in read_tensors(file).items() if name not in IGNORED}
+    try:
+        shape = VQShape.of(tensors, read_json(_arguments(file)))
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}", error.hint) from error
+    with torch.device("meta"):
+        model = VQ(shape)
+    check_names(file, tensors, {name: tuple(value.shape) for name, value in published_tensors(model).items()})
+    ours = {name: from_published(published(name), tensors[published(name)]) for name in model.state_dict()}
+    model.load_state_dict({name: value.to(device, dtype) for name, value in ours.items()}, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def save_vq(model: VQ, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
+    """Write the tokenizer under LlamaGen's names, `.pt` or `.safetensors`, and its arguments beside it.
+
+    Raises:
+        ModelError: another suffix.
+    """
+    path = Path(file)
+    write_tensors(path, {name: value.to(dtype or value.dtype) for name, value in published_tensors(model).items()})
+    _arguments(path).write_text(json.dumps(asdict(model.shape), indent=1) + "\n", encoding="utf-8")
+
+
+def published_tensors(model: VQ) -> dict[str, Tensor]:
+    """The tensors under their published names and in their published forms."""
+    named = ((published(name), value) for name, value in model.state_dict().items())
+    return {name: to_published(name, value) for name, value in named}
+
+
+def _arguments(file: Path) -> Path:
+    return file.with_name(f"{file.stem}.args.json")
+
+
+def find_vq(source: str) -> Path:
+    """The file of an embedded tokenizer, of a folder that holds one, or the file itself. Raises ModelError."""
+    return find_file(source, "vq", "image tokenizer", PATTERNS)

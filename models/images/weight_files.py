@@ -1,0 +1,113 @@
+"""Weight files as image models publish them: a pickle that holds the tensors under one name, or safetensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..errors import ModelError, UnknownModelError, did_you_mean, listed, one_line
+from ..loading.catalog import EMBEDDED
+from ..loading.sources import locate
+from ..loading.weights import CONTAINERS
+
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name, on the CPU. No code in the file is run.
+
+    Raises:
+        ModelError: the file is missing, damaged, of another kind, or holds no plain dictionary of tensors.
+    """
+    if not file.is_file():
+        raise ModelError(f"there is no file {file}")
+    if file.suffix not in SUFFIXES:
+        raise ModelError(f"{file} is no weight file", f"weight files end in {', '.join(SUFFIXES)}")
+    again = "download or copy the file again"
+    if file.suffix == ".safetensors":
+        try:
+            tensors: dict[str, Tensor] = load_file(file)
+            return tensors
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(f"{file} is damaged or cut short: {one_line(error)}", again) from error
+    try:
+        held = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch each raise their own
+        raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", again) from error
+    if isinstance(held, dict):
+        held = next((held[name] for name in CONTAINERS if isinstance(held.get(name), dict)), held)
+    if not isinstance(held, dict) or not held or not all(isinstance(value, Tensor) for value in held.values()):
+        raise ModelError(f"{file} does not hold a plain dictionary of tensors")
+    return held
+
+
+def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write `{"model": tensors}` (.pt) or plain safetensors, by the file's suffix; the file is replaced whole.
+
+    Raises:
+        ModelError: another suffix.
+    """
+    if file.suffix not in (".pt", ".safetensors"):
+        raise ModelError(f"cannot write weights to {file}", "name a file that ends in .pt or .safetensors")
+    kept = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
+    part = file.with_name(file.name + ".part")
+    if file.suffix == ".pt":
+        torch.save({"model": kept}, part)
+    else:
+        save_file(kept, part, metadata={"format": "pt"})
+        part.chmod(0o644)  # as any other file
+    os.replace(part, file)
+
+
+def check_names(file: Path | str, found: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
+    """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape."""
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ModelError(f"{file}: {len(missing)} of {len(wanted)} tensors are missing: {listed(missing, 3)}")
+    unknown = [name for name in found if name not in wanted]
+    if unknown:
+        raise ModelError(f"{file}: {len(unknown)} tensors belong to no part of the model: {listed(unknown, 3)}")
+    for name, shape in wanted.items():
+        if tuple(found[name].shape) != shape:
+            raise ModelError(f"{file}: {name} has shape {list(found[name].shape)}, expected {list(shape)}")
+
+
+def embedded_files(stem: str) -> dict[str, Path]:
+    """The files `<stem>.safetensors` that ship with the package, by the names of their folders."""
+    return {entry.parent.name: entry for entry in EMBEDDED.glob(f"*/{stem}.safetensors")}
+
+
+def find_file(source: str, stem: str, what: str, patterns: tuple[str, ...]) -> Path:
+    """The weights of `what`: an embedded name, a folder that holds one of the patterns, or the file.
+
+    A file may lie on the hub: "owner/name/file".
+
+    Raises:
+        ModelError: none, or more than one.
+    """
+    known = embedded_files(stem)
+    if source in known:
+        return known[source]
+    path = Path(os.path.expanduser(source))
+    if path.is_dir():
+        held = sorted(entry for pattern in patterns for entry in path.glob(pattern))
+        if len(held) != 1:
+            found = f"{len(held)} {what}s: {listed(entry.name for entry in held)}" if held else f"no {what}"
+            looked = f"name the file; in a folder, {' or '.join(patterns)} is looked for"
+            raise ModelError(f"{path} holds {found}", looked)
+        return held[0]
+    if path.is_file():
+        return path
+    if source.count("/") > 1 and not source.startswith((".", "/", "~")) and Path(source).suffix in SUFFIXES:
+        file = locate(source).file
+        if file is not None:
+            return file
+    raise UnknownModelError(
+        f"no {what} {source!r}{did_you_mean(source, sorted(known))}",
+        f"give an embedded one ({listed(sorted(known))}), a folder with one {patterns[-1]}, or the file",
+    )

@@ -1,0 +1,151 @@
+"""What every query of a forward sees among the slots of a cache, worked out once for all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from ..plan import Plan, Visible
+from .choice import Backend, backend
+from .cpu.layer import usable
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sight:
+    """What every query of a forward sees, worked out once for all layers."""
+
+    backend: Backend
+    extent: int  # slots read, from 0
+    rows: Tensor | None = None  # [B] cache row of each plan row
+    mask: Tensor | CausalBias | None = None  # [B, 1, Q, S] additive
+    causal: bool = False
+    dead: Tensor | None = None  # flat indices into [B * S] (CPU) or bool [B, S, 1, 1]: slots past their row's length
+    positions: Tensor | None = None  # the rest is for the Triton version, which reads the pattern itself
+    lengths: Tensor | None = None
+    visible: Visible | None = None
+    allowed: Tensor | None = None  # [B, Q, S] bool, patterns that are not a rule on positions or parents
+    nodes: Tensor | None = None  # [B, Q] int64, of tree drafts: the node that each query is
+
+    def narrowed(self, picked: Tensor) -> Sight:
+        """What the queries `picked` [B, M] see."""
+        if self.mask is None and self.positions is None and not self.causal:
+            return self
+        rows = torch.arange(len(picked), device=picked.device)[:, None]
+        mask, positions, allowed, nodes = self.mask, self.positions, self.allowed, self.nodes
+        if self.causal or hasattr(mask, "seq_len_q"):  # queries stand at the end of what is read, in order
+            slot = torch.arange(self.extent, device=picked.device)
+            width = self.extent if self.causal else mask.seq_len_q  # type: ignore[union-attr]
+            mask = (slot <= (picked + self.extent - width)[..., None])[:, None]
+        elif mask is not None:
+            mask = mask[:, 0][rows, picked][:, None]
+        if positions is not None:
+            positions = positions[rows, picked]
+        if allowed is not None:
+            allowed = allowed[rows, picked]
+        if nodes is not None:
+            nodes = nodes[rows, picked]
+        return replace(self, mask=mask, causal=False, positions=positions, allowed=allowed, nodes=nodes)
+
+
+def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, plain: bool = False) -> Sight:
+    """Resolve what the queries of `plan` see among the first `extent` slots. `plain` asks for the definition."""
+    whole = _sees_all(plan)
+    chosen: Backend = "reference" if plain else backend(device, suited=not whole and dtype != torch.float32)
+    if whole and chosen == "reference":
+        return Sight("c" if not plain and usable(device, dtype) else chosen, extent, plan.rows)
+    span, uniform = plan.span, plan.uniform
+    if plan.visible.kind == "causal" and span is not None and uniform == span[1] and chosen == "reference":
+        if span[0] == 0:
+            return Sight(chosen, extent, plan.rows, causal=True)
+        if device.type == "cuda":
+            from torch.nn.attention.bias import causal_lower_right  # loads the compiler, which takes seconds
+
+            return Sight(chosen, extent, plan.rows, mask=causal_lower_right(plan.width, extent))
+    if chosen == "triton":
+        tree = plan.visible.parents is not None
+        ruled = tree or plan.visible.kind in ("bidirectional", "causal") or plan.visible.block is not None
+        index = torch.arange(plan.width, device=plan.positions.device)
+        return Sight(
+            chosen,
+            extent,
+            plan.rows,
+            positions=plan.positions,
+            lengths=plan.lengths,
+            visible=plan.visible,
+            allowed=None if ruled else seen(plan, extent),
+            nodes=index.expand(plan.positions.shape) if tree else None,
+        )
+    allowed = seen(plan, extent)
+    # A query that sees nothing is padding: it may see anything, as long as its row stays finite.
+    allowed |= ~allowed.any(-1, keepdim=True)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+    return Sight(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
+
+
+def seen(plan: Plan, extent: int) -> Tensor:
+    """Which of the first `extent` slots each query sees -> bool [B, Q, S]. The definition of every `Visible`."""
+    visible, positions = plan.visible, plan.positions
+    slot = torch.arange(extent, device=positions.device)
+    valid = (slot < plan.lengths[:, None])[:, None]  # [B, 1, S]
+    if visible.kind == "bidirectional":
+        return valid.expand(-1, plan.width, -1).clone()
+    if visible.kind == "causal":
+        return valid & (slot <= positions[..., None])
+    if visible.kind == "segments" and visible.block is not None:
+        block = torch.div(positions, visible.block, rounding_mode="floor")  # of a padded query: -1, sees nothing
+        return valid & (slot // visible.block <= block[..., None])
+    if visible.ids is not None:
+        own = visible.ids.gather(1, plan.slots.clamp(min=0))
+        after = torch.iinfo(visible.ids.dtype).max  # slots that no id is given for are not seen
+        segments = F.pad(visible.ids, (0, extent - visible.ids.shape[1]), value=after)
+        return valid & (segments[:, None] <= own[..., None]) & (positions >= 0)[..., None]
+    if visible.parents is not None and visible.base is not None:
+        return valid & _tree(visible.parents, visible.base, extent) & (positions >= 0)[..., None]
+    assert visible.dense is not None
+    return valid & F.pad(visible.dense, (0, extent - visible.dense.shape[-1]))  # a negative pad cuts
+
+
+def _sees_all(plan: Plan) -> bool:
+    """Whether the host knows that every query sees every slot that is read."""
+    if plan.uniform is None:
+        return False
+    visible = plan.visible
+    if visible.kind == "bidirectional":
+        return True
+    if plan.span is None or plan.span[1] != plan.uniform:
+        return False
+    if visible.kind == "causal":
+        return plan.width == 1
+    return visible.block is not None and (plan.uniform - 1) // visible.block <= plan.span[0] // visible.block
+
+
+def _dead(plan: Plan, extent: int) -> Tensor | None:
+    if plan.uniform is not None:
+        return None
+    past = torch.arange(extent, device=plan.lengths.device) >= plan.lengths[:, None]
+    if past.device.type != "cpu" or plan.fixed:
+        return rearrange(past, "b s -> b s 1 1")
+    where = past.flatten().nonzero().flatten()
+    return where if where.numel() else None
+
+
+def _tree(parents: Tensor, base: Tensor, extent: int) -> Tensor:
+    """Slots below `base` and those of ancestors, for nodes stored from `base` on -> bool [B, T, S]."""
+    nodes = parents.shape[-1]
+    index = torch.arange(nodes, device=parents.device)
+    reach = ((parents[..., None] == index) | (index[:, None] == index)).float()
+    for _ in range(max(1, (nodes - 1).bit_length())):  # squaring doubles the depth that is covered
+        reach = (reach @ reach).clamp_(max=1)
+    rank = torch.arange(extent, device=base.device) - base[:, None]  # [B, S] node stored in each slot
+    inside = (rank >= 0) & (rank < nodes)
+    rows = reach.bool().expand(base.shape[0], nodes, nodes)
+    lineage = rows.gather(2, rank.clamp(0, nodes - 1)[:, None].expand(-1, nodes, -1))
+    return (rank < 0)[:, None] | (lineage & inside[:, None])

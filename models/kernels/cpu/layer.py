@@ -1,0 +1,72 @@
+"""Norm, rotation and gate by kernels in C: each is one pass where PyTorch takes several operations."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import library
+from .library import COUNT, POINTER, STEP
+
+_FILE = Path(__file__).with_name("layer.c")
+_NORM = (*[POINTER] * 3, COUNT, COUNT, ctypes.c_float)
+_GATE = (POINTER, POINTER, COUNT, COUNT)
+_TURN = (POINTER, STEP, POINTER, POINTER, STEP, *[POINTER] * 4, *[COUNT] * 6)
+_Steps = ctypes.c_ssize_t * 6
+
+
+def usable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a forward over states of this dtype there can take them."""
+    fits = device.type == "cpu" and dtype == torch.float32 and not torch.is_grad_enabled() and not library.watched()
+    return fits and library.wanted() and _kernel("pardec_norm", _NORM) is not None
+
+
+def norm_c(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., E] normalised and multiplied by `weight` [E]."""
+    x = x.contiguous()
+    out = torch.empty(x.shape)
+    width = weight.shape[0]
+    run = _kernel("pardec_norm", _NORM)
+    run(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width, eps)
+    return out
+
+
+def gated_c(both: Tensor) -> Tensor:
+    """silu(gate) * up [..., M] of `both` [..., 2 M]."""
+    both = both.contiguous()
+    width = both.shape[-1] // 2
+    out = torch.empty((*both.shape[:-1], width))
+    _kernel("pardec_gate", _GATE)(both.data_ptr(), out.data_ptr(), out.numel() // width, width)
+    return out
+
+
+def turn_c(
+    fused: Tensor, cos: Tensor, sin: Tensor, heads: int, stored: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys, turned, [B, Q, H or K, D]; with `stored`, keys and values go there, [B, Q, K, D] each.
+
+    Args:
+        fused: [B, Q, H + 2 K, D], queries, keys and values of each head; the last two dimensions lie together.
+        cos: [B or 1, Q, 1, R] float32; `sin` the same, with the sign of the half-split.
+        heads: H.
+    """
+    batch, queries, every, dim = fused.shape
+    kv, turned = (every - heads) // 2, cos.shape[-1]
+    fused, cos, sin = fused.contiguous(), cos.contiguous(), sin.contiguous()
+    q = torch.empty((batch, queries, heads, dim))
+    k, v = (torch.empty((batch, queries, kv, dim)), None) if stored is None else stored
+    steps = _Steps(*k.stride()[:3], *(k if v is None else v).stride()[:3])
+    apart = 0 if cos.shape[0] == 1 else queries * turned
+    tables = cos.data_ptr(), sin.data_ptr(), apart
+    places = q.data_ptr(), k.data_ptr(), None if v is None else v.data_ptr(), steps
+    run = _kernel("pardec_turn", _TURN)
+    run(fused.data_ptr(), every * dim, *tables, *places, batch, queries, heads, kv, dim, turned)
+    return q, k
+
+
+def _kernel(name: str, arguments: tuple[Any, ...]) -> Any:
+    return library.kernel(_FILE, name, arguments)

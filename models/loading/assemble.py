@@ -1,0 +1,147 @@
+"""From published tensors to a decoder: every tensor is used exactly once, or named in an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+
+from ..decoder import Decoder
+from ..decoder_config import DecoderConfig
+from ..errors import ModelError, listed
+from ..families import FamilySpec
+from ..kernels import layout
+from ..kernels.cpu import panels
+from .weights import Published, read
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a published tensor goes: rows start.. of a parameter."""
+
+    parameter: str
+    start: int
+    shape: tuple[int, ...]
+
+
+def empty(config: DecoderConfig) -> Decoder:
+    """A decoder whose parameters have shapes and no memory."""
+    with init_empty_weights(), torch.device("meta"):  # the first alone makes memory, and lets it go
+        decoder = Decoder(config)
+    if config.tied:  # making parameters empty unties them
+        decoder.head.weight = decoder.embed.weight
+    return decoder.eval()
+
+
+def targets(spec: FamilySpec, decoder: Decoder) -> dict[str, Target]:
+    """The target of every tensor that a checkpoint of this family and shape must hold."""
+    wanted: dict[str, Target] = {}
+    for name, parameter in decoder.named_parameters():  # a tied head appears once, as the embedding
+        layer, generic = _generic(name)
+        stems = spec.names.get(generic)
+        if stems is None:
+            raise ModelError(f"family {spec.name} publishes no name for {name}")
+        shape = tuple(parameter.shape)
+        parts = (stems,) if isinstance(stems, str) else stems
+        sizes = (shape[0],) if len(parts) == 1 else decoder.config.pieces(generic)
+        start = 0
+        for stem, size in zip(parts, sizes, strict=True):
+            wanted[stem.replace("{i}", layer)] = Target(name, start, (size, *shape[1:]))
+            start += size
+    return wanted
+
+
+def check(
+    spec: FamilySpec, wanted: dict[str, Target], published: dict[str, Published], tied: bool
+) -> dict[str, Published]:
+    """The tensors to read. Raises ModelError naming what is missing, surplus, misshapen or not floating-point."""
+    harmless = list(spec.harmless)
+    if tied:
+        harmless.append(re.escape(str(spec.names["head.weight"])))  # some files repeat the tied embedding
+    surplus = [
+        name for name in published if name not in wanted and not any(re.fullmatch(entry, name) for entry in harmless)
+    ]
+    missing = [name for name in wanted if name not in published]
+    used = {name: entry for name, entry in published.items() if name in wanted}
+    misshapen = [
+        f"{name} {list(entry.shape)} instead of {list(wanted[name].shape)}"
+        for name, entry in used.items()
+        if entry.shape != wanted[name].shape
+    ]
+    foreign = [name for name, entry in used.items() if entry.dtype is None]
+    problems = (
+        ("missing", missing),
+        ("not known", surplus),
+        ("of the wrong shape", misshapen),
+        ("not floating-point", foreign),
+    )
+    said = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems if names]
+    if said:
+        raise ModelError(
+            f"the tensors do not match a {spec.name} model of this config; {'; '.join(said)}",
+            "check that config.json and the weights belong together",
+        )
+    return used
+
+
+def fill(
+    spec: FamilySpec,
+    decoder: Decoder,
+    wanted: dict[str, Target],
+    published: dict[str, Published],
+    *,
+    dtype: torch.dtype,
+    device_of: Callable[[str], torch.device],
+    memory: Callable[[str], Callable[..., Tensor]] = lambda name: torch.empty,
+    finish: Callable[[str, Tensor], Tensor] = lambda name, weight: weight,
+) -> None:
+    """Read every tensor straight into its place; what is held beside the weights is one published tensor.
+
+    `memory(name)` makes that of a parameter, of a shape, dtype and device.
+    `finish(name, weight)` gives back what is kept of a parameter, as soon as it is whole.
+    """
+    shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    missing = {name: shape[0] for name, shape in shapes.items()}  # rows that are still to come
+    filled: dict[str, Tensor] = {}
+
+    def place(name: str, tensor: Tensor) -> None:
+        target = wanted[name]
+        if target.parameter not in filled:
+            filled[target.parameter] = memory(target.parameter)(
+                shapes[target.parameter], dtype=dtype, device=device_of(target.parameter)
+            )
+        layout.fill(filled[target.parameter], spec.convert(target.parameter, tensor, decoder.config), target.start)
+        missing[target.parameter] -= target.shape[0]
+        if not missing[target.parameter]:
+            filled[target.parameter] = finish(target.parameter, filled[target.parameter])
+
+    read(published, place)
+    for name, tensor in filled.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+    if decoder.config.tied:
+        decoder.head.weight = decoder.embed.weight
+
+
+def for_products(name: str) -> Callable[..., Tensor]:
+    """What makes the memory of a parameter so that products read it fastest; of the embedding, rows are read."""
+    return torch.empty if name == "embed.weight" else layout.empty
+
+
+def again(decoder: Decoder) -> None:
+    """Holds a head that is the embedding, of which rows are read, once more for its products where that is faster."""
+    weight = decoder.embed.weight
+    if decoder.config.tied and panels.suit(weight.shape, weight.dtype, weight.device):
+        made = panels.empty(*weight.shape)
+        made.fill(weight.detach())
+        decoder.head.again = made
+
+
+def _generic(name: str) -> tuple[str, str]:
+    """("3", "layers.{i}.qkv_weight") of "layers.3.qkv_weight"; ("", name) outside the layers."""
+    found = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+    return (found[1], "layers.{i}." + found[2]) if found else ("", name)

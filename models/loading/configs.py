@@ -1,0 +1,113 @@
+"""What a config.json says, held against what it can be before anything is made of it: kinds, and sizes the files have.
+
+A config is read before weights are, and sizes that no tensor has would allocate, or loop, before they are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..errors import ModelError, PardecError, one_line
+from .weights import Published
+
+_LAYERS = frozenset(
+    ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_depth", "decoder_depth", "diffloss_d")
+)
+_SIZES = frozenset(
+    (
+        *("hidden_size", "d_model", "dim", "n_embd", "encoder_embed_dim", "decoder_embed_dim", "diffloss_w"),
+        *("intermediate_size", "moe_intermediate_size", "mlp_hidden_size", "ffn_hidden", "n_inner", "multiple_of"),
+        *("head_dim", "num_attention_heads", "num_key_value_heads", "n_heads", "n_head", "n_kv_heads", "n_kv_head"),
+        *("vocab_size", "embedding_size", "class_num", "buffer_size", "token_size"),
+        *("num_experts", "num_local_experts", "n_routed_experts", "block_size", "block_length", "cls_token_num"),
+    )
+)
+_WHOLE = frozenset(
+    (
+        *("bos_token_id", "pad_token_id", "mask_token_id", "max_position_embeddings", "max_sequence_length"),
+        *("sliding_window", "n_positions"),
+    )
+)
+_NUMBERS = frozenset(
+    (
+        *("rope_theta", "rope_base", "rms_norm_eps", "norm_eps", "layer_norm_eps", "mlp_ratio", "factor"),
+        *("partial_rotary_factor", "ffn_dim_multiplier", "low_freq_factor", "high_freq_factor", "attention_factor"),
+    )
+)
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "rope_scaling": (dict, "an object"),
+    "rope_parameters": (dict, "an object"),
+    "architectures": (list, "a list"),
+    "model_type": (str, "text"),
+}
+_CHEAP = 2**16  # sizes up to here cost nothing that matters; published configs may hold some that nothing uses
+_FEW = 256  # layers that may be made before their tensors are missed
+_UNKNOWN = 10_000, 2**24  # layers and sizes, where there are no weights to compare with
+
+
+def checked(config: Mapping[str, Any], where: str, published: Mapping[str, Published] | None = None) -> None:
+    """Goes through a config, and the ones inside it.
+
+    Args:
+        config: of a model, or of its generation.
+        where: the file it is from, for errors.
+        published: the tensors of its weights, with which sizes are compared.
+
+    Raises:
+        ModelError: a field of the wrong kind, or a size that the tensors cannot have; it is named.
+    """
+    layers, sizes = _UNKNOWN
+    if published:
+        layers = max(_FEW, len(published))
+        sizes = max([_CHEAP, *(torch.Size(entry.shape).numel() for entry in published.values())])
+    for key, value in config.items():
+        if isinstance(value, dict):
+            checked(value, where, published)
+        if key == "eos_token_id" and value == []:  # nothing ends a text
+            continue
+        for entry in value if isinstance(value, list) and value else [value]:
+            if value is not None and (problem := _problem(key, entry, value, layers, sizes)):
+                raise ModelError(f"{where}: {key} is {entry!r}, {problem}", "compare it with the published file")
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Around what makes sense of a config: values of kinds that nothing names above fail in many ways.
+
+    Raises:
+        ModelError: naming the model, and what Python said.
+    """
+    try:
+        yield
+    except PardecError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        told = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
+        raise ModelError(f"the configuration of {name} does not describe a model: {told}") from error
+
+
+def _problem(key: str, entry: Any, value: Any, layers: int, sizes: int) -> str:
+    """What is wrong with the value of a key, or with an entry of it where it is a list; empty if nothing is."""
+    if key in _KINDS:
+        kind, called = _KINDS[key]
+        return "" if isinstance(value, kind) else f"and {called} is needed"
+    if isinstance(value, list) and (key in _WHOLE or key in _NUMBERS):
+        return "and one number is needed"
+    if key in _LAYERS or key in _SIZES or key in _WHOLE or key == "eos_token_id":
+        if not isinstance(entry, int) or isinstance(entry, bool):
+            return "and a whole number is needed"
+        if key in _LAYERS and not 0 <= entry <= layers:
+            return "and the weights do not hold as many" if entry > 0 else "and a number of layers is needed"
+        if key in _SIZES and not 0 <= entry <= sizes:
+            return "and no tensor of the weights is as large" if entry > 0 else "and a size is needed"
+        return "" if abs(entry) < 2**63 else "which is too large"
+    if key in _NUMBERS:
+        number = isinstance(entry, int | float) and not isinstance(entry, bool)
+        if not number or not math.isfinite(entry) or not 0 <= entry <= 1e30:
+            return "and a positive number is needed"
+    return ""

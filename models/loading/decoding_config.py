@@ -1,0 +1,115 @@
+"""The facts of a checkpoint: mask, end and padding ids, from its config, its tokenizer and its family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ArgumentError, ModelError
+from ..families import FamilySpec
+from ..model import Facts
+
+
+def establish(
+    spec: FamilySpec,
+    config: dict[str, Any],
+    generation: dict[str, Any],
+    tokenizer: Any | None,
+    *,
+    vocab: int,
+    mask_id: int | None = None,
+    block: int | None = None,
+) -> Facts:
+    """Facts of one checkpoint; `mask_id` and `block` override. Raises ModelError for ids outside the vocabulary."""
+    if mask_id is not None and spec.mask is None:
+        raise ArgumentError(
+            f"mask_id={mask_id} was given, but {spec.name} models are not masked models", "leave mask_id out"
+        )
+    if block is not None and spec.attention != "block-causal":
+        raise ArgumentError(f"block={block} was given, but {spec.name} models are not block-causal", "leave block out")
+    if spec.attention == "block-causal":
+        block = _first(block, config.get("block_size"), config.get("block_length"), spec.block)
+        if block is None or block < 1:
+            raise ModelError(f"block must be at least 1, got {block}")
+    mask = _mask(spec, config, generation, tokenizer, vocab, mask_id)
+    ends = end_ids(config, generation, vocab)
+    ends += [
+        number
+        for number, token in spec.turn_ends.items()
+        if _holds(tokenizer, number, token, vocab) and number not in ends
+    ]
+    start = spec.start[0] if spec.start and _holds(tokenizer, *spec.start, vocab) else None
+    said = (
+        start,
+        config.get("bos_token_id"),
+        generation.get("bos_token_id"),
+        getattr(tokenizer, "bos_token_id", None),
+    )
+    bos = _first(*(number for number in said if number is None or 0 <= number < vocab))
+    return Facts(
+        mask_id=mask,
+        eos_ids=tuple(ends),
+        pad_id=pad_id(config, generation, tokenizer, ends, vocab),
+        bos_id=bos,
+        shift=spec.shift,
+        attention=spec.attention,
+        block=block,
+    )
+
+
+def end_ids(config: dict[str, Any], generation: dict[str, Any], vocab: int) -> list[int]:
+    """End tokens that the generation config and the config name, each once, in that order."""
+    ends: list[int] = []
+    for source in (generation, config):
+        value = source.get("eos_token_id")
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and 0 <= number < vocab and number not in ends:
+                ends.append(number)
+    return ends
+
+
+def pad_id(
+    config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, ends: list[int], vocab: int
+) -> int:
+    """The padding id: the config's, the tokenizer's, the first end token, or 0."""
+    named = (config.get("pad_token_id"), generation.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None))
+    found = _first(*(number for number in named if number is None or 0 <= number < vocab), *ends[:1])
+    return 0 if found is None else found
+
+
+def _mask(
+    spec: FamilySpec,
+    config: dict[str, Any],
+    generation: dict[str, Any],
+    tokenizer: Any | None,
+    vocab: int,
+    asked: int | None,
+) -> int | None:
+    if spec.mask is None:
+        return None
+    default, token = spec.mask
+    known = tokenizer.get_vocab().get(token) if tokenizer is not None else None
+    found = _first(
+        asked,
+        config.get("mask_token_id"),
+        generation.get("mask_token_id"),
+        known,
+        getattr(tokenizer, "mask_token_id", None),
+        default,
+    )
+    if found is None or not 0 <= found < vocab:
+        said = f"mask id {found} lies outside the vocabulary of {vocab}"
+        if asked is not None:
+            raise ArgumentError(said, f"mask_id must be below {vocab}, and not negative")
+        raise ModelError(said, "set mask_token_id in config.json, or hand in mask_id= (--mask-id)")
+    return found
+
+
+def _holds(tokenizer: Any | None, number: int, token: str, vocab: int) -> bool:
+    """Whether this checkpoint's `number` is the family's `token`."""
+    if number >= vocab:
+        return False
+    return tokenizer is None or tokenizer.convert_ids_to_tokens(number) == token
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,107 @@
+"""Which device and dtype a model runs on, and the words that say why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+
+from ..errors import ArgumentError, ModelError
+from . import arguments
+from .weights import Published
+
+T = TypeVar("T")
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def short(dtype: torch.dtype) -> str:
+    """`bfloat16` for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def choose_device(asked: str | torch.device) -> tuple[torch.device, str]:
+    """The device, and why. "auto" prefers cuda, then mps, then cpu."""
+    if str(asked) == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device()), f"{torch.cuda.get_device_name()} found"
+        if torch.backends.mps.is_available():
+            return torch.device("mps"), "Apple GPU found"
+        return torch.device("cpu"), "no GPU found"
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise arguments.unknown_device(asked) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(f"device {device} was asked for, but torch finds no CUDA GPU", 'use device="cpu" or "auto"')
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ArgumentError(
+            f"device {device} was asked for, but there are {torch.cuda.device_count()} CUDA GPUs (from cuda:0)",
+            'use device="cuda" or "auto"',
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ArgumentError("device mps was asked for, but torch finds no Apple GPU", 'use device="cpu" or "auto"')
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # as builds without that kind answer
+        raise ArgumentError(
+            f"device {device} was asked for, but torch cannot use it here", 'use device="cpu" or "auto"'
+        ) from error
+    return device, "as asked"
+
+
+def choose_dtype(asked: str | torch.dtype, device: torch.device, stored: torch.dtype) -> tuple[torch.dtype, str]:
+    """The dtype, and why. "auto" keeps the checkpoint's on a GPU that can run it, and takes float32 on a CPU."""
+    if isinstance(asked, torch.dtype):
+        if asked not in DTYPES.values():
+            raise ArgumentError(
+                f"dtype {short(asked)} cannot be computed in", f"use auto, {', '.join(list(DTYPES)[:3])}"
+            )
+        return asked, "as asked"
+    if asked != "auto":
+        arguments.check(dtype=asked)
+        return DTYPES[asked], "as asked"
+    if device.type == "cpu":
+        return torch.float32, "default on a CPU" + ("" if stored == torch.float32 else f"; stored as {short(stored)}")
+    if stored == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        return torch.float16, "this GPU has no bfloat16, which the checkpoint holds"
+    if stored == torch.float64:
+        return torch.float32, "the checkpoint holds float64"
+    return stored, "the checkpoint's"
+
+
+def stored_dtype(published: Mapping[str, Published]) -> torch.dtype:
+    """The floating-point type that most of the published numbers have; float32 if there are none."""
+    count: Counter[torch.dtype] = Counter()
+    for entry in published.values():
+        if entry.dtype is not None:
+            count[entry.dtype] += torch.Size(entry.shape).numel()
+    return count.most_common(1)[0][0] if count else torch.float32
+
+
+def guarded(name: str, make: Callable[[], T], published: Mapping[str, Published], dtype: torch.dtype) -> T:
+    """Run `make`; running out of memory becomes a ModelError with the numbers."""
+    try:
+        return make()
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        size = sum(torch.Size(entry.shape).numel() for entry in published.values()) * dtype.itemsize
+        raise ModelError(
+            f"out of memory while loading {name}: its weights take {size / 2**30:.1f} GiB in {short(dtype)}",
+            'try dtype="bfloat16", device_map="auto" (spreads layers over devices) or device="cpu"',
+        ) from error
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out: Python's, a GPU's or the CPU allocator's."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)

@@ -1,0 +1,176 @@
+"""Where a model's files are: an embedded name, a local directory or a hub id."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError, ModelError, UnknownModelError, did_you_mean, one_line
+from ..printable import plain
+from .catalog import EMBEDDED, TOKENIZER, embedded_names
+from .json_text import parse
+
+_SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors))")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Files of one model."""
+
+    name: str
+    folder: Path
+    tokenizer: Path
+    file: Path | None = None  # the one weight file that was named, without a config.json
+
+
+def locate(
+    name_or_path: str | os.PathLike[str], *, revision: str | None = None, offline: bool = False, weights: bool = True
+) -> Source:
+    """Find a model's files, downloading them from the hub if need be; all but the weights without `weights`.
+
+    Raises UnknownModelError (a ModelError and LookupError) with the nearest embedded names if there is no such model.
+    """
+    found = local(name_or_path)
+    if found is not None:
+        return found
+    name = os.fspath(name_or_path)
+    if match := _HUB_FILE.fullmatch(name):
+        return _single(_download_file(*match.groups(), revision=revision, offline=offline), name)
+    folder = _download(name, revision, offline, weights=weights)
+    return Source(name, folder, folder)
+
+
+def local(name_or_path: str | os.PathLike[str]) -> Source | None:
+    """The files of an embedded model, a folder or a weight file; None for what only the hub can have.
+
+    Raises UnknownModelError for a name that neither can be.
+    """
+    name = os.fspath(name_or_path)
+    if not name:
+        raise UnknownModelError("the model's name is empty", _usage())
+    if name in embedded_names():
+        folder = EMBEDDED / name
+        own = any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
+        return Source(name, folder, folder if own else TOKENIZER)
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such home
+    try:
+        if path.is_dir():
+            return Source(plain(path.resolve().name), path, path)
+        if path.is_file():
+            return _single(path, plain(path.stem))
+    except (OSError, RuntimeError) as error:  # too long a name, links in a circle
+        raise UnknownModelError(f"there is no folder {name}: {one_line(error)}", _usage()) from error
+    if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
+        return None
+    if _HUB_FILE.fullmatch(name):
+        return None
+    if os.sep in name or name.startswith(("~", ".")):
+        raise UnknownModelError(f"there is no folder {name}", _usage())
+    raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, embedded_names())}", _usage())
+
+
+def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
+    """A JSON object; an empty one if the file is absent and not required. Raises ModelError otherwise."""
+    if not file.is_file():
+        if required:
+            raise ModelError(
+                f"{file.parent} has no {file.name}", "a checkpoint folder holds config.json and the weights"
+            )
+        return {}
+    try:
+        value = parse(file.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} does not hold a JSON object")
+    return value
+
+
+def _single(file: Path, name: str) -> Source:
+    if file.suffix not in (".pt", ".pth", ".safetensors") or (file.parent / "config.json").is_file():
+        raise ArgumentError(f"{file} is a file", "name the folder that holds config.json and the weights")
+    return Source(name, file.parent, file.parent, file)
+
+
+def _usage() -> str:
+    names = embedded_names()
+    known = f"an embedded model ({', '.join(names)})" if names else "an embedded model"
+    return f'give {known}, a folder with a config.json, or a hub id such as "owner/name"'
+
+
+def _download_file(repo: str, file: str, *, revision: str | None, offline: bool) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    with _hub_errors(repo, revision, offline):
+        return Path(hf_hub_download(repo, file, revision=revision, local_files_only=_offline(offline)))
+
+
+def _download(repo: str, revision: str | None, offline: bool, *, weights: bool) -> Path:
+    """Small files first; they say which weight files are needed (repositories often hold the same weights twice)."""
+    from huggingface_hub import snapshot_download
+
+    from .weights import indexed  # which brings torch
+
+    offline = _offline(offline)
+
+    def fetch(patterns: list[str]) -> Path:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=offline))
+
+    with _hub_errors(repo, revision, offline):
+        folder = fetch(_SMALL)
+        if not weights:
+            return folder
+        for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+            if (folder / index).is_file():
+                return fetch([*_SMALL, *indexed(folder / index)])
+        for single in ("model.safetensors", "pytorch_model.bin"):
+            folder = fetch([*_SMALL, single])
+            if (folder / single).is_file():
+                break
+        return folder
+
+
+def _offline(asked: bool) -> bool:
+    return asked or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+@contextmanager
+def _hub_errors(repo: str, revision: str | None, offline: bool) -> Iterator[None]:
+    """Says in one line what the hub library's exceptions mean."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RemoteEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        yield
+    except GatedRepoError as error:
+        raise ModelError(f"{repo} is gated", "accept its terms on the hub and log in (hf auth login)") from error
+    except RevisionNotFoundError as error:
+        raise UnknownModelError(f"{repo} has no revision {revision!r}") from error
+    except RepositoryNotFoundError as error:
+        near = did_you_mean(repo.split("/")[-1], embedded_names())
+        raise UnknownModelError(f"there is no folder and no public hub repository {repo!r}{near}", _usage()) from error
+    except RemoteEntryNotFoundError as error:
+        raise UnknownModelError(f"{repo} has no such file: {one_line(error)}") from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        if _offline(offline):
+            raise UnknownModelError(
+                f"{repo} is not in the local hub cache, and downloads are off (offline)",
+                "download it once while online",
+            ) from error
+        raise ModelError(
+            f"{repo} cannot be downloaded: {one_line(error)}", "check the connection and the name"
+        ) from error

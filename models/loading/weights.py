@@ -1,0 +1,143 @@
+"""Published weight files: finding, inspecting and reading them, tensor by tensor."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import ModelError, listed, one_line
+from .json_text import parse
+
+# Where the tensors may lie in a pickle, the averaged ones before the others; else it is they themselves.
+CONTAINERS = ("model_ema", "model", "module", "state_dict")
+_AGAIN = "download or copy the file again"
+_REOPEN_BYTES = 64 << 20  # pages read through a mapping stay resident until it is closed
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One tensor of a weight file."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None  # None: not a floating-point type that can be loaded
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a checkpoint folder. Raises ModelError if there are none or a shard is missing."""
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+        ("checkpoint-last.pth", ""),
+    ):
+        if (folder / single).is_file():
+            return [folder / single]
+        if index and (folder / index).is_file():
+            names = indexed(folder / index)
+            missing = [name for name in names if not (folder / name).is_file()]
+            if missing:
+                raise ModelError(
+                    f"{folder}: {len(missing)} of {len(names)} weight files are missing: {listed(missing)}",
+                    f"{index} names them; copy or download them into the folder",
+                )
+            return [folder / name for name in names]
+    raise ModelError(
+        f"{folder} has a config.json but no weights",
+        "expected model.safetensors, model.safetensors.index.json, pytorch_model.bin or pytorch_model.bin.index.json",
+    )
+
+
+def indexed(index: Path) -> list[str]:
+    """Names of the shards that an index file lists, sorted."""
+    try:
+        shards = sorted(set(parse(index.read_bytes())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"{index} cannot be read as a weight index: {error!r}", _AGAIN) from error
+    outside = [name for name in shards if Path(str(name)).name != name or name in ("", "..") or len(name) > 255]
+    if outside:
+        raise ModelError(f"{index} names files outside its folder: {listed(map(str, outside))}")
+    return [str(name) for name in shards]
+
+
+def inspect(files: Iterable[Path]) -> dict[str, Published]:
+    """Every tensor of the files by name. Raises ModelError for a damaged file or a name that two files hold."""
+    found: dict[str, Published] = {}
+    for file in files:
+        for name, entry in (_inspect_safetensors if file.suffix == ".safetensors" else _inspect_pickled)(file):
+            if name in found:
+                raise ModelError(f"tensor {name} is in {found[name].file.name} and again in {file.name}")
+            found[name] = entry
+    return found
+
+
+def read(published: dict[str, Published], place: Callable[[str, Tensor], None]) -> None:
+    """Hand every tensor to `place(name, tensor)`, file by file; the tensor is only valid during the call."""
+    by_file: dict[Path, list[str]] = {}
+    for name, entry in published.items():
+        by_file.setdefault(entry.file, []).append(name)
+    for file, names in by_file.items():
+        if file.suffix == ".safetensors":
+            for batch in _portions(names, published):
+                with _opened(file) as handle:
+                    for name in batch:
+                        place(name, handle.get_tensor(name))
+        else:
+            state = _unpickled(file)
+            for name in names:
+                place(name, state.pop(name))
+
+
+def _portions(names: list[str], published: dict[str, Published]) -> Iterator[list[str]]:
+    portion: list[str] = []
+    held = 0
+    for name in names:
+        portion.append(name)
+        dtype = published[name].dtype or torch.float32
+        held += torch.Size(published[name].shape).numel() * dtype.itemsize
+        if held >= _REOPEN_BYTES:
+            yield portion
+            portion, held = [], 0
+    if portion:
+        yield portion
+
+
+def _opened(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{file} is damaged or cut short: {error}", _AGAIN) from error
+
+
+def _inspect_safetensors(file: Path) -> Iterator[tuple[str, Published]]:
+    with _opened(file) as handle:
+        for name in handle.keys():  # noqa: SIM118 - not a mapping
+            entry = handle.get_slice(name)
+            yield name, Published(file, tuple(entry.get_shape()), _DTYPES.get(entry.get_dtype()))
+
+
+def _inspect_pickled(file: Path) -> Iterator[tuple[str, Published]]:
+    for name, tensor in _unpickled(file).items():
+        yield name, Published(file, tuple(tensor.shape), tensor.dtype if tensor.dtype in _DTYPES.values() else None)
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the settings of a training lie beside
+            try:
+                state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError:  # files older than torch 1.6 cannot be mapped
+                state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch each raise their own
+        raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", _AGAIN) from error
+    if isinstance(state, dict):
+        state = next((state[name] for name in CONTAINERS if isinstance(state.get(name), dict)), state)
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ModelError(f"{file} does not hold a plain dictionary of tensors")
+    return state

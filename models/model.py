@@ -1,0 +1,197 @@
+"""A loaded checkpoint: the stack that runs plans, and the facts that decoding needs about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from .errors import CacheError, CapacityError, ModelError
+from .hidden import Hidden
+from .kv_cache import KVCache
+from .loading.quantize import held_bytes
+from .plan import Plan, Visible
+from .stack import Stack
+
+if TYPE_CHECKING:
+    from .images.contracts import Imaging
+
+Attention = Literal["bidirectional", "block-causal", "causal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a family and a checkpoint fix about decoding."""
+
+    mask_id: int | None
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    bos_id: int | None
+    shift: Literal[0, 1]  # the logits for position p stand at p - shift
+    attention: Attention
+    block: int | None = None  # block-causal: width of a block
+
+    @property
+    def masked(self) -> bool:
+        """Whether this is a masked (diffusion) model, filled in any order, rather than an AR one."""
+        return self.mask_id is not None and self.attention != "causal"
+
+
+@dataclass(slots=True, eq=False)
+class LanguageModel:
+    """A checkpoint ready to run. Made by `pardec.models.load.load`."""
+
+    decoder: Stack
+    facts: Facts
+    config: dict[str, Any]  # as published
+    tokenizer: Any | None  # a transformers tokenizer; None if the checkpoint has none
+    name: str
+    path: Path | None
+    family: str
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    layers: int
+    width: int
+    max_positions: int | None = None  # the length the checkpoint was made for
+    limit: int | None = (
+        None  # positions past this one would be computed wrongly (a sliding window ends), so they are refused
+    )
+    choice: str = field(default="", repr=False)  # why this device and dtype
+    imaging: Imaging | None = field(default=None, repr=False)  # of a model of pictures
+    quantized: str | None = None  # what its matrices are kept in, where that is not the dtype
+    processes: int = 1  # that hold a share each
+    whole: int | None = field(default=None, repr=False)  # numbers of the checkpoint, where this process has a share
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the checkpoint has; those of a tied head count once."""
+        if self.whole is not None:
+            return self.whole
+        return sum(weight.numel() for weight in self.decoder.parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of memory that they take in this process."""
+        return held_bytes(self.decoder.parameters())
+
+    @property
+    def codebook(self) -> Tensor | None:
+        """[V, C] float32: what each id of a model of pictures looks like; None for others, and without a tokenizer."""
+        return None if self.imaging is None else self.imaging.codebook
+
+    def visible(self) -> Visible:
+        """The attention pattern of the family."""
+        if self.facts.attention == "bidirectional":
+            return Visible.bidirectional()
+        return Visible.causal() if self.facts.attention == "causal" else Visible.segments(self.facts.block)
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """The query whose logits predict each position: itself, or the one before for a shifted family (0 stays 0)."""
+        return positions if self.facts.shift == 0 else (positions - self.facts.shift).clamp(min=0)
+
+    def embed(self, weights: Tensor) -> Tensor:
+        """Mixtures of input embeddings: weights [..., V] -> [..., E]."""
+        table = self.decoder.embedding
+        return weights.to(table.dtype) @ table[: weights.shape[-1]]
+
+    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
+        """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully.
+
+        `scratch` more slots are for tree drafts, whose nodes take more slots than positions.
+        """
+        if self.limit is not None and capacity > self.limit:
+            raise CapacityError(
+                f"{self.name} is run up to {self.limit} positions and {capacity} are asked for",
+                f"its attention or its positions change past that: keep prompt and generation within {self.limit}",
+            )
+        return self.decoder.new_cache(batch, capacity + scratch)
+
+    @torch.inference_mode()
+    def forward(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        """Run one forward. What the host knows to be wrong is refused before: ModelError, CacheError, CapacityError."""
+        self._check(plan, cache)
+        return self.decoder(plan, cache)
+
+    def run(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        """`forward` for a caller in inference mode whose plan differs from a checked one in tokens and wants alone."""
+        return self.decoder(plan, cache)
+
+    def describe(self) -> str:
+        """Where and how the model runs, and why, in one line."""
+        return f"{self.name}: {self.family}, {self.choice}" if self.choice else f"{self.name}: {self.family}"
+
+    def _check(self, plan: Plan, cache: KVCache | None) -> None:
+        shape, batch = plan.tokens.shape, plan.tokens.shape[0]
+        if len(shape) != 2 or plan.positions.shape != shape or plan.slots.shape != shape:
+            raise ModelError(
+                f"tokens {list(shape)}, positions {list(plan.positions.shape)} and slots {list(plan.slots.shape)} "
+                "must agree on [B, Q]"
+            )
+        if plan.lengths.shape != (batch,) or plan.want.dim() != 2 or plan.want.shape[0] != batch:
+            got = f"{list(plan.lengths.shape)} and {list(plan.want.shape)}"
+            raise ModelError(f"lengths must be [{batch}] and want [{batch}, K], got {got}")
+        if plan.tokens.device.type != self.device.type:
+            raise ModelError(f"the plan is on {plan.tokens.device} and {self.name} on {self.device}")
+        if plan.soft is not None and plan.soft.shape != (*shape, self.width):
+            raise ModelError(f"soft must be {[*shape, self.width]}, got {list(plan.soft.shape)}")
+        if plan.span is not None and plan.span[1] - plan.span[0] != shape[1]:
+            raise ModelError(
+                f"span {plan.span} covers {plan.span[1] - plan.span[0]} positions and the plan has {shape[1]} queries"
+            )
+        if plan.tokens.device.type == "cpu":
+            low, high = plan.tokens.aminmax() if plan.tokens.numel() else (0, 0)
+            if low < 0 or high >= self.vocab_size:
+                raise ModelError(f"token ids must lie in 0..{self.vocab_size - 1}, got {int(low)}..{int(high)}")
+        _check_visible(plan)
+        self._check_parts(plan)
+        if cache is not None:
+            if len(cache.k) != self.layers:
+                raise CacheError(f"the cache has {len(cache.k)} layers and {self.name} has {self.layers}")
+            cache.check(plan)
+        elif plan.rows is not None:
+            raise CacheError("Plan.rows names rows of a cache, and there is none")
+        elif plan.uniform is not None and plan.uniform > shape[1]:
+            raise CapacityError(
+                f"without a cache a query sees the {shape[1]} of this forward; the plan says {plan.uniform} are valid"
+            )
+        if self.limit is not None and cache is None and shape[1] > self.limit:
+            raise CapacityError(
+                f"{self.name} is run up to {self.limit} positions, got {shape[1]}",
+                f"keep inputs within {self.limit} positions",
+            )
+
+    def _check_parts(self, plan: Plan) -> None:
+        if plan.hidden and not all(0 <= layer < self.layers for layer in plan.hidden):
+            raise ModelError(f"hidden names layers {list(plan.hidden)}; {self.name} has 0..{self.layers - 1}")
+        if plan.skip and not all(0 <= layer < self.layers and part in ("attn", "mlp") for layer, part in plan.skip):
+            raise ModelError(
+                f"skip must name (layer, 'attn' or 'mlp') with layers 0..{self.layers - 1}, got {sorted(plan.skip)}"
+            )
+        if plan.layers is not None:
+            chosen = range(self.layers)[plan.layers]
+            if not chosen or chosen.step != 1:
+                raise ModelError(f"layers must be a contiguous part of 0..{self.layers - 1}, got {plan.layers}")
+
+
+def _check_visible(plan: Plan) -> None:
+    visible, (batch, width) = plan.visible, plan.tokens.shape
+    if visible.kind == "tree":
+        parents, base = visible.parents, visible.base
+        if parents is None or base is None or parents.shape not in ((width,), (batch, width)) or base.shape != (batch,):
+            got = [list(entry.shape) if entry is not None else None for entry in (parents, base)]
+            raise ModelError(
+                f"tree: parents must be [{width}] or [{batch}, {width}] and base [{batch}], got {got[0]} and {got[1]}"
+            )
+    elif visible.kind == "mask":
+        if visible.dense is None or visible.dense.shape[:2] != (batch, width):
+            got_mask = list(visible.dense.shape) if visible.dense is not None else None
+            raise ModelError(f"mask: expected [{batch}, {width}, C], got {got_mask}")
+    elif visible.kind == "segments":
+        if visible.block is None and (visible.ids is None or visible.ids.dim() != 2 or visible.ids.shape[0] != batch):
+            raise ModelError(f"segments: ids must be [{batch}, C]")
+    elif visible.kind not in ("bidirectional", "causal"):
+        raise ModelError(f"unknown visibility {visible.kind!r}", "use bidirectional, causal, segments, tree or mask")

@@ -1,0 +1,1 @@
+"""Several threads, processes and devices for one model."""

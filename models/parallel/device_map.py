@@ -1,0 +1,65 @@
+"""Spreading a decoder's layers over devices with accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate import dispatch_model, infer_auto_device_map
+from accelerate.utils import get_balanced_memory
+
+from ..decoder import Decoder
+from ..errors import ModelError
+from ..loading.arguments import check_spread
+
+DeviceOf = Callable[[str], torch.device]
+
+
+def spread(
+    decoder: Decoder, device_map: str | dict[str, Any], dtype: torch.dtype, fill: Callable[[DeviceOf], None]
+) -> Decoder:
+    """Lay the layers out by `device_map`, read the weights with `fill(device_of)`, and hook the parts together.
+
+    Layers placed on the CPU beside a GPU are brought to the GPU when they run. Raises ModelError for a map that names
+    the disk, an unknown part or an unknown policy.
+    """
+    chosen = device_map if isinstance(device_map, dict) else _inferred(decoder, device_map, dtype)
+    if "disk" in chosen.values():
+        raise ModelError(
+            "the model does not fit the memory of all devices together, and layers are not kept on disk",
+            'load it in a smaller dtype, such as dtype="bfloat16"',
+        )
+    places = {
+        part: torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
+        for part, place in chosen.items()
+    }
+
+    def device_of(name: str) -> torch.device:
+        parts = name.split(".")
+        for depth in range(len(parts), -1, -1):
+            found = places.get(".".join(parts[:depth]))
+            if found is not None:
+                return found
+        raise ModelError(f"device_map places nothing for {name}", f"it names {', '.join(map(repr, places))}")
+
+    fill(device_of)
+    devices = [device_of(f"layers.{index}") for index in range(decoder.config.layers)]
+    main = next((place for place in places.values() if place.type != "cpu"), torch.device("cpu"))
+    if len(set(places.values())) > 1:
+        dispatch_model(decoder, chosen, main_device=main)
+    decoder.placement = tuple(main if device.type == "cpu" else device for device in devices)
+    embed = device_of("embed.weight")
+    decoder.embed_device = main if embed.type == "cpu" else embed
+    return decoder
+
+
+def _inferred(decoder: Decoder, policy: str, dtype: torch.dtype) -> dict[str, Any]:
+    check_spread(policy)
+    whole = ["DecoderLayer"]
+    memory = None
+    if policy != "sequential" and torch.cuda.is_available():
+        memory = get_balanced_memory(
+            decoder, dtype=dtype, low_zero=policy == "balanced_low_0", no_split_module_classes=whole
+        )
+    return dict(infer_auto_device_map(decoder, max_memory=memory, dtype=dtype, no_split_module_classes=whole))

@@ -1,0 +1,100 @@
+"""Tensor parallel: each process of a run holds a share of every layer's heads and of its MLP's width.
+
+Queries, keys, values, gate and up are split by columns, that is by heads and by inner units; out and down by rows, and
+what the processes make of them is summed. So a layer waits twice for the others, and the cache has a process's own
+heads only. Embedding, norms and head are in every process, so that each has all logits, bit for bit the same, and
+decides alike.
+
+Megatron-LM, https://arxiv.org/abs/1909.08053
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+
+from ..decoder import Decoder, DecoderLayer
+from ..decoder_config import DecoderConfig
+from ..errors import ModelError
+from ..loading.arguments import check_started
+from .processes import find_interface, part_at_exit
+
+_PLAN: dict[str, Placement] = {  # by the last component of a parameter's name; all others are in every process
+    "qkv_weight": Shard(0),
+    "qkv_bias": Shard(0),
+    "out_weight": Shard(1),
+    "gate_up_weight": Shard(0),
+    "gate_up_bias": Shard(0),
+    "down_weight": Shard(1),
+}
+
+
+class Shares:
+    """The processes of a run, and what of a model is this one's. Made by `shares`."""
+
+    def __init__(self, mesh: DeviceMesh, config: DecoderConfig) -> None:
+        """Raises ModelError where heads or inner units do not divide."""
+        count = mesh.size()
+        for name in ("heads", "kv_heads", "mlp_width"):
+            size = getattr(config, name)
+            if size % count:
+                fits = [n for n in range(2, count) if not any(getattr(config, part) % n for part in _SPLIT)]
+                raise ModelError(
+                    f"{count} processes cannot share {name}={size} evenly",
+                    f"start {' or '.join(map(str, fits))} processes" if fits else "leave tensor parallel out",
+                )
+        self.mesh, self.count, self.config = mesh, count, config
+        self.numbers = 0  # of the whole model
+
+    def __call__(self, name: str, weight: Tensor) -> Tensor:
+        """This process's share of the whole parameter `name`, in memory of its own."""
+        self.numbers += weight.numel()
+        placement = _PLAN.get(name.rpartition(".")[2], Replicate())
+        if isinstance(placement, Replicate):
+            return weight
+        # What is fused is split piece by piece, so that a process has heads, and gates with their ups.
+        pieces = torch.split(weight, list(self.config.pieces(name)) or [weight.shape[0]])
+        # No source: every process has read the weight, and takes its share without hearing from the others.
+        parts = [distribute_tensor(piece, self.mesh, [placement], src_data_rank=None).to_local() for piece in pieces]
+        return torch.cat(parts)  # one part, too, is copied, so that the whole can go
+
+    def divide(self, decoder: Decoder) -> None:
+        """Makes a decoder whose parameters are shares run as its share of the whole."""
+        split = {name: getattr(self.config, name) // self.count for name in _SPLIT}
+        decoder.config = replace(self.config, **split)
+        group = self.mesh.get_group()
+        for layer in decoder.layers:
+            assert isinstance(layer, DecoderLayer), "a decoder's layers are its own"
+            layer.config, layer.group = decoder.config, group
+
+
+_SPLIT = ("heads", "kv_heads", "mlp_width")
+
+
+def place(asked: str | torch.device) -> str | torch.device:
+    """The device of this process among those of its machine, where none is named by number.
+
+    Raises ArgumentError where torchrun did not start this process.
+    """
+    check_started()
+    device = str(asked)
+    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+        return f"cuda:{os.environ['LOCAL_RANK']}"
+    return asked
+
+
+def shares(device: torch.device, config: DecoderConfig) -> Shares:
+    """The shares of the processes that torchrun started, this one on `device`; gloo on a CPU, nccl on GPUs."""
+    if not dist.is_initialized():
+        find_interface()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        part_at_exit()
+    return Shares(init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",)), config)

@@ -1,0 +1,1 @@
+"""What a call asks for, checked and laid out for a loop."""

@@ -1,0 +1,226 @@
+"""Which tokens may stand where: every form that `allowed=` can take, read into sets over the vocabulary.
+
+A constraint belongs to a position, so it holds in any order of committing. Index 0 is the first position after the
+prompt; with a template, what the template gives counts along and stays as it is. A row's constraint is one of
+
+    a function (row, index) -> choices      asked once for each position that is to be filled
+    a list of choices, one a position       may be shorter than what is generated; the rest is free
+    a dict {index: choices}                 the others are free
+    None                                    all of them are free
+
+and choices are token ids, or texts that the tokenizer writes as one token each; None is anything. A text stands for
+what the tokenizer makes of it alone, so that "yes" and " yes" may be two tokens. End tokens are no exception: where
+none is allowed, no row ends. The mask token is never written, allowed or not.
+
+One constraint holds for every row. A list is one constraint a row if an item of it is a function, a dict, or a list
+that itself holds None or lists: in [[5, 6], None] the items are choices, in [[[5, 6], None], None] they are the
+constraints of two rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.samplers.masked.contracts import Allowed
+
+from .prompts import open_id
+
+if TYPE_CHECKING:
+    from pardec.models.model import LanguageModel
+
+    from .prompts import Row
+
+_CHOICES = 'choices are token ids or texts of one token, such as [5, 9] or ["yes", "no"]; None allows anything'
+
+
+def read(model: LanguageModel, given: Any, rows: Sequence[Row]) -> Allowed | None:
+    """What `given` allows at every position of `rows`; None where that is everything everywhere.
+
+    Raises:
+        SpecError: naming the row, the position and the value that cannot work.
+    """
+    if given is None:
+        return None
+    forms = _for_rows(given, len(rows))
+    sets = _Sets(model)
+    at = tuple(_places(sets, form, row, number) for number, (form, row) in enumerate(zip(forms, rows, strict=True)))
+    return Allowed(sets.stacked(), at) if len(sets) > 1 else None
+
+
+def digest(allowed: Allowed | None, prompts: Sequence[int]) -> list[str | None]:
+    """A short name per row of what is allowed behind its prompt: equal names, equal constraints. None is everything."""
+    if allowed is None:
+        return [None] * len(prompts)
+    names = [_hash(np.packbits(chosen).tobytes()) for chosen in allowed.sets.cpu().numpy()]
+    rows = [at[start:].tolist() for at, start in zip(allowed.at, prompts, strict=True)]
+    return [_hash(",".join(names[i] for i in row).encode()) if any(row) else None for row in rows]
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _for_rows(given: Any, count: int) -> list[Any]:
+    """The constraint of each row."""
+    if not isinstance(given, list | tuple) or not any(_is_row(item) for item in given):
+        return [given] * count
+    if len(given) != count:
+        raise SpecError(
+            f"allowed has constraints for {len(given)} rows, and there are {count}",
+            hint="give one constraint for all rows, or one a row",
+        )
+    return list(given)
+
+
+def _is_row(item: Any) -> bool:
+    """Whether an item of a list can only be the constraint of a whole row."""
+    if callable(item) or isinstance(item, Mapping):
+        return True
+    return isinstance(item, list | tuple) and any(i is None or _is_choices(i) for i in item)
+
+
+def _is_choices(item: Any) -> bool:
+    """Whether `item` is a collection that may hold choices; its members are looked at when they are read."""
+    return isinstance(item, Collection | Tensor | np.ndarray) and not isinstance(item, str | bytes | Mapping)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _places(sets: _Sets, form: Any, row: Row, number: int) -> Tensor:
+    """The set of each position of one row, [L_i]."""
+    start, count = len(row.prompt), len(row.rest)
+    wanted = row.rest.eq(sets.mask)
+    found = torch.zeros(start + count, dtype=torch.int64)
+    if callable(form):
+        _takes_two(form)
+        for index in wanted.nonzero()[:, 0].tolist():
+            found[start + index] = sets.add(form(number, index), f"allowed({number}, {index}) returned")
+        return found
+    for index, choices in _listed(form, count, f"allowed of row {number}").items():
+        chosen = sets.add(choices, f"allowed of row {number} has at index {index}")
+        if wanted[index]:
+            found[start + index] = chosen
+    return found
+
+
+def _takes_two(form: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(form).bind(0, 0)
+    except TypeError:
+        raise SpecError(
+            "allowed is a function that cannot be called with a row and an index",
+            hint="write it as allowed(row, index), index counting generated positions from 0",
+        ) from None
+    except ValueError:  # some built-in functions do not tell
+        pass
+
+
+def _listed(form: Any, count: int, name: str) -> dict[int, Any]:
+    """The choices of a row by index."""
+    if form is None:
+        return {}
+    if isinstance(form, Mapping):
+        for index in form:
+            if not _is_whole(index) or not 0 <= index < count:
+                raise SpecError(
+                    f"{name} names index {index!r}, and {count} positions are generated",
+                    hint=f"indices run from 0, the first position after the prompt, to {count - 1}",
+                )
+        return dict(form)
+    if not isinstance(form, list | tuple):
+        raise SpecError(
+            f"{name} is {type(form).__name__}",
+            hint="it takes a function (row, index), a list with choices for each position, or a dict {index: choices}",
+        )
+    if len(form) > count:
+        raise SpecError(
+            f"{name} has {len(form)} items, and {count} positions are generated",
+            hint="give at most one item a position; what comes after the last is free",
+        )
+    return dict(enumerate(form))
+
+
+class _Sets:
+    """The different sets of one request, each stored once; number 0 allows everything."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.size = model, model.vocab_size
+        self.mask = open_id(model)
+        self.known: dict[bytes, int] = {b"": 0}
+        self.chosen: list[np.ndarray] = [np.arange(self.size)]
+        self.words: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def add(self, choices: Any, said: str) -> int:
+        """The number of the set that `choices` stand for; `said` begins an error."""
+        if choices is None:
+            return 0
+        if isinstance(choices, Tensor | np.ndarray):
+            choices = choices.tolist()
+        if not _is_choices(choices):
+            raise SpecError(f"{said} {choices!r}, which is no list of choices", hint=_CHOICES)
+        ids = np.unique(np.array([self._id(choice, said) for choice in choices], dtype=np.int64))
+        if not len(ids):
+            raise SpecError(f"{said} an empty set", hint="allow at least one token, or None for any")
+        ids = ids[ids != self.mask]
+        if not len(ids):
+            raise SpecError(
+                f"{said} the mask token alone (id {self.mask}), which is never written", hint="allow another token"
+            )
+        key = ids.tobytes()
+        if key not in self.known:
+            self.known[key] = len(self.chosen)
+            self.chosen.append(ids)
+        return self.known[key]
+
+    def stacked(self) -> Tensor:
+        """[S, V] bool, on the model's device."""
+        table = torch.zeros(len(self.chosen), self.size, dtype=torch.bool)
+        for row, ids in zip(table, self.chosen, strict=True):
+            row[torch.from_numpy(ids)] = True
+        return table.to(self.model.device)
+
+    def _id(self, choice: Any, said: str) -> int:
+        if isinstance(choice, str):
+            return self._word(choice, said)
+        if not _is_whole(choice):
+            raise SpecError(f"{said} {choice!r}, which is neither a token id nor text", hint=_CHOICES)
+        if not 0 <= choice < self.size:
+            raise SpecError(
+                f"{said} id {choice}, outside the vocabulary of {self.size}", hint=f"ids lie in 0..{self.size - 1}"
+            )
+        return int(choice)
+
+    def _word(self, text: str, said: str) -> int:
+        """The one token that the tokenizer writes `text` as."""
+        if text in self.words:
+            return self.words[text]
+        tokenizer = self.model.tokenizer
+        if tokenizer is None:
+            raise SpecError(
+                f"{said} the text {text!r}, and {self.model.name} comes without a tokenizer", hint="allow token ids"
+            )
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            parts = " ".join(map(repr, tokenizer.convert_ids_to_tokens(ids))) or "nothing"
+            raise SpecError(
+                f"{said} {text!r}, which is no single token: it splits into {parts}",
+                hint="allow texts of one token, or give each token of a longer one its own position",
+            )
+        if ids[0] == tokenizer.unk_token_id and text != tokenizer.unk_token:
+            raise SpecError(f"{said} {text!r}, which the tokenizer does not know", hint="choose another text")
+        self.words[text] = ids[0]
+        return ids[0]

@@ -1,0 +1,124 @@
+"""One call of `generate` on a model whose tokens are vectors, checked and ready for the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.continuous.contracts import Drawing, PictureRequest
+from pardec.samplers.rng import Keyed
+
+from .images import FOREIGN, labels, refuse_negative, refuse_sequences
+from .settings import MAX_NEW_TOKENS, Settings, several
+from .text import seeds_of
+
+if TYPE_CHECKING:
+    from pardec.models.continuous.contracts import ContinuousModel
+    from pardec.samplers.events import Event
+
+NO_CLASS = -1  # the label of a picture of nothing in particular
+_OF_IDS = ("top_k", "top_p", "min_p", "cfg_interval", "allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class VectorCall:
+    """What the continuous loop is given, and the seed of each row. Says what `pardec.requests.text.Call` says."""
+
+    sampler: Drawing
+    request: PictureRequest
+    tokens: int  # of a picture
+    seeds: tuple[int, ...]
+    callback: Callable[[Event], object] | None
+
+    def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
+        """No ids, since a vector has none; and how many vectors count, which are all of a picture."""
+        return [], self.tokens
+
+    def stops(self, row: int) -> None:
+        """Nor a text that could end it."""
+        return
+
+    def take(self, rows: Sequence[int]) -> VectorCall:
+        """The same request with these rows only; each keeps its seed, so it gives the same picture."""
+        some = replace(self, request=replace(self.request, labels=tuple(self.request.labels[row] for row in rows)))
+        seeds = tuple(self.seeds[row] for row in rows)
+        return some.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(some, seeds=seeds)
+
+    def seeded(self, seeds: Sequence[int]) -> VectorCall:
+        """The same request with other seeds, one a row."""
+        return replace(self, seeds=tuple(seeds), request=replace(self.request, source=Keyed(tuple(seeds))))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Per row, how many tokens its picture has."""
+        return [self.tokens] * len(self.seeds)
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        """Nothing stands before a picture."""
+        return (0,) * len(self.seeds)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """A picture ends when it is whole."""
+        return ()
+
+    @property
+    def constraints(self) -> list[str | None]:
+        """Nothing is forbidden anywhere."""
+        return [None] * len(self.seeds)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments as resolved, as JSON can hold them."""
+        return {"temperature": self.request.temperature, "cfg": self.request.cfg}
+
+    @property
+    def shown(self) -> list[str | int | None]:
+        """Per row the class that it is to show."""
+        return list(self.request.labels)
+
+
+def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCall:
+    """Reads the classes and resolves every argument for this model.
+
+    Raises:
+        SpecError: names what cannot work.
+        ModelError: a sampler that cannot go with the model.
+    """
+    sampler = registry.resolve(settings.sampler, "continuous")
+    _refuse(model, settings)
+    refuse_negative(model.name, settings)
+    sampler.method.check_model(model)
+    model.head.respaced(sampler.method.head_steps or model.head.steps)
+    once = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
+    asked = tuple(several(once, settings.num_images))
+    seeds = seeds_of(settings, len(asked))
+    request = PictureRequest(
+        labels=asked,
+        source=settings.source or Keyed(seeds),
+        temperature=float(settings.temperature),
+        cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # of 1 the picture is that of no guidance
+    )
+    return VectorCall(sampler, request, model.imaging.layout.tokens, seeds, settings.callback)
+
+
+def _refuse(model: ContinuousModel, settings: Settings) -> None:
+    """Refuses arguments that mean nothing to pictures of vectors."""
+    for name in FOREIGN:
+        if getattr(settings, name) is not None:
+            raise SpecError(f"{name} is for text and {model.name} draws pictures", hint=f"leave {name} out")
+    refuse_sequences(model.name, settings)
+    for name in _OF_IDS:
+        if getattr(settings, name) is not None:
+            raise SpecError(f"{name} is for tokens that have ids, and {model.name} draws vectors", f"leave {name} out")
+    count = model.imaging.layout.tokens
+    if settings.max_new_tokens not in (MAX_NEW_TOKENS, count) or settings.block_align != "prompt":
+        name = "block_align" if settings.block_align != "prompt" else "max_new_tokens"
+        raise SpecError(
+            f"a picture of {model.name} has {count} tokens, {name}={getattr(settings, name)} was asked for",
+            hint=f"leave {name} out",
+        )

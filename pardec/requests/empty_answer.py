@@ -1,0 +1,66 @@
+"""Why an answer may be empty: a model that is spoken to in another way than it was trained on says nothing at all."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.loading.catalog import EMBEDDED
+
+if TYPE_CHECKING:
+    from ..api import Model
+    from ..result import Result
+
+
+class EmptyAnswer(UserWarning):
+    """Answers without a token, which another prompt may fill."""
+
+
+def why(model: Model, *, plain: bool, way_out: str) -> str | None:
+    """What the model would answer, in words; None where nothing is known of it.
+
+    Args:
+        plain: the prompts are text, in no chat template.
+        way_out: how a chat template is asked for.
+    """
+    known = tasks_of(model)
+    if known:
+        return f'{model.name} knows nothing but {_listed(known)}; "pardec list tasks" shows what its prompts are like'
+    if plain and getattr(model.tokenizer, "chat_template", None):
+        return f"{model.name} has a chat template and the prompt is plain text; {way_out}"
+    return None
+
+
+def tasks_of(model: Model) -> list[str]:
+    """The tasks that the card of an embedded model tells figures of; none of any other model."""
+    if model.path is None or model.path.parent != EMBEDDED:
+        return []
+    from ..cards import list_models
+
+    figures: Any = next(card.accuracy for card in list_models() if card.name == model.path.name)
+    return list(dict.fromkeys(task for one in figures.values() for task in one.get("problems", {})))
+
+
+def warn(model: Model, result: Result, prompt: Any, *, stacklevel: int) -> None:
+    """Warns of the rows of `result` that are empty, if anything can be done about it."""
+    count = sum(not generated for generated in result.generated)
+    if not count or result.text is None:
+        return
+    plain = isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(one, str) for one in prompt))
+    reason = why(model, plain=plain, way_out='pass messages, [{"role": "user", "content": "..."}]')
+    if reason is not None:
+        silence = 'warnings.simplefilter("ignore", pardec.EmptyAnswer)'
+        message = f"{told(count, len(result.generated))}: {reason} ({silence} silences this)"
+        warnings.warn(message, EmptyAnswer, stacklevel=stacklevel + 1)
+
+
+def told(count: int, rows: int) -> str:
+    """
+    >>> told(1, 1), told(2, 3)
+    ('the answer is empty', '2 of 3 answers are empty')
+    """
+    return "the answer is empty" if rows == 1 else f"{count} of {rows} answers {'is' if count == 1 else 'are'} empty"
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,304 @@
+"""One call of `generate`, checked and ready for the loop: everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.continuous.contracts import Drawing
+from pardec.samplers.masked import build as assembly
+from pardec.samplers.masked.contracts import Admitting, Allowed, Request, Sampler
+from pardec.samplers.rng import Keyed, row_seeds
+from pardec.samplers.spec import Part, Policy, Spec, parse
+from pardec.samplers.speculative.contracts import Speculation
+
+from . import allowed
+from .early import check_block, check_family
+from .image_layout import within
+from .images import Conditions, conditions, refuse_pictures
+from .prompts import Row, check_length, rows
+from .settings import Settings, several
+from .stop_strings import StopStrings, special_ids
+from .stop_strings import read as read_stops
+
+if TYPE_CHECKING:
+    from pardec.models.model import LanguageModel
+    from pardec.samplers.events import Event
+
+_SELDOM = ("min_p", "repetition_penalty", "min_new_tokens")
+BLOCK = 32  # the default block, where the request is not shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a loop is given, and the seed of each row."""
+
+    sampler: Sampler | Speculation
+    request: Request
+    seeds: tuple[int, ...]
+    callback: Callable[[Event], object] | None
+
+    def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
+        """What row `row` generated, and how many tokens count.
+
+        Args:
+            canvas: its final ids, right-padded or not; it may end with the row's last token.
+
+        Returns:
+            The ids behind the prompt, cut after the first end token that was generated or the token that completes a
+            stop string; and the number of generated ones but that end token, the count behind every rate. What a
+            template gave is in the first only.
+        """
+        start = self.request.prompts[row]
+        before = self.request.canvases[row][start:].tolist()
+        made = list(canvas[start : start + len(before)])
+        fresh = [new != old for new, old in zip(made, before, strict=False)]
+        ends = (at for at, new in enumerate(fresh) if new and made[at] in self.request.stop_ids)
+        end = next(ends, len(made))
+        made = made[: end + 1]
+        stops = self.stops(row)
+        if stops is not None and (count := stops.first(made)) is not None:
+            made = made[:count]
+        return made, sum(fresh[: min(end, len(made))])
+
+    def stops(self, row: int) -> StopStrings | None:
+        """The stop strings of a row; None where it has none."""
+        found = self.request.stops[row] if self.request.stops else None
+        assert found is None or isinstance(found, StopStrings), "put there by `prepare`"
+        return found
+
+    def take(self, rows: Sequence[int]) -> Call:
+        """The same request with these rows only; each keeps its seed, so it gives the same tokens."""
+        seeds = tuple(self.seeds[row] for row in rows)
+        request = replace(
+            self.request,
+            canvases=tuple(self.request.canvases[row] for row in rows),
+            prompts=tuple(self.request.prompts[row] for row in rows),
+            conditions=tuple(self.request.conditions[row] for row in rows) if self.request.conditions else (),
+            prefix=None if self.request.prefix is None else self.request.prefix.take(rows),
+            source=Keyed(seeds) if isinstance(self.request.source, Keyed) else self.request.source,
+            allowed=None if self.request.allowed is None else self.request.allowed.take(rows),
+            stops=tuple(self.request.stops[row] for row in rows) if self.request.stops else (),
+        )
+        return replace(self, request=request, seeds=seeds)
+
+    def seeded(self, seeds: Sequence[int]) -> Call:
+        """The same request with other seeds, one a row."""
+        return replace(self, seeds=tuple(seeds), request=replace(self.request, source=Keyed(tuple(seeds))))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Per row, how many tokens its canvas has."""
+        return [len(canvas) for canvas in self.request.canvases]
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        """Per row, how many tokens are given before the generated region."""
+        return self.request.prompts
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """End tokens."""
+        return self.request.stop_ids
+
+    @property
+    def constraints(self) -> list[str | None]:
+        """A short name per row of what `allowed` says of it; equal names, equal constraints."""
+        return allowed.digest(self.request.allowed, self.request.prompts)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments as resolved, as JSON can hold them; what is allowed goes by the short name of each row."""
+        request = self.request
+        kept = {n: getattr(request, n) for n in ("block_length", "absolute", "temperature", "top_k", "top_p", "cfg")}
+        new = max(len(canvas) - start for canvas, start in zip(request.canvases, request.prompts, strict=True))
+        names = self.constraints
+        same = names[0] if len(set(names)) == 1 else names
+        kept |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
+        # What nobody asks for is left out: rows that were written without it are the same rows.
+        kept |= {name: value for name in _SELDOM if (value := getattr(request, name))}
+        stops = self.stops(0)
+        kept |= {"stop": list(stops.texts)} if stops is not None else {}
+        away = [one.negative for one in request.conditions]
+        if any(text is not None for text in away):
+            kept |= {"negative_prompt": away[0] if len(set(away)) == 1 else [text or "" for text in away]}
+        return {"max_new_tokens": new, **kept, "stop_ids": list(request.stop_ids), "allowed": same}
+
+    @property
+    def shown(self) -> list[str | int | None] | None:
+        """Per row of pictures, what it is to show: the caption, the class, None for features; None for text."""
+        made = self.request.conditions
+        return [one.text if one.label is None else one.label for one in made] if made else None
+
+
+def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
+    """Reads the prompt and resolves every argument for this model; SpecError names what cannot work."""
+    pictures: Conditions | None = None
+    sampler = _sampler(model, settings)
+    if model.imaging is not None:
+        pictures = conditions(model, model.imaging, prompt, settings)
+        given = pictures.rows
+    else:
+        refuse_pictures(model, settings)
+        check_family(model.name, model.facts.masked, settings)
+        once = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
+        given = several(once, settings.num_return_sequences)
+    check_length(model, [len(row.canvas) for row in given])
+    stops, more = _stops(model, settings)
+    stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *more)))
+    seeds = seeds_of(settings, len(given))
+    block_causal = model.facts.attention == "block-causal"
+    request = Request(
+        canvases=tuple(row.canvas for row in given),
+        prompts=tuple(len(row.prompt) for row in given),
+        block_length=_block_length(model, settings, given),
+        source=settings.source or Keyed(seeds),
+        absolute=block_causal or settings.block_align == "absolute",
+        temperature=float(settings.temperature),
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p or None,
+        repetition_penalty=None if settings.repetition_penalty in (None, 1) else float(settings.repetition_penalty),
+        min_new_tokens=_min_new_tokens(settings, given),
+        cfg=None if settings.cfg is None else float(settings.cfg),
+        cfg_interval=settings.cfg_interval,
+        conditions=() if pictures is None else pictures.conditions,
+        prefix=None if pictures is None else pictures.prefix,
+        stop_ids=stop_ids,
+        stops=() if stops is None else (stops,) * len(given),
+        allowed=_allowed(model, settings, given),
+        processors=tuple(settings.logits_processor or ()),
+    )
+    for stage in sampler.stages:
+        if isinstance(stage, Admitting):
+            stage.admit(request)
+    _check_ends(model, request)
+    return Call(sampler, request, seeds, settings.callback)
+
+
+def _allowed(model: LanguageModel, settings: Settings, given: list[Row]) -> Allowed | None:
+    asked = allowed.read(model, settings.allowed, given)
+    return asked if model.imaging is None else within(model.imaging.layout, asked, given, model.vocab_size)
+
+
+def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:
+    """One seed a row. Raises SpecError where a list has another length."""
+    if not isinstance(settings.seed, Sequence):
+        return row_seeds(int(settings.seed), count)
+    if len(settings.seed) != count:
+        raise SpecError(f"{len(settings.seed)} seeds for {count} rows", hint="give one seed, or one a row")
+    return tuple(int(seed) for seed in settings.seed)
+
+
+def _sampler(model: LanguageModel, settings: Settings) -> Sampler | Speculation:
+    """The sampler that runs; a masked spec without a cache takes the exact one of the family, if there is one."""
+    given, attention = settings.sampler, model.facts.attention
+    if not model.facts.masked:
+        made = registry.resolve(given, "ar", sampling=settings.temperature > 0)
+        assert isinstance(made, Speculation), "the family says so"
+        if settings.temperature > 0 and getattr(made.accept, "argmax", False):
+            raise SpecError(
+                f"{made.spec.parts[-1].name!r} keeps the likeliest tokens, and "
+                f"temperature={settings.temperature} asks for a sample",
+                hint="accept with speculative or match, or leave temperature out",
+            )
+        return made
+    if isinstance(given, Speculation | Drawing):
+        whom = registry.OF["ar" if isinstance(given, Speculation) else "continuous"]
+        raise SpecError(f"{given.spec} is for {whom} and {model.name} is masked", hint="name another sampler")
+    sampler = registry.resolve(given, "masked")
+    if attention == "block-causal" and not isinstance(given, Sampler) and _names_no_cache(given):
+        with suppress(SpecError):  # a stage that cannot go with it keeps what it can go with
+            sampler = registry.resolve(replace(sampler.spec, cache=Part("block")), "masked")
+    needs = getattr(sampler.cache, "attention", attention)
+    if needs != attention:
+        assert sampler.spec.cache is not None, "a resolved spec names its cache"
+        raise SpecError(
+            f"the cache {sampler.spec.cache.name!r} is for {needs} models and {model.name} is {attention}",
+            hint='"pardec list samplers --stage cache" shows the others',
+        )
+    return assembly.fitted(sampler, model)
+
+
+def _names_no_cache(given: str | Spec | Policy | None) -> bool:
+    return given is None or parse(given).cache is None
+
+
+def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
+    given = settings.stop_ids
+    if given is None:
+        return () if settings.template is not None else tuple(model.facts.eos_ids)
+    if isinstance(given, Tensor | np.ndarray):
+        given = given.tolist()
+    ids = tuple(given) if isinstance(given, Collection) else (given,)
+    for i in ids:
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.vocab_size:
+            raise SpecError(
+                f"stop_ids holds {i!r}, which is no id of the vocabulary of {model.vocab_size}",
+                hint="stop_ids=[2] stops at token 2; [] never stops",
+            )
+    return ids
+
+
+def _stops(model: LanguageModel, settings: Settings) -> tuple[StopStrings | None, tuple[int, ...]]:
+    """The stop strings, and the ids of those that are special tokens, which stand in no text."""
+    if settings.stop is None:
+        return None, ()
+    if model.tokenizer is None:
+        raise SpecError(
+            f"stop is text and {model.name} comes without a tokenizer", hint="stop_ids= takes the ids of end tokens"
+        )
+    if settings.template is not None:
+        raise SpecError(
+            "stop ends what is written on and on, and a template says how long a row is",
+            hint="leave stop out, or the template",
+        )
+    special = {model.tokenizer.convert_ids_to_tokens(token): token for token in special_ids(model.tokenizer)}
+    texts = read_stops(settings.stop)
+    written = tuple(text for text in texts if text not in special)
+    ids = tuple(special[text] for text in texts if text in special)
+    return StopStrings(model.tokenizer, written) if written else None, ids
+
+
+def _min_new_tokens(settings: Settings, given: list[Row]) -> int:
+    asked, shortest = settings.min_new_tokens or 0, min(len(row.rest) for row in given)
+    if asked > shortest:
+        raise SpecError(
+            f"min_new_tokens={asked} is more than the {shortest} tokens of a row",
+            hint="raise max_new_tokens, or ask for fewer",
+        )
+    return asked
+
+
+def _check_ends(model: LanguageModel, request: Request) -> None:
+    """Refuses positions where nothing but end tokens is allowed, and none may stand so early."""
+    if request.allowed is None or not request.min_new_tokens:
+        return
+    only = request.allowed.sets.clone()
+    only[:, list(request.stop_ids)] = False
+    ends = (~only.any(1)).cpu()
+    for row, (at, start) in enumerate(zip(request.allowed.at, request.prompts, strict=True)):
+        early = ends[at[start : start + request.min_new_tokens]]
+        if early.any():
+            raise SpecError(
+                f"allowed of row {row} has nothing but end tokens at index {int(early.nonzero()[0])}, and "
+                f"min_new_tokens={request.min_new_tokens} takes none there",
+                hint="leave min_new_tokens out, or allow another token",
+            )
+
+
+def _block_length(model: LanguageModel, settings: Settings, given: list[Row]) -> int:
+    longest = max(len(row.rest) for row in given)
+    if not model.facts.masked:
+        return 1
+    fixed = model.facts.block if model.facts.attention == "block-causal" else None
+    asked = settings.block_length
+    check_block(model.name, asked, longest, fixed)
+    return fixed or asked or min(BLOCK, longest)

@@ -1,0 +1,1 @@
+"""Many prompts through one batch, and their events as they become certain."""

@@ -1,0 +1,84 @@
+"""Events with the text that became certain: what a consumer can print at once and never has to take back.
+
+A row's certain text is that of its tokens up to `Step.settled`, cut where the row ends as in `Result.text`, without
+the end of it that a later token may still change, or make part of a stop string. A row's pieces, put together, are its
+`Result.text`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pardec.samplers.events import Event, RowFinished, Started, Step
+
+from ..requests.continuous import VectorCall
+from ..requests.stop_strings import is_byte
+from ..requests.text import Call
+
+_BROKEN = "\ufffd"  # what stands for bytes that make no character yet
+
+
+class Texts:
+    """Puts the text into the events of one request, which must all come through here, in order."""
+
+    def __init__(self, tokenizer: Any, call: Call | VectorCall) -> None:
+        self.tokenizer, self.call = tokenizer, call
+        rows = len(call.seeds)
+        self.told = [""] * rows  # the text given out
+        self.read = [0] * rows  # how many positions behind the prompt it was made of
+        self.ended = [False] * rows  # an end token stands there: the rest is no text
+        # Such a tokenizer takes blanks out again when it sees what follows them.
+        self.cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+
+    def __call__(self, event: Event) -> Event:
+        """The event, with its text if it has one."""
+        if self.tokenizer is None:
+            return event
+        if isinstance(event, Started):
+            self.open = event.open
+        elif isinstance(event, Step):
+            settled = event.settled.tolist()
+            rows = enumerate(event.rows.tolist())
+            return replace(event, text=tuple(self._grown(row, event.tokens[at], settled[at]) for at, row in rows))
+        elif isinstance(event, RowFinished):
+            tokens, _ = self.call.generated(event.row, event.tokens.tolist())
+            text, stops = self._decode(tokens), self.call.stops(event.row)
+            text = text if stops is None else stops.cut(text)
+            return replace(event, text=text[len(self.told[event.row]) :])
+        return event
+
+    def _grown(self, row: int, canvas: np.ndarray, settled: int) -> str:
+        """What became certain in a row whose tokens before `settled` are final."""
+        start = self.call.prompts[row]
+        if self.ended[row] or settled - start <= self.read[row]:
+            return ""
+        before, self.read[row] = self.read[row], settled - start
+        tokens = canvas[start:settled]
+        ends = np.flatnonzero(np.isin(tokens, self.call.stop_ids) & self.open[row, start:settled])
+        if len(ends):
+            self.ended[row], tokens = True, tokens[: ends[0] + 1]
+        stops = self.call.stops(row)
+        if stops is not None and (count := stops.first(tokens.tolist(), before)) is not None:
+            self.ended[row], tokens = True, tokens[:count]
+        held, text = self.told[row], self._certain(tokens.tolist())
+        text = text if stops is None else stops.certain(text)
+        if len(text) <= len(held) or not text.startswith(held):
+            return ""
+        self.told[row] = text
+        return text[len(held) :]
+
+    def _certain(self, tokens: list[int]) -> str:
+        """The text of `tokens` as far as no later token can change it."""
+        # A run of bytes that do not all fit together is shown as broken as a whole, so that even a
+        # character that is complete may change with the next byte.
+        while tokens and is_byte(self.tokenizer, tokens[-1]):
+            tokens = tokens[:-1]
+        text = self._decode(tokens).rstrip(_BROKEN)
+        return re.sub(r"\s*\S*\Z", "", text) if self.cleans else text
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))

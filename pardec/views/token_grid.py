@@ -1,0 +1,43 @@
+"""A result taken apart into cells, one a token, for every view of a finished run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .token_text import Pieces
+
+if TYPE_CHECKING:
+    from ..result import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One token. `step` is the forward that committed it: -1 given by the request, -2 never committed."""
+
+    text: str
+    step: int
+    score: float
+
+
+def cells(result: Result) -> list[list[Cell]]:
+    """Per row, the given tokens and the generated ones up to the first end token."""
+    trace = result.trace
+    texts = result.pieces or [Pieces(None)(row) for row in trace.tokens.tolist()]
+    found = []
+    for row in range(len(result.prompts)):
+        end = result.span(row).stop
+        steps, scores = trace.commit_step[row, :end].tolist(), trace.commit_score[row, :end].tolist()
+        found.append([Cell(*cell) for cell in zip(texts[row][:end], steps, scores, strict=True)])
+    return found
+
+
+def last_step(rows: list[list[Cell]]) -> int:
+    """The highest forward number that committed anything, 0 if none did."""
+    return max((cell.step for row in rows for cell in row), default=0)
+
+
+def heading(result: Result) -> str:
+    """The run in one line."""
+    forwards = ", ".join(map(str, result.nfe[:8])) + (", ..." if len(result.nfe) > 8 else "")
+    return f"{result.model} | {result.spec} | forwards {forwards} | {result.tokens_per_forward:.2f} tokens a forward"

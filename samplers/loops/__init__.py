@@ -1,1 +1,0 @@
-"""The decode loops: generators of events."""

@@ -1,0 +1,80 @@
+"""What the caches that ask one span of positions share: when they ask everything again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pardec.models.errors import SpecError
+
+from ...spec import Policy
+from ..contracts import Ask, Canvas
+from ._since import elapsed
+
+
+@dataclass
+class Published:
+    """What the published loops count, [B] each; used by `reference=true` alone."""
+
+    windows: np.ndarray  # forwards that did not ask everything, idle ones included
+    refreshed: np.ndarray  # the last forward asked everything
+    pending: np.ndarray  # a block was entered, and its refresh is still to come
+
+
+@dataclass(frozen=True)
+class SpanCache(Policy):
+    """Asks everything when a block is entered and every `refresh` steps, else one span from the block's start."""
+
+    stores: ClassVar[bool] = True
+    forces: ClassVar[bool] = True  # the published loop for shifted families commits untested on a refresh
+
+    refresh: int = 0  # ask everything every so many steps: 0 only when a block is entered, 1 always
+    reference: bool = False  # the published order of refreshes and, in shifted families, of commits
+
+    def __post_init__(self) -> None:
+        if self.refresh < 0:
+            raise SpecError(f"refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}")
+
+    def start(self, canvas: Canvas) -> Published:
+        none = np.zeros(len(canvas), dtype=bool)
+        return Published(np.zeros(len(canvas), dtype=np.int64), none, none)
+
+    def stop(self, canvas: Canvas) -> np.ndarray:
+        """Where the span ends, [B]."""
+        raise TypeError(f"{type(self).__name__} defines no span")
+
+    def begin(self, canvas: Canvas) -> np.ndarray:
+        """Where the span begins, [B]."""
+        return canvas.lo
+
+    @property
+    def exact(self) -> str:
+        return "greedy" if self.refresh == 1 and not self.reference else "relaxed"
+
+    def full(self, canvas: Canvas, state: Published) -> np.ndarray:
+        """[B] bool: everything is asked, whatever `refresh` says."""
+        return canvas.entered
+
+    def ask(self, canvas: Canvas, state: Published) -> Ask:
+        if self.reference:
+            return self._published(canvas, state)
+        due = self.full(canvas, state)
+        if self.refresh:
+            due = due | elapsed(canvas, self.refresh)
+        if not due.any():
+            return Ask(self.begin(canvas), self.stop(canvas))
+        return Ask(np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas)))
+
+    def _published(self, canvas: Canvas, state: Published) -> Ask:
+        """dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
+        finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
+        else."""
+        state.windows = state.windows + (canvas.entered & state.refreshed)
+        due = self.full(canvas, state)
+        if self.refresh:
+            due = due | ((state.windows % self.refresh == 0) & ~state.refreshed)
+        state.windows, state.refreshed = state.windows + ~due, due
+        start, stop = np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas))
+        return Ask(start, stop, must=due if canvas.shift and self.forces else None)

@@ -1,0 +1,33 @@
+"""No cache: every forward asks the whole row.
+
+Large Language Diffusion Models, https://arxiv.org/abs/2502.09992
+
+    asked = [0, end)
+
+Exact: greedy, by definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ...registry import Policy, register
+from ..contracts import Ask, Canvas
+
+
+@register(
+    "none",
+    stage="cache",
+    paper="arXiv:2502.09992",
+    exact="greedy",
+    checked="golden/dimple golden/dream golden/llada reference",
+)
+@dataclass(frozen=True)
+class NoCache(Policy):
+    stores: ClassVar[bool] = False
+
+    def ask(self, canvas: Canvas, state: None) -> Ask:
+        return Ask(np.zeros_like(canvas.end), canvas.end)

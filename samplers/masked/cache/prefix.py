@@ -1,0 +1,49 @@
+"""Prefix cache: what stands before the block is reused, the block and what follows is asked at every step.
+
+Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
+https://arxiv.org/abs/2505.22618
+
+    asked = [0, end) when a block is entered, [block start - before, end) otherwise
+
+In a shifted family the position before the block is asked as well while the block's first token, which it predicts,
+is open; `before=1` asks it at every step, as the published prompt caches of dKV-Cache ("prefill", on Dream) and Dimple
+do, where the canvas is one block.
+`reference=true` is for parity with the published loops: see `caches/_span.py`.
+Exact: no; in block-causal families yes, since what stands before the block is final, but `block` asks less there: on
+entering a block only the last one and the new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pardec.models.errors import SpecError
+
+from ...registry import register
+from ..contracts import Canvas
+from ._span import SpanCache
+
+
+@register(
+    "prefix", stage="cache", paper="arXiv:2505.22618", checked="golden/dimple golden/dream golden/llada reference"
+)
+@dataclass(frozen=True)
+class Prefix(SpanCache):
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}  # by `pardec tune`
+
+    before: int = 0  # positions before the block that are asked with it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.before < 0:
+            raise SpecError(f"prefix: before must be at least 0, got {self.before}")
+
+    def begin(self, canvas: Canvas) -> np.ndarray:
+        begin: np.ndarray = np.maximum(canvas.lo - self.before, 0)
+        return begin
+
+    def stop(self, canvas: Canvas) -> np.ndarray:
+        return canvas.end

@@ -1,0 +1,134 @@
+"""Commits everything that is open at once, as soon as the answer is far enough ahead of its alternatives.
+
+Diffusion Language Models Know the Answer Before Decoding (Prophet), https://arxiv.org/abs/2508.19982
+
+    gap  = of (largest - second largest raw logit) over the region: the mean if it is the answer, else the least
+    fill = gap >= early, mid or late, for a progress below 0.33, below 0.67, or from there on
+
+Checked after every forward and before its commit, on the logits before any other stage changes them; a row that fills
+commits the argmax at each of its open positions and is done. The region is the answer, `length` positions from `start`
+on, or every open position of the block or of the row. Rows whose forward did not predict everything open wait for one
+that does: with a cache of windows that is the next refresh. In a block-causal family a fill ends at the active block.
+Progress by steps counts every step of the plan, those at which nothing is owed too; one of those is checked as well,
+with the forward that follows it, whose canvas is the same.
+
+Deviates from the authors' code: regions other than the answer, and progress by committed tokens, are pardec's own; so
+is the least gap, since the mean over a whole row is that of its end tokens, which are sure long before the answer is
+(`gap=mean` takes it all the same). Of the region only open positions count, where the published loop averages decided
+ones as well (`decided=true`).
+Exact: no.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Canvas, Outlook, Planned, Proposal, Request, Sampler
+
+_BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
+
+
+@register("prophet", stage="finish", paper="arXiv:2508.19982", checked="golden/llada reference")
+@dataclass(frozen=True)
+class Prophet(Policy):
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}  # by `pardec tune`
+
+    region: Literal["answer", "block", "all"] | None = None  # where the gap is taken; none: answer if it has a start
+    start: int | None = None  # first position of the answer, counted from the prompt's end; below 0 it never fills
+    length: int = 5  # positions of the answer
+    early: float = 7.5  # gap in logits that suffices below a third of the way
+    mid: float = 5.0  # below two thirds
+    late: float = 2.5  # from there on
+    progress: Literal["steps", "committed"] | None = None  # share of the schedule's steps, or of the tokens committed
+    decided: bool = False  # positions of the answer that are committed already count, as published
+    gap: Literal["mean", "least"] | None = None  # of the region; none: the mean of an answer, the least elsewhere
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise SpecError(f"prophet: length must be at least 1, got {self.length}")
+        for name in ("early", "mid", "late"):
+            if math.isnan(getattr(self, name)):
+                raise SpecError(f"prophet: {name} is a gap in logits, got nan", hint=f"{name}=inf never fills")
+        if self.region == "answer" and self.start is None:
+            raise SpecError(
+                "prophet: region=answer needs the answer's start",
+                hint="prophet:start=200 begins 200 tokens after the prompt; region=all takes whatever is open",
+            )
+
+    def check(self, sampler: Sampler) -> None:
+        if self.progress == "steps" and not isinstance(sampler.select, Planned):
+            raise SpecError(
+                "prophet: progress=steps needs a select that knows its number of steps, such as fixed",
+                hint="progress=committed goes with every select",
+            )
+
+    def admit(self, request: Request) -> None:
+        for row, (canvas, prompt) in enumerate(zip(request.canvases, request.prompts, strict=True)):
+            behind = len(canvas) - prompt
+            if self._answer and self.start is not None and self.start >= behind:
+                raise SpecError(
+                    f"prophet: start={self.start} lies behind row {row}, which has {behind} tokens to come",
+                    hint="ask for more tokens, or leave start out: the gap is then taken over whatever is open",
+                )
+
+    def fill(self, outlook: Outlook, proposal: Proposal, canvas: Canvas) -> np.ndarray:
+        every = np.ones(len(canvas), dtype=bool)
+        opened = canvas.ahead(every)[1]
+        places, counted = self._region(canvas, opened)
+        ready = (outlook.has(opened) | (opened == canvas.length)).all(1)
+        counted &= outlook.has(places)
+        found = outlook.at(places).confidence
+        gaps, count = found.top1 - found.top2, counted.sum(1)
+        least = torch.from_numpy(self._least(canvas)).to(gaps.device)
+        if self.gap == "mean" or (self.gap is None and self._answer):
+            reached = gaps.masked_fill(~counted, 0).sum(1) >= least * count
+        else:
+            reached = (gaps >= least[:, None]).logical_or(~counted).all(1)
+        fills: np.ndarray = (ready & (count > 0) & reached).cpu().numpy()
+        return fills
+
+    def done(self, canvas: Canvas, request: Request) -> np.ndarray:
+        """Nothing is left open where it filled, so that no row has to be stopped."""
+        return np.zeros(len(canvas), dtype=bool)
+
+    @property
+    def _answer(self) -> bool:
+        """Whether the region is an answer of which the place is known."""
+        return self.start is not None and self.region in (None, "answer")
+
+    def _region(self, canvas: Canvas, opened: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions [B, K] of the region, and which of them count."""
+        if self.region == "block":
+            return canvas.window, canvas.eligible.clone()
+        if self.region == "all" or self.start is None:
+            return opened, opened < canvas.length
+        first = canvas.prompt + self.start
+        places = first[:, None] + np.arange(self.length)
+        inside = (places < canvas.total[:, None]) & (self.start >= 0)
+        places = np.where(inside, places, canvas.length)
+        if not self.decided:
+            inside = np.take_along_axis(canvas.open_host, places, 1)
+        device = canvas.tokens.device
+        return torch.from_numpy(places).to(device), torch.from_numpy(inside).to(device)
+
+    def _least(self, canvas: Canvas) -> np.ndarray:
+        """The gap that suffices now, [B] float32."""
+        gaps, stage = np.array([self.early, self.mid, self.late], np.float32), np.arange(3)
+        if self.progress == "steps" or (self.progress is None and bool((canvas.planned > 0).all())):
+            steps = np.maximum(canvas.planned, 1)
+            passed = canvas.clocks[:, -1] + 1 if canvas.clocks.shape[1] else np.zeros_like(canvas.step)
+            first, now = (passed + 1) / steps, (canvas.step + 1) / steps  # an idle step is checked here too
+        else:
+            first = now = 1 - canvas.open_host.sum(1) / np.maximum(canvas.asked, 1)
+        early, late = (np.searchsorted(_BOUNDS, reached, "right")[:, None] for reached in (first, now))
+        least: np.ndarray = np.where((early <= stage) & (stage <= late), gaps, np.inf).min(1)
+        return least.astype(np.float32)

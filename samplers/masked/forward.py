@@ -1,0 +1,320 @@
+"""From the positions that a cache policy asks to the law of the active block: plans, groups of rows, guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from pardec.models import finite
+from pardec.models.errors import PardecError
+from pardec.models.hidden import Hidden
+from pardec.models.kv_cache import KVCache
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan
+
+from ..ops.chunked_distribution import Pieced, joined, too_many
+from ..ops.distribution import Law
+from ..ops.penalties import penalised, standing, without_ends
+from .canvas import GIVEN, Canvas
+from .contracts import Ask, Filling, Request, Sampler
+from .layout import Group, Layout, Queries
+
+# Picking out what is wanted pays from so many numbers fewer on: states of the last layer, and logits.
+_NARROW_GAIN = 2000
+_COMPACT_GAIN = 4000
+
+
+class Asking:
+    """Lays plans, keeps them while the same positions are asked, and runs the model on them.
+
+    It is also the outlook (see contracts) on the forward just made.
+    """
+
+    def __init__(self, model: LanguageModel, canvas: Canvas, sampler: Sampler, request: Request) -> None:
+        self.model, self.canvas, self.cfg = model, canvas, request.cfg
+        self.copies = 1 if self.cfg is None else 2
+        self.given = None if self.cfg is None else canvas.commit_step == GIVEN
+        self.every = bool(sampler.revising)  # committed positions of the block are predicted too
+        self.whole = any(isinstance(stage, Filling) for stage in sampler.finish)  # any query may be asked for
+        shadow = any(getattr(stage, "shadow", False) for stage in sampler.revising)
+        self.shadow = canvas.block_length if shadow else 0
+        self.allowed, self.limits = request.allowed, None
+        if self.allowed is not None:
+            rows = pad_sequence(list(self.allowed.at), batch_first=True)
+            self.limits = torch.nn.functional.pad(rows, (0, canvas.length + 1 - rows.shape[1])).to(canvas.tokens.device)
+        self.request = request
+        self.bound = self.allowed is not None or request.repetition_penalty is not None or request.min_new_tokens > 0
+        self.counts: Tensor | None = None  # [B, V] how often each token stands in a row, where that matters
+        self.cache: KVCache | None = None
+        if sampler.cache.stores or shadow:
+            self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
+        self.layout = Layout(model, canvas, self.cache, self.copies, self.shadow)
+        self._key = b""
+        self._groups: list[Group] = []
+        self._order: Tensor | None = None
+        self._made: list[Hidden] = []  # of the forward just made, one a group; kept if `whole`
+        self._runs: list[finite.Run] = []  # the forward just made, one a group
+        self.highest = torch.zeros((), device=canvas.tokens.device)  # of all logits so far: see `finite`
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows, in the cache too."""
+        if self.given is not None:
+            self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
+        if self.limits is not None:
+            self.limits = self.limits[torch.from_numpy(rows).to(self.limits.device)]
+        if self.cache is not None and len(rows):
+            self.cache.keep(torch.from_numpy(self.layout.cache_rows(rows)))
+        self._key = b""
+
+    def put(self, other: Asking) -> None:
+        """The canvas holds the rows of `other`, too, which no forward has seen: makes room for them.
+
+        Their first forward is full, so that nothing of what the cache held in their place is ever seen.
+        """
+        if self.given is not None:
+            self.given = self.canvas.commit_step == GIVEN  # no forward has changed that
+        if self.cache is not None and other.cache is not None:
+            self.cache.grow(other.cache.capacity)
+        self._key = b""
+
+    def queries(self, ask: Ask) -> Queries:
+        """What to query so that everything asked is, and everything wanted is predicted.
+
+        The first forward of a row is full. In a shifted family the prediction of p stands in row p - 1, so that the
+        position before the block is asked too, as long as the block's first one is open.
+        """
+        canvas = self.canvas
+        new = canvas.nfe == 0
+        if new.all():
+            return Queries(canvas.rows, np.zeros_like(canvas.end), canvas.end)
+        if ask.mask is None:
+            first = canvas.lo if self.every else canvas.first_open
+            start = np.minimum(ask.start, np.maximum(first - canvas.shift, 0))
+            stop = np.maximum(ask.stop, canvas.hi - canvas.shift)
+            if new.any():
+                start, stop = np.where(new, 0, start), np.where(new, canvas.end, stop)
+            return Queries(canvas.rows, start, stop)
+        mask = ask.mask[:, : canvas.length].cpu().numpy().copy()
+        if new.any():
+            mask |= new[:, None] & (np.arange(canvas.length) < canvas.end[:, None])
+        row, column = np.nonzero(self.wanted(ask))
+        mask[row, np.maximum(canvas.lo[row] + column - canvas.shift, 0)] = True
+        count = mask.sum(1)
+        positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
+        positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
+        return Queries(canvas.rows, np.zeros_like(count), count, positions)
+
+    def wanted(self, ask: Ask) -> np.ndarray:
+        """[B, W] bool: the positions of the active block that are to be predicted."""
+        canvas = self.canvas
+        if self.every:
+            within: np.ndarray = canvas.window_host < canvas.length
+            return within
+        return canvas.eligible_host if ask.only is None else canvas.eligible_host & ask.only.cpu().numpy()
+
+    def law(self, queries: Queries, wanted: np.ndarray, soft: Tensor | None = None) -> tuple[Law, Law | None]:
+        """One forward for every live row: the model's distribution at the `wanted` positions of the active block.
+
+        What stands for the block's other positions means nothing. The second law is the shadow's.
+
+        Args:
+            soft: [B, W, E] added to the inputs of the block.
+        """
+        canvas = self.canvas
+        if self.request.repetition_penalty is not None:
+            # The canvas behind a short answer is full of end tokens: those are free to come again.
+            stands = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
+            self.counts = standing(canvas.tokens, stands, self.model.vocab_size, self.request.stop_ids)
+        key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
+        if queries.positions is not None or key != self._key:
+            self._groups, self._order = self.layout.lay(queries)
+            self._key = key
+            forward = self.model.forward
+        else:
+            forward = self.model.run  # a plan that was checked, with other tokens
+        self._made.clear()
+        self._runs.clear()
+        found = [self._forward(group, wanted, soft, forward) for group in self._groups]
+        if len(found) == 1:
+            return found[0]
+        assert self._order is not None, "groups have an order"
+        twins = [twin for _, twin in found if twin is not None]
+        return joined([law for law, _ in found], self._order), joined(twins, self._order) if twins else None
+
+    @property
+    def early(self) -> Tensor:
+        """[B, L + 1] bool: the positions where no end token may stand."""
+        canvas = self.canvas
+        early = np.arange(canvas.length + 1) - canvas.prompt[:, None] < self.request.min_new_tokens
+        return torch.from_numpy(early).to(canvas.tokens.device)
+
+    # --- the outlook: the forward just made, at any of its positions ---
+
+    def has(self, positions: Tensor) -> Tensor:
+        """Whether the forward predicts each of `positions` [B, K] -> bool [B, K]."""
+        found = [
+            hidden.has(self._doubled(self.model.rows(self._of(positions, group))))[: len(group.want)]
+            for group, hidden in zip(self._groups, self._made, strict=True)
+        ]
+        return torch.cat(found)[self._order] if self._order is not None else found[0]
+
+    def at(self, positions: Tensor) -> Law:
+        """The law at `positions` [B, K]."""
+        found = []
+        for group, hidden in zip(self._groups, self._made, strict=True):
+            chosen = self._of(positions, group)
+            found.append(self._says(hidden, group, chosen, self._doubled(self.model.rows(chosen))))
+        return joined(found, self._order) if self._order is not None else found[0]
+
+    # --- one forward ---
+
+    def _forward(
+        self,
+        group: Group,
+        wanted: np.ndarray,
+        soft: Tensor | None,
+        forward: Callable[[Plan, KVCache | None], Hidden],
+    ) -> tuple[Law, Law | None]:
+        """The law of one group, and the shadow's."""
+        tokens, want, place, narrow = self._at(self.canvas.tokens, group), group.want, None, not self.whole
+        positions = self._of(self.canvas.window, group)
+        if want.device.type == "cpu" and not self.shadow:  # elsewhere the shapes had better stay what they are
+            want, place, positions = self._wanted_only(group, wanted, positions)
+            narrow = narrow and (group.plan.width - want.shape[1]) * len(want) * self.model.width >= _NARROW_GAIN
+        if self.shadow:
+            tokens = torch.cat([tokens, torch.full_like(positions, self.canvas.mask_id)], 1)
+        if self.given is not None:
+            hidden_prompt = tokens.clone()
+            known = self._at(self.given, group)
+            hidden_prompt[:, : known.shape[1]].masked_fill_(known, self.canvas.mask_id)
+            tokens = torch.cat([tokens, hidden_prompt])
+        plan = replace(group.plan, tokens=tokens, want=self._doubled(want), narrow=narrow)
+        if soft is not None:
+            plan = replace(plan, soft=self._doubled(self._placed(soft, group)))
+        self._runs.append((plan, self.cache))
+        hidden = forward(plan, self.cache)
+        if self.whole:
+            self._made.append(hidden)
+        if self.shadow and not too_many(2 * tokens.shape[0] * self.shadow, self.model.vocab_size):
+            both = self._guided(hidden.logits()).chunk(2, 1)
+            law, twin = (Law(self._permitted(logits, group, positions)) for logits in both)
+            return law, twin
+        if self.shadow:
+            law, twin = (self._says(hidden, group, positions, first=first) for first in (0, self.shadow))
+            return law, twin
+        law = self._says(hidden, group, positions)
+        if place is None:
+            return law, None
+        return (law.placed(place) if isinstance(law, Pieced) else Law(law.rows.flatten(0, 1), place)), None
+
+    def _says(
+        self,
+        hidden: Hidden,
+        group: Group,
+        positions: Tensor,
+        queries: Tensor | None = None,
+        first: int = 0,
+    ) -> Law:
+        """What a forward says of `positions` [n, M], without the mask id and what is not allowed there.
+
+        Args:
+            queries: the absolute positions that say them, [copies * n, M]; None: those that the plan wants.
+            first: with a shadow, where among the wanted columns its own or the others begin.
+        """
+        n, vocab = len(positions), self.model.vocab_size
+        every = (hidden.plan.want if queries is None else queries).shape[1]
+        if not too_many(self.copies * n * every, vocab):
+            return Law(self._permitted(self._guided(hidden.logits(queries)), group, positions))
+        width = self.shadow or every
+
+        def make(index: Tensor) -> Tensor:
+            row, column = index.div(width, rounding_mode="floor"), index % width
+            at = row * every + first + column
+            both = at if self.cfg is None else torch.cat([at, at + n * every])
+            return self._permitted(self._guided(hidden.some(both, queries)), group, positions[row, column], row)
+
+        return Pieced(make, n * width, vocab, torch.arange(n * width, device=positions.device).view(n, width))
+
+    def _doubled(self, tensor: Tensor) -> Tensor:
+        """The rows once more for the unconditional half of guidance."""
+        return tensor if self.cfg is None else torch.cat([tensor, tensor])
+
+    def _guided(self, logits: Tensor) -> Tensor:
+        if self.cfg is not None:
+            conditional, unconditional = logits.chunk(2)
+            logits = unconditional + self.cfg * (conditional - unconditional)
+        return logits
+
+    def failure(self) -> PardecError | None:
+        """Why logits of the forward just made are not finite; None where running it again does not tell."""
+        return finite.failure(self.model, self._runs, cfg=self.cfg)
+
+    def _permitted(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+        """`logits`, penalised, without the mask id and what is not allowed there; `highest` knows them from now.
+
+        They may be changed in place.
+
+        They are of `positions` [n, M], or of one position [N] each of these `rows` [N] of the group.
+        """
+        request = self.request
+
+        def at(held: Tensor) -> Tensor:  # [B, L + 1] -> as `positions`
+            held = self._of(held, group)
+            return held.gather(1, positions) if rows is None else held[rows, positions]
+
+        if self.counts is not None and request.repetition_penalty is not None:
+            own = torch.where(at(self.canvas.open), -1, at(self.canvas.tokens))
+            counts = self._of(self.counts, group)
+            counts = counts[:, None] if rows is None else counts[rows]
+            logits = penalised(logits, counts, own, request.repetition_penalty)
+        logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
+        if request.min_new_tokens:
+            logits = without_ends(logits, at(self.early), request.stop_ids)
+        if self.allowed is not None and self.limits is not None:
+            logits = logits.masked_fill_(~self.allowed.sets[at(self.limits)], -torch.inf)
+        self.highest = self.highest + finite.highest(logits)
+        return logits
+
+    def _wanted_only(self, group: Group, wanted: np.ndarray, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The queries wanted, [n, M], where among them each block position's is, [n, W], and what those predict."""
+        wanted = wanted if group.rows is None else wanted[group.rows]
+        counts = wanted.sum(1)
+        most = max(int(counts.max()), 1)
+        if (wanted.shape[1] - most) * len(wanted) * self.model.vocab_size < _COMPACT_GAIN:
+            return group.want, None, positions
+        if (counts == most).all():
+            order = wanted.nonzero()[1].reshape(-1, most)
+        else:
+            order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
+        place = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
+        chosen = torch.from_numpy(order)
+        if self.bound:
+            positions = positions.gather(1, chosen)
+        return group.want.gather(1, chosen), torch.from_numpy(place), positions
+
+    def _placed(self, soft: Tensor, group: Group) -> Tensor:
+        """`soft` [B, W, E] of the block, at the queries of a group [n, Q, E]; zero elsewhere."""
+        soft = self._of(soft, group)
+        lo = torch.from_numpy(self.canvas.lo if group.rows is None else self.canvas.lo[group.rows]).to(soft.device)
+        at = group.plan.positions[: len(soft)] - lo[:, None]
+        outside = (at < 0) | (at >= soft.shape[1])
+        found = soft.gather(1, at.masked_fill(outside, 0)[..., None].expand(-1, -1, soft.shape[-1]))
+        return found.masked_fill(outside[..., None], 0)
+
+    @staticmethod
+    def _of(held: Tensor, group: Group) -> Tensor:
+        """The group's rows of `held` [B, ...]."""
+        return held if group.rows is None else held[torch.from_numpy(group.rows).to(held.device)]
+
+    def _at(self, held: Tensor, group: Group) -> Tensor:
+        """What the canvas holds at the queries of a group, [n, Q]."""
+        held = self._of(held, group)
+        if group.source is not None:
+            return held.gather(1, group.source)
+        assert group.plan.span is not None
+        return held[:, slice(*group.plan.span)]

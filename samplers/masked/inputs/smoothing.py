@@ -1,0 +1,63 @@
+"""Adds to each open position's input a little of what the forward before expected there.
+
+dInfer: An Efficient Inference Framework for Diffusion Language Models ("iteration smoothing"),
+https://arxiv.org/abs/2510.08666
+
+    input_i = E[mask] + w_t * softmax(l_i) E        w_t = min(weight + growth * t, most), t counts forwards
+
+The mask's own embedding keeps its full weight. Only open positions of the active block are smoothed, and none at a
+block's first forward; the reference smooths later blocks too and lets the mask id take part in the mixture. The
+threshold that falls with t, with which it is published, is `threshold:fall=0.02`.
+Exact: no; `weight=0,growth=0` changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...limits import MOST
+from ...registry import Policy, register
+from ..contracts import Canvas, Evidence
+
+
+@dataclass
+class Mixture:
+    """The embeddings expected in the active block, [B, W, E]; nothing before the first forward."""
+
+    expected: Tensor | None = None
+
+
+@register("smoothing", stage="inputs", paper="arXiv:2510.08666", checked="reference")
+@dataclass(frozen=True)
+class Smoothing(Policy):
+    weight: float = 0.15  # of the mixture, at the first forward
+    growth: float = 0.02  # more at each forward
+    most: float = 0.3  # weight at which it stays
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "growth", "most"):
+            if not getattr(self, name) >= 0:
+                raise SpecError(f"smoothing: {name} must be at least 0, got {getattr(self, name)}")
+            if getattr(self, name) > MOST:
+                raise SpecError(f"smoothing: {name} must be at most {MOST:g}, got {getattr(self, name)}")
+
+    def start(self, canvas: Canvas) -> Mixture:
+        return Mixture()
+
+    def soft(self, canvas: Canvas, state: Mixture) -> Tensor | None:
+        if state.expected is None:
+            return None
+        weight = np.minimum(self.weight + self.growth * canvas.nfe, self.most) * ~canvas.entered
+        scale = torch.from_numpy(weight).to(state.expected)[:, None, None]
+        return state.expected * scale * canvas.eligible[..., None]
+
+    def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Mixture) -> None:
+        if self.weight or self.growth:
+            state.expected = evidence.law.expected(embed)

@@ -1,0 +1,175 @@
+"""Laying plans: which rows go through a forward together, and what each of these groups asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.kv_cache import KVCache
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan, Visible
+
+from .canvas import Canvas
+
+# A forward of its own costs a group of rows about as much as this many more queries would.
+_GROUP_COST = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """What the live rows queried in one step: [n, Q] positions, -1 pads, or the span [start, stop) of each row."""
+
+    rows: np.ndarray  # [n] rows of the request
+    start: np.ndarray  # [n]
+    stop: np.ndarray  # [n]
+    positions: np.ndarray | None = None
+
+    def of(self, at: int) -> range | tuple[int, ...]:
+        """The positions of the row at index `at`, a range where they are one."""
+        if self.positions is None:
+            return range(int(self.start[at]), int(self.stop[at]))
+        found = self.positions[at, : self.stop[at] - self.start[at]].tolist()
+        whole = bool(found) and found[-1] - found[0] == len(found) - 1
+        return range(found[0], found[-1] + 1) if whole else tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that go through one forward together."""
+
+    rows: np.ndarray | None  # [n] indices of live rows; None: all
+    plan: Plan  # as laid; only its tokens change from forward to forward
+    source: Tensor | None  # [n, Q] canvas column of each query, padding at the bin; None: the plan's span
+    want: Tensor  # [n, W] query of each block position's prediction, -1 outside of the block; then those of the shadow
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Turns queries into plans.
+
+    Attributes:
+        copies: 2 where guidance runs every row a second time, in the second half of a plan's rows, else 1.
+        shadow: positions of the shadow that rides behind the canvas, 0 without one.
+    """
+
+    model: LanguageModel
+    canvas: Canvas
+    cache: KVCache | None
+    copies: int
+    shadow: int
+
+    def cache_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Where the cache has these live rows: with guidance once more, in its second half."""
+        assert self.cache is not None
+        half = self.cache.batch // self.copies
+        return np.concatenate([rows + half * copy for copy in range(self.copies)])
+
+    def lay(self, queries: Queries) -> tuple[list[Group], Tensor | None]:
+        """One plan a group of rows that ask about as much, and where each live row stands in the groups in turn."""
+        split = _split(queries.stop - queries.start)
+        groups = [self._group(rows, queries) for rows in split]
+        if len(split) == 1:
+            return groups, None
+        order = np.argsort(np.concatenate(split))
+        return groups, torch.from_numpy(order).to(self.canvas.tokens.device)
+
+    def _group(self, rows: np.ndarray, queries: Queries) -> Group:
+        canvas, device = self.canvas, self.canvas.tokens.device
+        start, stop, end = queries.start[rows], queries.stop[rows], canvas.end[rows]
+        lo, hi = canvas.lo[rows], canvas.hi[rows]
+        width = int((stop - start).max())
+        if queries.positions is None:
+            positions = start[:, None] + np.arange(width)
+            positions[positions >= stop[:, None]] = -1
+        else:
+            positions = queries.positions[rows, :width]
+        block = lo[:, None] + np.arange(canvas.block_length)
+        wanted = np.maximum(block - canvas.shift, 0)
+        want = wanted - start[:, None] if queries.positions is None else _index(positions, wanted)
+        want[(block >= hi[:, None]) | (want < 0)] = -1
+        even = bool((stop - start == width).all())
+        span = None
+        if even and queries.positions is None and (start == start[0]).all():
+            span = (int(start[0]), int(stop[0]))
+        slots, asked = positions, positions
+        if self.shadow:
+            asked, slots, want = self._shadowed(positions, np.where(block < hi[:, None], wanted, -1), want)
+
+        def put(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
+
+        whole = len(rows) == len(canvas)
+        cache_rows = None
+        if self.cache is not None and not whole:
+            cache_rows = torch.from_numpy(self.cache_rows(rows)).to(device)
+        plan = Plan(
+            tokens=put(asked),
+            positions=put(asked),
+            slots=put(slots),
+            visible=self.model.visible(),
+            lengths=put(end),
+            want=put(want),
+            rows=cache_rows,
+            uniform=int(end[0]) if (end == end[0]).all() else None,
+            span=None if self.shadow else span,
+        )
+        if self.shadow:
+            size = canvas.length + self.shadow
+            visible = Visible.mask(put(self._leave_one_out(positions, block, hi, end)))
+            plan = replace(plan, visible=visible, lengths=torch.full_like(plan.lengths, size), uniform=size)
+        source = None
+        if plan.span is None:
+            source = torch.from_numpy(np.where(positions < 0, canvas.length, positions)).to(device)
+        return Group(None if whole else rows, plan, source, plan.want[: len(rows)])
+
+    # --- the shadow: each block position once more, as a mask that sees everything but the position itself ---
+
+    def _shadowed(
+        self, positions: np.ndarray, wanted: np.ndarray, want: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Positions, slots and wants with the shadow's queries behind the canvas's own."""
+        width = positions.shape[1]
+        slots = np.where(wanted < 0, -1, self.canvas.length + np.arange(self.shadow))
+        twins = np.broadcast_to(width + np.arange(self.shadow), wanted.shape)
+        return (
+            np.concatenate([positions, wanted], 1),
+            np.concatenate([positions, slots], 1),
+            np.concatenate([want, twins], 1),
+        )
+
+    def _leave_one_out(self, positions: np.ndarray, block: np.ndarray, hi: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """What each query sees, [n, Q + W, L + W] bool: the canvas never sees the shadow."""
+        length, width = self.canvas.length, positions.shape[1]
+        slots = np.arange(length)
+        seen = np.zeros((len(positions), width + self.shadow, length + self.shadow), dtype=bool)
+        seen[..., :length] = slots < end[:, None, None]
+        if self.canvas.block_causal:
+            segment = np.maximum(positions, 0) // self.canvas.block_length
+            seen[:, :width, :length] &= slots // self.canvas.block_length <= segment[..., None]
+        seen[:, width:, :length] &= slots != block[..., None]
+        seen[:, width:, length:] = (block < hi[:, None])[:, None, :]
+        return seen
+
+
+def _split(width: np.ndarray) -> list[np.ndarray]:
+    """Rows in one group, or in two where the padding saved is worth a forward; [n] indices each."""
+    rows = np.arange(len(width))
+    if len(width) == 1 or width.min() == width.max():
+        return [rows]
+    order = np.argsort(-width, kind="stable")
+    sorted_width = width[order]
+    counts = rows[1:]
+    costs = counts * sorted_width[0] + (len(width) - counts) * sorted_width[1:] + _GROUP_COST
+    if costs.min() >= len(width) * sorted_width[0]:
+        return [rows]
+    cut = int(counts[costs.argmin()])
+    return [np.sort(order[:cut]), np.sort(order[cut:])]
+
+
+def _index(positions: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where each of `wanted` [n, W] stands in `positions` [n, Q], -1 where it does not."""
+    same = positions[:, None, :] == wanted[:, :, None]
+    return np.where(same.any(-1), same.argmax(-1), -1)

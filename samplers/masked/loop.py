@@ -1,0 +1,321 @@
+"""The masked loop: diffusion language models filled in block by block, every row at its own pace.
+
+One step: the schedule's clock, the cache's positions, the inputs, the forward (one a group of rows that ask alike),
+then logits, propose, select, widen, revise, commit, finish. The loop alone keeps four promises: the first forward of a
+request is full, an open row commits at least one position a step, the mask id is never committed, and what numbers that
+are not finite would choose is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.model import LanguageModel
+
+from ..batching import put_rows, unjoinable
+from ..endings import Endings
+from ..events import Event, Finished, RowFinished
+from ..ops.rank import best
+from ..registry import resolve
+from ..rng import seat
+from .build import fitted
+from .canvas import NEVER, Canvas, Revision, Writing
+from .contracts import (
+    Ahead,
+    Ask,
+    Choice,
+    Evidence,
+    Filling,
+    Laid,
+    Planned,
+    Proposal,
+    Referring,
+    Remembering,
+    Request,
+    Sampler,
+    Scheduled,
+    take_rows,
+)
+from .forward import Asking
+from .recorder import Before, Record
+from .refusals import Read, demand_finite, mask_chosen
+
+_LOWEST = torch.finfo(torch.float32).min
+
+
+def decode(model: LanguageModel, sampler: Sampler, request: Request, *, steps: bool = True) -> Iterator[Event]:
+    """Decodes a request, yielding `Started`, then `Step` and `RowFinished` events, and at last `Finished`.
+
+    Without `steps` no `Step` is told, which spares a transfer a step.
+    """
+    loop = MaskedLoop(model, sampler, request)
+    yield loop.record.started()
+    yield from loop.retire()
+    while len(loop.canvas):
+        before = loop.step()
+        if steps:
+            yield loop.record.told(before)
+        yield from loop.retire()
+    yield loop.record.finished()
+
+
+def _finished(model: LanguageModel, sampler: Sampler, request: Request) -> Tensor:
+    """What the reference of a `Referring` select ends with: [B, L + 1], -1 where it committed nothing and nothing was
+    given. It stops where the sampler itself stops."""
+    assert isinstance(sampler.select, Referring)
+    stops = tuple(finish for finish in sampler.finish if not isinstance(finish, Filling))
+    *_, last = decode(model, replace(resolve(sampler.select.of), finish=stops), request, steps=False)
+    assert isinstance(last, Finished)
+    text = torch.from_numpy(np.where(last.trace.commit_step == NEVER, -1, last.tokens))
+    return torch.nn.functional.pad(text, (0, 1), value=-1).to(model.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one step does to the canvas."""
+
+    chosen: Writing
+    by: Any  # the stage that names the tokens chosen
+    revision: Revision | None = None
+    fill: Writing | None = None
+
+
+class MaskedLoop:
+    """The state of one request; it dies with it."""
+
+    def __init__(self, model: LanguageModel, sampler: Sampler, request: Request, *, columns: int = 0) -> None:
+        """Its canvas has at least so many `columns`."""
+        facts = model.facts
+        if facts.mask_id is None:
+            raise ModelError(f"{model.name} has no mask token: it is no masked diffusion model")
+        block_causal = facts.attention == "block-causal"
+        if block_causal and not (request.absolute and request.block_length == facts.block):
+            raise ModelError(f"{model.name} decodes in blocks of {facts.block} laid from position 0, and no others")
+        sampler = fitted(sampler, model)
+        if isinstance(sampler.select, Referring):
+            request = replace(request, finished=_finished(model, sampler, request))
+        self.sampler, self.request = sampler, request
+        self.canvas = canvas = Canvas(
+            request.canvases,
+            request.prompts,
+            mask_id=facts.mask_id,
+            pad_id=facts.pad_id,
+            block_length=request.block_length,
+            absolute=request.absolute,
+            block_causal=block_causal,
+            shift=facts.shift,
+            device=model.device,
+            length=columns,
+        )
+        canvas.revises = bool(sampler.revising)
+        if isinstance(sampler.select, Planned):
+            canvas.planned = sampler.select.planned(canvas)
+        self.memory: dict[int, Any] = {
+            # A parameter may be called `start` too.
+            id(stage): stage.start(canvas)
+            for stage in sampler.stages
+            if isinstance(stage, Remembering) and callable(stage.start)
+        }
+        self.asking = Asking(model, canvas, sampler, request)
+        self.schedule = sampler.select if isinstance(sampler.select, Scheduled) else None
+        self.record = Record(canvas, self.asking.copies)
+        self.endings = Endings(request.stops, len(canvas))
+        self.laws: list[Read] = []  # of the step, in order
+
+    # --- one step ---
+
+    @torch.inference_mode()
+    def step(self) -> Before:
+        """One forward for every live row, and its commits; what stood there before."""
+        canvas = self.canvas
+        ask = self.plan()
+        evidence = self.look(ask)
+        self.laws = [Read(None, evidence.law, evidence.positions, evidence.eligible)]
+        if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: it is told with the commit
+            demand_finite(float(self.asking.highest), self.laws, self.asking)
+        decision = self.decide(evidence, ask)
+        before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
+        demand_finite(self._commit(decision), self.laws, self.asking)
+        return before
+
+    def _commit(self, decision: Decision) -> float:
+        """Writes the decision; the sum of the highest logits so far. An error names who chose the mask id."""
+        revision = decision.revision
+        try:
+            return self.canvas.commit(
+                decision.chosen, fill=decision.fill, revision=revision, beside=self.asking.highest
+            )
+        except SpecError as error:
+            demand_finite(float(self.asking.highest), self.laws, self.asking)  # what may have led to it comes first
+            edits = [(stage, None if revision is None else revision.rewrite) for stage in self.sampler.revising]
+            raise mask_chosen(error, [(decision.by, decision.chosen), *edits], self.canvas) from None
+
+    def state(self, stage: Any) -> Any:
+        """What `stage` remembers of this request."""
+        return self.memory.get(id(stage))
+
+    def plan(self) -> Ask:
+        """The schedule's clock, then the positions to query."""
+        canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
+        if isinstance(select, Laid) and canvas.entered.any():
+            canvas.begin(select.begins(canvas))
+        if self.schedule is not None:
+            canvas.skip(self.schedule.tick(canvas, self.state(select)))
+        if getattr(cache, "ahead", False):
+            assert isinstance(select, Ahead), "the cache has checked it"
+            canvas.coming = select.ahead(canvas, self.request, self.state(select))
+        return cache.ask(canvas, self.state(cache))
+
+    def look(self, ask: Ask) -> Evidence:
+        """The forward, and what it says of the active block."""
+        canvas, asking = self.canvas, self.asking
+        queries, wanted = asking.queries(ask), asking.wanted(ask)
+        self.record.history.append(queries)
+        soft = None
+        for stage in self.sampler.inputs:
+            added = stage.soft(canvas, self.state(stage))
+            soft = added if soft is None or added is None else soft + added
+        law, shadow = asking.law(queries, wanted, soft)
+        eligible = canvas.eligible if ask.only is None else canvas.eligible & ask.only.to(canvas.eligible.device)
+        evidence = Evidence(law, canvas.window, eligible, self.request, shadow)
+        for stage in self.sampler.inputs:
+            stage.observe(evidence, asking.model.embed, canvas, self.state(stage))
+        return evidence
+
+    def decide(self, evidence: Evidence, ask: Ask) -> Decision:
+        """What is committed where, what is filled at once and what is revised."""
+        canvas, sampler = self.canvas, self.sampler
+        for stage in sampler.logits:
+            evidence = replace(evidence, law=stage.logits(evidence, canvas, self.state(stage)))
+            self.laws.append(Read(stage, evidence.law, evidence.positions, evidence.eligible))
+            self.asking.highest = self.asking.highest + evidence.law.highest()
+        proposal = sampler.propose.propose(evidence, canvas)
+        found = sampler.select.select(proposal, canvas, self.state(sampler.select))
+        chosen, tokens = (found.which, found.tokens) if isinstance(found, Choice) else (found, proposal.tokens)
+        for widen in sampler.widen:
+            chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
+        chosen = self._some(chosen, proposal)
+        if ask.must is not None:
+            must = torch.from_numpy(ask.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
+            first = torch.arange(chosen.shape[1], device=chosen.device) == 0
+            chosen = torch.where(must, first, chosen)
+        by = sampler.select if isinstance(found, Choice) else sampler.propose
+        decision = Decision(Writing(chosen, tokens, proposal.score), by, self._revision(chosen, proposal))
+        return self._filled(decision, proposal) if self.asking.whole else decision
+
+    @staticmethod
+    def _some(chosen: Tensor, proposal: Proposal) -> Tensor:
+        """What is `chosen` and eligible, with the best candidate of every row that has none."""
+        if chosen.device.type == "cpu":
+            host = chosen.numpy() & proposal.eligible.numpy()
+            if host.any(1).all():
+                return torch.from_numpy(host)
+        chosen = chosen & proposal.eligible
+        # A method may score -inf for "last"; what is open still comes before what is not.
+        score = proposal.score.clamp(min=_LOWEST).masked_fill(~proposal.eligible, -torch.inf)
+        return chosen | (best(score) & proposal.eligible & ~chosen.any(1, keepdim=True))
+
+    def _revision(self, chosen: Tensor, proposal: Proposal) -> Revision | None:
+        """What the revise stages decide together; a position that one reopens no other rewrites."""
+        found = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revising]
+        return reduce(Revision.also, found) if found else None
+
+    def _filled(self, decision: Decision, proposal: Proposal) -> Decision:
+        """The decision, but all that is open at once in the rows whose finish says so."""
+        canvas = self.canvas
+        rows = np.zeros(len(canvas), dtype=bool)
+        for finish in self.sampler.finish:
+            if isinstance(finish, Filling):
+                rows |= finish.fill(self.asking, proposal, canvas)
+        if not rows.any():
+            return decision
+        which, places = canvas.ahead(rows)
+        law = self.asking.at(places)
+        self.laws.append(Read(None, law, places, which.gather(1, places)))
+        ids, probability = law.greedy
+        fill = Writing(
+            which,
+            torch.zeros_like(canvas.tokens).scatter_(1, places, ids),
+            torch.zeros_like(canvas.commit_score).scatter_(1, places, probability),
+        )
+        rest = torch.from_numpy(~rows).to(which.device)[:, None]
+        revision = None if decision.revision is None else decision.revision.only(rest)
+        return Decision(decision.chosen.only(rest), decision.by, revision, fill)
+
+    # --- rows that end ---
+
+    def retire(self) -> Iterator[RowFinished]:
+        """Lets finished rows leave."""
+        over = self.over()
+        if not over.any():
+            return
+        yield from self.leave(over)
+        self.keep(np.flatnonzero(~over))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """[B] the number of each live row in the request."""
+        return self.canvas.rows
+
+    def over(self) -> np.ndarray:
+        """[B] bool: the live rows that are done; what is open in those that stopped becomes padding."""
+        canvas = self.canvas
+        self.stopped = np.zeros(len(canvas), dtype=bool)
+        for finish in self.sampler.finish:
+            self.stopped |= finish.done(canvas, self.request)
+        if self.endings:
+            final = zip(canvas.tokens_host, canvas.prompt, canvas.settled, strict=True)
+            self.stopped |= self.endings.within([row[start:end] for row, start, end in final]) >= 0
+        over: np.ndarray = canvas.finished | self.stopped
+        if (self.stopped & ~canvas.finished).any():
+            canvas.close(self.stopped)
+        return over
+
+    def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
+        """Tells of the rows that are done."""
+        for at in np.flatnonzero(over):
+            yield self.record.leave(int(at), "stop" if self.stopped[at] else "length")
+
+    def keep(self, keep: np.ndarray) -> None:
+        """The canvas, the cache and every state keep these live rows only."""
+        self.canvas.keep(keep)
+        self.asking.keep(keep)
+        self.endings.keep(keep)
+        self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
+
+    def finished(self, row: int | None = None) -> Finished:
+        """All rows are done, or this one."""
+        return self.record.finished(row)
+
+    # --- rows that enter ---
+
+    def alone(self) -> str | None:
+        """Why rows cannot join what is under way; None where they can."""
+        if self.request.allowed is not None:
+            return "what is allowed is laid out for the rows of one request"
+        if isinstance(self.sampler.select, Referring):
+            return f"{self.sampler.select.of} decodes the rows of a request beforehand"
+        name = next((name for state in self.memory.values() if (name := unjoinable(state))), None)
+        return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
+
+    def put(self, where: np.ndarray, other: MaskedLoop) -> None:
+        """The rows of `other`, which no forward has seen, in place of the finished ones at `where`.
+
+        They take the numbers of those. The samplers and the lengths of blocks are one.
+        """
+        rows = self.rows[where]
+        seat(self.request.source, rows, other.request.source, other.rows)
+        self.canvas.put(where, other.canvas)
+        self.asking.put(other.asking)
+        self.endings.put(where, other.endings)
+        self.record.put(rows, other.canvas.total)
+        with torch.inference_mode():
+            self.memory = {stage: put_rows(state, where, other.memory[stage]) for stage, state in self.memory.items()}

@@ -1,0 +1,1 @@
+"""Propose policies: how candidates are scored, one method a file."""

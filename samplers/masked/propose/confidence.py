@@ -1,0 +1,39 @@
+"""Scores a candidate by its probability.
+
+Large Language Diffusion Models ("low confidence remasking"), https://arxiv.org/abs/2502.09992
+
+    score = p(candidate)
+
+With `of=raw` (LLaDA) the probability is the model's own, also where the candidate was drawn at a temperature or from a
+filtered distribution; with `of=filtered` (Dream) it is that of the distribution the candidate was drawn from.
+Exact: greedy with `of=raw`, which is the order that `sequential` is defined in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...registry import Policy, register
+from ..contracts import Canvas, Evidence, Proposal
+
+
+@register(
+    "confidence",
+    stage="propose",
+    paper="arXiv:2502.09992",
+    exact="greedy",
+    checked="golden/dimple golden/dream golden/llada reference",
+)
+@dataclass(frozen=True)
+class Confidence(Policy):
+    of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
+
+    @property
+    def exact(self) -> str:
+        return "greedy" if self.of == "raw" else "relaxed"
+
+    def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
+        law = evidence.law if self.of == "raw" else evidence.filtered
+        tokens = evidence.draw(canvas)
+        return evidence.propose(tokens, law.probability(tokens))

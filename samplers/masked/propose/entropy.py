@@ -1,0 +1,28 @@
+"""Scores a candidate by how concentrated its distribution is.
+
+Dream 7B: Diffusion Large Language Models, https://arxiv.org/abs/2508.15487
+
+    score = sum_v p_v ln p_v        (minus the entropy, in nats)
+
+`of` as in `confidence`. Exact: no; `sequential` is defined in order of confidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...registry import Policy, register
+from ..contracts import Canvas, Evidence, Proposal
+
+
+@register(
+    "entropy", stage="propose", paper="arXiv:2508.15487", checked="golden/dimple golden/dream golden/llada reference"
+)
+@dataclass(frozen=True)
+class Entropy(Policy):
+    of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
+
+    def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
+        law = evidence.law if self.of == "raw" else evidence.filtered
+        return evidence.propose(evidence.draw(canvas), -law.confidence.entropy)

@@ -1,0 +1,26 @@
+"""Scores a candidate by how far the best token is ahead of the second.
+
+Train for the Worst, Plan for the Best ("top probability margin"), https://arxiv.org/abs/2502.06768
+
+    score = p(1) - p(2)
+
+`of` as in `confidence`. Exact: no; `sequential` is defined in order of confidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...registry import Policy, register
+from ..contracts import Canvas, Evidence, Proposal
+
+
+@register("margin", stage="propose", paper="arXiv:2502.06768", checked="golden/dimple golden/dream reference")
+@dataclass(frozen=True)
+class Margin(Policy):
+    of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
+
+    def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
+        found = (evidence.law if self.of == "raw" else evidence.filtered).confidence
+        return evidence.propose(evidence.draw(canvas), (1 - (found.top2 - found.top1).exp()) / found.mass)

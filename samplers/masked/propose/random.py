@@ -1,0 +1,30 @@
+"""Scores candidates at random: with `fixed` this is decoding in a random order.
+
+Large Language Diffusion Models ("random remasking"), https://arxiv.org/abs/2502.09992
+
+    score = u(position), uniform in (0, 1), drawn once a request
+
+An order drawn beforehand has the same law as fresh scores at every step, and is known before a forward.
+Exact: no; `sequential` is defined in order of confidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ...registry import Policy, register
+from ..contracts import Canvas, Evidence, Proposal
+
+
+@register("random", stage="propose", paper="arXiv:2502.09992", checked="golden/llada reference")
+@dataclass(frozen=True)
+class Random(Policy):
+    blind: ClassVar[bool] = True  # the scores are known before the forward
+
+    def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
+        source = evidence.request.source
+        order = source.uniform(canvas.rows, np.zeros_like(canvas.step), evidence.positions, "order")
+        return evidence.propose(evidence.draw(canvas), order.float())

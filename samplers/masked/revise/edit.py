@@ -1,0 +1,64 @@
+"""Overwrites committed tokens that the model has become sure are others, and goes on doing so when nothing is open.
+
+LLaDA2.1: Speeding Up Text Diffusion via Token Editing, https://arxiv.org/abs/2602.08676
+
+    edit = {j committed : argmax_j != x_j and p(argmax_j) > tau}
+
+at every step, beside what the select commits. A block that is complete is looked at up to `post` times more, until a
+forward changes nothing.
+
+The penalty that some engines subtract from the previous token's logit is not applied.
+Exact: no; `tau=1` edits nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Canvas, Proposal, Revision, Writing
+
+
+@dataclass
+class Looks:
+    """Forwards on each row's complete block so far, [B]."""
+
+    made: np.ndarray
+
+
+@register("edit", stage="revise", paper="arXiv:2602.08676", checked="reference")
+@dataclass(frozen=True)
+class Edit(Policy):
+    tau: float = 0.9  # an edit needs more probability than this
+    post: int = 16  # most forwards on a block that is complete
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tau <= 1:
+            raise SpecError(f"edit: tau is a probability, got {self.tau}")
+        if self.post < 0:
+            raise SpecError(f"edit: post is a number of forwards and at least 0, got {self.post}")
+
+    @property
+    def idle(self) -> bool:
+        """Whether it never revises."""
+        return self.tau == 1
+
+    def start(self, canvas: Canvas) -> Looks:
+        return Looks(np.zeros(len(canvas), dtype=np.int64))
+
+    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Looks) -> Revision:
+        ids, probability = proposal.evidence.law.greedy
+        changes = canvas.committed & (ids != canvas.tokens.gather(1, canvas.window)) & (probability > self.tau)
+        # What is chosen and what changes, as numbers on the host: the next block waits for them.
+        chose, changed = torch.stack([chosen.sum(1), changes.sum(1)]).cpu().numpy()
+        again = canvas.held
+        state.made = np.where(again, state.made + 1, 0)
+        complete = canvas.left == chose
+        hold = complete & (state.made < self.post) & (~again | (changed > 0))
+        return Revision(rewrite=Writing(changes, ids, probability), hold=hold)

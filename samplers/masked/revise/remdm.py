@@ -1,0 +1,71 @@
+"""Opens the least sure tokens of a nearly finished block again, a number of times, for a second look.
+
+Remasking Discrete Diffusion Models with Inference-Time Scaling (ReMDM), https://arxiv.org/abs/2503.00307
+
+    once a share `at` of a block is committed, each of the next `rounds` steps reopens the `tokens` positions that were
+    committed with the lowest score
+
+This is the schedule with which ReMDM has been used on masked language models that decode in blocks (remask late, a
+few tokens at a time, by commit-time confidence); the paper's own schedules draw the positions at random.
+Exact: no; `rounds=0` changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...ops.rank import top
+from ...registry import Policy, register
+from ..contracts import Canvas, Proposal, Revision
+
+
+@dataclass
+class Rounds:
+    """Of each row's active block, [B, 1] int64."""
+
+    size: Tensor  # open positions when it was entered
+    left: Tensor  # rounds still to be made
+
+
+@register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference")
+@dataclass(frozen=True)
+class Remdm(Policy):
+    at: float = 0.875  # share of the block committed from which on tokens are reopened
+    rounds: int = 4  # steps of a block that reopen
+    tokens: int = 1  # positions reopened by each
+
+    def __post_init__(self) -> None:
+        if not 0 < self.at <= 1:
+            raise SpecError(f"remdm: at is a share of the block, above 0 and at most 1, got {self.at}")
+        if self.rounds < 0 or self.tokens < 1:
+            raise SpecError(
+                f"remdm: rounds must be at least 0 and tokens at least 1, got {self.rounds} and {self.tokens}",
+                hint="rounds=0 reopens nothing",
+            )
+
+    @property
+    def idle(self) -> bool:
+        """Whether it never revises."""
+        return self.rounds == 0
+
+    def start(self, canvas: Canvas) -> Rounds:
+        none = torch.zeros((len(canvas), 1), dtype=torch.int64, device=canvas.tokens.device)
+        return Rounds(none, none)
+
+    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Rounds) -> Revision:
+        entered = torch.from_numpy(canvas.entered).to(chosen.device)[:, None]
+        left = torch.from_numpy(canvas.left).to(chosen.device)[:, None]
+        state.size = torch.where(entered, left, state.size)
+        state.left = state.left.masked_fill(entered, self.rounds)
+        done = state.size - left + chosen.sum(1, keepdim=True)
+        due = (state.left > 0) & (done >= self.at * state.size)
+        ours = canvas.committed | chosen
+        score = torch.where(chosen, proposal.score, canvas.commit_score.gather(1, canvas.window))
+        lowest = top((-score).masked_fill(~ours, -torch.inf), torch.full_like(state.left, self.tokens))
+        state.left = state.left - due.long()
+        return Revision(reopen=lowest & ours & due)

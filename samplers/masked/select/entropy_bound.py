@@ -1,0 +1,47 @@
+"""Commits as many positions as the information they may share stays within a bound.
+
+Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking, https://arxiv.org/abs/2505.24857
+
+    along the order of the scores, commit the longest run 1..m with sum H_i - max H_i <= gamma
+
+The sum without its largest term bounds the mutual information of the run. H is the entropy of the whole distribution
+that candidates are drawn from, after temperature, top-p and top-k; by default it gives the order too, the least first.
+Copies that test the running sum alone, or take an entropy of the candidates' probabilities, commit other positions.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Canvas, Proposal
+
+
+@register("entropy_bound", stage="select", paper="arXiv:2505.24857", checked="reference")
+@dataclass(frozen=True)
+class EntropyBound(Policy):
+    prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none
+    measures: ClassVar[str] = "filtered"  # what it measures then
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.1, 0.01, 0.03, 0.3)}  # by `pardec tune`
+
+    gamma: float = 0.1  # most entropy beside the largest, nats
+
+    def __post_init__(self) -> None:
+        if not self.gamma >= 0:
+            raise SpecError(f"entropy_bound: gamma is an entropy in nats and at least 0, got {self.gamma}")
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        entropy = proposal.evidence.filtered.confidence.entropy
+        order = proposal.score.argsort(dim=1, descending=True, stable=True)  # what is not eligible comes last
+        ranked = entropy.gather(1, order)
+        within = ranked.cumsum(1) - ranked.cummax(1).values <= self.gamma
+        within[:, 0] = True
+        run = within.cumprod(1).bool()
+        return torch.zeros_like(run).scatter_(1, order, run) & proposal.eligible

@@ -1,0 +1,48 @@
+"""Commits as many candidates as their own confidence allows: the surer they are, the more at once.
+
+Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
+https://arxiv.org/abs/2505.22618
+
+    commit the longest run r = 1..m of the ranked scores with c_(r) >= 1 - f / (r + 1); the first always
+
+`reference=true` does what the published loop does when exactly the last open candidate fails: it commits it as well.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...ops.rank import descending
+from ...registry import Policy, register
+from ..contracts import Canvas, Proposal
+
+
+@register("factor", stage="select", paper="arXiv:2505.22618", checked="golden/llada reference")
+@dataclass(frozen=True)
+class Factor(Policy):
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}  # by `pardec tune`
+
+    f: float = 1.0  # how far (r + 1)(1 - c) may go
+    reference: bool = False  # the published loop's last candidate
+
+    def __post_init__(self) -> None:
+        if not self.f >= 0:
+            raise SpecError(f"factor: f must be at least 0, got {self.f}")
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        ordered, rank = descending(proposal.score)
+        places = torch.arange(2, ordered.shape[1] + 2, device=ordered.device)
+        passes = ordered >= 1 - self.f / places
+        passes[:, 0] = True
+        count = passes.cumprod(1).sum(1, keepdim=True)
+        if self.reference:
+            candidates = proposal.eligible.sum(1, keepdim=True)
+            count = torch.where(count == candidates - 1, candidates, count)
+        return (rank < count) & proposal.eligible

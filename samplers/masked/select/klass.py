@@ -1,0 +1,89 @@
+"""Commits what is sure and whose distribution has stopped moving.
+
+KLASS: KL-Guided Fast Inference in Masked Diffusion Models, https://arxiv.org/abs/2511.05664
+
+    commit = {i : score_i > tau and KL(p_i now || p_i one step before) < kl at each of the last `history` steps};
+    if there is none, the q best-scored ones
+
+q is 1; with `steps`, as published, the even share of the block's tokens at this step, for the whole canvas and shared
+out over its blocks as `fixed` does. A position can first pass at step `history` + 1 of its block: what was before the
+block counts as infinitely far, as does what was before a position was taken back. The published code keeps two
+matrices of the whole canvas in float64, this one the laws of the active block in float32.
+Exact: no; `kl=0` is `sequential`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...ops.rank import top
+from ...ops.schedule import BlockClock, even_share
+from ...registry import Policy, register
+from ..contracts import Canvas, Proposal
+
+_LEAST = 1e-12  # added to a probability before its logarithm
+
+
+@dataclass
+class Past:
+    """What the active block's positions said before."""
+
+    law: Tensor | None  # [B, W, V] float32 logarithms of the probabilities one step before
+    seen: Tensor  # [B, W] bool: whether `law` says anything of the position
+    moved: Tensor  # [B, W, H] float32, the last divergences, nats
+    clock: BlockClock
+
+
+@register("klass", stage="select", paper="arXiv:2511.05664", checked="reference")
+@dataclass(frozen=True)
+class Klass(Policy):
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
+
+    tau: float = 0.9  # score above which a position is sure, a probability
+    kl: float = 0.01  # divergence below which it stands still, nats
+    history: int = 2  # steps for which it has to
+    steps: int | None = None  # the published schedule where nothing passes, steps for the whole canvas; none: one token
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tau <= 1:
+            raise SpecError(f"klass: tau must lie in [0, 1], got {self.tau}")
+        if not self.kl >= 0:
+            raise SpecError(f"klass: kl is a divergence in nats and at least 0, got {self.kl}")
+        if self.history < 1:
+            raise SpecError(f"klass: history must be at least 1, got {self.history}")
+        if self.history > 1024:  # every position remembers as many divergences
+            raise SpecError(f"klass: history must be at most 1024, got {self.history}")
+        if self.steps is not None and self.steps < 1:
+            raise SpecError(f"klass: steps must be at least 1, got {self.steps}")
+
+    def start(self, canvas: Canvas) -> Past:
+        shape, device = canvas.window.shape, canvas.tokens.device
+        moved = torch.full((*shape, self.history), torch.inf, dtype=torch.float32, device=device)
+        seen = torch.zeros(shape, dtype=torch.bool, device=device)
+        return Past(None, seen, moved, BlockClock.of(canvas))
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: Past) -> Tensor:
+        eligible = proposal.eligible
+        known = state.seen & eligible & torch.from_numpy(~canvas.entered).to(eligible.device)[:, None]
+        law = proposal.evidence.logits.softmax(-1)
+        now = (law + _LEAST).log_()
+        before = now if state.law is None else state.law
+        step = (law * (now - before)).sum(-1).clamp(min=0).masked_fill(~known, torch.inf)
+        past = state.moved.masked_fill(~known[..., None], torch.inf)
+        state.law, state.seen = now, eligible
+        state.moved = torch.cat((past[..., 1:], step[..., None]), -1)
+        passes = (state.moved < self.kl).all(-1) & (proposal.score > self.tau)
+        if self.steps is None:
+            return passes  # the best of a row that passes nowhere is the loop's to add
+        clock = state.clock
+        clock.enter(canvas, self.steps, canvas.step)
+        quota = np.maximum(even_share(clock.tokens, clock.steps, canvas.step - clock.start), 1)
+        rest = top(proposal.score, torch.from_numpy(quota).to(eligible.device)[:, None]) & eligible
+        return torch.where(passes.any(1, keepdim=True), passes, rest)

@@ -1,0 +1,51 @@
+"""Commits whatever already agrees with the finished text of another decode: the fewest forwards a select could need.
+
+A yardstick, not a method: it looks at the answer. Learning to Parallel (Learn2PD), https://arxiv.org/abs/2509.25188,
+describes such a greedy-parallel reference as the upper bound that a learned filter aims at.
+
+    commit = {i : candidate_i = y_i}, y the text that the sampler `of` ends with on the same request
+
+Where no candidate agrees, the best-scored position is committed with y's token, so that the text always becomes y. The
+forwards of the other decode are not counted.
+Exact: greedy, as long as `of` is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pardec.models.errors import SpecError
+
+from ...ops.rank import best
+from ...registry import Policy, register, resolve
+from ..contracts import Canvas, Choice, Proposal, Sampler
+
+
+@register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy", checked="hand")
+@dataclass(frozen=True)
+class Oracle(Policy):
+    of: str = "sequential"  # the sampler whose text is reached, as a spec; in double quotes if it has : + or @
+
+    def __post_init__(self) -> None:
+        if "oracle" in self.of:
+            raise SpecError("oracle: it cannot be measured against itself", hint="oracle:of=sequential")
+
+    def check(self, sampler: Sampler) -> None:
+        resolve(self.of)  # refuses what cannot be, with this spec and not at the first forward
+
+    @property
+    def exact(self) -> str:
+        return "greedy" if self.of == "sequential" else "relaxed"
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Choice:
+        finished = proposal.evidence.request.finished
+        assert finished is not None, "the loop decodes the reference first"
+        rows = torch.from_numpy(canvas.rows).to(finished.device)
+        text = finished[rows].gather(1, canvas.window)
+        known = proposal.eligible & (text >= 0)  # what `of` never came to, past its end token, is not known
+        agrees = known & (proposal.tokens == text)
+        surest = best(proposal.score.masked_fill(~known, -torch.inf))
+        forced = known & surest & ~agrees.any(1, keepdim=True)
+        return Choice(agrees | forced, torch.where(text >= 0, text, proposal.tokens))

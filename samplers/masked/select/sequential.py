@@ -1,0 +1,25 @@
+"""One token a forward, the surest first: the baseline that every parallel method is measured against.
+
+Large Language Diffusion Models, https://arxiv.org/abs/2502.09992 (one token per step)
+
+    commit = argmax over the block's open positions of score
+
+Exact: greedy, by definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...ops.rank import best
+from ...registry import Policy, register
+from ..contracts import Canvas, Proposal
+
+
+@register("sequential", stage="select", paper="arXiv:2502.09992", exact="greedy", checked="golden/dimple reference")
+@dataclass(frozen=True)
+class Sequential(Policy):
+    def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        return best(proposal.score)

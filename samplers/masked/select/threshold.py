@@ -1,0 +1,56 @@
+"""Commits every candidate that is sure enough, and always the surest.
+
+Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
+https://arxiv.org/abs/2505.22618
+
+    commit = {i : score_i >= tau}, or the best position if there is none
+
+With `fall`, the threshold starts at 1 and falls by that much a forward until it reaches tau, as dInfer does beside its
+iteration smoothing (https://arxiv.org/abs/2510.08666).
+A forward that its reference spends on a block it has finished already is not made.
+Exact: no; tau = 1 leaves only what the model is certain of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Canvas, Proposal, Sampler
+
+
+@register("threshold", stage="select", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference")
+@dataclass(frozen=True)
+class Threshold(Policy):
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}
+
+    tau: float = 0.9  # least score, a probability (minus an entropy in nats with the entropy proposer)
+    fall: float = 0.0  # the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout
+
+    def __post_init__(self) -> None:
+        if not self.tau <= 1:
+            raise SpecError(f"threshold: tau must be at most 1, got {self.tau}")
+
+        if not 0 <= self.fall <= 1:
+            raise SpecError(f"threshold: fall must lie in [0, 1], got {self.fall}", hint="fall=0.02 is dInfer's")
+
+    def check(self, sampler: Sampler) -> None:
+        if self.tau < 0 and all(part.name != "entropy" for part in sampler.spec.parts):
+            raise SpecError(
+                f"threshold: tau must lie in [0, 1], got {self.tau}",
+                hint="a negative tau is minus an entropy in nats and goes with 'entropy+threshold'",
+            )
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        # The surest position of a row that passes nowhere is the loop's to add.
+        if not self.fall:
+            return proposal.score >= self.tau
+        least = np.maximum(self.tau, 1 - self.fall * canvas.nfe).astype(np.float32)
+        return proposal.score >= torch.from_numpy(least).to(proposal.score.device)[:, None]

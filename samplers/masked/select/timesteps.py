@@ -1,0 +1,89 @@
+"""Commits by Dream's schedule: at each step the share of the open tokens that its clock says, the best-scored first.
+
+Dream 7B: Diffusion Large Language Models, https://arxiv.org/abs/2508.15487
+
+    t_0 = 1 > ... > t_s = eps, evenly;  commit int(n (1 - t_(i+1) / t_i)) of n open tokens at step i, all at the last
+    with alg_temp: positions drawn without replacement by softmax(score / alg_temp) instead of the best
+
+`steps` is for the whole canvas and is shared out over its blocks, at least one each; Dream itself decodes the canvas as
+one block. A step that owes nothing moves the clock on and makes no forward. The count is each row's own, where the
+published loop takes the batch's mean. `reference=true` breaks ties of the score as torch.topk does over the canvas row.
+Dream scores from the filtered distribution: `confidence:of=filtered`, `margin:of=filtered` or `entropy:of=filtered`.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...limits import RANGE, divides
+from ...ops.rank import top, top_as_published
+from ...ops.schedule import BlockClock, in_all, transfer
+from ...registry import Policy, register
+from ...rng import gumbel, wide
+from ..contracts import Canvas, Proposal
+
+
+@dataclass
+class State:
+    """The schedule of each row's active block."""
+
+    clock: BlockClock
+    share: np.ndarray  # [B, K] float32, of what is open, that each step commits
+    owed: np.ndarray  # [B] to be committed at the coming step
+
+
+@register("timesteps", stage="select", paper="arXiv:2508.15487", checked="golden/dimple golden/dream reference")
+@dataclass(frozen=True)
+class Timesteps(Policy):
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
+
+    steps: int | None = None  # for the whole canvas; none is one a token
+    eps: float = 1e-3  # where the time ends
+    alg_temp: float | None = None  # draw positions by softmax(score / alg_temp); none or 0 takes the best
+    reference: bool = False  # the published order among equal scores
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise SpecError(f"timesteps: steps must be at least 1, got {self.steps}")
+        if not 0 <= self.eps < 1:
+            raise SpecError(f"timesteps: eps must lie in [0, 1), got {self.eps}")
+        if self.alg_temp is not None and not 0 <= self.alg_temp < float("inf"):
+            raise SpecError(f"timesteps: alg_temp must be at least 0, got {self.alg_temp}")
+        if self.alg_temp is not None and not divides(self.alg_temp):
+            raise SpecError(f"timesteps: alg_temp must be {RANGE}, got {self.alg_temp}")
+
+    def start(self, canvas: Canvas) -> State:
+        return State(BlockClock.of(canvas), np.ones((len(canvas), 1), np.float32), np.zeros(len(canvas), np.int64))
+
+    def planned(self, canvas: Canvas) -> np.ndarray:
+        return in_all(canvas, self.steps)
+
+    def tick(self, canvas: Canvas, state: State) -> np.ndarray:
+        clock = state.clock
+        clock.enter(canvas, self.steps, canvas.step)
+        if canvas.entered.any():
+            state.share = transfer(clock.steps, self.eps)
+        at = np.minimum(canvas.step - clock.start, clock.steps - 1)
+        counts = (canvas.left[:, None].astype(np.float32) * state.share).astype(np.int64)
+        due = (counts >= 1) & (np.arange(counts.shape[1]) >= at[:, None])
+        first = due.argmax(1)  # the last step owes everything that is open
+        state.owed = counts[np.arange(len(canvas)), first]
+        return np.where(due.any(1), first - at, 0)  # a stage that revises may hold a row with nothing open
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
+        score = proposal.score
+        if self.alg_temp:  # the highest of score / alg_temp + Gumbel noise are such a draw
+            source = proposal.evidence.request.source
+            uniform = source.uniform(canvas.rows, canvas.step, proposal.evidence.positions, "transfer")
+            score = wide(score) / self.alg_temp + gumbel(uniform)
+        if self.reference:
+            return top_as_published(score, state.owed, (canvas.lo, canvas.hi), canvas.total)
+        return top(score, torch.from_numpy(state.owed).to(score.device)[:, None])

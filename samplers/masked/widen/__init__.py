@@ -1,0 +1,1 @@
+"""Widen policies: which further candidates are committed beside those selected, one method a file."""

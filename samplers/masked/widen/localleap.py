@@ -1,0 +1,59 @@
+"""Relaxes the threshold in the neighbourhood of what is committed anyway.
+
+LocalLeap: Accelerating Diffusion LLM Inference via Local Determinism Propagation to Anchors,
+https://arxiv.org/abs/2510.07081
+
+    commit i as well if some anchor a has |i - a| <= radius and score_i >= relaxed
+
+Anchors are what select chose at this step, so that any select has neighbourhoods: with `threshold:tau` they are the
+published ones, except that a best position which is committed only for want of anything surer is none there and here.
+Nothing reaches over the edge of the block.
+Exact: no; `radius=0` adds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn.functional import max_pool1d
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Canvas, Proposal, Sampler
+
+
+@register("localleap", stage="widen", paper="arXiv:2510.07081", checked="reference")
+@dataclass(frozen=True)
+class LocalLeap(Policy):
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}  # by `pardec tune`
+
+    relaxed: float = 0.75  # least score near an anchor, a probability (see `threshold` for other proposers)
+    radius: int = 4  # positions on each side of an anchor; 0 adds nothing
+
+    def __post_init__(self) -> None:
+        if not self.relaxed <= 1:
+            raise SpecError(f"localleap: relaxed must be at most 1, got {self.relaxed}")
+        if self.radius < 0:
+            raise SpecError(f"localleap: radius must be at least 0, got {self.radius}")
+
+    @property
+    def exact(self) -> str:
+        return "relaxed" if self.radius else "greedy"
+
+    def check(self, sampler: Sampler) -> None:
+        if self.relaxed < 0 and all(part.name != "entropy" for part in sampler.spec.parts):
+            raise SpecError(
+                f"localleap: relaxed must lie in [0, 1], got {self.relaxed}",
+                hint="a negative one is minus an entropy in nats and goes with 'entropy+...'",
+            )
+
+    def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        if not self.radius:
+            return chosen
+        anchors = (chosen & proposal.eligible).float()
+        radius = min(self.radius, anchors.shape[1])  # further out there is nothing
+        near = max_pool1d(anchors, 2 * radius + 1, stride=1, padding=radius) > 0
+        return chosen | (near & (proposal.score >= self.relaxed))

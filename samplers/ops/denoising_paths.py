@@ -1,0 +1,102 @@
+"""Denoising paths: drawing tokens along them, and how likely two heads find one.
+
+    x_T = e_0,  x_(t-1) = mu_t(x_t) + tau s_t(x_t) e_t;  log p(path) = sum_t log N(x_(t-1); mu_t(x_t), (tau s_t(x_t))^2)
+
+The token is x_0 = mu_0(x_1), as published ("map"); x_0 with the last transition's noise ("noise"); or
+x_1 / sqrt(alpha_bar_0) ("x1"): random given the others, as a ratio of densities needs, and 0.006 off x_0.
+Letters: N tokens, T transitions, d numbers of a token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pardec.models.continuous.contracts import Gaussian, Head, States
+
+Last = Literal["map", "x1", "noise"]
+ROWS = 16384  # of a head in one call of `along`: more take memory and no less time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Path:
+    """Points of N tokens from noise to token, and the laws that they were drawn from."""
+
+    points: Tensor  # [T + 1, N, d] float32: x_T first
+    means: Tensor  # [T, N, d] float32: of the point that comes next ...
+    log_deviations: Tensor  # [T, N, d] ... the temperature included
+
+    def transitions(self, last: Last) -> int:
+        """How many of them are random."""
+        return len(self.means) - (last != "noise")
+
+
+def width(head: Head) -> int:
+    """Normal numbers that a token takes."""
+    return (head.steps + 1) * head.size
+
+
+def walk(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0, last: Last = "map") -> Tensor:
+    """Draws tokens [N, d] from `noise` [N, width]."""
+    e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
+    x = e[:, 0]
+    for number, index in enumerate(reversed(range(1, head.steps)), 1):
+        law = head.law(x, index, states)
+        x = law.mean + temperature * law.deviation * e[:, number]
+    if last == "x1":
+        return x / float(head.signal[0])
+    law = head.law(x, 0, states)
+    return law.mean if last == "map" else law.mean + temperature * law.deviation * e[:, -1]
+
+
+def trace(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0) -> Path:
+    """`walk` with everything kept; the last transition has noise, and `token` says what a token is."""
+    e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
+    points, means, deviations = [e[:, 0]], [], []
+    for number, index in enumerate(reversed(range(head.steps)), 1):
+        law = head.law(points[-1], index, states)
+        means.append(law.mean)
+        deviations.append(law.log_deviation + _log(temperature))
+        points.append(law.mean + temperature * law.deviation * e[:, number])
+    return Path(torch.stack(points), torch.stack(means), torch.stack(deviations))
+
+
+def token(path: Path, head: Head, last: Last) -> Tensor:
+    """[N, d]: the tokens that paths end in."""
+    if last == "x1":
+        return path.points[-2] / float(head.signal[0])
+    return path.means[-1] if last == "map" else path.points[-1]
+
+
+def along(head: Head, states: States, path: Path, *, temperature: float = 1.0) -> Path:
+    """The same points with the laws that another head, or other states, have there: one call of T * N rows.
+
+    More than ROWS are asked for in several calls, some transitions each.
+    """
+    steps, count = path.means.shape[:2]
+    index = torch.arange(steps - 1, -1, -1, device=path.points.device).repeat_interleave(count)
+    points, each = path.points[:-1].flatten(0, 1), max(1, ROWS // max(1, count))
+    found: list[Gaussian] = []
+    for part in range(0, steps, each):
+        rows = slice(part * count, (part + each) * count)
+        which = torch.arange(count, device=index.device).repeat(len(index[rows]) // max(1, count))
+        found.append(head.law(points[rows], index[rows], states.take(which)))
+    means = torch.cat([law.mean for law in found])
+    deviations = torch.cat([law.log_deviation for law in found]) + _log(temperature)
+    return Path(path.points, means.view_as(path.means), deviations.view_as(path.means))
+
+
+def log_density(path: Path, last: Last) -> Tensor:
+    """[N] float64: the logarithm of the density of the points under the path's own laws, the first point left out."""
+    count = path.transitions(last)
+    mean, spread = path.means[:count].double(), path.log_deviations[:count].double()
+    gap = (path.points[1 : count + 1].double() - mean) * torch.exp(-spread)
+    return (-0.5 * gap.square() - spread - 0.5 * math.log(2 * math.pi)).sum((0, 2))
+
+
+def _log(temperature: float) -> float:
+    return math.log(temperature) if temperature > 0 else -math.inf

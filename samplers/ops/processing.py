@@ -1,0 +1,146 @@
+"""From raw logits to the law that tokens are drawn from: processors, allowed tokens, temperature, filters."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models import finite
+from pardec.models.errors import SpecError
+
+from ..masked.contracts import Request
+from ..speculative.contracts import Draft
+from ..speculative.sequences import Sequences
+from .distribution import filtered
+from .penalties import without_ends
+
+
+class Processing:
+    """The processing of one request; the same for the target and for a drafter, so that p and q can be compared.
+
+    Logits processors of transformers see, for each node, the row's committed tokens and the node's own path.
+    """
+
+    def __init__(self, request: Request, text: Sequences) -> None:
+        self.request, self.text = request, text
+        self.processors = request.processors
+        if request.repetition_penalty is not None:
+            from transformers import RepetitionPenaltyLogitsProcessor
+
+            self.processors = (RepetitionPenaltyLogitsProcessor(request.repetition_penalty), *self.processors)
+
+    def __call__(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
+        """Processed logits.
+
+        Args:
+            raw: [B, K, V] logits behind `nodes`.
+            draft: the nodes so far.
+            nodes: [B, K] int64, which of them, -1 where there is none; None is all.
+        """
+        request, logits = self.request, raw
+        if self.processors:
+            logits = self._processed(logits, draft, nodes)
+        if request.allowed is not None:
+            logits = self._allowed(logits, draft, nodes)
+        if request.min_new_tokens:
+            logits = self._endless(logits, draft, nodes)
+        return filtered(logits, temperature=request.temperature, order="top_k", **request.filters)
+
+    def failure(self, raw: Tensor, draft: Draft, row: Tensor, node: Tensor) -> SpecError:
+        """Who left no law behind some nodes [N] of live rows [N], of `raw` [B, T, V]; processors run once more."""
+        request, logits = self.request, raw
+        try:
+            if request.processors:
+                logits = self._processed(raw, draft, None, refuse=True)
+        except SpecError as error:
+            return error
+        if request.allowed is not None and not finite.sound(self._allowed(logits, draft, None)[row, node]).all():
+            return SpecError(
+                "allowed leaves a position no token that the model and the logits processors leave it",
+                "allow more tokens there",
+            )
+        return SpecError(
+            f"temperature={request.temperature} leads past what float32 holds: the logits it divides are finite",
+            "a temperature nearer to 1",
+        )
+
+    def _processed(self, raw: Tensor, draft: Draft, nodes: Tensor | None, *, refuse: bool = False) -> Tensor:
+        """Node by node, those with histories of one length together: processors know no padding."""
+        if nodes is None:
+            real = torch.arange(draft.width) < torch.from_numpy(draft.sizes)[:, None]
+            row, place = real.nonzero(as_tuple=True)
+            node = place
+        else:
+            asked = nodes.cpu()
+            real = (asked >= 0) & (asked < torch.from_numpy(draft.sizes)[:, None])
+            row, place = real.nonzero(as_tuple=True)
+            node = asked[row, place]
+        row, place, node = (index.to(raw.device) for index in (row, place, node))
+        texts = self._histories(draft, row, node)
+        lengths = torch.from_numpy(self.text.length).to(raw.device)[row] + draft.depth[row, node]
+        scores = raw[row, place]
+        for length in sorted(set(lengths.tolist())):
+            same = (lengths == length).nonzero()[:, 0]
+            scores[same] = self._run(row[same], texts[same, :length], scores[same], refuse=refuse)
+        return raw.index_put((row, place), scores)
+
+    def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
+        """[N, C] int64: the committed tokens of the live rows `row` [N], then those of the path to `node` [N]."""
+        past, depth = torch.from_numpy(self.text.length).to(row.device)[row], draft.depth[row, node]
+        deepest = int(depth.max())  # nodes that are never tested may stand behind the row's limit
+        texts = torch.nn.functional.pad(self.text.tokens[row], (0, deepest))
+        index = torch.arange(len(row), device=row.device)
+        for step in range(deepest):  # from the node up, one level a turn
+            inside = depth > step
+            place = torch.where(inside, past + depth - 1 - step, 0)
+            texts[index, place] = torch.where(inside, draft.tokens[row, node], texts[:, 0])
+            node = torch.where(inside, draft.parent[row, node], node)
+        return texts
+
+    def _run(self, row: Tensor, ids: Tensor, scores: Tensor, *, refuse: bool) -> Tensor:
+        """Every processor in turn; `row` [N] are indices of live rows. With `refuse`, one that leaves no law raises."""
+        rows = torch.from_numpy(self.text.rows).to(row.device)[row]
+        for processor in self.processors:
+            by_row = getattr(processor, "by_row", None)
+            run: Any = processor if by_row is None else partial(by_row, rows)
+            before, scores = scores, run(ids, scores)
+            if refuse and (finite.sound(before) & ~finite.sound(scores)).any():
+                name = getattr(processor, "__name__", type(processor).__name__)
+                raise SpecError(
+                    f"the logits processor {name} leaves no token, or logits of NaN or infinity",
+                    "a processor may rule tokens out with -inf, but not all of them",
+                )
+        return scores
+
+    def _allowed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        """Nothing but the allowed tokens at each position behind a node."""
+        sets, places = self._sets
+        rows = torch.from_numpy(self.text.rows).to(places.device)
+        at = self._behind(draft, nodes, self.text.length).clamp(max=places.shape[1] - 1)
+        return logits.masked_fill(~sets[places[rows[:, None], at]], -torch.inf)
+
+    def _endless(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        """No end token at the first positions."""
+        early = self._behind(draft, nodes, self.text.length - self.text.prompt) < self.request.min_new_tokens
+        return without_ends(logits, early, self.request.stop_ids)
+
+    def _behind(self, draft: Draft, nodes: Tensor | None, first: np.ndarray) -> Tensor:
+        """[B, K]: the position behind each node, where node 0's is `first` [B]."""
+        depth = draft.depth if nodes is None else draft.depth.gather(1, nodes.clamp(min=0))
+        return torch.from_numpy(first).to(depth.device)[:, None] + depth
+
+    @cached_property
+    def _sets(self) -> tuple[Tensor, Tensor]:
+        """The sets [S, V], and which one holds at each position of each row of the request [R, L + 1].
+
+        Set 0, which allows everything, holds behind a row's end.
+        """
+        assert self.request.allowed is not None
+        allowed, device = self.request.allowed, self.text.device
+        longest = max(map(len, allowed.at))
+        places = [torch.nn.functional.pad(at, (0, longest + 1 - len(at))) for at in allowed.at]
+        return allowed.sets.to(device), torch.stack(places).to(device)

@@ -1,0 +1,166 @@
+"""From a part of a spec to the method it names, and back."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cache
+from typing import Any, Literal
+
+from pardec.models.errors import SpecError, did_you_mean
+from pardec.models.loading.sources import local
+
+from .cards import SINGLE, Card, Family, find, named
+from .spec import ModelName, Part, Spec, parse, written
+
+MOST = 2**16  # of whole numbers: a method may make something of that size, and no canvas is as long
+Named = list[tuple[str, Any]]  # name and method, in the order written
+
+
+def build(part: Part, family: str | None = None) -> Any:
+    """The method a part names, with its parameters read by the types of its fields."""
+    with _explained(part):
+        return _made(part, find(part.name, family))
+
+
+def check(spec: Spec, family: Family | None = None) -> None:
+    """Refuses what the cards alone tell to be wrong: unknown names, parameters and models, values of another
+    type, two methods where one is allowed.
+
+    No method's file is imported for it, nor torch. What else depends on several parts, or on the range of a value, is
+    told when the spec is resolved. Without a family, the names tell it.
+    """
+    family = family or family_of(spec)
+    stages: dict[str, Named] = {}
+    for part in (*spec.parts, *([] if spec.cache is None else [spec.cache])):
+        card = find(part.name, family)
+        stages.setdefault(card.stage, []).append((part.name, card))
+        known = {entry["name"]: entry["type"] for entry in card.parameters}
+        for key, text in part.params:
+            _check_known(part, key, known)
+            with _explained(part):
+                value = _read(text, _spelt(known[key]), f"{part.name}:{key}")
+            if value is not None and known[key].startswith("ModelName"):
+                local(value)
+    refuse_doubles(spec, stages)
+
+
+_FAMILIES: tuple[Family, ...] = ("masked", "ar", "continuous")
+
+
+def family_of(spec: Spec) -> Family:
+    """The family whose methods a spec names; of several, the first that takes what it says of them.
+
+    >>> family_of(parse("seeded_jacobi:window=4")), family_of(parse("seeded_jacobi:tol=0"))
+    ('ar', 'continuous')
+    """
+    parts = (*spec.parts, *([] if spec.cache is None else [spec.cache]))
+    found = [{card.family: {entry["name"] for entry in card.parameters} for card in named(part.name)} for part in parts]
+    shared: list[Family] = [family for family in _FAMILIES if all(family in each for each in found)]
+    for family in shared:
+        if all({key for key, _ in part.params} <= each[family] for part, each in zip(parts, found, strict=True)):
+            return family
+    own = [next(iter(each)) for each in found if len(each) == 1]
+    return [*shared, *own, *_FAMILIES][0]
+
+
+def full(name: str, made: Any) -> Part:
+    """A method as a part with every parameter."""
+    return Part(name, tuple((f.name, written(getattr(made, f.name))) for f in fields(made)))
+
+
+def exactness(name: str, made: Any, family: str) -> str:
+    """What the method says of itself with its parameters, else its card's word."""
+    return str(getattr(made, "exact", find(name, family).exact))
+
+
+def add_default(stages: Mapping[str, Named], stage: str, text: str, family: str) -> None:
+    """Gives `stage` the method of the spec `text` where it has none."""
+    if not stages[stage]:
+        (part,) = parse(text).parts
+        stages[stage].append((part.name, build(part, family)))
+
+
+def refuse_doubles(spec: Spec, stages: Mapping[str, Named]) -> None:
+    """Refuses a second policy where one is allowed, and one name twice."""
+    for stage, parts in stages.items():
+        names = [name for name, _ in parts]
+        if stage in SINGLE and len(names) > 1:
+            raise SpecError(
+                f"{str(spec)!r} names {len(names)} {stage} policies ({', '.join(names)}), one is allowed",
+                hint=f'keep one; "pardec list samplers --stage {stage}" shows the choices',
+            )
+        if len(set(names)) < len(names):
+            raise SpecError(f"{str(spec)!r} names {max(names, key=names.count)!r} twice", hint="keep one of them")
+
+
+@contextmanager
+def _explained(part: Part) -> Iterator[None]:
+    """Gives an error without a hint the one that leads to the part's page."""
+    try:
+        yield
+    except SpecError as error:
+        if error.hint:
+            raise
+        raise SpecError(error.message, hint=f'"pardec show {part.name}" explains its parameters') from None
+
+
+def _check_known(part: Part, key: str, known: Collection[str]) -> None:
+    if key not in known:
+        allowed = f"it takes {', '.join(known)}" if known else "it takes no parameters"
+        raise SpecError(f"{part.name}: unknown parameter {key!r}{did_you_mean(key, known)}", hint=allowed)
+
+
+def _spelt(text: str) -> Any:
+    """The type that an annotation spells; str, which takes anything, for a name that only its module knows."""
+    try:
+        return typing.get_type_hints(
+            types.SimpleNamespace(__annotations__={"it": text}), {"Literal": Literal, "ModelName": ModelName}
+        )["it"]
+    except NameError:
+        return str
+
+
+@cache
+def _hints(make: Any) -> dict[str, Any]:
+    """The types of a method's parameters; to read them takes longer than all else that makes it."""
+    return typing.get_type_hints(make)
+
+
+def _made(part: Part, card: Card) -> Any:
+    known = {f.name: f for f in fields(card.make)}
+    hints = _hints(card.make)
+    values = {}
+    for key, text in part.params:
+        _check_known(part, key, known)
+        values[key] = _read(text, hints[key], f"{part.name}:{key}")
+    return card.make(**values)
+
+
+def _read(text: str, kind: Any, where: str) -> Any:
+    """A value by its field's type: bool, int, float, str, a Literal, or one of these or None."""
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        options = [option for option in typing.get_args(kind) if option is not type(None)]
+        return None if text.lower() == "none" else _read(text, options[0], where)
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if text not in choices:
+            raise SpecError(f"{where} is one of {', '.join(choices)}, got {text!r}{did_you_mean(text, choices)}")
+        return text
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise SpecError(f"{where} is true or false, got {text!r}")
+        return text.lower() == "true"
+    try:
+        if kind is int and abs(int(text)) > MOST:
+            raise SpecError(f"{where} is at most {MOST}, got {text}")
+        return kind(text)
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise
+        what = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        raise SpecError(f"{where} is {what}, got {text!r}") from None

@@ -1,0 +1,1 @@
+"""The speculative wing: autoregressive models, several tokens verified in one forward."""

@@ -1,0 +1,51 @@
+"""Keeps a small model's tokens up to the first that the large one finds too unlikely.
+
+Speculative Decoding with Big Little Decoder, https://arxiv.org/abs/2302.07863
+
+    x accepted  iff  -log p(x) <= rollback;  next = what the large model says behind the last accepted one
+
+The rollback half of the method. The other, falling back to the large model when the small one is unsure, is a length
+controller. At temperature 0 p is the model's law all the same, and the next token its argmax.
+
+The deviation reported is the sum of 1 - p(x) over the accepted tokens, p as the target samples: given the draft, what
+stands in place of p is a certain token. On average over drafts it bounds the total variation from the target's law.
+
+Deviates from the paper: trees, where the first sibling within the bound is kept; at a temperature the large model's
+token is drawn.
+Exact: no. With rollback=0 only what is certain is kept, which is plain decoding, slowly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pardec.models.errors import SpecError
+
+from ...ops.rank import argmax
+from ...ops.tree_walk import descend, reached
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Laws, Verdict
+
+
+@register("bild", stage="accept", paper="arXiv:2302.07863", checked="hand")
+@dataclass(frozen=True)
+class BigLittle(Policy):
+    rollback: float = 2.0  # nats: a token of probability exp(-rollback) is just kept; the paper tunes it, 1 to 10
+
+    def __post_init__(self) -> None:
+        if not self.rollback >= 0:
+            raise SpecError(f"bild: rollback is in nats and at least 0, got {self.rollback}")
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+        rows, above = torch.arange(len(laws.p), device=laws.p.device)[:, None], draft.parent.clamp(min=0)
+        surprise = -laws.logits.log_softmax(-1)[rows, above, draft.ids]  # [B, T]
+        path, count = descend(draft, draft.tested & (surprise <= self.rollback))
+        last = laws.p[rows[:, 0], path.gather(1, count[:, None])[:, 0]]
+        following = argmax(last) if laws.greedy else chances.draw(last, "next")
+        on_path = torch.arange(path.shape[1], device=path.device) <= count[:, None]
+        missing = (1 - laws.p[rows, above, draft.ids]).gather(1, path).masked_fill(~on_path, 0)
+        missing[:, 0] = 0  # node 0 was committed before
+        kept = (surprise <= self.rollback).float()
+        return Verdict(path, count, following, reached(draft, path, count), kept, missing.cumsum(1)[:, -1])

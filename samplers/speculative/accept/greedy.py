@@ -1,0 +1,33 @@
+"""Accepts what the target itself finds likeliest, token for token.
+
+Blockwise Parallel Decoding for Deep Autoregressive Models, https://arxiv.org/abs/1811.03115
+
+    x accepted  iff  x = argmax p(. | its prefix);  next = argmax p
+
+Exact: greedy. The temperature must be 0: with another one the law would be ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...ops.verification import follow
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Laws, Verdict
+
+
+@register(
+    "greedy",
+    stage="accept",
+    paper="arXiv:1811.03115",
+    exact="greedy",
+    checked="golden/acceptance golden/llamagen reference",
+)
+@dataclass(frozen=True)
+class Greedy(Policy):
+    argmax: ClassVar[bool] = True  # at any temperature the argmax comes out
+    follows: ClassVar[bool] = True
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+        return follow(draft, laws.pick)

@@ -1,0 +1,116 @@
+"""Accepts a token by the mass of its group: tokens that look like it and that the target finds about as likely.
+
+Grouped Speculative Decoding for Autoregressive Image Generation, https://arxiv.org/abs/2508.07747
+
+    x ~ q accepted  iff  u sum_C q < sum_C p;  at the first rejection  next ~ norm([p - q]+),  behind the last  next ~ p
+    C = those y of the `group` ranks around x's with |p(y) - p(x)| < prob and |E(y) - E(x)|^2 < dist
+
+Ranks go from the least likely on, by the logits before filters: half of them lie below x. E are the model's input
+embeddings. A token that has fewer than half a group below it is tested alone, p(x)/q(x), as the authors' code does.
+
+The deviation reported is the sum of |a(x) - min(1, p(x)/q(x))| over the tested tokens, a being the rule's chance of
+acceptance; on average over drafts it bounds the total variation from the target's law. The rule itself sets no limit.
+
+Deviates from the paper and the authors' code, in both modes: rows go at their own pace, where the code cuts a batch to
+its shortest; a point mass counts as q = 1 for its group; siblings, which the paper does not have, are tested in their
+order against what the earlier ones left of p; x belongs to its group whatever the bounds are. `vectorised` compares
+all embeddings, and never accepts a token that has no probability, such as filters leave out; `reference`, as published,
+does not compare where one of the ranks holds an id of 10000 or above, and may accept what is left out.
+Exact: no, but with group=0, prob=0 or dist=0. At temperature 0 it is `greedy`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...ops.relaxed import relaxed
+from ...ops.verification import Exact, Trial, judge
+from ...registry import Policy, register
+from ..code_features import Looks
+from ..contracts import Chances, Draft, Laws, Scene, Verdict
+
+_COMPARED = 10000  # rows of the authors' table of distances
+
+
+@register("gsd", stage="accept", paper="arXiv:2508.07747", checked="golden/acceptance reference")
+@dataclass(frozen=True)
+class Grouped(Policy):
+    group: int = 14  # ranks that are looked at around a token's own
+    prob: float = 0.15  # probabilities of a group's tokens differ by less from the token's
+    dist: float = 0.5  # squared distances of their input embeddings from the token's are less
+    mode: Literal["vectorised", "reference"] = "vectorised"  # reference: the authors' special cases too
+
+    def __post_init__(self) -> None:
+        for name in ("group", "dist"):
+            if not getattr(self, name) >= 0:
+                raise SpecError(f"gsd: {name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.prob <= 1:
+            raise SpecError(f"gsd: prob must lie in [0, 1], got {self.prob}")
+
+    @property
+    def exact(self) -> str:
+        return "relaxed" if self.group > 1 and self.prob and self.dist else "distribution"
+
+    def start(self, scene: Scene) -> Looks:
+        return Looks(scene.model.decoder.embedding)
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: Looks) -> Verdict:
+        if self.exact == "distribution":
+            return judge(draft, laws.p, chances)
+        return relaxed(draft, laws.p, chances, _Group(self, laws.raw, state.table))
+
+
+class _Group(Exact):
+    """The rule for one round; what a rejection leaves is what the exact one leaves."""
+
+    def __init__(self, method: Grouped, raw: Tensor, table: Tensor) -> None:
+        self.method, self.raw, self.table = method, raw, table
+
+    def weight(self, r: Tensor, trial: Trial) -> Tensor:
+        """[N]: sum_C r q(x) / sum_C q."""
+        ids, inside = self.members(r, trial)
+        mine = r.gather(1, trial.token[:, None])[:, 0]
+        mass = torch.where(inside, r.gather(1, ids), 0).sum(1)
+        theirs = self._drafted(ids, inside, trial)
+        grouped = torch.where(theirs > 0, mass * (trial.bar / theirs), torch.where(mass > 0, torch.inf, 0))
+        if self.method.mode == "vectorised":
+            grouped = torch.where(mine > 0, grouped, 0)
+        alone = inside.sum(1) == 0
+        return torch.where(alone, mine, grouped)
+
+    def members(self, r: Tensor, trial: Trial) -> tuple[Tensor, Tensor]:
+        """Ids [N, group] of the ranks around each tested token, and which are its group; none where it has none."""
+        method, vocab = self.method, r.shape[1]
+        scores = self.raw[trial.row, trial.above]
+        own = scores.gather(1, trial.token[:, None])
+        index = torch.arange(vocab, device=r.device)
+        rank = ((scores < own) | ((scores == own) & (index < trial.token[:, None]))).sum(1)
+        first = rank - method.group // 2
+        place = first[:, None] + torch.arange(method.group, device=r.device)
+        inside = (first >= 0)[:, None] & (place < vocab)
+        ids = scores.argsort(dim=1, stable=True).gather(1, place.clamp(0, vocab - 1))
+        near = (r.gather(1, ids) - r.gather(1, trial.token[:, None])).abs() < method.prob
+        itself = ids == trial.token[:, None]
+        return ids, inside & ((near & self._alike(ids, inside, trial)) | itself)
+
+    def _alike(self, ids: Tensor, inside: Tensor, trial: Trial) -> Tensor:
+        """[N, group] bool: embeddings near that of the tested token."""
+        known = min(len(self.table), _COMPARED) if self.method.mode == "reference" else len(self.table)
+        rows = self.table[ids.clamp(max=len(self.table) - 1)].float()
+        own = self.table[trial.token.clamp(max=len(self.table) - 1)].float()
+        near = (rows - own[:, None]).square().sum(-1) < self.method.dist
+        skipped = torch.where(inside, ids, 0).amax(1) >= known
+        return near | skipped[:, None]
+
+    def _drafted(self, ids: Tensor, inside: Tensor, trial: Trial) -> Tensor:
+        """[N]: what the drafter's law gives the group; 1 for a point mass."""
+        if trial.q is None:
+            return torch.ones_like(trial.bar)
+        theirs = torch.where(inside, trial.q.gather(1, ids), 0).sum(1)
+        return theirs if trial.point is None else torch.where(trial.point, 1, theirs)

@@ -1,0 +1,144 @@
+"""Lets a drafted token borrow probability from the tokens that look most like it.
+
+LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding, https://arxiv.org/abs/2410.03355
+LANTERN++: Enhanced Relaxed Speculative Decoding with Static Tree Drafting, https://arxiv.org/abs/2502.06352 (ratio)
+
+    reference:   x accepted  iff  u q(x) < p(x) + c;  c = the most mass of x's nearest m <= k with c <= delta, or, with
+                 ratio, c <= (ratio - 1) p(x);  rejected: next sibling, on what is left of p without x's neighbourhood
+    principled:  p~ = p with at most delta moved, from tokens that p likes better than q to their neighbours that q
+                 likes better than p;  then `speculative` with p~ in place of p
+
+What comes out in principled mode, the default, has the law p~, within delta of p in total variation; what was moved is
+reported, summed over the nodes that were tested. The published rule lets p~ depend on the token that was drawn, and no
+bound of its law is known (none is reported): with delta = 0.25 it can be off by 1. Within delta acceptance gains at
+most delta; more takes mode=reference.
+
+What tokens look like says the model's image codebook, else its input embeddings; neighbours go by distance, and k may
+exceed their number. In principled mode a token that the target's filters leave out borrows nothing, and of point masses
+the siblings share what the others give.
+
+Temperature 0: x stands iff p(x) + c is above all other p, p being the softmax of the logits, and the longest path of
+such tokens is taken; a row's deviation is then the number of its tokens that are not the likeliest.
+
+Deviates from the authors' code: siblings that a law gave no chance are passed over in both modes; delta=0 is the exact
+rule in reference mode too, where the code would still clear the neighbourhoods of rejected tokens. As published,
+reference mode falls back on the uniform law where clearing leaves nothing, and may emit what filters leave out.
+Exact: no, but with k=0, delta=0 or ratio=1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...limits import MOST
+from ...ops.neighbourhood import within
+from ...ops.relaxed import relaxed
+from ...ops.transport import moved
+from ...ops.tree_walk import longest, reached
+from ...ops.verification import Trial, judge, total
+from ...registry import Policy, register
+from ..code_features import Looks, appearance, neighbours
+from ..contracts import Chances, Draft, Laws, Scene, Verdict
+
+
+@register("lantern", stage="accept", paper="arXiv:2410.03355", checked="golden/acceptance reference")
+@dataclass(frozen=True)
+class Lantern(Policy):
+    k: int = 1000  # nearest tokens that one may borrow from
+    delta: float = 0.1  # probability borrowed at most: by a token (reference), in all behind a node (principled)
+    ratio: float | None = None  # a token's probability grows at most so many times; in reference mode instead of delta
+    mode: Literal["principled", "reference"] = "principled"  # reference: as published, without a bound
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise SpecError(f"lantern: k must be at least 0, got {self.k}", hint="k=0 is the exact rule")
+        if not 0 <= self.delta <= 1:
+            raise SpecError(
+                f"lantern: delta is a probability in [0, 1], got {self.delta}", hint="ratio=5 bounds a multiple of p"
+            )
+        if self.ratio is not None and not self.ratio >= 1:
+            raise SpecError(f"lantern: ratio must be at least 1, got {self.ratio}", hint="ratio=1 is the exact rule")
+        if self.ratio is not None and self.ratio > MOST:
+            raise SpecError(f"lantern: ratio must be at most {MOST:g}, got {self.ratio}", hint="delta=1 sets no bound")
+
+    @property
+    def exact(self) -> str:
+        return "distribution" if not self.k or not self.delta or self.ratio == 1 else "relaxed"
+
+    def start(self, scene: Scene) -> Looks | None:
+        if self.exact == "distribution":
+            return None
+        # The published rule clears one neighbour more than it borrows from.
+        nearest = neighbours(appearance(scene.model), self.k + 1)
+        return Looks(nearest.to(scene.text.device))
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: Looks | None) -> Verdict:
+        if self.exact == "distribution" or state is None:
+            return judge(draft, laws.p, chances)
+        nearest = state.table
+        if laws.greedy:
+            return self._greedy(draft, laws, nearest)
+        if self.mode == "reference":
+            return replace(relaxed(draft, laws.p, chances, _Published(self, nearest)), deviation=None)
+        law, off = moved(draft, laws.p, nearest[:, : self.k], self.delta, self.ratio)
+        made = judge(draft, law, chances)
+        on_path = torch.arange(made.path.shape[1], device=off.device) <= made.count[:, None]
+        return replace(made, deviation=off.gather(1, made.path).masked_fill(~on_path, 0).cumsum(1)[:, -1])
+
+    def borrowed(self, r: Tensor, token: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
+        """What each `token` [N] may add under the laws r [N, V], and whether it has a neighbour to borrow from; [N]."""
+        own = r.gather(1, token[:, None])
+        limit = torch.full_like(own, self.delta) if self.ratio is None else (self.ratio - 1) * own
+        if self.mode == "principled":
+            limit = torch.where(own > 0, limit.clamp(max=self.delta), -1)
+        return within(r, token, nearest[:, : self.k], limit[:, 0])
+
+    def _greedy(self, draft: Draft, laws: Laws, nearest: Tensor) -> Verdict:
+        """The longest path of tokens that are the likeliest with what they borrow."""
+        p, above = laws.logits.softmax(-1), draft.parent.clamp(min=0)
+        rows = torch.arange(len(p), device=p.device)[:, None]
+        behind, top = p[rows, above].flatten(0, 1), laws.pick.gather(1, above).flatten()
+        token = draft.ids.flatten()
+        raised = behind.gather(1, token[:, None])[:, 0] + self.borrowed(behind, token, nearest)[0]
+        best = behind.gather(1, top[:, None])[:, 0]
+        likeliest = (token == top).view_as(draft.tokens)
+        beats = ((raised > best) | ((raised == best) & (token < top))).view_as(draft.tokens)
+        stands = draft.tested & (likeliest | beats)
+        path, count = longest(draft, stands, torch.zeros_like(p[..., 0]))
+        taken = torch.arange(path.shape[1], device=p.device) <= count[:, None]
+        taken[:, 0] = False  # node 0 was committed before
+        other = (taken & ~likeliest.gather(1, path)).sum(1).to(p.dtype)
+        following = laws.pick.gather(1, path.gather(1, count[:, None]))[:, 0]
+        deviation = other if self.mode == "principled" else None
+        return Verdict(path, count, following, reached(draft, path, count), stands.to(p.dtype), deviation)
+
+
+class _Published:
+    """The rule as published, on what is left of p."""
+
+    def __init__(self, method: Lantern, nearest: Tensor) -> None:
+        self.method, self.nearest = method, nearest
+
+    def weight(self, r: Tensor, trial: Trial) -> Tensor:
+        mine = r.gather(1, trial.token[:, None])[:, 0] + self.method.borrowed(r, trial.token, self.nearest)[0]
+        return torch.where(trial.bar > 0, mine, 0)
+
+    def left(self, r: Tensor, trial: Trial) -> Tensor:
+        """Clears the neighbourhood of a rejected token: in r behind a point mass, in q, which r loses, behind a law."""
+        gone = self.method.borrowed(r, trial.token, self.nearest)[1]
+        around = self.nearest[trial.token, : self.method.k + 1].long()
+        cleared = torch.zeros_like(r, dtype=torch.bool).scatter_(1, around, True) & gone[:, None]
+        itself = torch.zeros_like(cleared).scatter_(1, trial.token[:, None], True)
+        rest = r.masked_fill(cleared | itself, 0)
+        if trial.q is not None:
+            of_law = (r - trial.q.masked_fill(cleared, 0)).clamp(min=0)
+            rest = of_law if trial.point is None else torch.where(trial.point[:, None], rest, of_law)
+        mass = total(rest)
+        rest = torch.where(mass > 0, rest / mass, 1 / r.shape[1])
+        return torch.where((trial.bar > 0)[:, None], rest, r)

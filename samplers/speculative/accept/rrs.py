@@ -1,0 +1,36 @@
+"""Tests siblings one after the other, each against what the ones before it left of the target's law.
+
+SpecInfer, https://arxiv.org/abs/2305.09781 (siblings drawn independently)
+Recursive Speculative Decoding, https://arxiv.org/abs/2402.14160 (siblings drawn without replacement)
+
+    r_1 = p;  x_j ~ q_j accepted  iff  u q_j(x_j) < r_j(x_j);  rejected: r_(j+1) = norm([r_j - q_j]+)
+    replacement=false: q_j is q without x_1 .. x_(j-1), normalised        replacement=true: q_j = q
+
+The test is that of `speculative`; this one also says how siblings are to be drawn. Without replacement more is
+accepted: a token that was rejected is not tried again.
+
+Deviates from the papers: point masses among the siblings count as q = 1 at their token.
+Exact: distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ops.verification import judge
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Laws, Siblings, Verdict
+
+
+@register("rrs", stage="accept", paper="arXiv:2402.14160", exact="distribution", checked="reference joint")
+@dataclass(frozen=True)
+class RecursiveRejection(Policy):
+    replacement: bool = False  # siblings are drawn independently, as in SpecInfer
+
+    @property
+    def siblings(self) -> Siblings:
+        """How drafters draw them."""
+        return "with" if self.replacement else "without"
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+        return judge(draft, laws.p, chances)

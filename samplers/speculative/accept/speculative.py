@@ -1,0 +1,34 @@
+"""Accepts with probability min(1, p/q) and draws the next token from what is left of p.
+
+Fast Inference from Transformers via Speculative Decoding, https://arxiv.org/abs/2211.17192
+Accelerating Large Language Model Decoding with Speculative Sampling, https://arxiv.org/abs/2302.01318
+
+    x ~ q accepted  iff  u q(x) < p(x);  at the first rejection  next ~ norm([p - q]+),  behind the last  next ~ p
+
+Siblings are tested in their order, each against what the earlier ones left of p; their q is the law given the earlier
+ones. A point mass counts as q = 1 at its token.
+
+Deviates from the papers: one rule for chains and trees, laws and point masses.
+Exact: distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ops.verification import judge
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Laws, Verdict
+
+
+@register(
+    "speculative",
+    stage="accept",
+    paper="arXiv:2211.17192",
+    exact="distribution",
+    checked="golden/acceptance reference joint",
+)
+@dataclass(frozen=True)
+class Speculative(Policy):
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+        return judge(draft, laws.p, chances)

@@ -1,0 +1,68 @@
+"""Accepts what the target does not find unlikely, given how sure it is of anything there.
+
+Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, https://arxiv.org/abs/2401.10774
+
+    x accepted  iff  p(x) > min(epsilon, delta exp(-H(p)));  next ~ p
+
+Of several accepted paths the longest stands, of equally long ones that of the highest sum of log p.
+
+The deviation reported is the sum of 1 - p(x) over the accepted tokens: given the draft, what stands in place of p is a
+certain token. On average over drafts it bounds the total variation from the target's law.
+
+Deviates from the authors' code: the next token is drawn, and log p is exact; `reference=true` takes the argmax as they
+do, and adds 1e-5 inside the logarithm.
+Exact: no. At temperature 0 it is `greedy`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...ops.rank import argmax
+from ...ops.tree_walk import longest, reached
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Laws, Verdict
+
+
+@register("typical", stage="accept", paper="arXiv:2401.10774", checked="golden/acceptance reference")
+@dataclass(frozen=True)
+class Typical(Policy):
+    epsilon: float = 0.09  # a probability above this is always enough
+    delta: float = 0.3  # share of exp(-entropy) that is enough; the authors take the root of epsilon
+    reference: bool = False  # as the authors' code: the next token is the likeliest
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "delta"):
+            if not getattr(self, name) >= 0:
+                raise SpecError(f"typical: {name} must be at least 0, got {getattr(self, name)}")
+
+    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+        p = laws.p
+        rows, above = torch.arange(len(p), device=p.device), draft.parent.clamp(min=0)
+        mine = p[rows[:, None], above, draft.ids]  # [B, T]
+        fits = draft.tested & (mine > self.bar(p).gather(1, above))
+        path, count = longest(draft, fits, mine.log())
+        end = path.gather(1, count[:, None])[:, 0]
+        on_path = torch.arange(path.shape[1], device=p.device) <= count[:, None]
+        missing = (1 - mine.gather(1, path)).masked_fill(~on_path, 0)
+        missing[:, 0] = 0  # node 0 was committed before
+        deviation = missing.cumsum(1)[:, -1]
+        last = p[rows, end]
+        if self.reference or laws.greedy:
+            following = argmax(last)
+            deviation = deviation + 1 - last.gather(1, following[:, None])[:, 0]
+        else:
+            following = chances.draw(last, "next")
+        return Verdict(path, count, following, reached(draft, path, count), fits.float(), deviation)
+
+    def bar(self, p: Tensor) -> Tensor:
+        """[B, T]: what the token behind each node must exceed."""
+        inside = 1e-5 if self.reference else 0.0
+        entropy = -torch.special.xlogy(p, p + inside).sum(-1)
+        bar: Tensor = self.delta * (-entropy).exp()
+        return bar.clamp(max=self.epsilon)

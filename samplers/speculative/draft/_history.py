@@ -1,0 +1,133 @@
+"""What drafters that copy know of each row's own text, brought up to date by the tokens committed since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from ..contracts import Draft
+from ..sequences import Sequences
+
+Row = TypeVar("Row")
+
+
+class PerRow(Generic[Row]):
+    """One object a live row."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = list(rows)
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.rows = [self.rows[row] for row in rows]
+
+    def put(self, where: np.ndarray, other: PerRow[Row]) -> None:
+        """The rows of `other` in place of the live rows at `where`."""
+        for row, given in zip(where.tolist(), other.rows, strict=True):
+            self.rows[row] = given
+
+
+class Grams:
+    """Where each run of tokens, of some sizes, began in a growing text; what ends the text itself does not count."""
+
+    def __init__(self, sizes: Iterable[int], *, first: bool = False) -> None:
+        self.sizes = tuple(sizes)
+        self.first = first  # of several places the first is known, else the last
+        self.text: list[int] = []
+        self.starts: dict[tuple[int, ...], int] = {}
+
+    def grow(self, tokens: list[int]) -> None:
+        """The text goes on with `tokens`: the runs that end before the last of them are followed by something now."""
+        text, known = self.text, len(self.text)
+        text += tokens
+        for size in self.sizes:
+            if size >= len(text):
+                continue
+            begin, end = max(known - size, 0), len(text) - size
+            runs = zip(*(text[begin + place : max(end, 0) + place] for place in range(size)), strict=True)
+            starts = zip(runs, range(begin, end), strict=True)
+            if not self.first:
+                self.starts.update(starts)
+                continue
+            for run, start in starts:
+                self.starts.setdefault(run, start)
+
+    def behind(self) -> int | None:
+        """The place behind an earlier copy of the longest run that ends the text; None if there is none."""
+        for size in sorted(self.sizes, reverse=True):
+            start = self.starts.get(tuple(self.text[-size:])) if size <= len(self.text) else None
+            if start is not None:
+                return start + size
+        return None
+
+
+class Cells:
+    """Where in a growing picture each pair of neighbours, to the left and above, had a cell between them."""
+
+    def __init__(self, prompt: int, columns: int, *, first: bool = False) -> None:
+        """Cells begin behind `prompt` tokens and have `columns` in a row; of several, the `first` or last is known."""
+        self.prompt, self.columns, self.first = prompt, columns, first
+        self.text: list[int] = []
+        self.cells: dict[tuple[int, int], int] = {}
+
+    def grow(self, tokens: list[int]) -> None:
+        """The picture goes on with `tokens`."""
+        for token in tokens:
+            if len(self.text) >= self.prompt and not (self.first and self._around() in self.cells):
+                self.cells[self._around()] = len(self.text)
+            self.text.append(token)
+
+    def behind(self) -> int | None:
+        """The place of an earlier cell with the neighbours of the next one; None if there is none."""
+        return self.cells.get(self._around())
+
+    def _around(self) -> tuple[int, int]:
+        """The neighbours of the next cell; -1 outside of the picture."""
+        cell = len(self.text) - self.prompt
+        left = self.text[-1] if cell % self.columns else -1
+        return left, self.text[-self.columns] if cell >= self.columns else -1
+
+
+class Reach:
+    """For each place in a growing text, how many tokens before it are those that end the text."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.text = np.empty(64, dtype=np.int64)
+        self.common = np.zeros(64, dtype=np.int64)  # before place 0, 1, ...
+
+    def grow(self, tokens: list[int]) -> None:
+        """The text goes on with `tokens`."""
+        for token in tokens:
+            if self.length + 1 == len(self.text):
+                self.text = np.concatenate((self.text, np.empty_like(self.text)))
+                self.common = np.concatenate((self.common, np.zeros_like(self.common)))
+            end = self.length
+            self.common[1 : end + 1] = np.where(self.text[:end] == token, self.common[:end] + 1, 0)
+            self.text[end], self.length = token, end + 1
+
+    def behind(self) -> int | None:
+        """The place behind the longest earlier copy of the text's end, the last of equally long ones."""
+        common = self.common[: self.length][::-1]
+        if not len(common) or not common.max():
+            return None
+        return self.length - 1 - int(common.argmax())
+
+
+def repeated(text: np.ndarray, start: int, count: int) -> np.ndarray:
+    """`count` tokens from `start` of `text` on; behind its end come the tokens just copied, as a period goes on."""
+    return text[start : start + count] if start + count <= len(text) else np.resize(text[start:], count)
+
+
+def chain(text: Sequences, most: int, room: np.ndarray, guess: Callable[[int, int], np.ndarray]) -> Draft:
+    """A chain from guess(row, budget), which gives up to `budget` tokens."""
+    drafted = np.zeros((len(text), most), dtype=np.int64)
+    counts = np.zeros_like(text.length)
+    for at in range(len(text)):
+        budget = min(most, int(room[at]))
+        found = guess(at, budget)[:budget] if budget > 0 else drafted[at, :0]
+        drafted[at, : len(found)], counts[at] = found, len(found)
+    return Draft.chain(text, torch.from_numpy(drafted).to(text.device), counts)

@@ -1,0 +1,207 @@
+"""What drafters over a window share: guesses that move along with the text, and fresh ones behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+
+from ...spec import Policy
+from ..contracts import Chances, Draft, Outcome, Scene, Speculation
+from ._grid import above, beside, columns
+from ._history import repeated
+
+Init = Literal["random", "prompt", "repeat", "ngram", "left", "up"]
+
+
+def fresh(init: Init, guesses: Tensor, known: np.ndarray, scene: Scene, chances: Chances) -> Tensor:
+    """`guesses` [B, K] for the places behind each row's text, with new ones behind the first known[b].
+
+    random: any token; prompt: any of the prompt's; repeat: the token before, again; ngram: what followed the last two
+    tokens, or the last one, where they stood before; left, up: the token of the picture's cell there, be it a guess,
+    and any where there is no such cell. Where one token alone is allowed, it is that. None depends on what the target
+    says of these places, so that each is a point mass, given its history.
+    """
+    if (known >= guesses.shape[1]).all():
+        return guesses
+    made = _made(init, guesses, known, scene, chances)
+    allowed = scene.request.allowed
+    if allowed is None or allowed.forced is None:
+        return made
+    text, place = scene.text, torch.arange(made.shape[1], device=made.device)
+    rows, length, first = (torch.from_numpy(each).to(made.device)[:, None] for each in (text.rows, text.length, known))
+    forced = allowed.forced.to(made.device)
+    only = forced[rows, (length + place).clamp(max=forced.shape[1] - 1)]
+    return torch.where((place >= first) & (only >= 0), only, made)
+
+
+def refuse_flat(name: str, init: Init | None, model: LanguageModel) -> None:
+    """Raises SpecError for an init that looks at a picture's cells, of a model that draws none."""
+    if init in ("left", "up"):
+        columns(model, f"{name}: init={init}", "init=repeat copies the token before")
+
+
+def _made(init: Init, guesses: Tensor, known: np.ndarray, scene: Scene, chances: Chances) -> Tensor:
+    text, width = scene.text, guesses.shape[1]
+    if init == "ngram":
+        return _continued(guesses, known, scene)
+    place = torch.arange(width, device=guesses.device)
+    first = torch.from_numpy(known).to(guesses.device)[:, None]
+    if init == "repeat":
+        before = torch.cat((text.last[:, None], guesses), 1)
+        return before.gather(1, torch.minimum(place + 1, first))
+    positions = place + torch.from_numpy(text.length).to(guesses.device)[:, None]
+    drawn = any_of("prompt" if init == "prompt" else "random", positions, scene, chances)
+    if init == "left" or init == "up":
+        copied = beside if init == "left" else above
+        return copied(text, guesses, known, drawn, columns(scene.model, f"init={init}", ""))
+    return torch.where(place < first, guesses, drawn)
+
+
+def any_of(init: Literal["random", "prompt"], positions: Tensor, scene: Scene, chances: Chances) -> Tensor:
+    """[B, K] tokens for `positions` [B, K]: any of the vocabulary, or of each row's prompt; equally likely."""
+    u = chances.noise(positions, "init", 1)[..., 0]
+    if init == "random" or scene.request.conditions:  # no prompt of a picture is tokens
+        return (u * scene.model.vocab_size).long()
+    count = torch.from_numpy(scene.text.prompt).to(positions.device)[:, None]
+    return scene.text.tokens.gather(1, (u * count).long())
+
+
+def ahead(values: Tensor, first: np.ndarray, width: int) -> Tensor:
+    """[B, width, ...]: `values` [B, T, ...] of each row from first[b] on; where they end, the last one again."""
+    rows = torch.arange(len(values), device=values.device)[:, None]
+    index = np.minimum(first[:, None] + np.arange(width), values.shape[1] - 1)
+    return values[rows, torch.from_numpy(index).to(values.device)]
+
+
+def refuse_narrow(name: str, window: int) -> None:
+    """Raises SpecError for a window without a guess."""
+    if window < 2:
+        raise SpecError(f"{name}: window must be at least 2, got {window}", hint="it counts the last known token too")
+
+
+def _continued(guesses: Tensor, known: np.ndarray, scene: Scene) -> Tensor:
+    """The n-gram policy, on the host."""
+    filled = guesses.cpu().numpy().copy()
+    for at in range(len(filled)):
+        tokens = np.concatenate((scene.text.row(at), filled[at, : known[at]]))
+        missing = filled.shape[1] - int(known[at])
+        if missing > 0:
+            filled[at, known[at] :] = repeated(tokens, _behind(tokens), missing)
+    return torch.from_numpy(filled).to(guesses.device)
+
+
+def _behind(tokens: np.ndarray) -> int:
+    """The place behind the last earlier copy of the two tokens, or the one, that end the text; else of the last."""
+    before = np.flatnonzero(tokens[:-1] == tokens[-1])
+    if not len(before):
+        return len(tokens) - 1
+    pair = before[(before > 0) & (tokens[before - 1] == tokens[-2])] if len(tokens) > 1 else before[:0]
+    return int((pair if len(pair) else before)[-1]) + 1
+
+
+@dataclass(slots=True)
+class Iterate:
+    """The newest guesses of each row, and how far its block has come. Arrays are on the host."""
+
+    tokens: Tensor  # [B, K] int64: guesses for the places behind the text
+    known: np.ndarray  # [B] the first so many are an iterate's, the others still to be made
+    open: np.ndarray  # [B] places of the block that are not committed; 0: the next round begins another one
+    sure: np.ndarray  # [B] guesses that the next round commits as they are
+    turns: np.ndarray  # [B] forwards that the block has had
+
+
+@dataclass(frozen=True)
+class JacobiWindow(Policy):
+    """Guesses for a window, all of them replaced by the target's own picks in every round."""
+
+    name: ClassVar[str]  # in the registry
+
+    window: int = 16  # tokens fed in a forward, the last known one included
+    policy: Literal["sliding", "block"] = "sliding"  # block: a window is finished before the next one begins
+    init: Init = "prompt"  # fresh guesses: any token, any of the prompt's, the one before, or to the left, up
+    exit_iterations: int | None = None  # of a block: what stands after so many is taken as it is
+    exit_tokens: int = 0  # of a block: it is taken as it is when no more than this many tokens changed
+
+    def __post_init__(self) -> None:
+        name = self.name
+        refuse_narrow(name, self.window)
+        if self.exit_iterations is not None and self.exit_iterations < 1:
+            raise SpecError(f"{name}: exit_iterations must be at least 1 or none, got {self.exit_iterations}")
+        if self.exit_tokens < 0:
+            raise SpecError(f"{name}: exit_tokens must be at least 0, got {self.exit_tokens}")
+        if self.exits and self.policy != "block":
+            raise SpecError(f"{name}: a sliding window has no iteration to leave early", hint="add policy=block")
+
+    @property
+    def exits(self) -> bool:
+        """Whether blocks may be left before they stand still."""
+        return self.exit_iterations is not None or self.exit_tokens > 0
+
+    @property
+    def exact(self) -> str:
+        return "relaxed" if self.exits else "greedy"
+
+    def check(self, speculation: Speculation) -> None:
+        if self.exits and not getattr(speculation.accept, "follows", False):
+            raise SpecError(
+                "an early exit commits guesses that were never drawn from a law",
+                hint="accept with greedy or match",
+            )
+
+    def width(self, model: LanguageModel) -> int:
+        refuse_flat(self.name, self.init, model)
+        # The forward that takes in what an early exit left is the first one of the next block.
+        return 2 * self.window - 1 if self.exits else self.window
+
+    def start(self, scene: Scene) -> Iterate:
+        none = np.zeros_like(scene.text.length)
+        tokens = torch.zeros(len(none), self.width(scene.model) - 1, dtype=torch.int64, device=scene.text.device)
+        return Iterate(tokens, none, none, none, none)
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Iterate) -> Draft:
+        begins = state.open == 0
+        counts = np.full_like(room, self.window - 1)
+        if self.policy == "block":
+            counts = np.where(begins, state.sure + counts, state.open)
+        counts = np.minimum(counts, room)
+        most = int(counts.max(initial=0))
+        guesses = fresh(self.init, state.tokens[:, :most], state.known, scene, chances)
+        state.turns = np.where(begins, 1, state.turns + 1)
+        return Draft.chain(scene.text, guesses, counts, sure=self._sure(state, most) if self.exits else None)
+
+    def _sure(self, state: Iterate, most: int) -> Tensor:
+        node = torch.arange(most + 1, device=state.tokens.device)
+        return (node > 0) & (node <= torch.from_numpy(state.sure).to(node.device)[:, None])
+
+    def observe(self, outcome: Outcome, scene: Scene, state: Iterate) -> None:
+        draft, gained = outcome.draft, outcome.gained
+        pick = outcome.laws.pick if outcome.verdict.pick is None else outcome.verdict.pick
+        state.tokens = ahead(pick, gained, state.tokens.shape[1])
+        state.known = np.maximum(draft.sizes - gained, 0)
+        if self.policy == "sliding":
+            return
+        # Behind the block's last place the window knows one more guess: the next block's first.
+        state.open = np.maximum(draft.sizes - 1 - gained, 0)
+        leaves = (state.open > 0) & self._left(draft, pick, gained, state.turns)
+        state.sure = np.where(leaves, state.open, 0)
+        state.open = np.where(leaves, 0, state.open)
+        state.known = np.where(state.open > 0, state.open, state.known)
+
+    def _left(self, draft: Draft, pick: Tensor, gained: np.ndarray, turns: np.ndarray) -> np.ndarray:
+        """[B] bool: whose block is left as it stands."""
+        late = np.zeros_like(turns, dtype=bool)
+        if self.exit_iterations is not None:
+            late = turns >= self.exit_iterations
+        if self.exit_tokens > 0:
+            node = np.arange(1, draft.width)
+            open_ = (node >= gained[:, None]) & (node < draft.sizes[:, None])  # from the rejected one on
+            changed = (draft.tokens[:, 1:] != pick[:, :-1]).cpu().numpy() & open_
+            late = late | (changed.sum(1) <= self.exit_tokens)
+        return late

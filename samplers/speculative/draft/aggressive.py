@@ -1,0 +1,102 @@
+"""Drafts the source text itself, where the output mostly repeats it: corrections, rewritings, extractions.
+
+Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding, https://arxiv.org/abs/2106.04970
+Lossless Acceleration for Seq2seq Generation with Aggressive Decoding, https://arxiv.org/abs/2205.10350
+
+    output so far ends where the source stands at s      =>  draft = source[s : s + k]
+    output leaves the source: its shortest ending that stands once in source[s:], behind it the draft goes on
+
+The source is the row's prompt, whatever part of it the output repeats, or the text given as `source`. The output is
+expected to begin as the source does; where it does not, the rule above finds the place. Until it does, a token a
+forward.
+
+Deviates from the papers: at most k tokens are drafted where they draft all that is left of the source, and an ending is
+at most `max_ngram` tokens long.
+Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Outcome, Scene
+from ._history import PerRow, chain
+
+
+@register("aggressive", stage="draft", paper="arXiv:2106.04970", exact="greedy", checked="reference joint")
+@dataclass(frozen=True)
+class Aggressive(Policy):
+    k: int = 32  # tokens drafted
+    max_ngram: int = 8  # longest ending of the output that is looked for in the source
+    source: str | None = None  # the text that the output repeats; none takes each row's prompt
+
+    def __post_init__(self) -> None:
+        for name in ("k", "max_ngram"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"aggressive: {name} must be at least 1, got {getattr(self, name)}")
+
+    def width(self, model: LanguageModel) -> int:
+        return self.k + 1
+
+    def start(self, scene: Scene) -> PerRow[Alignment]:
+        text = scene.text
+        given = None if self.source is None else self._read(self.source, scene.model)
+        return PerRow(
+            Alignment(text.row(at).copy() if given is None else given, self.max_ngram) for at in range(len(text))
+        )
+
+    def _read(self, source: str, model: LanguageModel) -> np.ndarray:
+        if model.tokenizer is None:
+            raise SpecError(
+                f"aggressive: source is text, and {model.name} has no tokenizer", hint="leave source out for the prompt"
+            )
+        return np.array(model.tokenizer.encode(source, add_special_tokens=False), dtype=np.int64)
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: PerRow[Alignment]) -> Draft:
+        text = scene.text
+
+        def guess(at: int, budget: int) -> np.ndarray:
+            return state.rows[at].ahead(text.row(at)[text.prompt[at] :])[:budget]
+
+        return chain(text, self.k, room, guess)
+
+    def observe(self, outcome: Outcome, scene: Scene, state: PerRow[Alignment]) -> None:
+        return
+
+
+class Alignment:
+    """Where the output of one row stands in its source."""
+
+    def __init__(self, source: np.ndarray, most: int) -> None:
+        self.source, self.most = source, most  # [S]; the longest ending that is looked for
+        self.at = 0  # the source token expected next, or where the output left the source
+        self.follows = True
+        self.seen = 0  # output tokens taken in
+
+    def ahead(self, output: np.ndarray) -> np.ndarray:
+        """What is left of the source behind `output` [N], which has grown since the last call; nothing if it left."""
+        for end in range(self.seen + 1, len(output) + 1):
+            self.follows = self.follows and self.at < len(self.source) and self.source[self.at] == output[end - 1]
+            if self.follows:
+                self.at += 1
+            else:
+                self._find(output[:end])
+        self.seen = len(output)
+        return self.source[self.at :] if self.follows else self.source[:0]
+
+    def _find(self, output: np.ndarray) -> None:
+        """Goes on behind the shortest ending of the output that the rest of the source holds once."""
+        rest = self.source[self.at :]
+        for size in range(1, min(self.most, len(output), len(rest)) + 1):
+            windows = np.lib.stride_tricks.sliding_window_view(rest, size)
+            starts = np.flatnonzero((windows == output[-size:]).all(1))
+            if len(starts) == 1:
+                self.at, self.follows = self.at + int(starts[0]) + size, True
+            if len(starts) < 2:
+                return

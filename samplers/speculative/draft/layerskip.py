@@ -1,0 +1,140 @@
+"""Drafts with the target itself, some of its attention and MLP sub-blocks left out.
+
+SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration, https://arxiv.org/abs/2410.06916
+Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding,
+https://arxiv.org/abs/2309.08168
+
+    skipped: a share `ratio` of the attention and MLP sub-blocks of all layers but the first and the last
+    search: skip <- skip'  iff  match(skip') > match(skip);  match = share of the first `context` generated tokens that
+    are the drafter's argmax, fed all at once; one try a round
+
+What a search found it keeps for the model: later requests begin with it and go on searching. Where a row has no
+`context` tokens yet, a half or a quarter of them serve, and a choice is judged once it was scored on `context` in all,
+over several short requests. Only where tokens are sampled, and not by seeded noise, is each request searched anew: a
+seed gives the same text whatever was decoded before.
+
+It drafts on the target's K/V; its own go behind them, where the verify pass writes next.
+
+Deviates from the authors' code: choices are drawn at random or by exchanging one sub-block of the best, and not by
+Bayesian optimisation; where to leave off is a length controller's (theirs is `layerskip:k=25+unsure:tau=0.8`). The
+search serves the whole batch.
+Exact: greedy and distribution, with an exact acceptance. How many tokens are drafted depends on the batch and, with
+`skip=search`, on the requests before; so does what a row draws with a temperature on its batch, though not its law.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan, Visible
+
+from ...ops.rank import argmax
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Outcome, Scene
+from ..draft_model import Nodes
+from ._skipping import Search, Skip, kept, uniform
+
+
+@register("layerskip", stage="draft", paper="arXiv:2410.06916", exact="greedy", checked="joint")
+@dataclass(frozen=True)
+class LayerSkip(Policy):
+    shaped: ClassVar[bool] = True
+    sized: ClassVar[bool] = True
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}  # by `pardec tune`
+
+    ratio: float = 0.45  # share of the inner layers' sub-blocks that is skipped
+    skip: Literal["uniform", "search"] = "uniform"  # whole layers evenly spread, or what the search finds
+    k: int = 5  # tokens drafted, which is how deep a tree grows
+    context: int = 32  # generated tokens that a choice is scored on, over several requests where they are short
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ratio <= 1:
+            raise SpecError(f"layerskip: ratio must lie in [0, 1], got {self.ratio}")
+        for name in ("k", "context"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"layerskip: {name} must be at least 1, got {getattr(self, name)}")
+
+    def width(self, model: LanguageModel) -> int:
+        return self.k + 1
+
+    def cost_ratio(self, target: LanguageModel) -> float:
+        """The sub-blocks that a forward runs, of all."""
+        return 1 - len(uniform(target.layers, self.ratio)) / (2 * target.layers)
+
+    def start(self, scene: Scene) -> Skipping:
+        layers = scene.model.layers
+        made = Skipping(scene, scene.model, scene.cache, skip=uniform(layers, self.ratio))
+        if self.skip == "search":
+            drawn = scene.request.temperature and getattr(scene.sampler.accept, "noise", "") != "seeded"
+            made.search = Search(layers, self.ratio) if drawn else kept(scene.model, self.ratio, self.context)
+            made.skip = made.search.best
+        return made
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Skipping) -> Draft:
+        tries = state.improve(self.context)
+        draft = state.draft(self.k, room, chances)
+        return replace(draft, forwards=draft.forwards + tries)
+
+    def observe(self, outcome: Outcome, scene: Scene, state: Skipping) -> None:
+        return
+
+
+class Skipping(Nodes):
+    """The target without some sub-blocks."""
+
+    search: Search | None = None
+
+    @property
+    def joins(self) -> bool:
+        """A search is of the rows that it began with."""
+        return self.search is None
+
+    def improve(self, context: int) -> int:
+        """One try of the search, on the rows that have `context` generated tokens, or a half or a quarter of them, and
+        slots to feed them to; how many forwards it took."""
+        text, search = self.scene.text, self.search
+        if search is None:
+            return 0
+        for count in (context, max(context // 2, 1), max(context // 4, 1)):
+            enough = (text.length - text.prompt >= count) & (text.length - 1 + count <= self.cache.capacity)
+            if enough.any():
+                break
+        rows = np.flatnonzero(enough)
+        given = tuple(text.row(at)[: text.prompt[at]].tobytes() for at in rows.tolist())
+        skip = search.next(given, count / context) if given else None
+        if skip is None:
+            self.skip = search.best
+            return 0
+        search.told(skip, self._match(skip, rows, count))
+        self.skip = search.best
+        return 1
+
+    def _match(self, skip: Skip, rows: np.ndarray, context: int) -> float:
+        """The share of the first generated tokens of `rows` that the target without `skip` gives the most weight."""
+        text, device = self.scene.text, self.scene.text.device
+        which = torch.from_numpy(rows).to(device)
+        first = torch.from_numpy(text.prompt[rows] - 1).to(device)[:, None]
+        free = torch.from_numpy(text.length[rows] - 1).to(device)[:, None]  # slots behind the committed ones
+        order = torch.arange(context, device=device).expand(len(rows), -1)
+        slot = torch.arange(int(text.length[rows].max()) - 1 + context, device=device)
+        rank = slot - free
+        fed = (rank[:, None] >= 0) & (rank[:, None] <= order[..., None])
+        tokens = text.tokens[which]
+        plan = Plan(
+            tokens=tokens.gather(1, first + order),
+            positions=first + order,
+            slots=free + order,
+            visible=Visible.mask((slot < first)[:, None] | fed),
+            lengths=free[:, 0] + context,
+            want=order,
+            skip=skip,
+            rows=which,
+        )
+        guess = argmax(self.model.run(plan, self.cache).logits())
+        return float((guess == tokens.gather(1, first + order + 1)).float().mean())

@@ -1,0 +1,97 @@
+"""Drafts with a second, smaller checkpoint that runs ahead of the target on a cache of its own.
+
+Fast Inference from Transformers via Speculative Decoding, https://arxiv.org/abs/2211.17192
+Accelerating Large Language Model Decoding with Speculative Sampling, https://arxiv.org/abs/2302.01318
+
+    x_i ~ q(. | text, x_1 .. x_(i-1)),  i = 1 .. k,  q processed as the target's law is
+
+Deviates from the papers: rows of any lengths in a batch, drafts of any shape. K/V of accepted tokens are gathered, and
+tokens accepted but never fed, as the last one of a chain, are fed with the next round's first.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.load import load
+from pardec.models.model import LanguageModel
+
+from ...conditioning import dressed
+from ...registry import Policy, register
+from ...spec import ModelName
+from ..contracts import Chances, Draft, Outcome, Scene, Speculation
+from ..draft_model import Nodes
+
+_KEPT = 2  # drafting models that stay loaded
+
+
+@register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy", checked="joint")
+@dataclass(frozen=True)
+class Model(Policy):
+    shaped: ClassVar[bool] = True
+    sized: ClassVar[bool] = True
+    tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}  # by `pardec tune`
+
+    name: ModelName | None = None  # of the drafting checkpoint: embedded name, folder or hub id
+    k: int = 5  # tokens drafted, which is how deep a tree grows
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise SpecError(f"model: k must be at least 1, got {self.k}")
+
+    def check(self, speculation: Speculation) -> None:
+        if not self.name:
+            raise SpecError(
+                "model: name is not given: the checkpoint that drafts",
+                hint="write model:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
+            )
+
+    def width(self, model: LanguageModel) -> int:
+        return self.k + 1
+
+    def cost_ratio(self, target: LanguageModel) -> float:
+        """Parameters of the drafter over those of the target: reading them is most of what a forward costs."""
+        assert self.name is not None, "checked when the spec was resolved"
+        return loaded(self.name, target.device, target.dtype).parameters / target.parameters
+
+    def start(self, scene: Scene) -> Nodes:
+        assert self.name is not None, "checked when the spec was resolved"
+        drafter = loaded(self.name, scene.model.device, scene.model.dtype)
+        refuse_other(drafter, scene.model)
+        drafter = dressed(drafter, scene.request)
+        longest = int(scene.text.limit.max())
+        cache = drafter.new_cache(len(scene.text), longest, scratch=scene.cache.capacity - longest)
+        return Nodes(scene, drafter, cache, own=True)
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Nodes) -> Draft:
+        return state.draft(self.k, room, chances)
+
+    def observe(self, outcome: Outcome, scene: Scene, state: Nodes) -> None:
+        state.settle(outcome)
+
+
+@lru_cache(maxsize=_KEPT)
+def loaded(name: str, device: torch.device, dtype: torch.dtype) -> LanguageModel:
+    """The checkpoint, kept for the requests to come."""
+    return load(name, device=device, dtype=dtype)
+
+
+def refuse_other(drafter: LanguageModel, target: LanguageModel) -> None:
+    """Raises ModelError unless `drafter` says the law of the same tokens as `target`, one behind the other."""
+    if drafter.facts.attention != "causal":
+        raise ModelError(f"{drafter.name} cannot draft: it is no autoregressive model", "draft with a causal one")
+    ours, theirs = (model.tokenizer and model.tokenizer.get_vocab() for model in (target, drafter))
+    same = ours == theirs if ours and theirs else target.vocab_size == drafter.vocab_size
+    if not same:
+        raise ModelError(
+            f"{drafter.name} (vocabulary {drafter.vocab_size}) and {target.name} (vocabulary {target.vocab_size}) do "
+            "not share their tokens",
+            "draft with a checkpoint of the same tokenizer",
+        )

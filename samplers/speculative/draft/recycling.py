@@ -1,0 +1,147 @@
+"""Drafts a tree of the tokens that last seemed likeliest behind each token, which every forward says for nothing.
+
+Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling,
+https://arxiv.org/abs/2408.08696
+
+    tree:    child r of a node x holds M[x, r]
+    update:  M[x] <- the k likeliest tokens behind x, for every node x fed, accepted or not; the last of equal ones
+
+Deviates from the authors' code: a token that was never fed has no candidates, where the published matrix holds token 0
+for it, so the first trees are small; every round updates, the last included, and the prompt's forward too
+(`prefill=false` leaves it out); each row has a matrix of its own and forgets it with the request. `keep=true` has one
+matrix for all rows and requests that this sampler decodes with a model.
+Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.models.hidden import Hidden
+from pardec.models.model import LanguageModel
+
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Outcome, Scene
+from ..trees import Template, compact, ranked
+from ._matrix import Matrix
+
+_LOGITS = 1 << 24  # of the prompt's laws, so many numbers are made at a time
+
+
+@register("recycling", stage="draft", paper="arXiv:2408.08696", exact="greedy", checked="reference joint")
+@dataclass(frozen=True)
+class Recycling(Policy):
+    k: int = 8  # candidates remembered for each token
+    tree: str = "8-21-25-15-8-3"  # nodes at each depth
+    prefill: bool = True  # the prompt's forward fills the matrix too
+    keep: bool = False  # the sampler object keeps one matrix for all rows and requests; drafts then depend on them
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise SpecError(f"recycling: k must be at least 1, got {self.k}")
+        if self.k > 1024:  # kept of every token of the vocabulary
+            raise SpecError(f"recycling: k must be at most 1024, got {self.k}")
+        above = 1
+        for count in self._counts:
+            if not 1 <= count <= above * self.k:
+                raise SpecError(
+                    f"recycling: tree={self.tree} has {count} nodes below {above}, and a node has up to k={self.k}",
+                    hint="tree=8-21-25 has 8 nodes at depth 1, 21 at depth 2, 25 at depth 3",
+                )
+            above = count
+        # Not a field: what is remembered says nothing of what the sampler is.
+        object.__setattr__(self, "_kept", WeakKeyDictionary[Any, Matrix]())
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        try:
+            return tuple(map(int, self.tree.split("-")))
+        except ValueError:
+            raise SpecError(
+                f"recycling: tree is a number of nodes for each depth, joined by '-', got {self.tree!r}",
+                hint="tree=8-21-25 has 8 nodes at depth 1, 21 at depth 2, 25 at depth 3",
+            ) from None
+
+    def width(self, model: LanguageModel) -> int:
+        return 1 + sum(self._counts)
+
+    def start(self, scene: Scene) -> _Recycled:
+        text, vocab = scene.text, scene.model.vocab_size
+        tree = ranked(self._counts, self.k).to(text.device)
+        if not self.keep:
+            return _Recycled(Matrix(len(text), vocab, self.k, text.device), tree)
+        if scene.request.temperature and getattr(scene.sampler.accept, "noise", "") != "seeded":
+            raise SpecError(
+                "recycling: with keep=true a sampled text would depend on the requests before it",
+                hint="accept with match:noise=seeded, whose draws do not depend on the drafts, or leave keep out",
+            )
+        kept: WeakKeyDictionary[Any, Matrix] = vars(self)["_kept"]
+        stack = scene.model.decoder
+        if stack not in kept or kept[stack].table.device != text.device:
+            kept[stack] = Matrix(None, vocab, self.k, text.device)
+        return _Recycled(kept[stack], tree)
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: _Recycled) -> Draft:
+        text, tree, matrix = scene.text, state.tree, state.matrix
+        tokens = torch.full((len(text), len(tree.parents)), -1, device=text.device)
+        tokens[:, 0] = text.last
+        for level in tree.levels:
+            tokens[:, level] = matrix.read(tokens[:, tree.parents[level]], tree.ranks[level])
+        deep = torch.from_numpy(room).to(text.device)[:, None]
+        kept = (tokens >= 0) & (tree.depths <= deep.clamp(min=0))
+        tokens, parents, depths, sizes = compact(tokens, tree.parents, tree.depths, kept)
+        return Draft(
+            tokens.clamp(min=0),
+            sizes,
+            text.length - 1,
+            parents,
+            depths,
+            levels=min(len(tree.levels), tokens.shape[1] - 1),
+        )
+
+    def observe(self, outcome: Outcome, scene: Scene, state: _Recycled) -> None:
+        draft = outcome.draft
+        batch, width = draft.tokens.shape
+        device = draft.tokens.device
+        real = torch.arange(width, device=device) < torch.from_numpy(draft.sizes).to(device)[:, None]
+        state.matrix.write(torch.arange(batch, device=device), draft.tokens, outcome.laws.raw, real)
+
+    @property
+    def warm(self) -> Callable[[np.ndarray, Hidden, Scene, _Recycled], None] | None:
+        """What the loop calls with the prompt's forward."""
+        return self._warm if self.prefill else None
+
+    def _warm(self, rows: np.ndarray, hidden: Hidden, scene: Scene, state: _Recycled) -> None:
+        text = scene.text
+        device, width = text.device, int(text.length[rows].max())
+        which = torch.from_numpy(rows).to(device)
+        tokens, lengths = text.tokens[which], torch.from_numpy(text.length[rows]).to(device)[:, None]
+        step = max(1, _LOGITS // (len(rows) * scene.model.vocab_size))
+        for start in range(0, width, step):
+            places = torch.arange(start, min(start + step, width), device=device).expand(len(rows), -1)
+            real = places < lengths
+            laws = hidden.logits(torch.where(real, places, -1))
+            state.matrix.write(which, tokens[:, start : start + step][:, : places.shape[1]], laws, real)
+
+
+@dataclass(frozen=True)
+class _Recycled:
+    """What one request remembers; the tree is for all rows."""
+
+    matrix: Matrix
+    tree: Template
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.matrix.keep(rows)
+
+    def put(self, where: np.ndarray, other: _Recycled) -> None:
+        """The rows of `other` in place of the live rows at `where`."""
+        self.matrix.put(where, other.matrix)

@@ -1,0 +1,38 @@
+"""Jacobi iterations under sampling: a fixed noise at each position makes of every draw a function of what is before it.
+
+Accelerating Feedforward Computation via Parallel Nonlinear Equation Solving, https://arxiv.org/abs/2002.03629
+Accelerating Transformer Inference for Translation via Parallel Decoding, https://arxiv.org/abs/2305.10427
+
+    y_i <- argmax (log p(. | text, y_1 .. y_(i-1)) + G_i),  G_i Gumbel noise of position i, the same in every round
+
+The fixed point is the one text that sequential sampling with this noise gives, so that it is drawn from the target's
+law. It is `jacobi` with the acceptance `match:noise=seeded`, which it brings along.
+
+Deviates from the papers, which iterate greedily. At temperature 0 it is `jacobi`.
+Exact: greedy and distribution, unless a block may be left early.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pardec.models.errors import SpecError
+
+from ...registry import register
+from ..contracts import Speculation
+from ._window import JacobiWindow
+
+
+@register("seeded_jacobi", stage="draft", paper="arXiv:2002.03629", exact="greedy", checked="joint")
+@dataclass(frozen=True)
+class SeededJacobi(JacobiWindow):
+    name: ClassVar[str] = "seeded_jacobi"
+    brings: ClassVar[str] = "match:noise=seeded"
+
+    def check(self, speculation: Speculation) -> None:
+        if getattr(speculation.accept, "noise", None) != "seeded":
+            raise SpecError(
+                f"seeded_jacobi converges on seeded draws only, and {speculation.spec} has others",
+                hint=f"leave the acceptance out, which is {self.brings}, or draft with jacobi",
+            )

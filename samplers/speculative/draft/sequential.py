@@ -1,0 +1,32 @@
+"""One token a forward, in order: the baseline that every drafter is measured against.
+
+Attention Is All You Need, https://arxiv.org/abs/1706.03762 (autoregressive decoding)
+
+    draft = nothing; the forward over the last token says the next one
+
+Exact: greedy and distribution, by definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pardec.models.model import LanguageModel
+
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Outcome, Scene
+
+
+@register("sequential", stage="draft", paper="arXiv:1706.03762", exact="greedy", checked="golden/llamagen reference")
+@dataclass(frozen=True)
+class Sequential(Policy):
+    def width(self, model: LanguageModel) -> int:
+        return 1
+
+    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: None) -> Draft:
+        return Draft.none(scene.text)
+
+    def observe(self, outcome: Outcome, scene: Scene, state: None) -> None:
+        return

@@ -1,0 +1,184 @@
+"""The forwards of the verify loop: the prompt once, then a draft a round, over one aligned cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.finite import Run
+from pardec.models.hidden import Hidden
+from pardec.models.images.conditioned import put_rows
+from pardec.models.kv_cache import KVCache
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan, Visible
+
+from .contracts import Draft, Verdict
+from .sequences import Sequences
+
+_SLACK = 1.25  # positions fed, padding included, over those that the rows need: above this they are fed in groups
+
+
+def grouped(sizes: np.ndarray) -> list[np.ndarray]:
+    """Rows that go through one forward together: as few groups as keep the padding within a quarter of what is needed.
+
+    >>> [rows.tolist() for rows in grouped(np.array([3, 40, 4, 38]))]
+    [[1, 3], [0, 2]]
+    """
+    if sizes.max() * len(sizes) <= _SLACK * sizes.sum():
+        return [np.arange(len(sizes))]
+    order = np.argsort(-sizes, kind="stable")
+    groups, start = [], 0
+    for end in range(1, len(order) + 1):
+        if end == len(order) or sizes[order[start]] * (end + 1 - start) > _SLACK * sizes[order[start : end + 1]].sum():
+            groups.append(np.sort(order[start:end]))
+            start = end
+    return groups
+
+
+@dataclass(slots=True)
+class Fed:
+    """What one forward asked of the rows live then, for the trace."""
+
+    rows: np.ndarray  # [n]
+    base: np.ndarray  # [n] position of node 0
+    sizes: np.ndarray  # [n] nodes
+    depths: np.ndarray | None = None  # [T] or [n, T] of trees
+
+    def of(self, at: int) -> range | tuple[int, ...]:
+        """The positions that the row at index `at` fed."""
+        base, size = int(self.base[at]), int(self.sizes[at])
+        if self.depths is None:
+            return range(base, base + size)
+        depths = (self.depths if self.depths.ndim == 1 else self.depths[at])[:size]
+        if depths[-1] == size - 1:  # each node is the child of the one before it
+            return range(base, base + size)
+        return tuple((base + depths).tolist())
+
+
+class Passes:
+    """Runs the model for one request and keeps its cache."""
+
+    def __init__(self, model: LanguageModel, text: Sequences, nodes: int) -> None:
+        self.model, self.text = model, text
+        self.cache: KVCache = model.new_cache(len(text), int(text.limit.max()), scratch=nodes - 1)
+        self.order = torch.arange(self.cache.capacity + 1, device=text.device)
+        self.fed: list[Fed] = []
+        self.runs: list[Run] = []  # the forwards of the present round
+        self.padded = 0  # positions fed that belong to no row
+
+    def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden]]:
+        """Feeds the whole prompts: for each group of live rows, the rows and the forward.
+
+        With `narrow`, only the law behind the last token can be asked of it.
+        """
+        text = self.text
+        self.fed.append(Fed(text.rows, np.zeros_like(text.length), text.length.copy()))
+        self.runs.clear()
+        for rows in grouped(text.length):
+            tokens = text.tokens[torch.from_numpy(rows).to(text.device)]
+            draft = Draft(tokens, text.length[rows], np.zeros_like(rows))
+            yield rows, self._run(draft, rows, whole=False, narrow=narrow)
+
+    def put(self, where: np.ndarray, other: Passes) -> None:
+        """The cache's rows of `other`, with what conditions them, in place of the live rows at `where`."""
+        put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
+        self.order = torch.arange(self.cache.capacity + 1, device=self.text.device)
+
+    def verify(self, draft: Draft, hidden: tuple[int, ...] = ()) -> tuple[Tensor, Hidden | None]:
+        """Raw logits [B, T, V] behind every node, and the forward where there was one group."""
+        text = self.text
+        depths = None if draft.depths is None else draft.depths.cpu().numpy()
+        self.fed.append(Fed(text.rows, draft.base, draft.sizes, depths))
+        self.runs.clear()
+        groups = [np.arange(len(text))] if draft.entered is not None or hidden else grouped(draft.sizes)
+        if len(groups) == 1:
+            made = self._run(draft, groups[0], hidden=hidden)
+            raw = made.logits()
+            spare = draft.width - raw.shape[1]  # columns that no row uses
+            return raw if not spare else torch.nn.functional.pad(raw, (0, 0, 0, spare)), made
+        logits: Tensor | None = None
+        for rows in groups:
+            part = self._run(_part(draft, rows), rows).logits()
+            if logits is None:
+                logits = part.new_zeros(len(text), draft.width, part.shape[-1])
+            logits[torch.from_numpy(rows).to(part.device), : part.shape[1]] = part
+        assert logits is not None
+        return logits, None
+
+    def take(self, draft: Draft, verdict: Verdict) -> None:
+        """Brings the K/V of the accepted path together behind each row's committed ones; before the commit."""
+        if draft.parents is None:
+            return
+        base = draft.start[:, None]
+        index = self.order[1 : verdict.path.shape[1]]
+        target = torch.where(index <= verdict.count[:, None], base + index, -1)
+        self.cache.move(base + verdict.path[:, 1:], target)
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        if len(rows):
+            self.cache.keep(torch.from_numpy(rows))
+
+    def _run(
+        self,
+        draft: Draft,
+        rows: np.ndarray,
+        *,
+        whole: bool = True,
+        narrow: bool = False,
+        hidden: tuple[int, ...] = (),
+    ) -> Hidden:
+        """One forward of `draft` for the live `rows`.
+
+        `whole` asks for the law behind every node, else for the last one's; with `narrow` nothing else will be asked.
+        """
+        width, base = int(draft.sizes.max()), draft.base
+        self.padded += width * len(rows) - int(draft.sizes.sum())
+        same = bool((base == base[0]).all() and (draft.sizes == width).all())
+        start, all_rows = int(base[0]), len(rows) == len(self.text)
+        device = self.text.device
+        sizes = None if same else torch.from_numpy(draft.sizes).to(device)[:, None]
+        first = start if same else draft.start[:, None]
+        order = self.order[:width].expand(len(rows), width)
+        slots = first + order if sizes is None else torch.where(order < sizes, first + order, -1)
+        positions, visible = slots, Visible.causal()
+        if draft.parents is not None:
+            depth = draft.depth[:, :width]
+            positions = first + depth if sizes is None else torch.where(order < sizes, first + depth, -1)
+            visible = Visible.tree(draft.parent[:, :width], draft.start)
+        want = order if whole else torch.from_numpy(draft.sizes - 1).to(device)[:, None]
+        chain = same and draft.parents is None
+        plan = Plan(
+            tokens=draft.tokens[:, :width],
+            positions=positions,
+            slots=slots,
+            visible=visible,
+            lengths=torch.from_numpy(base + draft.sizes).to(device),
+            want=want,
+            soft=None if draft.entered is None else draft.entered.states[:, :width],
+            layers=None if draft.entered is None else slice(draft.entered.layers, None),
+            hidden=hidden,
+            rows=None if all_rows else torch.from_numpy(rows).to(device),
+            uniform=start + width if same else None,
+            span=(start, start + width) if chain else None,
+            narrow=narrow,
+        )
+        self.runs.append((plan, self.cache))
+        return self.model.run(plan, self.cache)
+
+
+def _part(draft: Draft, rows: np.ndarray) -> Draft:
+    """The draft of these rows only."""
+    where = torch.from_numpy(rows).to(draft.tokens.device)
+    parents, depths = draft.parents, draft.depths
+    return Draft(
+        draft.tokens[where],
+        draft.sizes[rows],
+        draft.base[rows],
+        parents if parents is None or parents.dim() == 1 else parents[where],
+        depths if depths is None or depths.dim() == 1 else depths[where],
+    )

@@ -1,0 +1,83 @@
+"""Leaves off as soon as some drafted token is likely enough to be rejected, by what became of tokens as sure as it.
+
+SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths, https://arxiv.org/abs/2405.19715
+
+    stop behind token i  iff  1 - a_1 a_2 .. a_i > h
+    a_j = (prior m + accepted) / (prior + tried)  of the bucket of max q_j, m its middle; counts fade by `decay` a round
+
+Deviates from the paper: no trained head; acceptance is counted while decoding, in each row for itself. Only tokens up
+to the first rejection say anything, so nothing behind it is counted. On a tree it is a level that is accepted or not.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Outcome, Scene
+from ._rounds import levels
+
+
+@dataclass
+class _Counts:
+    tried: np.ndarray  # [B, buckets]
+    accepted: np.ndarray  # [B, buckets]
+    bucket: np.ndarray  # [B, steps] of this round's tokens
+    whole: np.ndarray  # [B] probability that all of this round's tokens are accepted
+
+
+@register("calibrated", stage="length", paper="arXiv:2405.19715", exact="greedy", checked="joint")
+@dataclass(frozen=True)
+class Calibrated(Policy):
+    h: float = 0.7  # probability of a rejection at which to stop
+    buckets: int = 32  # of equal width, over max q
+    prior: float = 2.0  # tokens that the middle of a bucket counts as
+    decay: float = 0.99  # what is left of a count after a round
+
+    def __post_init__(self) -> None:
+        for name, value in (("h", self.h), ("decay", self.decay)):
+            if not 0 < value <= 1:
+                raise SpecError(f"calibrated: {name} must lie in (0, 1], got {value}")
+        if self.buckets < 1 or not self.prior > 0:
+            raise SpecError(f"calibrated: buckets and prior must be above 0, got {self.buckets} and {self.prior}")
+
+    def start(self, scene: Scene) -> _Counts:
+        rows = len(scene.text)
+        empty = np.zeros((rows, self.buckets))
+        return _Counts(empty, empty.copy(), np.zeros((rows, 0), dtype=np.int64), np.ones(rows))
+
+    def budget(self, most: int, scene: Scene, state: _Counts) -> np.ndarray:
+        rows = len(scene.text)
+        state.bucket, state.whole = np.zeros((rows, 0), dtype=np.int64), np.ones(rows)
+        return np.full(rows, most)
+
+    def stop(self, confidence: Tensor, step: int, scene: Scene, state: _Counts) -> Tensor:
+        bucket = (confidence.cpu().numpy() * self.buckets).astype(np.int64).clip(0, self.buckets - 1)
+        state.bucket = np.column_stack((state.bucket, bucket))
+        state.whole = state.whole * self.chance(state, bucket)
+        return torch.from_numpy(1 - state.whole > self.h)
+
+    def chance(self, state: _Counts, bucket: np.ndarray) -> np.ndarray:
+        """[B] how likely a token of each row's `bucket` [B] is to be accepted."""
+        row = np.arange(len(bucket))
+        middle = (bucket + 0.5) / self.buckets
+        found: np.ndarray = (self.prior * middle + state.accepted[row, bucket]) / (
+            self.prior + state.tried[row, bucket]
+        )
+        return found
+
+    def observe(self, outcome: Outcome, scene: Scene, state: _Counts) -> None:
+        accepted, drafted = levels(outcome)
+        step = np.arange(state.bucket.shape[1])
+        known = (step < drafted[:, None]) & (step <= accepted[:, None])
+        row, column = np.nonzero(known)
+        state.tried, state.accepted = state.tried * self.decay, state.accepted * self.decay
+        np.add.at(state.tried, (row, state.bucket[row, column]), 1)
+        np.add.at(state.accepted, (row, state.bucket[row, column]), column < accepted[row])

@@ -1,0 +1,45 @@
+"""Hands over to the target as soon as the drafter is unsure of the next token, which is left to the target.
+
+Speculative Decoding with Big Little Decoder, https://arxiv.org/abs/2302.07863 (its fallback policy)
+
+    the draft ends before token i  iff  max q_i < below
+
+Its rollback policy is the acceptance `bild`; with an exact acceptance only the fallback of the paper is left.
+
+Deviates from the paper: a draft has at most the drafter's k tokens.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Outcome, Scene
+
+
+@register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy", checked="joint")
+@dataclass(frozen=True)
+class Fallback(Policy):
+    drops: ClassVar[bool] = True
+
+    below: float = 0.6  # probability of the drafter's likeliest token, under which the target takes over
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.below <= 1:
+            raise SpecError(f"fallback: below must lie in [0, 1], got {self.below}")
+
+    def budget(self, most: int, scene: Scene, state: None) -> np.ndarray:
+        return np.full(len(scene.text), most)
+
+    def stop(self, confidence: Tensor, step: int, scene: Scene, state: None) -> Tensor:
+        return confidence < self.below
+
+    def observe(self, outcome: Outcome, scene: Scene, state: None) -> None:
+        return

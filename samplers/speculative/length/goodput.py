@@ -1,0 +1,88 @@
+"""Drafts as many tokens in each row as make the whole batch's tokens per second the most; none under load.
+
+Optimizing Speculative Decoding for Serving Large Language Models Using Goodput, https://arxiv.org/abs/2406.14066
+
+    k = argmax  sum_b (1 - a_b^(k_b + 1)) / (1 - a_b)  /  T(k)
+    T = 1 + c max_b k_b + token sum_b (k_b + 1) + context L
+    a_b = acceptance of row b so far, counts fading by `decay` a round;  L tokens of context
+
+Costs are in forwards of the target over nothing. With `measured` they are fitted by least squares to the request's own
+rounds instead; then the clock, and always the other rows, decide how much is drafted: on sampled tokens, not their law.
+
+Deviates from the paper: each row has its own k, the best there are together. Counts fade while nothing is drafted, so
+that drafting is tried again.
+Exact: greedy and distribution, with an exact acceptance. What a row draws with a temperature depends on its batch.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Outcome, Scene
+from ._goodput import Costs, Round, lengths
+from ._rounds import levels
+
+_WEIGHT = 2.0  # tested tokens that the prior counts as
+_TRIED = 6  # rounds of different lengths before measured costs are believed
+_RECENT = 64  # rounds that the costs are fitted to
+
+
+@dataclass
+class _Memory:
+    tested: np.ndarray  # [B]
+    accepted: np.ndarray  # [B]
+    begun: float | None = None  # seconds
+    rounds: list[Round] = field(default_factory=list)
+
+
+@register("goodput", stage="length", paper="arXiv:2406.14066", exact="greedy", checked="joint")
+@dataclass(frozen=True)
+class Goodput(Policy):
+    c: float = 0.1  # cost of a drafter's forward
+    token: float = 0.005  # cost of each position fed to the target
+    context: float = 0.0  # cost of each token of context, over all rows
+    prior: float = 0.7  # acceptance that is assumed at first
+    decay: float = 0.95  # what is left of a count after a round
+    measured: bool = False  # fit the costs to the clock
+
+    def __post_init__(self) -> None:
+        for name in ("c", "token", "context"):
+            if not getattr(self, name) >= 0:
+                raise SpecError(f"goodput: {name} must be at least 0, got {getattr(self, name)}")
+        for name in ("prior", "decay"):
+            if not 0 < getattr(self, name) <= 1:
+                raise SpecError(f"goodput: {name} must lie in (0, 1], got {getattr(self, name)}")
+
+    def start(self, scene: Scene) -> _Memory:
+        rows = len(scene.text)
+        return _Memory(np.zeros(rows), np.zeros(rows))
+
+    def budget(self, most: int, scene: Scene, state: _Memory) -> np.ndarray:
+        rows, costs = len(scene.text), Costs(1, self.c, self.token, self.context)
+        if self.measured:
+            state.begun = time.perf_counter()
+            if (tried := len(state.rounds)) < _TRIED:
+                return np.full(rows, (most, 0, (most + 1) // 2)[tried % 3])
+            costs = Costs.fitted(state.rounds[-_RECENT:])
+        chance = (_WEIGHT * self.prior + state.accepted) / (_WEIGHT + state.tested)
+        return lengths(chance, most, costs, float(scene.text.length.sum()))
+
+    def stop(self, confidence: Tensor, step: int, scene: Scene, state: _Memory) -> None:
+        return None
+
+    def observe(self, outcome: Outcome, scene: Scene, state: _Memory) -> None:
+        accepted, drafted = levels(outcome)
+        state.tested = state.tested * self.decay + np.minimum(accepted + 1, drafted)
+        state.accepted = state.accepted * self.decay + accepted
+        if state.begun is not None:
+            seconds, draft = time.perf_counter() - state.begun, outcome.draft
+            fed = float(draft.sizes.sum())
+            state.rounds.append((float(draft.forwards), fed, float(outcome.before.sum()), seconds))
+            state.begun = None

@@ -1,0 +1,56 @@
+"""Drafts two tokens more after a draft that was wholly accepted, and one fewer after any other.
+
+Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large Language Models,
+https://arxiv.org/abs/2405.04304 (the baseline it compares with, which is transformers' default)
+
+    k <- k + 2  if all k were accepted,  else  max(1, k - 1)
+
+Deviates from transformers: each row has its own k, at most the drafter's; a round that drafts nothing changes nothing.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Outcome, Scene
+from ._rounds import levels
+
+
+@dataclass
+class _Wanted:
+    k: np.ndarray  # [B]
+
+
+@register("heuristic", stage="length", paper="arXiv:2405.04304", exact="greedy", checked="joint")
+@dataclass(frozen=True)
+class Heuristic(Policy):
+    first: int = 5  # tokens of the first draft
+    more: int = 2  # tokens added after a full acceptance
+    less: int = 1  # tokens taken off after a rejection
+
+    def __post_init__(self) -> None:
+        for name, least in (("first", 1), ("more", 0), ("less", 0)):
+            if getattr(self, name) < least:
+                raise SpecError(f"heuristic: {name} must be at least {least}, got {getattr(self, name)}")
+
+    def start(self, scene: Scene) -> _Wanted:
+        return _Wanted(np.full(len(scene.text), self.first))
+
+    def budget(self, most: int, scene: Scene, state: _Wanted) -> np.ndarray:
+        state.k = state.k.clip(1, most)
+        return state.k
+
+    def stop(self, confidence: Tensor, step: int, scene: Scene, state: _Wanted) -> None:
+        return None
+
+    def observe(self, outcome: Outcome, scene: Scene, state: _Wanted) -> None:
+        accepted, drafted = levels(outcome)
+        step = np.where(accepted == drafted, self.more, -self.less)
+        state.k = np.maximum(1, state.k + np.where(drafted > 0, step, 0))

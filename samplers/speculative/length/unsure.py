@@ -1,0 +1,40 @@
+"""Leaves off behind the first token that the drafter is unsure of.
+
+Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting, https://arxiv.org/abs/2404.18911
+
+    stop behind token i  iff  max q_i < tau
+
+Deviates from the authors' code: q is processed as the target's law is, temperature and filters included.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Outcome, Scene
+
+
+@register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
+@dataclass(frozen=True)
+class Unsure(Policy):
+    tau: float = 0.4  # probability of the drafter's likeliest token; SWIFT's is 0.8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tau <= 1:
+            raise SpecError(f"unsure: tau must lie in [0, 1], got {self.tau}")
+
+    def budget(self, most: int, scene: Scene, state: None) -> np.ndarray:
+        return np.full(len(scene.text), most)
+
+    def stop(self, confidence: Tensor, step: int, scene: Scene, state: None) -> Tensor:
+        return confidence < self.tau
+
+    def observe(self, outcome: Outcome, scene: Scene, state: None) -> None:
+        return

@@ -1,0 +1,109 @@
+"""The rows of an autoregressive request: committed tokens that grow to the right, each row at its own pace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..masked.canvas import GIVEN, NEVER
+
+
+class Sequences:
+    """The only mutable holder of an autoregressive request; `commit` is its only writer. Finished rows leave it.
+
+    Attributes, one entry a live row, arrays on the host:
+        rows: index in the request.
+        length: committed tokens, the prompt included; the K/V of all but the last one are in the cache.
+        prompt: of these, how many were given.
+        limit: the length at which the row is full.
+        nfe: forwards the row took part in, which is the number of its next round too.
+        tokens: [B, C] int64, on the device; `pad_id` behind `length`.
+    """
+
+    def __init__(
+        self, prompts: Sequence[Tensor], limits: Sequence[int], *, pad_id: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.rows = np.arange(len(prompts))
+        self.prompt = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+        self.length = self.prompt.copy()
+        self.limit = np.array(limits, dtype=np.int64)
+        self.nfe = np.zeros_like(self.rows)
+        self.pad_id = pad_id
+        self.host = np.full((len(prompts), int(self.limit.max())), pad_id, dtype=np.int64)
+        self.commit_step = np.full(self.host.shape, NEVER, dtype=np.int16)
+        self.commit_score = np.zeros(self.host.shape, dtype=np.float32)
+        for row, prompt in enumerate(prompts):
+            self.host[row, : len(prompt)] = prompt.cpu().numpy()
+            self.commit_step[row, : len(prompt)] = GIVEN
+        shared = torch.from_numpy(self.host)
+        self.tokens = shared if torch.device(device).type == "cpu" else shared.to(device)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
+    @property
+    def room(self) -> np.ndarray:
+        """[B] tokens that each row can still take."""
+        return self.limit - self.length
+
+    @property
+    def last(self) -> Tensor:
+        """[B] int64: each row's last committed token, whose K/V is still to be made."""
+        return self.at(self.length - 1)
+
+    def at(self, positions: np.ndarray) -> Tensor:
+        """[B] int64: the token of each row at `positions` [B]."""
+        return torch.from_numpy(self.host[np.arange(len(self)), positions]).to(self.device)
+
+    def row(self, at: int) -> np.ndarray:
+        """The committed tokens of the row at index `at`: a view of the host's copy."""
+        return self.host[at, : self.length[at]]
+
+    def count(self) -> None:
+        """Every live row takes part in one more forward."""
+        self.nfe += 1
+
+    def commit(self, tokens: np.ndarray, counts: np.ndarray, scores: np.ndarray) -> None:
+        """Appends the first counts[b] of `tokens` [B, D], written by the forward counted last; `scores` [B, D]."""
+        fresh = np.arange(tokens.shape[1]) < counts[:, None]
+        row, column = np.nonzero(fresh)
+        where = self.length[row] + column
+        self.host[row, where] = tokens[row, column]
+        self.commit_step[row, where] = self.nfe[row] - 1
+        self.commit_score[row, where] = scores[row, column]
+        if self.device.type != "cpu":
+            place = torch.from_numpy(row).to(self.device), torch.from_numpy(where).to(self.device)
+            self.tokens[place] = torch.from_numpy(tokens[row, column]).to(self.device)
+        self.length += counts
+
+    def put(self, where: np.ndarray, other: Sequences) -> None:
+        """The rows of `other` in place of the live rows at `where`, under their numbers in the request."""
+        width = max(self.host.shape[1], other.host.shape[1])
+        blank = {"host": self.pad_id, "commit_step": NEVER, "commit_score": 0}
+        for name in ("prompt", "length", "limit", "nfe", *blank):
+            held, given = getattr(self, name).copy(), getattr(other, name)
+            if name in blank:
+                held, given = (_wider(each, width, blank[name]) for each in (held, given))
+            held[where] = given
+            setattr(self, name, held)
+        shared = torch.from_numpy(self.host)
+        self.tokens = shared if self.device.type == "cpu" else shared.to(self.device)
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        for name in ("rows", "prompt", "length", "limit", "nfe", "host", "commit_step", "commit_score"):
+            setattr(self, name, getattr(self, name)[rows])
+        on_host = self.device.type == "cpu"
+        self.tokens = torch.from_numpy(self.host) if on_host else self.tokens[torch.from_numpy(rows).to(self.device)]
+
+
+def _wider(rows: np.ndarray, width: int, blank: float) -> np.ndarray:
+    """`rows` [B, C] with `blank` behind them up to `width`."""
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=blank)

@@ -1,0 +1,69 @@
+"""Drafts a tree by beam search: the likeliest nodes of each level are expanded, and the likeliest of all are kept.
+
+EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees, https://arxiv.org/abs/2406.16858
+
+    score of a node = log q along its path;  of each level the top `beams` are expanded
+    in the end the `nodes` of the highest score are kept, whose parents, scored higher, are among them
+
+Deviates from the authors' code: the depth is the drafter's k. The children are the top ones of q and no draws, so they
+count as point masses; with q in the test, as published, sampling would not be exact.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Scene, Speculation, Voice
+from ._growth import Tree, drops, left_off, packed
+
+
+@register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy", checked="reference joint")
+@dataclass(frozen=True)
+class Beam(Policy):
+    beams: int = 10  # nodes expanded a level, and children looked at of each
+    nodes: int = 60  # drafted tokens, in all
+
+    def __post_init__(self) -> None:
+        for name in ("beams", "nodes"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"beam: {name} must be at least 1, got {getattr(self, name)}")
+
+    def check(self, speculation: Speculation) -> None:
+        if getattr(speculation.accept, "siblings", "without") == "with":
+            raise SpecError(
+                "beam keeps the likeliest children, and this acceptance needs independent draws",
+                hint="use template or dyspec, or another acceptance",
+            )
+
+    def width(self, k: int) -> int:
+        return 1 + self.beams * (k - 1) + self.nodes  # heard, and what is kept without having been heard
+
+    def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: None) -> Draft:
+        text, device = scene.text, scene.text.device
+        tree, live = Tree(text), budget > 0
+        frontier = torch.from_numpy(np.where(live, 0, -1)).to(device)[:, None]
+        for depth in range(int(budget.max())):
+            logits = voice.hear(tree.draft(), frontier)
+            ended = left_off(scene, logits, frontier, depth)
+            law = logits.double().softmax(-1)
+            chance, tokens = law.topk(min(self.beams, law.shape[-1]))
+            more = live if ended is None else live & ~ended
+            going = torch.from_numpy(more if drops(scene) else live).to(device)[:, None] & (frontier >= 0)
+            given = tree.values.gather(1, frontier.clamp(min=0)) * going
+            tree.add(tokens, given[..., None] * chance, frontier)
+            live = more & (budget > depth + 1)
+            level = (tree.depths == depth + 1) & (tree.values > 0) & torch.from_numpy(live).to(device)[:, None]
+            rank = tree.values.masked_fill(~level, 0).sort(dim=1, descending=True, stable=True).indices[:, : self.beams]
+            level &= torch.zeros_like(level).scatter_(1, rank, True)
+            width = int(level.sum(1).max())
+            if not width:
+                break
+            frontier = packed(level, width)
+        return tree.cut(tree.best(self.nodes), voice)[0]

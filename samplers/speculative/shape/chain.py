@@ -1,0 +1,52 @@
+"""Drafts one token behind the other.
+
+Fast Inference from Transformers via Speculative Decoding, https://arxiv.org/abs/2211.17192
+
+    x_i ~ q(. | text, x_1 .. x_(i-1)),  i = 1 .. k;  at temperature 0 x_i = argmax q, a point mass
+
+Deviates from the paper: rows end where their own length controller says.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ops.rank import argmax
+from ...registry import Policy, register
+from ..contracts import Chances, Draft, Scene, Voice
+from ._growth import drops, left_off
+
+
+@register("chain", stage="shape", paper="arXiv:2211.17192", exact="greedy", checked="reference joint")
+@dataclass(frozen=True)
+class Chain(Policy):
+    def width(self, k: int) -> int:
+        return k + 1
+
+    def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: None) -> Draft:
+        text, drawn = scene.text, scene.request.temperature > 0
+        tokens, counts, live = [text.last], np.zeros_like(budget), budget > 0
+        laws: list[Tensor] = []
+        for step in range(int(budget.max())):
+            draft = Draft(torch.stack(tokens, 1), counts + 1, text.length - 1)
+            nodes = torch.from_numpy(np.where(live, step, -1)).to(text.device)[:, None]
+            logits = voice.hear(draft, nodes)
+            ended = left_off(scene, logits, nodes, step)
+            if drawn:
+                laws.append(logits[:, 0].softmax(-1))
+                tokens.append(chances.draw(laws[-1], "draft", step))
+            else:
+                tokens.append(argmax(logits[:, 0]))
+            more = live if ended is None else live & ~ended
+            counts = counts + (more if drops(scene) else live)
+            live = more & (budget > step + 1)
+            if not live.any():
+                break
+        deep = int(counts.max())
+        q = torch.stack([torch.zeros_like(laws[0]), *laws[:deep]], 1) if laws else None
+        return Draft(torch.stack(tokens[: deep + 1], 1), counts + 1, text.length - 1, q=q)

@@ -1,0 +1,84 @@
+"""Drafts a tree of a fixed form: every node of a level has the same number of children.
+
+SpecInfer: Accelerating Generative Large Language Model Serving with Tree-based Speculative Inference and Verification,
+https://arxiv.org/abs/2305.09781
+Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement,
+https://arxiv.org/abs/2402.14160
+
+    a node of level d has w_d children: the top w_d of log q + Gumbel noise, in descending order, which draws without
+    replacement; w_d independent draws where the acceptance asks for those; at temperature 0 the w_d likeliest tokens
+
+Deviates from SpecInfer: it draws with replacement only for acceptances that need it. Where q has fewer tokens than
+children are due, the rest is fed but never tested.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...registry import Policy, register
+from ...spec_values import MOST
+from ..contracts import Chances, Draft, Scene, Voice
+from ._growth import drops, left_off
+from ._siblings import laws_given, siblings
+
+
+@register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy", checked="joint")
+@dataclass(frozen=True)
+class Template(Policy):
+    widths: str = "1-1-3-1-1-1-1-1"  # children of each node, level by level; the drafter's k cuts it
+
+    def __post_init__(self) -> None:
+        for part in self.widths.split("-"):
+            if not (part.isdecimal() and len(part) <= len(str(MOST)) and 0 < int(part) <= MOST):
+                raise SpecError(
+                    f"template: widths are whole numbers above 0 joined by '-', got {self.widths!r}",
+                    hint=f"widths=3-2-1; none is above {MOST}",
+                )
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Children of a node of each level."""
+        return tuple(map(int, self.widths.split("-")))
+
+    def width(self, k: int) -> int:
+        return 1 + int(np.cumprod(self.levels[:k]).sum())
+
+    def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: None) -> Draft:
+        text, batch, device = scene.text, len(scene.text), scene.text.device
+        base, sizes, live = text.length - 1, np.ones_like(budget), budget > 0
+        tokens, verify = text.last[:, None], torch.ones(batch, 1, dtype=torch.bool, device=device)
+        parents, depths = torch.tensor([-1], device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        laws: list[Tensor] = []
+        level = torch.zeros(1, dtype=torch.int64, device=device)  # the nodes of the level above
+        for depth, count in enumerate(self.levels[: int(budget.max())]):
+            draft = Draft(tokens, np.full_like(sizes, len(parents)), base, parents, depths) if depth else None
+            nodes = torch.where(torch.from_numpy(live).to(device)[:, None], level, -1)
+            logits = voice.hear(draft or Draft.none(text), nodes)
+            ended = left_off(scene, logits, nodes, depth)
+            made = siblings(logits, count, scene, chances, level.expand(batch, -1))
+            laws.append(made.law)
+            above = level.repeat_interleave(count)
+            level = len(parents) + torch.arange(len(above), device=device)
+            tokens = torch.cat((tokens, made.tokens.flatten(1)), 1)
+            verify = torch.cat((verify, made.real.flatten(1) & verify[:, above]), 1)
+            parents, depths = torch.cat((parents, above)), torch.cat((depths, torch.full_like(above, depth + 1)))
+            more = live if ended is None else live & ~ended
+            sizes = sizes + len(level) * (more if drops(scene) else live)
+            live = more & (budget > depth + 1)
+            if not live.any():
+                break
+        fed = int(sizes.max())
+        tokens, verify, parents, depths = tokens[:, :fed], verify[:, :fed], parents[:fed], depths[:fed]
+        q = None
+        if scene.request.temperature:
+            law = torch.cat(laws, 1)[:, parents.clamp(min=0)]
+            q = laws_given(tokens, parents.expand(batch, -1), law, replaced=scene.siblings == "with")
+        return Draft(tokens, sizes, base, parents, depths, levels=len(laws), verify=verify, q=q)
