@@ -29,7 +29,7 @@ import pardec
 from pardec.bench.shapes import SHAPES, shaped
 from pardec.environment import processor
 from pardec.models.cuda_graphs.capture import Step
-from pardec.models.cuda_graphs.runner import Captured
+from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.kernels import matmul
 from pardec.models.plan import Plan
 
@@ -121,7 +121,7 @@ def decode(name: str, sampler: str, rows: int, tokens: int, rounds: int) -> dict
     """A row of the second table."""
     eager, compiled, compiler = made(name), made(name), Compiler()
     stack: Any = compiled.language_model.decoder
-    compiled.language_model.decoder = Captured(stack, compiler)
+    compiled.language_model.decoder = GraphRunner(stack, compiler)
     asked: dict[str, Any] = {"sampler": sampler, "max_new_tokens": tokens}
     asked |= {"input_ids": [list(range(5, 25))] * rows} if name in SHAPES else {"prompt": [PROMPT] * rows}
 

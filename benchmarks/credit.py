@@ -27,9 +27,9 @@ from pardec.environment import processor
 from pardec.models.model import Facts, LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.masked.canvas import Writing
-from pardec.samplers.masked.contracts import Ask, Evidence, Request
+from pardec.samplers.masked.contracts import Evidence, QuerySpec, Request
 from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.rng import Keyed
 
 BASE, WITH = "threshold:tau=0.9", "credit+threshold:tau=0.9"
@@ -47,14 +47,14 @@ class Bare:
         )
         row = torch.full((positions,), vocab - 1)
         self.loop = MaskedLoop(model, registry.resolve(spec), Request((row,), (0,), positions, Keyed((0,))))
-        self.ask = Ask(np.zeros(1, dtype=np.int64), np.full(1, positions))
+        self.ask = QuerySpec(np.zeros(1, dtype=np.int64), np.full(1, positions))
 
     @torch.inference_mode()
     def decide(self, logits: Tensor) -> float:
         """Seconds of one decision; nothing is committed then."""
         canvas = self.loop.canvas
         started = time.perf_counter()
-        evidence = Evidence(Law(logits), canvas.window, canvas.eligible, self.loop.request)
+        evidence = Evidence(Distribution(logits), canvas.window, canvas.eligible, self.loop.request)
         chosen = self.loop.decide(evidence, self.ask).chosen
         seconds = time.perf_counter() - started
         canvas.commit(Writing(torch.zeros_like(chosen.which), chosen.tokens, chosen.scores))

@@ -46,7 +46,7 @@ def regions(shown: np.ndarray, side: int) -> np.ndarray:
 
 
 @torch.inference_mode()
-def laws(model: pardec.Model, caption: str, codes: Tensor, cfg: float | None) -> Tensor:
+def distributions(model: pardec.Model, caption: str, codes: Tensor, cfg: float | None) -> Tensor:
     """Logits [cells, V] of each of `codes` [cells] behind the ones before it."""
     held = model.language_model
     assert held.imaging is not None, "a model of pictures"
@@ -78,9 +78,9 @@ def main() -> None:
         top, entropy = [], []
         for caption, picture in zip(said, pictures, strict=True):
             codes = vq.encode(to_pixels(picture[None])).flatten()
-            law = (laws(model, caption, codes, cfg) / temperature).softmax(-1)
-            top.append(law.amax(-1).numpy())
-            entropy.append(-torch.special.xlogy(law, law).sum(-1).numpy())
+            distribution = (distributions(model, caption, codes, cfg) / temperature).softmax(-1)
+            top.append(distribution.amax(-1).numpy())
+            entropy.append(-torch.special.xlogy(distribution, distribution).sum(-1).numpy())
         for number, region in enumerate(REGIONS):
             here = where == number
             shares = np.median(np.stack(top)[here]), np.median(np.stack(entropy)[here])

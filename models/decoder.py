@@ -12,7 +12,7 @@ from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import ModelError
 from .hidden import Hidden
 from .kernels.attention import attend
-from .kernels.attention_pattern import Sight, look
+from .kernels.attention_pattern import AttentionPattern, look
 from .kernels.choice import Backend, backend
 from .kernels.cpu.layer import turn_c, usable
 from .kernels.matmul import Linear, added, product
@@ -34,7 +34,7 @@ class _Pass:
     cache: KVCache | None
     address: Address | None
     views: list[Views] | None
-    sight: Sight
+    attention_pattern: AttentionPattern
     cos: Tensor
     sin: Tensor
     kernels: Backend  # of what is faster in Triton or C ...
@@ -90,7 +90,7 @@ class DecoderLayer(nn.Module):
         return h
 
     def _attention(self, h: Tensor, step: _Pass, index: int, picked: Tensor | None) -> Tensor:
-        config, cache, sight = self.config, step.cache, step.sight
+        config, cache, attention_pattern = self.config, step.cache, step.attention_pattern
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         fused = product(norm(h, self.attn_norm, config.norm_eps, step.norms), self.qkv_weight, self.qkv_bias)
         fused = fused.view(*step.plan.tokens.shape, heads + 2 * kv_heads, dim)
@@ -118,8 +118,8 @@ class DecoderLayer(nn.Module):
                 rows = rows + torch.arange(0, len(q) * width, width, device=rows.device)[:, None]
             h = h.index_select(0, rows.flatten())
             q = q.flatten(0, 1).index_select(0, rows.flatten()).view(*picked.shape, heads, dim)
-            sight = sight.narrowed(picked)
-        out = attend(q, k, v, sight).reshape(-1, heads * dim)
+            attention_pattern = attention_pattern.narrowed(picked)
+        out = attend(q, k, v, attention_pattern).reshape(-1, heads * dim)
         return _add_linear(h, out, self.out_weight, self.out_bias, self.group)
 
     def _mlp(self, h: Tensor, step: _Pass) -> Tensor:
@@ -238,7 +238,7 @@ class Decoder(nn.Module):
         cos, sin = self.rope.rows(plan, limit=limit, device=device)
         extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
         plain = torch.is_grad_enabled() and self.training
-        sight = look(plan, extent=extent, dtype=dtype, device=device, plain=plain)
+        attention_pattern = look(plan, extent=extent, dtype=dtype, device=device, plain=plain)
         views = cache.views(plan) if cache is not None else None
         address = cache.address(plan) if cache is not None and views is None else None
         kernels: Backend = "reference" if plain else backend(device)
@@ -246,7 +246,7 @@ class Decoder(nn.Module):
         if kernels == "reference" and not plain and usable(device, dtype):
             kernels = norms = "c"
         where = cache.flat(plan).to(device) if cache is not None and kernels == "triton" else None
-        return _Pass(plan, cache, address, views, sight, cos, sin, kernels, norms, where)
+        return _Pass(plan, cache, address, views, attention_pattern, cos, sin, kernels, norms, where)
 
 
 def _add_linear(

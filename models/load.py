@@ -12,7 +12,7 @@ import torch
 
 from .continuous.contracts import ContinuousModel
 from .cuda_graphs.capture import Graphs, check_graphs
-from .cuda_graphs.runner import Captured
+from .cuda_graphs.runner import GraphRunner
 from .decoder import Decoder
 from .errors import ArgumentError, ModelError
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match
@@ -152,7 +152,7 @@ def load_any(
     if cuda_graphs:
         where += ", by CUDA graphs"
     return LanguageModel(
-        decoder=Captured(stack, Graphs()) if cuda_graphs else stack,
+        decoder=GraphRunner(stack, Graphs()) if cuda_graphs else stack,
         facts=facts,
         config=config,
         tokenizer=tokenizer,

@@ -24,7 +24,7 @@ from pardec.samplers.continuous import loop as continuous
 from pardec.samplers.events import Event, Finished, RowFinished
 from pardec.samplers.masked import loop as masked
 from pardec.samplers.speculative import loop as verify
-from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from .environment import versions
 from .requests import continuous as vector_requests
@@ -435,7 +435,7 @@ class Model:
         if isinstance(call, VectorCall):
             assert isinstance(self.network, ContinuousModel), "prepared for such a model"
             return continuous.decode(self.network, call.sampler, call.request, steps=steps)
-        if isinstance(call.sampler, Speculation):
+        if isinstance(call.sampler, SpeculativeSampler):
             return verify.decode(self.language_model, call.sampler, call.request, steps=steps)
         return masked.decode(self.language_model, call.sampler, call.request, steps=steps)
 

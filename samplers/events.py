@@ -47,7 +47,7 @@ class Accepted(Step):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Painted(Step):
+class Sampled(Step):
     """One round of the continuous loop. A vector has no id: in `tokens`, 0 stands for one that is known."""
 
     latents: np.ndarray  # [n, L, d] float32; 0 where nothing is known

@@ -7,14 +7,14 @@ from typing import Any, Literal, overload
 from pardec.models.errors import SpecError
 
 from .cards import AUTOREGRESSIVE, CONTINUOUS, MASKED, OF, STAGES, Card, Family, cards, find, named, register
-from .continuous.contracts import Drawing
+from .continuous.contracts import ContinuousSampler
 from .masked import build as assembly
-from .masked.contracts import Sampler
+from .masked.contracts import MaskedSampler
 from .presets import preset, presets
 from .spec import Part, Policy, Spec, parse, written
 from .spec_values import build, exactness, family_of, full
 from .speculative import build as speculation
-from .speculative.contracts import Speculation
+from .speculative.contracts import SpeculativeSampler
 
 __all__ = [
     "AUTOREGRESSIVE",
@@ -59,17 +59,17 @@ def sampler(name: str, **parameters: Any) -> Spec:
     return Spec((), part) if find(name, family).stage == "cache" else Spec((part,))
 
 
-Resolved = Sampler | Speculation | Drawing
+Resolved = MaskedSampler | SpeculativeSampler | ContinuousSampler
 
 
 @overload
-def resolve(spec: str | Spec | Policy | Resolved | None, family: Literal["masked"] = ...) -> Sampler: ...
+def resolve(spec: str | Spec | Policy | Resolved | None, family: Literal["masked"] = ...) -> MaskedSampler: ...
 @overload
 def resolve(
     spec: str | Spec | Policy | Resolved | None, family: Literal["ar"], *, sampling: bool = ...
-) -> Speculation: ...
+) -> SpeculativeSampler: ...
 @overload
-def resolve(spec: str | Spec | Policy | Resolved | None, family: Literal["continuous"]) -> Drawing: ...
+def resolve(spec: str | Spec | Policy | Resolved | None, family: Literal["continuous"]) -> ContinuousSampler: ...
 @overload
 def resolve(
     spec: str | Spec | Policy | Resolved | None, family: Family | None, *, sampling: bool = ...
@@ -106,13 +106,13 @@ def resolve(
     return speculation.assemble(parsed, sampling=sampling) if family == "ar" else _drawing(parsed)
 
 
-_LOOPS: dict[type, Family] = {Sampler: "masked", Speculation: "ar", Drawing: "continuous"}
+_LOOPS: dict[type, Family] = {MaskedSampler: "masked", SpeculativeSampler: "ar", ContinuousSampler: "continuous"}
 
 
-def _drawing(parsed: Spec) -> Drawing:
+def _drawing(parsed: Spec) -> ContinuousSampler:
     """The one part of a spec for models of vectors."""
     if len(parsed.parts) != 1 or parsed.cache is not None:
         raise SpecError(f"{str(parsed)!r} has several parts, and vectors are drawn by one", hint="name one method")
     (part,) = parsed.parts
     method = build(part, "continuous")
-    return Drawing(Spec((full(part.name, method),)), exactness(part.name, method, "continuous"), method)
+    return ContinuousSampler(Spec((full(part.name, method),)), exactness(part.name, method, "continuous"), method)

@@ -31,7 +31,7 @@ import pardec
 from pardec.samplers import registry
 from pardec.samplers.masked.canvas import NEVER
 from pardec.samplers.masked.contracts import Canvas, Evidence
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.ops.learned_filters import WEIGHTS, Filter
 
 TASKS = ("arithmetic", "lists", "records")
@@ -68,10 +68,10 @@ class Recorder:
 
     steps: list[tuple[np.ndarray, np.ndarray, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
-    def logits(self, evidence: Evidence, canvas: Canvas, state: None) -> Law:
-        ids, probability = evidence.law.greedy
+    def logits(self, evidence: Evidence, canvas: Canvas, state: None) -> Distribution:
+        ids, probability = evidence.distribution.greedy
         self.steps.append((canvas.rows, canvas.lo, ids.clone(), probability.clone(), evidence.eligible.clone()))
-        return evidence.law
+        return evidence.distribution
 
     def examples(self, ended: Tensor) -> Examples:
         """Every step of every row, held against what the rows `ended` with, -1 where that is nothing."""

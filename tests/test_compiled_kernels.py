@@ -37,7 +37,7 @@ from pardec.samplers.ops.neighbourhood import around, within
 from pardec.samplers.ops.verification import judge
 from pardec.samplers.rng import Keyed as Source
 from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.uniforms import Keyed
+from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.models.toys import model
 
 triton = pytest.importorskip("triton")
@@ -186,10 +186,10 @@ def attention(
         "mask": lambda: Visible.mask(empty(batch, queries, slots, dtype=torch.bool)),
     }[kind]()
     plan = Plan(order, order, order, visible, lengths, order, rows=ints(batch) if apart else None)
-    sight = look(plan, extent=slots, dtype=dtype, device=META)
+    attention_pattern = look(plan, extent=slots, dtype=dtype, device=META)
     fused = empty(batch, queries, heads + 2 * kv, dim, dtype=dtype)
     k, v = empty(2, batch + 1, slots + 1, kv, dim, dtype=dtype).unbind(0)
-    out = attend(fused[:, :, :heads], k, v, sight)
+    out = attend(fused[:, :, :heads], k, v, attention_pattern)
     assert out.shape == (batch, queries, heads, dim)
 
 
@@ -227,7 +227,7 @@ def chain(nodes: int, *, vocab: int = VOCAB, laws: bool = False, points: bool = 
     point = empty(2, nodes, dtype=torch.bool) if points else None
     draft = Draft(ints(2, nodes), np.array([nodes, 1]), np.array([7, 9]), q=q, point=point)
     order = np.arange(2)
-    judge(draft, empty(2, nodes, vocab), Keyed(Source((1, 2)), order, order, META))
+    judge(draft, empty(2, nodes, vocab), RoundUniforms(Source((1, 2)), order, order, META))
 
 
 def neighbours(dtype: torch.dtype, k: int, *, vocab: int = 16384, ids: int = 3) -> None:

@@ -123,7 +123,7 @@ def test_pictures_are_a_function_of_seed_and_step() -> None:
     again, same = data.batch(0, 5, 4)
     assert scenes == again
     assert (pictures == same).all()
-    assert all(scene.split == "train" for scene in scenes)
+    assert all(context.split == "train" for context in scenes)
     assert (data.batch(0, 6, 4)[1] != pictures).any()
     assert (data.batch(1, 5, 4)[1] != pictures).any()
     caption = scenes[0].caption
@@ -257,13 +257,13 @@ def test_a_corpus_is_gone_through_in_another_order_each_time(tmp_path: Path) -> 
     assert not torch.equal(held.batch(steps + 1, 3).codes, one.codes)
     scenes, pictures = data.batch(held.seed, corpus.CHUNK_SEEDS, held.size)
     chunk = held.chunk(0)
-    assert chunk["captions"].tolist() == words.ids([scene.caption for scene in scenes]).tolist()
+    assert chunk["captions"].tolist() == words.ids([context.caption for context in scenes]).tolist()
     with torch.inference_mode():
         exact = held.vq.encode(to_pixels(pictures)).flatten(1)
         near = held.vq.rows()[chunk["codes"].long()] - held.vq.rows()[exact]
     assert (chunk["codes"] == exact).float().mean() > 0.7  # encoded in 16 bit: near codes are mistaken for each other
     assert near.norm(dim=-1).mean() < 0.2
-    colours = {scene.things[0].colour for scene in scenes}
+    colours = {context.things[0].colour for context in scenes}
     assert set(chunk["shown"].flatten().tolist()) - {corpus.GROUND} >= {list(COLOURS).index(name) for name in colours}
 
 

@@ -77,7 +77,7 @@ class Head(Protocol):
         """The same states, for a walk through all transitions: what these share may be made once."""
         ...
 
-    def law(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
+    def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
         """The law of x_(index) given the point before it, `x` [N, d] float32; `index` is one for all, or [N] int64."""
         ...
 

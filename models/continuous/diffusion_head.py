@@ -185,7 +185,7 @@ class DiffusionHead:
         return _Ready(states.said, states.unsaid, states.scale, walk=walk)
 
     @torch.inference_mode()
-    def law(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
+    def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
         noise, share = self._said(x, index, states)
         # One factor for all tokens, or one for each.
         of_point, of_noise, middle, reach = self._columns[index].unsqueeze(-1).unbind(-2)

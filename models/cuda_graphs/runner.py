@@ -28,7 +28,7 @@ from ..hidden import Hidden
 from ..kv_cache import KVCache
 from ..plan import Plan, Visible
 from .capture import Recorder, Refused
-from .static_cache import StandingCache, Stores
+from .static_cache import StaticCache, Stores
 
 _KEPT = 48  # recorded forwards; the one that was not used for longest leaves
 _SEEN = 1024  # shapes remembered
@@ -67,7 +67,7 @@ class _Recorded:
         return replace(self.made, plan=plan, states=states, taps=dict(zip(self.made.taps, taps, strict=True)))
 
 
-class Captured:
+class GraphRunner:
     """The native stack, its fixed-shape forwards recorded; what else is asked of it, the stack itself says.
 
     Attributes:
@@ -96,7 +96,7 @@ class Captured:
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` rows of at least `capacity` slots, in memory that outlives it."""
-        return StandingCache(self._stores, batch, capacity)
+        return StaticCache(self._stores, batch, capacity)
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         """Run `plan`, as the stack does."""
@@ -136,7 +136,7 @@ class Captured:
 
     def _unsuited(self, plan: Plan, cache: KVCache | None) -> str | None:
         """Why a plan is not worth recording, or cannot be."""
-        if cache is not None and not isinstance(cache, StandingCache):
+        if cache is not None and not isinstance(cache, StaticCache):
             return "a cache of others"
         if torch.is_grad_enabled():
             return "gradients are on"
@@ -146,7 +146,7 @@ class Captured:
 
     def _key(self, plan: Plan, cache: KVCache | None) -> _Key:
         """What a recorded forward fixes."""
-        number = cache.store.number if isinstance(cache, StandingCache) else 0
+        number = cache.store.number if isinstance(cache, StaticCache) else 0
         layers = None if plan.layers is None else (plan.layers.start, plan.layers.stop, plan.layers.step)
         shapes = tuple((name, tensor.dtype, _shape(plan, name, tensor)) for name, tensor in _parts(plan).items())
         visible = plan.visible.kind, plan.visible.block
@@ -161,7 +161,7 @@ class Captured:
             }
             fixed = _fixed(plan, inputs)
             room = None
-            if isinstance(cache, StandingCache):
+            if isinstance(cache, StaticCache):
                 room = cache.over(cache.store.size[0] if plan.rows is not None else fixed.batch)
             made: list[Hidden] = []
 
@@ -183,7 +183,7 @@ class Captured:
 
 def native(stack: object) -> Decoder | None:
     """The native stack, its forwards recorded or not; None of others."""
-    inner = stack.stack if isinstance(stack, Captured) else stack
+    inner = stack.stack if isinstance(stack, GraphRunner) else stack
     return inner if isinstance(inner, Decoder) else None
 
 

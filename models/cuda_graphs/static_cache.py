@@ -63,7 +63,7 @@ class Stores:
         self._idle.append(store)
 
 
-class StandingCache(KVCache):
+class StaticCache(KVCache):
     """A cache in the first rows of a store, which may have more slots than the cache is said to have."""
 
     def __init__(self, stores: Stores, batch: int, capacity: int) -> None:

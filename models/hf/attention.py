@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 
 from ..errors import ModelError
 from ..kernels.attention import attend
-from ..kernels.attention_pattern import Sight, look
+from ..kernels.attention_pattern import AttentionPattern, look
 from ..kv_cache import Address, KVCache
 from ..plan import Plan, moved
 
@@ -27,14 +27,14 @@ class Running:
     cache: KVCache | None
     heads: dict[int, tuple[int, int]] = field(default_factory=dict)  # layer -> its key/value heads and their size
     windows: set[int] = field(default_factory=set)
-    prepared: dict[torch.device, tuple[Plan, Sight, Address | None]] = field(default_factory=dict)
+    prepared: dict[torch.device, tuple[Plan, AttentionPattern, Address | None]] = field(default_factory=dict)
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> tuple[Plan, Sight, Address | None]:
+    def on(self, device: torch.device, dtype: torch.dtype) -> tuple[Plan, AttentionPattern, Address | None]:
         if device not in self.prepared:
             plan, cache = moved(self.plan, device), self.cache
             extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
-            sight = look(plan, extent=extent, dtype=dtype, device=device)
-            self.prepared[device] = (plan, sight, cache.address(plan) if cache is not None else None)
+            attention_pattern = look(plan, extent=extent, dtype=dtype, device=device)
+            self.prepared[device] = (plan, attention_pattern, cache.address(plan) if cache is not None else None)
         return self.prepared[device]
 
 
@@ -67,14 +67,14 @@ def _attention(
     if settings.get("sliding_window"):
         running.windows.add(int(settings["sliding_window"]))
     running.heads[layer] = (key.shape[1], key.shape[3])
-    plan, sight, address = running.on(query.device, query.dtype)
+    plan, attention_pattern, address = running.on(query.device, query.dtype)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if scaling is not None:
         q = q * (scaling * q.shape[-1] ** 0.5)
     if running.cache is not None:
         running.cache.write(layer, k, v, plan, address)
         k, v = running.cache.k[layer], running.cache.v[layer]
-    return attend(q, k, v, sight), None
+    return attend(q, k, v, attention_pattern), None
 
 
 AttentionInterface.register(ATTENTION, _attention)

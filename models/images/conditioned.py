@@ -228,10 +228,10 @@ def _joined(parts: list[Plan]) -> Plan:
     tensors: dict[str, Any] = {
         name: torch.cat(values) for name, values in held.items() if isinstance(values[0], Tensor)
     }
-    return replace(parts[0], visible=_sight(parts), **tensors)
+    return replace(parts[0], visible=_attention_pattern(parts), **tensors)
 
 
-def _sight(parts: list[Plan]) -> Visible:
+def _attention_pattern(parts: list[Plan]) -> Visible:
     first = parts[0].visible
     if first.parents is not None:
         each = [part.visible.parents.expand(part.batch, -1) for part in parts if part.visible.parents is not None]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sight:
+class AttentionPattern:
     """What every query of a forward sees, worked out once for all layers."""
 
     backend: Backend
@@ -34,7 +34,7 @@ class Sight:
     allowed: Tensor | None = None  # [B, Q, S] bool, patterns that are not a rule on positions or parents
     nodes: Tensor | None = None  # [B, Q] int64, of tree drafts: the node that each query is
 
-    def narrowed(self, picked: Tensor) -> Sight:
+    def narrowed(self, picked: Tensor) -> AttentionPattern:
         """What the queries `picked` [B, M] see."""
         if self.mask is None and self.positions is None and not self.causal:
             return self
@@ -55,25 +55,25 @@ class Sight:
         return replace(self, mask=mask, causal=False, positions=positions, allowed=allowed, nodes=nodes)
 
 
-def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, plain: bool = False) -> Sight:
+def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, plain: bool = False) -> AttentionPattern:
     """Resolve what the queries of `plan` see among the first `extent` slots. `plain` asks for the definition."""
     whole = _sees_all(plan)
     chosen: Backend = "reference" if plain else backend(device, suited=not whole and dtype != torch.float32)
     if whole and chosen == "reference":
-        return Sight("c" if not plain and usable(device, dtype) else chosen, extent, plan.rows)
+        return AttentionPattern("c" if not plain and usable(device, dtype) else chosen, extent, plan.rows)
     span, uniform = plan.span, plan.uniform
     if plan.visible.kind == "causal" and span is not None and uniform == span[1] and chosen == "reference":
         if span[0] == 0:
-            return Sight(chosen, extent, plan.rows, causal=True)
+            return AttentionPattern(chosen, extent, plan.rows, causal=True)
         if device.type == "cuda":
             from torch.nn.attention.bias import causal_lower_right  # loads the compiler, which takes seconds
 
-            return Sight(chosen, extent, plan.rows, mask=causal_lower_right(plan.width, extent))
+            return AttentionPattern(chosen, extent, plan.rows, mask=causal_lower_right(plan.width, extent))
     if chosen == "triton":
         tree = plan.visible.parents is not None
         ruled = tree or plan.visible.kind in ("bidirectional", "causal") or plan.visible.block is not None
         index = torch.arange(plan.width, device=plan.positions.device)
-        return Sight(
+        return AttentionPattern(
             chosen,
             extent,
             plan.rows,
@@ -87,7 +87,7 @@ def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, p
     # A query that sees nothing is padding: it may see anything, as long as its row stays finite.
     allowed |= ~allowed.any(-1, keepdim=True)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
-    return Sight(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
+    return AttentionPattern(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
 
 
 def seen(plan: Plan, extent: int) -> Tensor:

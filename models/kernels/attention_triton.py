@@ -27,7 +27,7 @@ from torch import Tensor
 from .choice import interpreted
 
 if TYPE_CHECKING:
-    from .attention_pattern import Sight
+    from .attention_pattern import AttentionPattern
 
 _BIDIRECTIONAL, _CAUSAL, _SEGMENTS, _MASK, _TREE = range(5)
 _SHORT = 64  # queries times heads of one key head, up to which slots are split
@@ -190,14 +190,16 @@ def _combine(
     tl.store(out_ptr + n * D + d, total.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
-def attend_triton(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, split: int | None = None) -> Tensor:
+def attend_triton(
+    q: Tensor, k: Tensor, v: Tensor, attention_pattern: AttentionPattern, *, split: int | None = None
+) -> Tensor:
     """`attend` for a sight that carries its pattern: q [B, Q, H, D], k and v [R, >= S, K, D] -> [B, Q, H, D].
 
     A query that sees nothing (padding) gives zeros. The last dimension of q, k and v has to be contiguous, or is made
     so. `split` is how many slots are read by one program, every so many a part; None decides by the shapes, 0 never
     splits.
     """
-    visible, positions, lengths = sight.visible, sight.positions, sight.lengths
+    visible, positions, lengths = attention_pattern.visible, attention_pattern.positions, attention_pattern.lengths
     assert visible is not None
     assert positions is not None
     assert lengths is not None
@@ -205,10 +207,10 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, split: int |
     kv = k.shape[2]
     q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
     kind, parents, base, nodes = _MASK, lengths, lengths, lengths
-    if sight.nodes is not None and visible.parents is not None and visible.base is not None:
-        kind, nodes = _TREE, sight.nodes.contiguous()
+    if attention_pattern.nodes is not None and visible.parents is not None and visible.base is not None:
+        kind, nodes = _TREE, attention_pattern.nodes.contiguous()
         parents, base = visible.parents.contiguous(), visible.base.contiguous()
-    elif sight.allowed is None:
+    elif attention_pattern.allowed is None:
         kind = {"bidirectional": _BIDIRECTIONAL, "causal": _CAUSAL, "segments": _SEGMENTS}[visible.kind]
     out = torch.empty((batch, queries, heads, dim), dtype=q.dtype, device=q.device)
     if not out.numel():
@@ -218,7 +220,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, split: int |
     block_q = 16 if stacked <= 16 else 64 if large else 32
     if split is None:
         split = parts_of(stacked)
-    parts = triton.cdiv(sight.extent, split) if split else 1
+    parts = triton.cdiv(attention_pattern.extent, split) if split else 1
     found, top, mass = out, out, out
     if parts > 1:
         found = torch.empty((parts, *out.shape), dtype=torch.float32, device=q.device)
@@ -233,13 +235,13 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, split: int |
         mass,
         positions.contiguous(),
         lengths.contiguous(),
-        sight.rows if sight.rows is not None else lengths,
-        sight.allowed.contiguous() if sight.allowed is not None else lengths,
+        attention_pattern.rows if attention_pattern.rows is not None else lengths,
+        attention_pattern.allowed.contiguous() if attention_pattern.allowed is not None else lengths,
         parents,
         base,
         nodes,
         queries,
-        sight.extent,
+        attention_pattern.extent,
         visible.block or 1,
         parents.shape[-1],
         parents.shape[-1] if parents.dim() == 2 else 0,
@@ -253,7 +255,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, sight: Sight, *, split: int |
         D=dim,
         D_PAD=max(16, triton.next_power_of_2(dim)),
         KIND=kind,
-        HAS_ROWS=sight.rows is not None,
+        HAS_ROWS=attention_pattern.rows is not None,
         SPLITS=parts > 1,
         BLOCK_Q=block_q,
         BLOCK_S=64 if large else 32,

@@ -22,11 +22,11 @@ from torch import Tensor
 
 import pardec
 from pardec.models.continuous.contracts import ContinuousModel
-from pardec.models.cuda_graphs.runner import Captured, native
+from pardec.models.cuda_graphs.runner import GraphRunner, native
 from pardec.models.errors import PardecError
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.contracts import Sampler
+from pardec.samplers.masked.contracts import MaskedSampler
 
 from ..comparison.memory import Peak
 from ..requests.continuous import VectorCall
@@ -56,7 +56,7 @@ def bench(
     new: Sequence[int] = (64,),
     prompts: Sequence[Any] = (),
     block_length: int | None = None,
-    law: Mapping[str, Any] | None = None,
+    distribution: Mapping[str, Any] | None = None,
     pairs: int = 5,
     beside: bool = True,
 ) -> Iterator[dict[str, Any]]:
@@ -81,7 +81,7 @@ def bench(
     measured = rates(network.device, network.dtype, _weight_bytes(model))
     lengths = [(0, 0)] if pictures else list(product((0,) if prompts else contexts, new))
     for spec, (context, count), batch in product(specs or DEFAULTS[model.family], lengths, batches):
-        call = prepared(model, spec, batch, context, count, block_length, prompts, **law or {})
+        call = prepared(model, spec, batch, context, count, block_length, prompts, **distribution or {})
         found = Rivals()
         if beside and isinstance(call, Call) and isinstance(network, LanguageModel):
             found = rivals(replace(network, decoder=native(network.decoder) or network.decoder), call)
@@ -96,18 +96,18 @@ def prepared(
     new: int,
     block_length: int | None,
     prompts: Sequence[Any] = (),
-    **law: Any,
+    **distribution: Any,
 ) -> Call | VectorCall:
     """The request that is timed: equal rows that never stop early, or rows of `prompts`, that do.
 
     Pictures are those of a caption, or of the first classes, drawn as the checkpoint's authors draw.
     """
     if model.imaging is not None:
-        settings = with_defaults(model.imaging, {"sampler": spec, **law})
+        settings = with_defaults(model.imaging, {"sampler": spec, **distribution})
         if model.imaging.kind == "class":
             return model.prepare(label=[row % model.imaging.classes for row in range(batch)], **settings)
         return model.prepare(list(islice(cycle(prompts or [CAPTION]), batch)), **settings)
-    settings = {"sampler": spec, "max_new_tokens": new, **law}
+    settings = {"sampler": spec, "max_new_tokens": new, **distribution}
     if model.family == "masked":
         settings["block_length"] = block_length
     if prompts:
@@ -217,7 +217,7 @@ def _floored(model: pardec.Model, one: Split, step: float, measured: Rates) -> d
 
 def _cached(call: Call) -> bool:
     """Whether a masked decode leaves out of its forwards what a cache keeps."""
-    return isinstance(call.sampler, Sampler) and call.sampler.cache.stores
+    return isinstance(call.sampler, MaskedSampler) and call.sampler.cache.stores
 
 
 def _predicted(
@@ -243,7 +243,7 @@ def _predicted(
 def _forwards(model: pardec.Model) -> dict[str, int] | None:
     """How the model's forwards have run so far, where they are recorded."""
     stack = None if isinstance(model.network, ContinuousModel) else model.network.decoder
-    return dict(stack.counts) if isinstance(stack, Captured) else None
+    return dict(stack.counts) if isinstance(stack, GraphRunner) else None
 
 
 def _whole(model: pardec.Model, call: Call | VectorCall) -> Finished:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pardec.models.kernels.attention import attend
-from pardec.models.kernels.attention_pattern import Sight, look
+from pardec.models.kernels.attention_pattern import AttentionPattern, look
 from pardec.models.kernels.choice import Backend
 from pardec.models.kernels.cpu import panels
 from pardec.models.kernels.cpu.layer import turn_c, usable
@@ -158,16 +158,16 @@ def _plan(kind: str, device: torch.device) -> Plan:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, how: Backend) -> Tensor:
-    return attend(q, k, v, _sight(plan, q.dtype, how))
+    return attend(q, k, v, _attention_pattern(plan, q.dtype, how))
 
 
-def _sight(plan: Plan, dtype: torch.dtype, how: Backend) -> Sight:
-    sight = look(plan, extent=CANVAS, dtype=dtype, device=plan.tokens.device, plain=True)
+def _attention_pattern(plan: Plan, dtype: torch.dtype, how: Backend) -> AttentionPattern:
+    attention_pattern = look(plan, extent=CANVAS, dtype=dtype, device=plan.tokens.device, plain=True)
     if how != "triton":
-        return replace(sight, backend=how)
+        return replace(attention_pattern, backend=how)
     index = torch.arange(plan.width, device=plan.positions.device)
     return replace(
-        sight,
+        attention_pattern,
         backend="triton",
         mask=None,
         causal=False,

@@ -28,9 +28,9 @@ from pardec.models.plan import Plan
 from pardec.models.stack import Stack
 from pardec.samplers.continuous.loop import ContinuousLoop
 from pardec.samplers.masked.cache.none import NoCache
-from pardec.samplers.masked.contracts import Cache, Referring, Sampler
+from pardec.samplers.masked.contracts import Cache, MaskedSampler, Referring
 from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 
 from ..requests.continuous import VectorCall
@@ -115,13 +115,13 @@ class TimedHead:
 
     def __init__(self, head: Head, clock: Clock) -> None:
         self._head, self._clock = head, clock
-        self._law = clock.clocked(head.law, "head")
+        self._distribution = clock.clocked(head.distribution, "head")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._head, name)
 
-    def law(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
-        return cast("Gaussian", self._law(x, index, states))
+    def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
+        return cast("Gaussian", self._distribution(x, index, states))
 
     def respaced(self, steps: int) -> TimedHead:
         return TimedHead(self._head.respaced(steps), self._clock)
@@ -141,7 +141,7 @@ def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> 
         stack = TimedStack(network.decoder, clock)
         timed = replace(network, decoder=stack)
         steps, tokens = (
-            _verify(timed, call, clock) if isinstance(call.sampler, Speculation) else _masked(timed, call, clock)
+            _verify(timed, call, clock) if isinstance(call.sampler, SpeculativeSampler) else _masked(timed, call, clock)
         )
     settle(network.device)
     total, spent = now() - started, clock.seconds
@@ -153,7 +153,7 @@ def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> 
 
 def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...], int]:
     """Seconds of a masked request's first step without a cache, what it fed and how many rows its head saw."""
-    assert isinstance(call.sampler, Sampler), "of a masked model"
+    assert isinstance(call.sampler, MaskedSampler), "of a masked model"
     stack = TimedStack(network.decoder, Clock(network.device))
     sampler = replace(call.sampler, cache=cast("Cache", NoCache()))
     loop = MaskedLoop(replace(network, decoder=stack), sampler, call.request)
@@ -167,7 +167,7 @@ def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...]
 
 def _masked(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:
     sampler = call.sampler
-    assert isinstance(sampler, Sampler), "of a masked model"
+    assert isinstance(sampler, MaskedSampler), "of a masked model"
     if isinstance(sampler.select, Referring):
         raise SpecError(f"{sampler.spec} decodes twice, and one decode is timed", hint="time another sampler")
     loop: Any = MaskedLoop(model, sampler, call.request)
@@ -177,25 +177,25 @@ def _masked(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.nda
     while len(loop.canvas):
         loop.step()
         _over(loop.retire())
-    return len(loop.record.history), loop.record.finished().tokens
+    return len(loop.recorder.history), loop.recorder.finished().tokens
 
 
 def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:
     sampler = call.sampler
-    assert isinstance(sampler, Speculation), "of an autoregressive model"
+    assert isinstance(sampler, SpeculativeSampler), "of an autoregressive model"
     draft = clock.stage(sampler.draft, ("propose", "observe"), _DRAFTING)
     sampler = replace(sampler, draft=draft, accept=clock.stage(sampler.accept, ("accept",), "decision"))
     loop: Any = VerifyLoop(model, sampler, call.request)
-    for owner, name in ((loop, "process"), (loop, "_commit"), (loop.passes, "take")):
+    for owner, name in ((loop, "process"), (loop, "_commit"), (loop.forward, "take")):
         setattr(owner, name, clock.clocked(getattr(owner, name), "decision"))
     try:
         _over(loop.retire())
         while len(loop.text):
             loop.round()
-            if len(loop.passes.fed) == 1:
+            if len(loop.forward.fed) == 1:
                 _clock_drafters(loop, clock)
             _over(loop.retire())
-        return len(loop.passes.fed), loop.finished().tokens
+        return len(loop.forward.fed), loop.finished().tokens
     finally:
         loop.memory.clear()
 

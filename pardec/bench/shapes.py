@@ -15,7 +15,7 @@ from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.continuous.diffusion_head import DiffusionHead
 from pardec.models.continuous.mar import Reader
 from pardec.models.cuda_graphs.capture import Graphs, check_graphs
-from pardec.models.cuda_graphs.runner import Captured
+from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import ModelError
 from pardec.models.families import FAMILIES, FamilySpec, mar
 from pardec.models.kernels.cpu.panels import Panels
@@ -100,7 +100,7 @@ def _language(
     masked = spec.attention != "causal"
     mask = None if not masked else min(spec.mask[0] if spec.mask else shape.vocab, shape.vocab - 1)
     return LanguageModel(
-        decoder=Captured(decoder, Graphs()) if cuda_graphs else decoder,
+        decoder=GraphRunner(decoder, Graphs()) if cuda_graphs else decoder,
         facts=Facts(mask, (), 0, None, spec.shift, spec.attention, spec.block),
         config=config,
         tokenizer=None,

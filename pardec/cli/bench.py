@@ -61,11 +61,11 @@ def decode(
         raise SpecError("there is nothing to time", hint="name a model, or a shape with --shape random-100m")
     numbers = {name: _numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    law: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    distribution: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name in shape or ():
         config_of(name)
     for name in model or ():
-        early.check(name, sampler or (), law, {"device": device, "dtype": dtype})
+        early.check(name, sampler or (), distribution, {"device": device, "dtype": dtype})
     loading.check(device, dtype)
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
@@ -97,7 +97,7 @@ def decode(
                 new=numbers["new"],
                 prompts=[item.prompt for item in read_file(prompts)] if prompts else (),
                 block_length=block_length,
-                law=law,
+                distribution=distribution,
                 pairs=pairs,
                 beside=not no_beside,
             )
@@ -105,7 +105,7 @@ def decode(
             rows.append(row)
             say(report.line(columns, row), quiet=quiet or sys.stdout.isatty())
     settings = {"pairs": pairs, "threads": threads, "block_length": block_length, "dtype": dtype, "device": device}
-    settings |= {"cuda_graphs": cuda_graphs, **law}
+    settings |= {"cuda_graphs": cuda_graphs, **distribution}
     _tell(report.document(sys.argv[1:], rows, settings), columns, json_, output, quiet)
 
 

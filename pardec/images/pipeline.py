@@ -17,10 +17,10 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.models.images.contracts import Pictures
-from pardec.samplers.continuous.contracts import Drawing
+from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.events import Finished, Step
 from pardec.samplers.spec import Policy, Spec
-from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from ..api import Model, load
 from ..requests.continuous import VectorCall
@@ -146,7 +146,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
         *,
         class_labels: int | list[int] | Tensor | None = None,
-        sampler: str | Spec | Policy | Speculation | Drawing | None = None,
+        sampler: str | Spec | Policy | SpeculativeSampler | ContinuousSampler | None = None,
         num_inference_steps: int | None = None,
         temperature: float | None = None,
         top_k: int | None = None,

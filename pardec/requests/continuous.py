@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.continuous.contracts import Drawing, PictureRequest
+from pardec.samplers.continuous.contracts import ContinuousSampler, PictureRequest
 from pardec.samplers.rng import Keyed
 
 from .images import FOREIGN, labels, refuse_negative, refuse_sequences
@@ -27,7 +27,7 @@ _OF_IDS = ("top_k", "top_p", "min_p", "cfg_interval", "allowed")
 class VectorCall:
     """What the continuous loop is given, and the seed of each row. Says what `pardec.requests.text.Call` says."""
 
-    sampler: Drawing
+    sampler: ContinuousSampler
     request: PictureRequest
     tokens: int  # of a picture
     seeds: tuple[int, ...]

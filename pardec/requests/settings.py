@@ -18,12 +18,12 @@ from .stop_strings import read as read_stops
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pardec.samplers.continuous.contracts import Drawing
+    from pardec.samplers.continuous.contracts import ContinuousSampler
     from pardec.samplers.events import Event
-    from pardec.samplers.masked.contracts import Sampler
+    from pardec.samplers.masked.contracts import MaskedSampler
     from pardec.samplers.rng import Source
     from pardec.samplers.spec import Policy, Spec
-    from pardec.samplers.speculative.contracts import Speculation
+    from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 
 _T = TypeVar("_T")
@@ -39,7 +39,7 @@ class Arguments(TypedDict, total=False):
     """What `generate` and `stream` take beside the prompt; `Settings` has the defaults and the meaning."""
 
     input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
-    sampler: str | Spec | Policy | Sampler | Speculation | Drawing | None
+    sampler: str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | None
     max_new_tokens: int
     min_new_tokens: int | None
     block_length: int | None
@@ -71,7 +71,7 @@ class Settings:
     """One checked set of arguments."""
 
     input_ids: Any = None
-    sampler: str | Spec | Policy | Sampler | Speculation | Drawing | None = None
+    sampler: str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     min_new_tokens: int | None = None  # so many positions after the prompt take no end token
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.continuous.contracts import Drawing
+from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.masked import build as assembly
-from pardec.samplers.masked.contracts import Admitting, Allowed, Request, Sampler
+from pardec.samplers.masked.contracts import Admitting, Allowed, MaskedSampler, Request
 from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Policy, Spec, parse
-from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from . import allowed
 from .early import check_block, check_family
@@ -40,7 +40,7 @@ BLOCK = 32  # the default block, where the request is not shorter
 class Call:
     """What a loop is given, and the seed of each row."""
 
-    sampler: Sampler | Speculation
+    sampler: MaskedSampler | SpeculativeSampler
     request: Request
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None
@@ -197,12 +197,12 @@ def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:
     return tuple(int(seed) for seed in settings.seed)
 
 
-def _sampler(model: LanguageModel, settings: Settings) -> Sampler | Speculation:
+def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | SpeculativeSampler:
     """The sampler that runs; a masked spec without a cache takes the exact one of the family, if there is one."""
     given, attention = settings.sampler, model.facts.attention
     if not model.facts.masked:
         made = registry.resolve(given, "ar", sampling=settings.temperature > 0)
-        assert isinstance(made, Speculation), "the family says so"
+        assert isinstance(made, SpeculativeSampler), "the family says so"
         if settings.temperature > 0 and getattr(made.accept, "argmax", False):
             raise SpecError(
                 f"{made.spec.parts[-1].name!r} keeps the likeliest tokens, and "
@@ -210,11 +210,11 @@ def _sampler(model: LanguageModel, settings: Settings) -> Sampler | Speculation:
                 hint="accept with speculative or match, or leave temperature out",
             )
         return made
-    if isinstance(given, Speculation | Drawing):
-        whom = registry.OF["ar" if isinstance(given, Speculation) else "continuous"]
+    if isinstance(given, SpeculativeSampler | ContinuousSampler):
+        whom = registry.OF["ar" if isinstance(given, SpeculativeSampler) else "continuous"]
         raise SpecError(f"{given.spec} is for {whom} and {model.name} is masked", hint="name another sampler")
     sampler = registry.resolve(given, "masked")
-    if attention == "block-causal" and not isinstance(given, Sampler) and _names_no_cache(given):
+    if attention == "block-causal" and not isinstance(given, MaskedSampler) and _names_no_cache(given):
         with suppress(SpecError):  # a stage that cannot go with it keeps what it can go with
             sampler = registry.resolve(replace(sampler.spec, cache=Part("block")), "masked")
     needs = getattr(sampler.cache, "attention", attention)

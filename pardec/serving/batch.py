@@ -19,9 +19,9 @@ import numpy as np
 
 from pardec.models.errors import SpecError
 from pardec.samplers.events import Finished, RowFinished
-from pardec.samplers.masked.contracts import Sampler
+from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 
 from ..requests.continuous import VectorCall
@@ -266,9 +266,9 @@ class Serving(Iterator[Served]):
     def _opened(self, taken: list[Waiting], beside: Loop | None = None) -> Loop:
         """A loop for these rows, which may join the one that they are to stand `beside`."""
         request, network = together(taken), self.model.language_model
-        if isinstance(self._sampler, Speculation):
+        if isinstance(self._sampler, SpeculativeSampler):
             return VerifyLoop(network, self._sampler, request)
-        assert isinstance(self._sampler, Sampler), "the family says so"
+        assert isinstance(self._sampler, MaskedSampler), "the family says so"
         columns = beside.canvas.length if isinstance(beside, MaskedLoop) else 0
         return MaskedLoop(network, self._sampler, request, columns=columns)
 
@@ -276,9 +276,9 @@ class Serving(Iterator[Served]):
         """One forward of these rows, and what it costs the batch."""
         self.batch.forwards += 1
         if isinstance(loop, VerifyLoop):
-            before = loop.passes.padded
+            before = loop.forward.padded
             loop.round()
-            self.batch.padding += (loop.passes.padded - before) * loop.passes.cache.copies
+            self.batch.padding += (loop.forward.padded - before) * loop.forward.cache.copies
         else:
             loop.step()
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from pardec.models.images.vq import to_pictures
-from pardec.samplers.events import Event, Finished, Painted, RowFinished, Started, Step
+from pardec.samplers.events import Event, Finished, RowFinished, Sampled, Started, Step
 
 from ..images.pngs import BLANK
 
@@ -56,7 +56,7 @@ class Codes:
             self.fresh[:] = False
             fresh = np.take_along_axis(event.committed, where, 1)
             self.fresh[event.rows] = self._codes(np.where(fresh, tokens, -1)) >= 0
-            if isinstance(event, Painted):
+            if isinstance(event, Sampled):
                 if self.latents is None:
                     self.latents = np.zeros((*self.codes.shape, event.latents.shape[-1]), dtype=np.float32)
                 self.latents[event.rows] = event.latents

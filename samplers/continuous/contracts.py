@@ -37,7 +37,7 @@ class PictureRequest:
     cfg: float | None = None  # noise_u + cfg * (noise_c - noise_u); None is off
 
 
-class Painting:
+class ImageState:
     """The pictures of a request. `commit` is the only writer of their tokens."""
 
     def __init__(self, model: ContinuousModel, request: PictureRequest) -> None:
@@ -143,7 +143,7 @@ class Easel:
     model: ContinuousModel
     head: Head  # the model's, over the transitions that the method asked for
     request: PictureRequest
-    painting: Painting
+    painting: ImageState
     watch: Stopwatch
 
     def states(
@@ -216,7 +216,7 @@ class Method(Protocol):
 
 
 @dataclass(frozen=True)
-class Drawing:
+class ContinuousSampler:
     """A resolved spec of the continuous loop."""
 
     spec: Spec

@@ -13,14 +13,16 @@ import torch
 
 from pardec.models.continuous.contracts import ContinuousModel
 
-from ..events import Event, Finished, Painted, RowFinished, Started
+from ..events import Event, Finished, RowFinished, Sampled, Started
 from ..masked.contracts import take_rows
 from ..stopwatch import Stopwatch
 from ..trace import Fed, Trace
-from .contracts import Drawing, Easel, Painting, PictureRequest, Round
+from .contracts import ContinuousSampler, Easel, ImageState, PictureRequest, Round
 
 
-def decode(model: ContinuousModel, sampler: Drawing, request: PictureRequest, *, steps: bool = True) -> Iterator[Event]:
+def decode(
+    model: ContinuousModel, sampler: ContinuousSampler, request: PictureRequest, *, steps: bool = True
+) -> Iterator[Event]:
     """Decodes a request, yielding `Started`, then `Painted` and `RowFinished` events, and at last `Finished`.
 
     Without `steps` no `Painted` is told. A vector has no id: where ids are told, 0 stands for one that is known.
@@ -42,11 +44,11 @@ def decode(model: ContinuousModel, sampler: Drawing, request: PictureRequest, *,
 class ContinuousLoop:
     """The state of one request; it dies with it."""
 
-    def __init__(self, model: ContinuousModel, sampler: Drawing, request: PictureRequest) -> None:
+    def __init__(self, model: ContinuousModel, sampler: ContinuousSampler, request: PictureRequest) -> None:
         self.sampler, self.request = sampler, request
         sampler.method.check_model(model)
         head = model.head.respaced(sampler.method.head_steps or model.head.steps)
-        self.painting = Painting(model, request)
+        self.painting = ImageState(model, request)
         self.watch = Stopwatch(model.device)
         self.easel = Easel(model, head, request, self.painting, self.watch)
         with torch.inference_mode():
@@ -102,11 +104,11 @@ class ContinuousLoop:
             np.zeros(count, dtype=int),
         )
 
-    def told(self, before: np.ndarray) -> Painted:
+    def told(self, before: np.ndarray) -> Sampled:
         """The round just made; copies, so that it may be kept."""
         painting = self.painting
         known, was = painting.known().cpu().numpy(), painting.known(before).cpu().numpy()
-        return Painted(
+        return Sampled(
             number=self.rounds - 1,
             rows=painting.rows,
             nfe=painting.nfe.copy(),

@@ -10,7 +10,7 @@ from pardec.models.errors import SpecError
 from ..cards import MASKED, SINGLE, find
 from ..spec import Spec
 from ..spec_values import Named, add_default, build, exactness, full, refuse_doubles
-from .contracts import Checked, Fitting, Sampler
+from .contracts import Checked, Fitting, MaskedSampler
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _Stages = dict[str, Named]
 
 
-def assemble(parsed: Spec) -> Sampler:
+def assemble(parsed: Spec) -> MaskedSampler:
     """One object a stage. Raises SpecError for two where one is allowed, and for a cache without `@`."""
     stages = _by_stage(parsed)
     brought = [made.brings for named in stages.values() for _, made in named if hasattr(made, "brings")]
@@ -31,7 +31,7 @@ def assemble(parsed: Spec) -> Sampler:
     refuse_doubles(parsed, stages)
     order = [named for stage in MASKED for named in stages[stage]]
     parts = [full(name, made) for name, made in order]
-    sampler = Sampler(
+    sampler = MaskedSampler(
         spec=Spec(tuple(parts[:-1]), parts[-1]),  # the cache is the last stage, and there is one
         exact="greedy" if all(exactness(name, made, "masked") == "greedy" for name, made in order) else "relaxed",
         **_built(stages),
@@ -42,7 +42,7 @@ def assemble(parsed: Spec) -> Sampler:
     return sampler
 
 
-def fitted(sampler: Sampler, model: LanguageModel) -> Sampler:
+def fitted(sampler: MaskedSampler, model: LanguageModel) -> MaskedSampler:
     """The sampler with what its stages leave open taken from the model, in its spec too.
 
     Raises:

@@ -21,7 +21,7 @@ from pardec.models.images.conditioned import Prefix
 from pardec.models.images.contracts import Condition
 from pardec.models.kv_cache import KVCache
 
-from ..ops.distribution import Law, filtered
+from ..ops.distribution import Distribution, filtered
 from ..rng import Source
 from ..spec import Spec
 from .canvas import Canvas, Revision, Writing
@@ -114,24 +114,26 @@ class Allowed:
 class Evidence:
     """What one forward says of the active block, rows aligned to the block. `eligible` marks what may be committed."""
 
-    law: Law  # the model's own distribution, the mask id at -inf
+    distribution: Distribution  # the model's own distribution, the mask id at -inf
     positions: Tensor  # [B, W] int64 absolute
     eligible: Tensor  # [B, W] bool
     request: Request
-    shadow: Law | None = None  # what a stage with `shadow` asked for: each position predicted without its own token
+    shadow: Distribution | None = (
+        None  # what a stage with `shadow` asked for: each position predicted without its own token
+    )
 
     @property
     def logits(self) -> Tensor:
         """[B, W, V] float32."""
-        return self.law.logits
+        return self.distribution.logits
 
     @cached_property
-    def filtered(self) -> Law:
+    def filtered(self) -> Distribution:
         """The distribution that candidates are drawn from: after temperature, top-p, top-k and min-p."""
         temperature, filters = self.request.temperature, self.request.filters
         if filters:
-            return self.law.mapped(partial(filtered, temperature=temperature, **filters))
-        return self.law.scaled(temperature) if temperature else self.law
+            return self.distribution.mapped(partial(filtered, temperature=temperature, **filters))
+        return self.distribution.scaled(temperature) if temperature else self.distribution
 
     def draw(self, canvas: Canvas) -> Tensor:
         """A candidate per position, [B, W] int64: the argmax at temperature 0, else a keyed draw from `filtered`.
@@ -139,8 +141,8 @@ class Evidence:
         On a CPU what is neither open nor revised is not drawn: the token that stands there does.
         """
         if not self.request.temperature:
-            return self.law.greedy[0]
-        uniform, vocab, positions = self.request.source.uniform, self.law.vocab, self.positions.flatten()
+            return self.distribution.greedy[0]
+        uniform, vocab, positions = self.request.source.uniform, self.distribution.vocab, self.positions.flatten()
         every = canvas.revises or positions.device.type != "cpu"
         places = np.arange(len(positions)) if every else np.flatnonzero(self.eligible.numpy())
 
@@ -172,7 +174,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class QuerySpec:
     """Which positions a forward queries: [start, stop) of each row, or any set as a mask. Arrays live on the host.
 
     The loop itself adds the rows whose output predicts the wanted positions (one to the left in shifted families).
@@ -190,7 +192,7 @@ class Cache(Protocol):
 
     stores: bool  # False: earlier K/V is never read, so none is kept
 
-    def ask(self, canvas: Canvas, state: Any) -> Ask: ...
+    def query(self, canvas: Canvas, state: Any) -> QuerySpec: ...
 
 
 class Inputs(Protocol):
@@ -208,7 +210,7 @@ class Inputs(Protocol):
 class LogitsStage(Protocol):
     """Changes the law of the active block: the whole of it, or a few logits (`Law.raised`)."""
 
-    def logits(self, evidence: Evidence, canvas: Canvas, state: Any) -> Law: ...
+    def logits(self, evidence: Evidence, canvas: Canvas, state: Any) -> Distribution: ...
 
 
 class Propose(Protocol):
@@ -297,7 +299,7 @@ class Outlook(Protocol):
         """Whether this forward predicts each of `positions` [B, K]: bool [B, K]."""
         ...
 
-    def at(self, positions: Tensor) -> Law:
+    def at(self, positions: Tensor) -> Distribution:
         """The model's distribution at `positions` [B, K]; meaningless where `has` is False."""
         ...
 
@@ -319,7 +321,7 @@ class Finish(Protocol):
 class Checked(Protocol):
     """A stage that cannot go with every other one: raises SpecError when a spec is resolved."""
 
-    def check(self, sampler: Sampler) -> None: ...
+    def check(self, sampler: MaskedSampler) -> None: ...
 
 
 @runtime_checkable
@@ -346,7 +348,7 @@ class Remembering(Protocol):
 
 
 @dataclass(frozen=True)
-class Sampler:
+class MaskedSampler:
     """A resolved spec: one object a stage."""
 
     spec: Spec
@@ -376,7 +378,6 @@ __all__ = [
     "Admitting",
     "Ahead",
     "Allowed",
-    "Ask",
     "ByRow",
     "Cache",
     "Canvas",
@@ -390,16 +391,17 @@ __all__ = [
     "Inputs",
     "Laid",
     "LogitsStage",
+    "MaskedSampler",
     "Outlook",
     "Planned",
     "Proposal",
     "Propose",
+    "QuerySpec",
     "Referring",
     "Remembering",
     "Request",
     "Revise",
     "Revision",
-    "Sampler",
     "Scheduled",
     "Select",
     "Widen",

@@ -17,11 +17,11 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
-from ..ops.chunked_distribution import Pieced, joined, too_many
-from ..ops.distribution import Law
+from ..ops.chunked_distribution import ChunkedDistribution, joined, too_many
+from ..ops.distribution import Distribution
 from ..ops.penalties import penalised, standing, without_ends
 from .canvas import GIVEN, Canvas
-from .contracts import Ask, Filling, Request, Sampler
+from .contracts import Filling, MaskedSampler, QuerySpec, Request
 from .layout import Group, Layout, Queries
 
 # Picking out what is wanted pays from so many numbers fewer on: states of the last layer, and logits.
@@ -29,13 +29,13 @@ _NARROW_GAIN = 2000
 _COMPACT_GAIN = 4000
 
 
-class Asking:
+class MaskedForward:
     """Lays plans, keeps them while the same positions are asked, and runs the model on them.
 
     It is also the outlook (see contracts) on the forward just made.
     """
 
-    def __init__(self, model: LanguageModel, canvas: Canvas, sampler: Sampler, request: Request) -> None:
+    def __init__(self, model: LanguageModel, canvas: Canvas, sampler: MaskedSampler, request: Request) -> None:
         self.model, self.canvas, self.cfg = model, canvas, request.cfg
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == GIVEN
@@ -71,7 +71,7 @@ class Asking:
             self.cache.keep(torch.from_numpy(self.layout.cache_rows(rows)))
         self._key = b""
 
-    def put(self, other: Asking) -> None:
+    def put(self, other: MaskedForward) -> None:
         """The canvas holds the rows of `other`, too, which no forward has seen: makes room for them.
 
         Their first forward is full, so that nothing of what the cache held in their place is ever seen.
@@ -82,7 +82,7 @@ class Asking:
             self.cache.grow(other.cache.capacity)
         self._key = b""
 
-    def queries(self, ask: Ask) -> Queries:
+    def queries(self, query: QuerySpec) -> Queries:
         """What to query so that everything asked is, and everything wanted is predicted.
 
         The first forward of a row is full. In a shifted family the prediction of p stands in row p - 1, so that the
@@ -92,32 +92,34 @@ class Asking:
         new = canvas.nfe == 0
         if new.all():
             return Queries(canvas.rows, np.zeros_like(canvas.end), canvas.end)
-        if ask.mask is None:
+        if query.mask is None:
             first = canvas.lo if self.every else canvas.first_open
-            start = np.minimum(ask.start, np.maximum(first - canvas.shift, 0))
-            stop = np.maximum(ask.stop, canvas.hi - canvas.shift)
+            start = np.minimum(query.start, np.maximum(first - canvas.shift, 0))
+            stop = np.maximum(query.stop, canvas.hi - canvas.shift)
             if new.any():
                 start, stop = np.where(new, 0, start), np.where(new, canvas.end, stop)
             return Queries(canvas.rows, start, stop)
-        mask = ask.mask[:, : canvas.length].cpu().numpy().copy()
+        mask = query.mask[:, : canvas.length].cpu().numpy().copy()
         if new.any():
             mask |= new[:, None] & (np.arange(canvas.length) < canvas.end[:, None])
-        row, column = np.nonzero(self.wanted(ask))
+        row, column = np.nonzero(self.wanted(query))
         mask[row, np.maximum(canvas.lo[row] + column - canvas.shift, 0)] = True
         count = mask.sum(1)
         positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
         positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
         return Queries(canvas.rows, np.zeros_like(count), count, positions)
 
-    def wanted(self, ask: Ask) -> np.ndarray:
+    def wanted(self, query: QuerySpec) -> np.ndarray:
         """[B, W] bool: the positions of the active block that are to be predicted."""
         canvas = self.canvas
         if self.every:
             within: np.ndarray = canvas.window_host < canvas.length
             return within
-        return canvas.eligible_host if ask.only is None else canvas.eligible_host & ask.only.cpu().numpy()
+        return canvas.eligible_host if query.only is None else canvas.eligible_host & query.only.cpu().numpy()
 
-    def law(self, queries: Queries, wanted: np.ndarray, soft: Tensor | None = None) -> tuple[Law, Law | None]:
+    def distribution(
+        self, queries: Queries, wanted: np.ndarray, soft: Tensor | None = None
+    ) -> tuple[Distribution, Distribution | None]:
         """One forward for every live row: the model's distribution at the `wanted` positions of the active block.
 
         What stands for the block's other positions means nothing. The second law is the shadow's.
@@ -144,7 +146,9 @@ class Asking:
             return found[0]
         assert self._order is not None, "groups have an order"
         twins = [twin for _, twin in found if twin is not None]
-        return joined([law for law, _ in found], self._order), joined(twins, self._order) if twins else None
+        return joined([distribution for distribution, _ in found], self._order), joined(
+            twins, self._order
+        ) if twins else None
 
     @property
     def early(self) -> Tensor:
@@ -163,7 +167,7 @@ class Asking:
         ]
         return torch.cat(found)[self._order] if self._order is not None else found[0]
 
-    def at(self, positions: Tensor) -> Law:
+    def at(self, positions: Tensor) -> Distribution:
         """The law at `positions` [B, K]."""
         found = []
         for group, hidden in zip(self._groups, self._made, strict=True):
@@ -179,7 +183,7 @@ class Asking:
         wanted: np.ndarray,
         soft: Tensor | None,
         forward: Callable[[Plan, KVCache | None], Hidden],
-    ) -> tuple[Law, Law | None]:
+    ) -> tuple[Distribution, Distribution | None]:
         """The law of one group, and the shadow's."""
         tokens, want, place, narrow = self._at(self.canvas.tokens, group), group.want, None, not self.whole
         positions = self._of(self.canvas.window, group)
@@ -202,15 +206,19 @@ class Asking:
             self._made.append(hidden)
         if self.shadow and not too_many(2 * tokens.shape[0] * self.shadow, self.model.vocab_size):
             both = self._guided(hidden.logits()).chunk(2, 1)
-            law, twin = (Law(self._permitted(logits, group, positions)) for logits in both)
-            return law, twin
+            distribution, twin = (Distribution(self._permitted(logits, group, positions)) for logits in both)
+            return distribution, twin
         if self.shadow:
-            law, twin = (self._says(hidden, group, positions, first=first) for first in (0, self.shadow))
-            return law, twin
-        law = self._says(hidden, group, positions)
+            distribution, twin = (self._says(hidden, group, positions, first=first) for first in (0, self.shadow))
+            return distribution, twin
+        distribution = self._says(hidden, group, positions)
         if place is None:
-            return law, None
-        return (law.placed(place) if isinstance(law, Pieced) else Law(law.rows.flatten(0, 1), place)), None
+            return distribution, None
+        return (
+            distribution.placed(place)
+            if isinstance(distribution, ChunkedDistribution)
+            else Distribution(distribution.rows.flatten(0, 1), place)
+        ), None
 
     def _says(
         self,
@@ -219,7 +227,7 @@ class Asking:
         positions: Tensor,
         queries: Tensor | None = None,
         first: int = 0,
-    ) -> Law:
+    ) -> Distribution:
         """What a forward says of `positions` [n, M], without the mask id and what is not allowed there.
 
         Args:
@@ -229,7 +237,7 @@ class Asking:
         n, vocab = len(positions), self.model.vocab_size
         every = (hidden.plan.want if queries is None else queries).shape[1]
         if not too_many(self.copies * n * every, vocab):
-            return Law(self._permitted(self._guided(hidden.logits(queries)), group, positions))
+            return Distribution(self._permitted(self._guided(hidden.logits(queries)), group, positions))
         width = self.shadow or every
 
         def make(index: Tensor) -> Tensor:
@@ -238,7 +246,9 @@ class Asking:
             both = at if self.cfg is None else torch.cat([at, at + n * every])
             return self._permitted(self._guided(hidden.some(both, queries)), group, positions[row, column], row)
 
-        return Pieced(make, n * width, vocab, torch.arange(n * width, device=positions.device).view(n, width))
+        return ChunkedDistribution(
+            make, n * width, vocab, torch.arange(n * width, device=positions.device).view(n, width)
+        )
 
     def _doubled(self, tensor: Tensor) -> Tensor:
         """The rows once more for the unconditional half of guidance."""

@@ -30,44 +30,44 @@ from .build import fitted
 from .canvas import NEVER, Canvas, Revision, Writing
 from .contracts import (
     Ahead,
-    Ask,
     Choice,
     Evidence,
     Filling,
     Laid,
+    MaskedSampler,
     Planned,
     Proposal,
+    QuerySpec,
     Referring,
     Remembering,
     Request,
-    Sampler,
     Scheduled,
     take_rows,
 )
-from .forward import Asking
-from .recorder import Before, Record
+from .forward import MaskedForward
+from .recorder import Before, TraceRecorder
 from .refusals import Read, demand_finite, mask_chosen
 
 _LOWEST = torch.finfo(torch.float32).min
 
 
-def decode(model: LanguageModel, sampler: Sampler, request: Request, *, steps: bool = True) -> Iterator[Event]:
+def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, steps: bool = True) -> Iterator[Event]:
     """Decodes a request, yielding `Started`, then `Step` and `RowFinished` events, and at last `Finished`.
 
     Without `steps` no `Step` is told, which spares a transfer a step.
     """
     loop = MaskedLoop(model, sampler, request)
-    yield loop.record.started()
+    yield loop.recorder.started()
     yield from loop.retire()
     while len(loop.canvas):
         before = loop.step()
         if steps:
-            yield loop.record.told(before)
+            yield loop.recorder.told(before)
         yield from loop.retire()
-    yield loop.record.finished()
+    yield loop.recorder.finished()
 
 
-def _finished(model: LanguageModel, sampler: Sampler, request: Request) -> Tensor:
+def _finished(model: LanguageModel, sampler: MaskedSampler, request: Request) -> Tensor:
     """What the reference of a `Referring` select ends with: [B, L + 1], -1 where it committed nothing and nothing was
     given. It stops where the sampler itself stops."""
     assert isinstance(sampler.select, Referring)
@@ -91,7 +91,7 @@ class Decision:
 class MaskedLoop:
     """The state of one request; it dies with it."""
 
-    def __init__(self, model: LanguageModel, sampler: Sampler, request: Request, *, columns: int = 0) -> None:
+    def __init__(self, model: LanguageModel, sampler: MaskedSampler, request: Request, *, columns: int = 0) -> None:
         """Its canvas has at least so many `columns`."""
         facts = model.facts
         if facts.mask_id is None:
@@ -124,11 +124,11 @@ class MaskedLoop:
             for stage in sampler.stages
             if isinstance(stage, Remembering) and callable(stage.start)
         }
-        self.asking = Asking(model, canvas, sampler, request)
+        self.forward = MaskedForward(model, canvas, sampler, request)
         self.schedule = sampler.select if isinstance(sampler.select, Scheduled) else None
-        self.record = Record(canvas, self.asking.copies)
+        self.recorder = TraceRecorder(canvas, self.forward.copies)
         self.endings = Endings(request.stops, len(canvas))
-        self.laws: list[Read] = []  # of the step, in order
+        self.distributions: list[Read] = []  # of the step, in order
 
     # --- one step ---
 
@@ -136,14 +136,14 @@ class MaskedLoop:
     def step(self) -> Before:
         """One forward for every live row, and its commits; what stood there before."""
         canvas = self.canvas
-        ask = self.plan()
-        evidence = self.look(ask)
-        self.laws = [Read(None, evidence.law, evidence.positions, evidence.eligible)]
+        query = self.plan()
+        evidence = self.look(query)
+        self.distributions = [Read(None, evidence.distribution, evidence.positions, evidence.eligible)]
         if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: it is told with the commit
-            demand_finite(float(self.asking.highest), self.laws, self.asking)
-        decision = self.decide(evidence, ask)
+            demand_finite(float(self.forward.highest), self.distributions, self.forward)
+        decision = self.decide(evidence, query)
         before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
-        demand_finite(self._commit(decision), self.laws, self.asking)
+        demand_finite(self._commit(decision), self.distributions, self.forward)
         return before
 
     def _commit(self, decision: Decision) -> float:
@@ -151,10 +151,12 @@ class MaskedLoop:
         revision = decision.revision
         try:
             return self.canvas.commit(
-                decision.chosen, fill=decision.fill, revision=revision, beside=self.asking.highest
+                decision.chosen, fill=decision.fill, revision=revision, beside=self.forward.highest
             )
         except SpecError as error:
-            demand_finite(float(self.asking.highest), self.laws, self.asking)  # what may have led to it comes first
+            demand_finite(
+                float(self.forward.highest), self.distributions, self.forward
+            )  # what may have led to it comes first
             edits = [(stage, None if revision is None else revision.rewrite) for stage in self.sampler.revising]
             raise mask_chosen(error, [(decision.by, decision.chosen), *edits], self.canvas) from None
 
@@ -162,7 +164,7 @@ class MaskedLoop:
         """What `stage` remembers of this request."""
         return self.memory.get(id(stage))
 
-    def plan(self) -> Ask:
+    def plan(self) -> QuerySpec:
         """The schedule's clock, then the positions to query."""
         canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
         if isinstance(select, Laid) and canvas.entered.any():
@@ -172,44 +174,44 @@ class MaskedLoop:
         if getattr(cache, "ahead", False):
             assert isinstance(select, Ahead), "the cache has checked it"
             canvas.coming = select.ahead(canvas, self.request, self.state(select))
-        return cache.ask(canvas, self.state(cache))
+        return cache.query(canvas, self.state(cache))
 
-    def look(self, ask: Ask) -> Evidence:
+    def look(self, query: QuerySpec) -> Evidence:
         """The forward, and what it says of the active block."""
-        canvas, asking = self.canvas, self.asking
-        queries, wanted = asking.queries(ask), asking.wanted(ask)
-        self.record.history.append(queries)
+        canvas, forward = self.canvas, self.forward
+        queries, wanted = forward.queries(query), forward.wanted(query)
+        self.recorder.history.append(queries)
         soft = None
         for stage in self.sampler.inputs:
             added = stage.soft(canvas, self.state(stage))
             soft = added if soft is None or added is None else soft + added
-        law, shadow = asking.law(queries, wanted, soft)
-        eligible = canvas.eligible if ask.only is None else canvas.eligible & ask.only.to(canvas.eligible.device)
-        evidence = Evidence(law, canvas.window, eligible, self.request, shadow)
+        distribution, shadow = forward.distribution(queries, wanted, soft)
+        eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
+        evidence = Evidence(distribution, canvas.window, eligible, self.request, shadow)
         for stage in self.sampler.inputs:
-            stage.observe(evidence, asking.model.embed, canvas, self.state(stage))
+            stage.observe(evidence, forward.model.embed, canvas, self.state(stage))
         return evidence
 
-    def decide(self, evidence: Evidence, ask: Ask) -> Decision:
+    def decide(self, evidence: Evidence, query: QuerySpec) -> Decision:
         """What is committed where, what is filled at once and what is revised."""
         canvas, sampler = self.canvas, self.sampler
         for stage in sampler.logits:
-            evidence = replace(evidence, law=stage.logits(evidence, canvas, self.state(stage)))
-            self.laws.append(Read(stage, evidence.law, evidence.positions, evidence.eligible))
-            self.asking.highest = self.asking.highest + evidence.law.highest()
+            evidence = replace(evidence, distribution=stage.logits(evidence, canvas, self.state(stage)))
+            self.distributions.append(Read(stage, evidence.distribution, evidence.positions, evidence.eligible))
+            self.forward.highest = self.forward.highest + evidence.distribution.highest()
         proposal = sampler.propose.propose(evidence, canvas)
         found = sampler.select.select(proposal, canvas, self.state(sampler.select))
         chosen, tokens = (found.which, found.tokens) if isinstance(found, Choice) else (found, proposal.tokens)
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
         chosen = self._some(chosen, proposal)
-        if ask.must is not None:
-            must = torch.from_numpy(ask.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
+        if query.must is not None:
+            must = torch.from_numpy(query.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
             first = torch.arange(chosen.shape[1], device=chosen.device) == 0
             chosen = torch.where(must, first, chosen)
         by = sampler.select if isinstance(found, Choice) else sampler.propose
         decision = Decision(Writing(chosen, tokens, proposal.score), by, self._revision(chosen, proposal))
-        return self._filled(decision, proposal) if self.asking.whole else decision
+        return self._filled(decision, proposal) if self.forward.whole else decision
 
     @staticmethod
     def _some(chosen: Tensor, proposal: Proposal) -> Tensor:
@@ -234,13 +236,13 @@ class MaskedLoop:
         rows = np.zeros(len(canvas), dtype=bool)
         for finish in self.sampler.finish:
             if isinstance(finish, Filling):
-                rows |= finish.fill(self.asking, proposal, canvas)
+                rows |= finish.fill(self.forward, proposal, canvas)
         if not rows.any():
             return decision
         which, places = canvas.ahead(rows)
-        law = self.asking.at(places)
-        self.laws.append(Read(None, law, places, which.gather(1, places)))
-        ids, probability = law.greedy
+        distribution = self.forward.at(places)
+        self.distributions.append(Read(None, distribution, places, which.gather(1, places)))
+        ids, probability = distribution.greedy
         fill = Writing(
             which,
             torch.zeros_like(canvas.tokens).scatter_(1, places, ids),
@@ -282,18 +284,18 @@ class MaskedLoop:
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
         """Tells of the rows that are done."""
         for at in np.flatnonzero(over):
-            yield self.record.leave(int(at), "stop" if self.stopped[at] else "length")
+            yield self.recorder.leave(int(at), "stop" if self.stopped[at] else "length")
 
     def keep(self, keep: np.ndarray) -> None:
         """The canvas, the cache and every state keep these live rows only."""
         self.canvas.keep(keep)
-        self.asking.keep(keep)
+        self.forward.keep(keep)
         self.endings.keep(keep)
         self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
 
     def finished(self, row: int | None = None) -> Finished:
         """All rows are done, or this one."""
-        return self.record.finished(row)
+        return self.recorder.finished(row)
 
     # --- rows that enter ---
 
@@ -314,8 +316,8 @@ class MaskedLoop:
         rows = self.rows[where]
         seat(self.request.source, rows, other.request.source, other.rows)
         self.canvas.put(where, other.canvas)
-        self.asking.put(other.asking)
+        self.forward.put(other.forward)
         self.endings.put(where, other.endings)
-        self.record.put(rows, other.canvas.total)
+        self.recorder.put(rows, other.canvas.total)
         with torch.inference_mode():
             self.memory = {stage: put_rows(state, where, other.memory[stage]) for stage, state in self.memory.items()}

@@ -23,7 +23,7 @@ class Before:
     tokens: np.ndarray | None  # kept where committed tokens may change
 
 
-class Record:
+class TraceRecorder:
     """Follows one canvas. Finished rows leave it; what they held waits here for the trace."""
 
     def __init__(self, canvas: Canvas, copies: int) -> None:

@@ -14,9 +14,9 @@ from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError, SpecError
 
 from ..cards import name_of
-from ..ops.distribution import Law
+from ..ops.distribution import Distribution
 from .canvas import Canvas, Writing
-from .forward import Asking
+from .forward import MaskedForward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,41 +24,41 @@ class Read:
     """A law that a step chooses tokens by."""
 
     stage: Any  # that made it; None is the model
-    law: Law
+    distribution: Distribution
     positions: Tensor  # [B, K] absolute
     which: Tensor  # [B, K] bool: those of which a token may be committed
 
 
-def demand_finite(highest: float, laws: Sequence[Read], asking: Asking) -> None:
+def demand_finite(highest: float, distributions: Sequence[Read], forward: MaskedForward) -> None:
     """Raises what names the model, the argument or the stage, where a token has no distribution to come from.
 
     `highest` is what `asking` has added up; what nobody reads, such as the mask id's own logit, may be anything.
     """
     if math.isfinite(highest):
         return
-    for read in laws:
-        wrong = read.which & ~finite.sound(read.law.logits)
+    for read in distributions:
+        wrong = read.which & ~finite.sound(read.distribution.logits)
         if wrong.any():
-            raise _unsound(read, wrong, asking)
-    asking.highest = torch.zeros_like(asking.highest)
+            raise _unsound(read, wrong, forward)
+    forward.highest = torch.zeros_like(forward.highest)
 
 
-def _unsound(read: Read, wrong: Tensor, asking: Asking) -> PardecError:
+def _unsound(read: Read, wrong: Tensor, forward: MaskedForward) -> PardecError:
     """The error for the first position that is `wrong` [B, K]."""
     row, column = wrong.nonzero()[0].tolist()
-    where = f"position {int(read.positions[row, column])} of row {asking.canvas.rows[row]}"
-    empty = float(read.law.logits[row, column].amax()) == -math.inf
+    where = f"position {int(read.positions[row, column])} of row {forward.canvas.rows[row]}"
+    empty = float(read.distribution.logits[row, column].amax()) == -math.inf
     what = "every token is ruled out" if empty else "logits are NaN or infinite"
     if read.stage is not None:
         return SpecError(
             f"{what} at {where} after {name_of(read.stage)}, a stage of the sampler",
             "the logits that it was given were finite: leave the stage out, or mend it",
         )
-    if (found := asking.failure()) is not None:
+    if (found := forward.failure()) is not None:
         return found
-    if empty and asking.allowed is not None:
-        return SpecError(f"{what} at {where}: of what is allowed there, {asking.model.name} rules out all")
-    return ModelError(f"{what} at {where}, by {asking.model.name}")
+    if empty and forward.allowed is not None:
+        return SpecError(f"{what} at {where}: of what is allowed there, {forward.model.name} rules out all")
+    return ModelError(f"{what} at {where}, by {forward.model.name}")
 
 
 def mask_chosen(error: SpecError, written: Sequence[tuple[Any, Writing | None]], canvas: Canvas) -> SpecError:

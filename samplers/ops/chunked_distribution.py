@@ -23,7 +23,7 @@ from torch import Tensor
 from pardec.models import finite
 
 from .confidence import Confidence, confidence, greedy
-from .distribution import Law, Noise, parted
+from .distribution import Distribution, Noise, parted
 
 HELD = 1 << 28  # bytes of float32 logits that are made at once; less is simply held
 
@@ -36,7 +36,7 @@ def too_many(rows: int, vocab: int) -> bool:
     return rows * vocab * 4 > HELD
 
 
-class Pieced(Law):
+class ChunkedDistribution(Distribution):
     """softmax(make(row)) at each position, `place` [B, W] saying the row of each, of `count` in all."""
 
     def __init__(self, make: Make, count: int, vocab: int, place: Tensor) -> None:
@@ -45,9 +45,9 @@ class Pieced(Law):
         self.count: int
         self.place: Tensor
 
-    def placed(self, place: Tensor) -> Pieced:
+    def placed(self, place: Tensor) -> ChunkedDistribution:
         """The same rows at other positions, `place` [B, W]."""
-        return Pieced(self.make, self.count, self.vocab, place)
+        return ChunkedDistribution(self.make, self.count, self.vocab, place)
 
     @property
     def device(self) -> torch.device:
@@ -96,13 +96,13 @@ class Pieced(Law):
 
     def _drawn(self, places: np.ndarray, noise: Noise) -> Tensor:
         """Of places whose logits may be held at once."""
-        return Law(self.some(places)).draw(np.arange(len(places)), lambda some: noise(places[some]))
+        return Distribution(self.some(places)).draw(np.arange(len(places)), lambda some: noise(places[some]))
 
-    def scaled(self, temperature: float) -> Law:
+    def scaled(self, temperature: float) -> Distribution:
         return self.mapped(lambda logits: logits if temperature == 1 else logits / temperature)
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
-        return Pieced(lambda index: change(self.make(index)[None])[0], self.count, self.vocab, self.place)
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:
+        return ChunkedDistribution(lambda index: change(self.make(index)[None])[0], self.count, self.vocab, self.place)
 
     def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
         return self.aligned(torch.cat(list(self._each(lambda _, rows: embed(rows.softmax(-1))))))
@@ -115,34 +115,46 @@ class Pieced(Law):
             yield read(index, self.make(index))
 
 
-def joined(laws: Sequence[Law], order: Tensor) -> Law:
+def joined(distributions: Sequence[Distribution], order: Tensor) -> Distribution:
     """The laws of groups of rows as one of all rows, in `order`."""
     places, count = [], 0
-    for law in laws:
-        size = _count(law)
-        place = law.place if law.place is not None else torch.arange(size, device=order.device).view(law.rows.shape[:2])
+    for distribution in distributions:
+        size = _count(distribution)
+        place = (
+            distribution.place
+            if distribution.place is not None
+            else torch.arange(size, device=order.device).view(distribution.rows.shape[:2])
+        )
         places.append(place + count)
         count += size
     place = torch.cat(places)[order]
-    if not any(isinstance(law, Pieced) for law in laws) and not too_many(count, laws[0].vocab):
-        return Law(torch.cat([law.rows.reshape(-1, law.vocab) for law in laws]), place)
-    return Pieced(lambda index: _of(laws, index), count, laws[0].vocab, place)
+    if not any(isinstance(distribution, ChunkedDistribution) for distribution in distributions) and not too_many(
+        count, distributions[0].vocab
+    ):
+        return Distribution(
+            torch.cat([distribution.rows.reshape(-1, distribution.vocab) for distribution in distributions]), place
+        )
+    return ChunkedDistribution(lambda index: _of(distributions, index), count, distributions[0].vocab, place)
 
 
-def _count(law: Law) -> int:
+def _count(distribution: Distribution) -> int:
     """Rows that a law has."""
-    return law.count if isinstance(law, Pieced) else law.rows.shape[:-1].numel()
+    return distribution.count if isinstance(distribution, ChunkedDistribution) else distribution.rows.shape[:-1].numel()
 
 
-def _of(laws: Sequence[Law], index: Tensor) -> Tensor:
+def _of(distributions: Sequence[Distribution], index: Tensor) -> Tensor:
     """The rows `index` [N] of the laws, counted over all of them."""
-    out = torch.empty((len(index), laws[0].vocab), dtype=torch.float32, device=index.device)
+    out = torch.empty((len(index), distributions[0].vocab), dtype=torch.float32, device=index.device)
     first = 0
-    for law in laws:
-        size = _count(law)
+    for distribution in distributions:
+        size = _count(distribution)
         here = ((index >= first) & (index < first + size)).nonzero()[:, 0]
         if len(here):
             own = index[here] - first
-            out[here] = law.make(own) if isinstance(law, Pieced) else law.rows.reshape(-1, law.vocab)[own]
+            out[here] = (
+                distribution.make(own)
+                if isinstance(distribution, ChunkedDistribution)
+                else distribution.rows.reshape(-1, distribution.vocab)[own]
+            )
         first += size
     return out

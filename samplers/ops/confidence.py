@@ -123,9 +123,9 @@ def merged(parts: Sums) -> Confidence:
     return Confidence(best, top1, pair[1], total, total.log() - moment / total)
 
 
-def _part(rows: Tensor, weight: Tensor, temperature: float, raised: Sequence[Tensor | None], start: int) -> Sums:
+def _part(rows: Tensor, weight: Tensor, temperature: float, boosted: Sequence[Tensor | None], start: int) -> Sums:
     """The sums over one part of the vocabulary, of rows [N, E] and weight [w, E]."""
-    tokens, by = raised
+    tokens, by = boosted
     if tokens is not None and by is not None:
         inside = (tokens >= start) & (tokens < start + len(weight))
         tokens, by = torch.where(inside, tokens - start, 0), torch.where(inside, by, 0)

@@ -77,9 +77,9 @@ def confidence(
     count = rows.shape[0]
     ids = torch.empty(count, dtype=torch.int64, device=logits.device)
     top1, top2, mass, entropy = torch.empty((4, count), dtype=torch.float32, device=logits.device)
-    raised = 0
+    boosted = 0
     if tokens is not None and by is not None:
-        raised, tokens, by = tokens.shape[-1], tokens.contiguous(), by.float().contiguous()
+        boosted, tokens, by = tokens.shape[-1], tokens.contiguous(), by.float().contiguous()
     if count:
         launch: Any = _confidence[(count,)]
         launch(
@@ -89,12 +89,12 @@ def confidence(
             top2,
             mass,
             entropy,
-            tokens if raised else ids,
-            by if raised else top1,
+            tokens if boosted else ids,
+            by if boosted else top1,
             vocab,
             rows.stride(0),
             temperature,
-            RAISED=raised,
+            RAISED=boosted,
             SCALED=temperature != 1,
             BLOCK=min(4096, triton.next_power_of_2(vocab)),
         )

@@ -45,12 +45,12 @@ def walk(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0,
     e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
     x = e[:, 0]
     for number, index in enumerate(reversed(range(1, head.steps)), 1):
-        law = head.law(x, index, states)
-        x = law.mean + temperature * law.deviation * e[:, number]
+        distribution = head.distribution(x, index, states)
+        x = distribution.mean + temperature * distribution.deviation * e[:, number]
     if last == "x1":
         return x / float(head.signal[0])
-    law = head.law(x, 0, states)
-    return law.mean if last == "map" else law.mean + temperature * law.deviation * e[:, -1]
+    distribution = head.distribution(x, 0, states)
+    return distribution.mean if last == "map" else distribution.mean + temperature * distribution.deviation * e[:, -1]
 
 
 def trace(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0) -> Path:
@@ -58,10 +58,10 @@ def trace(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0
     e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
     points, means, deviations = [e[:, 0]], [], []
     for number, index in enumerate(reversed(range(head.steps)), 1):
-        law = head.law(points[-1], index, states)
-        means.append(law.mean)
-        deviations.append(law.log_deviation + _log(temperature))
-        points.append(law.mean + temperature * law.deviation * e[:, number])
+        distribution = head.distribution(points[-1], index, states)
+        means.append(distribution.mean)
+        deviations.append(distribution.log_deviation + _log(temperature))
+        points.append(distribution.mean + temperature * distribution.deviation * e[:, number])
     return Path(torch.stack(points), torch.stack(means), torch.stack(deviations))
 
 
@@ -84,9 +84,9 @@ def along(head: Head, states: States, path: Path, *, temperature: float = 1.0) -
     for part in range(0, steps, each):
         rows = slice(part * count, (part + each) * count)
         which = torch.arange(count, device=index.device).repeat(len(index[rows]) // max(1, count))
-        found.append(head.law(points[rows], index[rows], states.take(which)))
-    means = torch.cat([law.mean for law in found])
-    deviations = torch.cat([law.log_deviation for law in found]) + _log(temperature)
+        found.append(head.distribution(points[rows], index[rows], states.take(which)))
+    means = torch.cat([distribution.mean for distribution in found])
+    deviations = torch.cat([distribution.log_deviation for distribution in found]) + _log(temperature)
     return Path(path.points, means.view_as(path.means), deviations.view_as(path.means))
 
 

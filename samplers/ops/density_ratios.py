@@ -40,8 +40,8 @@ def log_ratio(x: Tensor, target: Ending, draft: Ending, *, tau: float = 1.0, der
     return _kernel(x, target, tau) - _kernel(x, draft, tau) + (others + narrow).sum(-1)
 
 
-def _kernel(x: Tensor, law: Ending, tau: float) -> Tensor:
-    gap = (x.double() - law.mean.double()) * torch.exp(-law.log_deviation.double()) / tau
+def _kernel(x: Tensor, distribution: Ending, tau: float) -> Tensor:
+    gap = (x.double() - distribution.mean.double()) * torch.exp(-distribution.log_deviation.double()) / tau
     return -0.5 * gap.square().sum(-1)
 
 

@@ -25,7 +25,7 @@ _HELD = 1 << 24  # numbers whose noise is there at once, where no cache has to h
 
 
 @dataclass(frozen=True)
-class Law:
+class Distribution:
     """softmax(logits) at each position of the active block. Statistics are computed once, when first asked for.
 
     With `place`, only some positions have logits, and each of the block's says where its own stand; those without share
@@ -79,12 +79,12 @@ class Law:
         """The logits of some `tokens` at each position, [B, W, K] both."""
         return self.rows.gather(-1, tokens) if self.place is None else self.rows[self.place[..., None], tokens]
 
-    def raised(self, tokens: Tensor, by: Tensor) -> Law:
+    def boosted(self, tokens: Tensor, by: Tensor) -> Distribution:
         """This law with the logits of a few `tokens` [B, W, K] raised `by` [B, W, K], at least 0.
 
         A token stands once at a position, except with nothing to add. No second pass over the vocabulary is made.
         """
-        return Raised(self, tokens, by)
+        return BoostedDistribution(self, tokens, by)
 
     def some(self, places: np.ndarray) -> Tensor:
         """The logits at some `places` [N] of the block, counted over all rows; [N, V]."""
@@ -98,15 +98,15 @@ class Law:
         parts = parted(places, most // self.vocab)
         return torch.cat([argmax(gumbel(noise(part)).add_(self.some(part))) for part in parts])
 
-    def scaled(self, temperature: float) -> Law:
+    def scaled(self, temperature: float) -> Distribution:
         """The law with its logits over the temperature, above 0."""
         if temperature != 1 and backend(self.device) == "triton":
-            return Scaled(self, temperature)
+            return ScaledDistribution(self, temperature)
         return self.mapped(lambda logits: logits if temperature == 1 else logits / temperature)
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Law:
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:
         """The law with its logits changed, [1, N, V] -> [1, N, V], position by position."""
-        return Law(change(self.rows.flatten(0, -2)[None])[0].view(self.rows.shape), self.place)
+        return Distribution(change(self.rows.flatten(0, -2)[None])[0].view(self.rows.shape), self.place)
 
     def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
         """`embed` of the probabilities, [..., V] -> [..., E], for each position [B, W, E]."""
@@ -125,12 +125,12 @@ def parted(places: np.ndarray, size: int) -> Iterator[np.ndarray]:
     return (places[start : start + size] for start in range(0, max(len(places), 1), size))
 
 
-class Scaled(Law):
+class ScaledDistribution(Distribution):
     """A law over a temperature: its statistics are read off the other law's logits, and its own are not kept."""
 
-    def __init__(self, base: Law, temperature: float) -> None:
+    def __init__(self, base: Distribution, temperature: float) -> None:
         vars(self).update(base=base, temperature=temperature, place=base.place)  # frozen, as laws are
-        self.base: Law
+        self.base: Distribution
         self.temperature: float
 
     @property
@@ -155,10 +155,12 @@ class Scaled(Law):
 
     @cached_property
     def confidence(self) -> Confidence:
-        law = self.base
-        if isinstance(law, Raised):
-            return confidence(law.base.logits, temperature=self.temperature, tokens=law.tokens, by=law.by)
-        return Confidence(*map(self.aligned, confidence(law.rows, temperature=self.temperature)))
+        distribution = self.base
+        if isinstance(distribution, BoostedDistribution):
+            return confidence(
+                distribution.base.logits, temperature=self.temperature, tokens=distribution.tokens, by=distribution.by
+            )
+        return Confidence(*map(self.aligned, confidence(distribution.rows, temperature=self.temperature)))
 
     def highest(self) -> Tensor:
         return self.base.highest() / self.temperature
@@ -170,14 +172,14 @@ class Scaled(Law):
         return self.base.some(places) / self.temperature
 
 
-class Raised(Law):
+class BoostedDistribution(Distribution):
     """A law with a few logits raised: its statistics follow from the other law's, its logits are made if asked for."""
 
     place = None
 
-    def __init__(self, base: Law, tokens: Tensor, by: Tensor) -> None:
+    def __init__(self, base: Distribution, tokens: Tensor, by: Tensor) -> None:
         vars(self).update(base=base, tokens=tokens, by=by)  # frozen, as laws are
-        self.base: Law
+        self.base: Distribution
         self.tokens: Tensor
         self.by: Tensor
 

@@ -104,9 +104,9 @@ def confidence_of(
     parts = triton.cdiv(vocab, _PART)
     ids = torch.empty((parts, count), dtype=torch.int64, device=states.device)
     sums = torch.empty((4, parts, count), dtype=torch.float32, device=states.device)
-    raised = 0
+    boosted = 0
     if tokens is not None and by is not None:
-        raised, tokens, by = tokens.shape[-1], tokens.contiguous(), by.float().contiguous()
+        boosted, tokens, by = tokens.shape[-1], tokens.contiguous(), by.float().contiguous()
     if count:
         rows = min(64, max(16, triton.next_power_of_2(count)))
         launch: Any = _measure[(triton.cdiv(count, rows), parts)]
@@ -115,15 +115,15 @@ def confidence_of(
             weight,
             ids,
             sums,
-            tokens if raised else ids,
-            by if raised else sums,
+            tokens if boosted else ids,
+            by if boosted else sums,
             count,
             width,
             vocab,
             states.stride(0),
             weight.stride(0),
             temperature,
-            RAISED=raised,
+            RAISED=boosted,
             SCALED=temperature != 1,
             PART=_PART,
             BLOCK_N=rows,

@@ -26,16 +26,16 @@ def around(values: Tensor, ids: Tensor, nearest: Tensor, near: Tensor | None = N
     return values.gather(1, near.flatten(1)).view(near.shape).sum(-1)
 
 
-def within(law: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+def within(distribution: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
     """What the nearest of each `token` [N] add up to within `limit` [N], and whether the first of them is; both [N].
 
     Of probabilities `law` [N, V], at least 0, and `nearest` [V, K]. A limit below 0 lets nothing in, and 0 those that
     have nothing.
     """
-    if backend(law.device) == "triton":
+    if backend(distribution.device) == "triton":
         from .neighbourhood_triton import within as fast
 
-        return fast(law, token, nearest, limit)
-    mass = pad(law.gather(1, nearest[token].long()).cumsum(1), (1, 0))  # of the nearest 0, 1, 2, ...
+        return fast(distribution, token, nearest, limit)
+    mass = pad(distribution.gather(1, nearest[token].long()).cumsum(1), (1, 0))  # of the nearest 0, 1, 2, ...
     fits = mass <= limit[:, None]
     return torch.where(fits, mass, 0).amax(1), fits[:, 1:].any(1)

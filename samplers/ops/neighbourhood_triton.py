@@ -37,14 +37,14 @@ def _around(
 
 @triton.jit
 def _within(
-    law_ptr,  # [N, V]
+    probs_ptr,  # [N, V]
     token_ptr,  # [N]
     nearest_ptr,  # [V, K]
     limit_ptr,  # [N]
     mass_ptr,  # [N]
     any_ptr,  # [N] int8
     width,  # K
-    law_n,
+    probs_n,
     nearest_v,
     nearest_k,
     BLOCK: tl.constexpr,
@@ -59,7 +59,7 @@ def _within(
     while (start < width) & (tl.max(before, 0) <= limit):
         k = start + tl.arange(0, BLOCK)
         near = tl.load(line + k * nearest_k, mask=k < width, other=0)
-        each = tl.load(law_ptr + row * law_n + near, mask=k < width, other=0.0)
+        each = tl.load(probs_ptr + row * probs_n + near, mask=k < width, other=0.0)
         mass = before + tl.cumsum(each, 0)
         fits = (k < width) & (mass <= limit)
         most = tl.maximum(most, tl.max(tl.where(fits, mass, 0.0), 0))
@@ -83,17 +83,17 @@ def around(values: Tensor, ids: Tensor, nearest: Tensor) -> Tensor:
     return out
 
 
-def within(law: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+def within(distribution: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
     """The mass [N] and whether the first fits [N], of `law` [N, V], `token` [N], `nearest` [V, K] and `limit` [N]."""
-    law = law if law.stride(-1) == 1 else law.contiguous()
-    mass = torch.empty(len(law), dtype=law.dtype, device=law.device)
-    some = torch.empty(len(law), dtype=torch.int8, device=law.device)
-    if len(law):
-        launch: Any = _within[(len(law),)]
-        strides = law.stride(0), *nearest.stride()
-        limit = limit.to(law.dtype).contiguous()
+    distribution = distribution if distribution.stride(-1) == 1 else distribution.contiguous()
+    mass = torch.empty(len(distribution), dtype=distribution.dtype, device=distribution.device)
+    some = torch.empty(len(distribution), dtype=torch.int8, device=distribution.device)
+    if len(distribution):
+        launch: Any = _within[(len(distribution),)]
+        strides = distribution.stride(0), *nearest.stride()
+        limit = limit.to(distribution.dtype).contiguous()
         block = _block(nearest)
-        launch(law, token.contiguous(), nearest, limit, mass, some, nearest.shape[1], *strides, BLOCK=block)
+        launch(distribution, token.contiguous(), nearest, limit, mass, some, nearest.shape[1], *strides, BLOCK=block)
     return mass, some.bool()
 
 

@@ -28,10 +28,10 @@ def moved(draft: Draft, p: Tensor, nearest: Tensor, delta: float, ratio: float |
     first = _lowest(draft, child)
     drawn = draft.tested & ~_points(draft)
     ahead = draft.tested & (index < _lowest(draft, torch.where(drawn, index, draft.width)).gather(1, _above(draft)))
-    law, off = p.clone(), torch.zeros_like(p[..., 0])
+    distribution, off = p.clone(), torch.zeros_like(p[..., 0])
     row, node = (first < draft.width).nonzero(as_tuple=True)
     if not len(row) or not nearest.shape[1]:
-        return law, off
+        return distribution, off
     here, place = wide(p[row, node]), torch.full_like(first, -1)
     place[row, node] = torch.arange(len(row), device=p.device)
     # Point masses: each wants what it has not, and only the others give.
@@ -41,17 +41,17 @@ def moved(draft: Draft, p: Tensor, nearest: Tensor, delta: float, ratio: float |
     room = torch.where(wanted, 1 - here, 0)
     spare = here.masked_fill(wanted, 0)
     if draft.q is not None:
-        child, law_of = first[row, node], wide(draft.q[row, first[row, node]])
+        child, distribution_of = first[row, node], wide(draft.q[row, first[row, node]])
         certain = _points(draft)[row, child][:, None]
-        room = torch.where(certain, room, (law_of - here).clamp(min=0))
-        spare = torch.where(certain, spare, (here - law_of).clamp(min=0))
+        room = torch.where(certain, room, (distribution_of - here).clamp(min=0))
+        spare = torch.where(certain, spare, (here - distribution_of).clamp(min=0))
     room = room.masked_fill(here <= 0, 0)
     if ratio is not None:
         room = torch.minimum(room, (ratio - 1) * here)
     made, mass = _transport(room, spare, nearest, delta)
-    law[row, node] = (here + made).clamp(min=0).to(p.dtype)
+    distribution[row, node] = (here + made).clamp(min=0).to(p.dtype)
     off[row, node] = mass.to(p.dtype)
-    return law, off
+    return distribution, off
 
 
 def _transport(room: Tensor, spare: Tensor, nearest: Tensor, delta: float) -> tuple[Tensor, Tensor]:

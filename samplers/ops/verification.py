@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from pardec.models.kernels.choice import backend
 
 from ..rng import wide
-from ..speculative.contracts import AtOnce, Chances, Draft, Numbered, Verdict
+from ..speculative.contracts import AtOnce, Draft, Numbered, Uniforms, Verdict
 from .tree_walk import Walk, descend, reached
 
 _NOTHING = 1e-12  # a residual without a heavier token is rounding: p and q are the same, and p is drawn from
@@ -39,7 +39,7 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     return Verdict(path, count, pick.gather(1, end)[:, 0], tested, same.float(), pick=pick)
 
 
-def judge(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
+def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
     """The exact test of the nodes in order, and the next token from what is left of the law.
 
         accepted  iff  u q[x] < r[x]         rejected: r <- norm([r - q]+), for a point mass r without x
@@ -48,34 +48,34 @@ def judge(draft: Draft, p: Tensor, chances: Chances) -> Verdict:
     this is speculative sampling for chains, and recursive rejection sampling for siblings with and without
     replacement (arXiv:2211.17192, 2302.01318, 2305.09781).
     """
-    if draft.parents is None and isinstance(chances, Numbered) and backend(p.device) == "triton":
+    if draft.parents is None and isinstance(uniforms, Numbered) and backend(p.device) == "triton":
         from .verification_triton import judge_chains
 
-        u, next_u = chances.accepts(draft.width), chances.number("next")
+        u, next_u = uniforms.accepts(draft.width), uniforms.number("next")
         count, following, ratio = judge_chains(draft.tokens, draft.tested, p, draft.q, draft.point, u, next_u)
         index = torch.arange(draft.width, device=p.device)
         within = draft.tested & (index <= count[:, None] + 1)
         return Verdict(index.expand_as(draft.tokens), count, following, within, ratio)
     if draft.width == 1:
         first = torch.zeros_like(draft.tokens)
-        return Verdict(first, first[:, 0], chances.draw(p[:, 0], "next"), draft.tested, first.float())
+        return Verdict(first, first[:, 0], uniforms.draw(p[:, 0], "next"), draft.tested, first.float())
     if draft.parents is not None and draft.q is not None:
-        return replace(in_turn(draft, p, chances, Exact()), deviation=None)
+        return replace(in_turn(draft, p, uniforms, Exact()), deviation=None)
     rows = torch.arange(len(p), device=p.device)
     mine = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T] what the target gives each node
     bar = at_token(draft)
     # A point mass that was rejected leaves its siblings what the law did not give it: they are tested against less.
-    if draft.parents is None and isinstance(chances, AtOnce):
-        taken = draft.tested & (chances.accepts(draft.width) * bar < mine)
+    if draft.parents is None and isinstance(uniforms, AtOnce):
+        taken = draft.tested & (uniforms.accepts(draft.width) * bar < mine)
         path, count = descend(draft, taken)
         tested = reached(draft, path, count)
     else:
-        path, count, tested, bar = _walked(draft, mine, bar, chances)
+        path, count, tested, bar = _walked(draft, mine, bar, uniforms)
     here = path.gather(1, count[:, None])
     lost = tested & (draft.parent == here)  # the last node's children: none was accepted
     r = _left(draft, p[rows, here[:, 0]], lost)
     ratio = torch.where(tested, (mine / bar.clamp(min=_NOTHING)).clamp(max=1), 0).to(p.dtype)
-    return Verdict(path, count, chances.draw(r, "next"), tested, ratio)
+    return Verdict(path, count, uniforms.draw(r, "next"), tested, ratio)
 
 
 def residual(r: Tensor, q: Tensor) -> Tensor:
@@ -147,16 +147,16 @@ class Exact:
         return torch.where(trial.point[:, None], spared, residual(r, trial.q))
 
 
-def _walked(draft: Draft, mine: Tensor, bar: Tensor, chances: Chances) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _walked(draft: Draft, mine: Tensor, bar: Tensor, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Level by level: path, count, the nodes that were tested, and against what, all [B, T]."""
     walk, tested, against = Walk(draft), torch.zeros_like(draft.tested), wide(bar)
-    known = chances.accepts(draft.width) if isinstance(chances, AtOnce) else None
+    known = uniforms.accepts(draft.width) if isinstance(uniforms, AtOnce) else None
     weight = wide(mine)
     for _ in range(draft.deepest):
         child = walk.children
         before = pad(torch.where(child, weight, 0).cumsum(1)[:, :-1], (1, 0))
         level = (bar - before).clamp(min=0)
-        u = asked(draft, chances, child, level, weight) if known is None else known
+        u = asked(draft, uniforms, child, level, weight) if known is None else known
         first = walk.step(child & (u * level < weight))
         child &= walk.index <= first[:, None]
         tested |= child
@@ -164,13 +164,13 @@ def _walked(draft: Draft, mine: Tensor, bar: Tensor, chances: Chances) -> tuple[
     return walk.path, walk.count, tested, against
 
 
-def asked(draft: Draft, chances: Chances, child: Tensor, level: Tensor, weight: Tensor) -> Tensor:
+def asked(draft: Draft, uniforms: Uniforms, child: Tensor, level: Tensor, weight: Tensor) -> Tensor:
     """[B, T] uniforms of one level, asked for in order, each only where its test is held."""
     u, going = torch.ones_like(weight), torch.ones_like(child[:, 0])
     for node in range(1, draft.width):
         held = child[:, node] & going
         if held.any():
-            u[:, node] = chances.accept(node, held, draft.tokens[:, node])
+            u[:, node] = uniforms.accept(node, held, draft.tokens[:, node])
             going = going & ~(held & (u[:, node] * level[:, node] < weight[:, node]))
     return u
 
@@ -196,7 +196,7 @@ def at_token(draft: Draft) -> Tensor:
     return at if draft.point is None else torch.where(draft.point, 1, at)
 
 
-def in_turn(draft: Draft, p: Tensor, chances: Chances, rule: Rule) -> Verdict:
+def in_turn(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
     """`judge` by any rule: level by level, and within one sibling by sibling, over what is left of r.
 
     The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's chance.
@@ -205,7 +205,7 @@ def in_turn(draft: Draft, p: Tensor, chances: Chances, rule: Rule) -> Verdict:
     walk, tested, ratio = Walk(draft), torch.zeros_like(draft.tested), torch.zeros_like(bars)
     gap = torch.zeros_like(p[:, 0, 0])
     most = int(torch.zeros_like(draft.tokens).scatter_add_(1, draft.parent.clamp(min=0), draft.tested.long()).max())
-    known = chances.accepts(draft.width) if isinstance(chances, AtOnce) else None
+    known = uniforms.accepts(draft.width) if isinstance(uniforms, AtOnce) else None
     r = p[:, 0]
     for _ in range(draft.deepest):
         child = walk.children
@@ -215,24 +215,24 @@ def in_turn(draft: Draft, p: Tensor, chances: Chances, rule: Rule) -> Verdict:
             held, node = mark.any(1) & ~taken.any(1), mark.long().argmax(1)
             trial = Trial.of(draft, rows, node, walk.here, bars)
             mine = rule.weight(r, trial)
-            u = _one(chances, node, held, trial.token) if known is None else known[rows, node]
+            u = _one(uniforms, node, held, trial.token) if known is None else known[rows, node]
             won = held & (u * trial.bar < mine)
             mark &= held[:, None]
             tested |= mark
-            chance = (mine / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
-            ratio = torch.where(mark, chance[:, None].to(ratio.dtype), ratio)
-            gap = gap + torch.where(held, (chance - trial.plain(r)).abs(), 0)
+            uniform = (mine / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
+            ratio = torch.where(mark, uniform[:, None].to(ratio.dtype), ratio)
+            gap = gap + torch.where(held, (uniform - trial.plain(r)).abs(), 0)
             r = torch.where((held & ~won)[:, None], rule.left(r, trial), r)
             taken |= mark & won[:, None]
         walk.step(taken)
         r = torch.where(walk.alive[:, None], p[rows, walk.here], r)
-    return Verdict(walk.path, walk.count, chances.draw(r, "next"), tested, ratio, gap)
+    return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio, gap)
 
 
-def _one(chances: Chances, node: Tensor, held: Tensor, token: Tensor) -> Tensor:
+def _one(uniforms: Uniforms, node: Tensor, held: Tensor, token: Tensor) -> Tensor:
     """[B] uniforms, of another `node` [B] in each row, for sources that know one at a time."""
     u = torch.ones(len(node), dtype=torch.float64, device=node.device)
     for at in set(node[held].tolist()):
         here = held & (node == at)
-        u = torch.where(here, chances.accept(at, here, token), u)
+        u = torch.where(here, uniforms.accept(at, here, token), u)
     return u

@@ -56,15 +56,15 @@ def _judge(
     taken = tested & (u * bar.to(tl.float64) < mine.to(tl.float64))
     stop = tl.min(tl.where((node == 0) | taken, nodes, tl.minimum(node, nodes)), 0)  # the first that is not accepted
     tl.store(count_ptr + row, (stop - 1).to(tl.int64))
-    chance = tl.minimum(mine / tl.maximum(bar, nothing), 1.0)
-    chance = tl.where(tested & (node <= stop), chance, 0.0)
-    tl.store(ratio_ptr + row * nodes + node, chance.to(ratio_ptr.dtype.element_ty), mask=node < nodes)
+    uniform = tl.minimum(mine / tl.maximum(bar, nothing), 1.0)
+    uniform = tl.where(tested & (node <= stop), uniform, 0.0)
+    tl.store(ratio_ptr + row * nodes + node, uniform.to(ratio_ptr.dtype.element_ty), mask=node < nodes)
 
     at_stop = (node == stop) & tested
     minus = tl.max((at_stop & drawn).to(tl.int32), 0)  # 1: a token of a law was rejected, and [p - q]+ is left
     gone = tl.max(at_stop.to(tl.int32), 0) - minus  # 1: a point mass was, and p without it is left
     rejected = tl.sum(tl.where(at_stop, token, 0), 0)
-    law = p_ptr + row * p_b + (stop - 1).to(tl.int64) * p_t
+    distribution = p_ptr + row * p_b + (stop - 1).to(tl.int64) * p_t
     theirs = q_ptr
     if HAS_Q:
         theirs = q_ptr + row * q_b + tl.minimum(stop, nodes - 1).to(tl.int64) * q_t
@@ -73,7 +73,7 @@ def _judge(
     whole = tl.full([], 0.0, tl.float64)
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        p = tl.load(law + at, mask=at < vocab, other=0.0)
+        p = tl.load(distribution + at, mask=at < vocab, other=0.0)
         left = tl.where((at == rejected) & (gone != 0), 0.0, p)
         if HAS_Q:
             left = tl.maximum(left - tl.load(theirs + at, mask=at < vocab * minus, other=0.0), 0.0)
@@ -88,7 +88,7 @@ def _judge(
     start = tl.full([], 0, tl.int32)
     while (start < vocab) & (found == vocab):
         at = start + tl.arange(0, BLOCK)
-        p = tl.load(law + at, mask=at < vocab, other=0.0)
+        p = tl.load(distribution + at, mask=at < vocab, other=0.0)
         left = tl.where((at == rejected) & (gone != 0), 0.0, p)
         if HAS_Q:
             left = tl.maximum(left - tl.load(theirs + at, mask=at < vocab * minus, other=0.0), 0.0)

@@ -7,12 +7,12 @@ from pardec.models.errors import SpecError
 from ..cards import AUTOREGRESSIVE, find
 from ..spec import Spec
 from ..spec_values import Named, add_default, build, exactness, full, refuse_doubles
-from .contracts import Compatible, Speculation
+from .contracts import Compatible, SpeculativeSampler
 
 _ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to none
 
 
-def assemble(parsed: Spec, *, sampling: bool) -> Speculation:
+def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
     """One object a stage; `sampling` decides on the acceptance where none is named.
 
     Raises:
@@ -43,7 +43,7 @@ def assemble(parsed: Spec, *, sampling: bool) -> Speculation:
     if not sampling:
         kept = ["greedy" if word == "distribution" else word for word in kept]  # the law is a point mass
     chosen = {stage: named[0][1] for stage, named in stages.items() if named}
-    made = Speculation(Spec(tuple(full(*named) for named in order)), max(kept, key=_ORDER.index), **chosen)
+    made = SpeculativeSampler(Spec(tuple(full(*named) for named in order)), max(kept, key=_ORDER.index), **chosen)
     for stage in made.stages:
         if isinstance(stage, Compatible):
             stage.check(made)

@@ -25,7 +25,7 @@ _prepared: dict[tuple[str, int], Tensor] = {}  # by digest and how many; the las
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Looks:
+class CodeFeatures:
     """A table that all rows of a request share."""
 
     table: Tensor  # [V, E] what each id looks like, or [V, K] int32 which ids look most like it
@@ -33,7 +33,7 @@ class Looks:
     def keep(self, rows: np.ndarray) -> None:
         """Rows that leave leave it as it is."""
 
-    def put(self, where: np.ndarray, other: Looks) -> None:
+    def put(self, where: np.ndarray, other: CodeFeatures) -> None:
         """And so do rows that enter."""
 
 

@@ -119,7 +119,7 @@ class Entered:
 
 
 @dataclass(frozen=True, eq=False)
-class Laws:
+class TargetDistributions:
     """What the target says behind every node: row i is the law of the token that follows node i."""
 
     raw: Tensor  # [B, T, V] float32 logits of the model, guidance included, nothing else changed
@@ -158,13 +158,13 @@ class Outcome:
 
     draft: Draft
     verdict: Verdict
-    laws: Laws
+    distributions: TargetDistributions
     before: np.ndarray  # [B] lengths before the round's commit
     gained: np.ndarray  # [B] tokens committed, cut at an end token or the length limit
     hidden: Hidden | None = None  # where the drafter `taps` layers
 
 
-class Chances(Protocol):
+class Uniforms(Protocol):
     """Where a round's random numbers come from: keyed by seed, or recorded ones replayed in a test."""
 
     def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
@@ -205,15 +205,15 @@ class Numbered(AtOnce, Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class DecodeContext:
     """What a drafter has to work with for the length of a request."""
 
     model: LanguageModel
     request: Request
     text: Sequences
-    law: Callable[..., Tensor]  # (raw [B, K, V], draft, nodes [B, K]) -> processed logits, as the target's are
+    distribution: Callable[..., Tensor]  # (raw [B, K, V], draft, nodes [B, K]) -> processed logits, as the target's are
     cache: KVCache  # the target's; slots behind a row's committed ones are free to be written
-    sampler: Speculation
+    sampler: SpeculativeSampler
     state: Callable[[Any], Any]  # what a stage remembers of this request
 
     @property
@@ -237,11 +237,11 @@ class Drafter(Protocol):
         """The most nodes of a draft, node 0 included."""
         ...
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Any) -> Draft:
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
         """A draft for every live row, at most `room` [B] deep: what may still be accepted before the bonus token."""
         ...
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Any) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None:
         """After each round's commit; the first round, of the prompt, included."""
         ...
 
@@ -252,13 +252,13 @@ class Acceptance(Protocol):
     What it may say of itself besides: `follows` (it has one pick for each node and accepts the child that holds it).
     """
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: Any) -> Verdict: ...
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict: ...
 
 
-class Voice(Protocol):
+class DraftModel(Protocol):
     """A drafting model in one round: it is fed nodes of a draft that grows and says the law behind each."""
 
-    def hear(self, draft: Draft, nodes: Tensor) -> Tensor:
+    def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         """Feeds `nodes` [B, K] of `draft`, whose ancestors it has heard; processed logits [B, K, V] behind them.
 
         An entry of -1 is padding, and a row's padding stands last. Node 0 comes first and alone.
@@ -280,7 +280,9 @@ class Shape(Protocol):
         """The most nodes, node 0 included, of a draft `k` tokens deep; those included that are pruned in the end."""
         ...
 
-    def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: Any) -> Draft:
+    def grow(
+        self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: Any
+    ) -> Draft:
         """A draft at most `budget` [B] tokens deep."""
         ...
 
@@ -291,11 +293,11 @@ class Length(Protocol):
     What it may say of itself besides: `drops` (the token that made it stop is left out).
     """
 
-    def budget(self, most: int, scene: Scene, state: Any) -> np.ndarray:
+    def budget(self, most: int, context: DecodeContext, state: Any) -> np.ndarray:
         """[B] how many tokens to draft at most, `most` being the drafter's own limit; 0 drafts none."""
         ...
 
-    def stop(self, confidence: Tensor, step: int, scene: Scene, state: Any) -> Tensor | None:
+    def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: Any) -> Tensor | None:
         """[B] bool: whether to leave off behind the drafted token `step`, from 0; None goes on everywhere.
 
         `confidence` [B] is the highest probability of the law that the token is drawn from: known before the draw, so
@@ -303,18 +305,18 @@ class Length(Protocol):
         """
         ...
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Any) -> None: ...
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None: ...
 
 
 @runtime_checkable
 class Compatible(Protocol):
     """A stage that cannot go with every other one: raises SpecError when a spec is resolved."""
 
-    def check(self, speculation: Speculation) -> None: ...
+    def check(self, speculation: SpeculativeSampler) -> None: ...
 
 
 @dataclass(frozen=True)
-class Speculation:
+class SpeculativeSampler:
     """A resolved spec of the verify loop: one object a stage; no `shape` and `length` where the drafter needs none."""
 
     spec: Spec

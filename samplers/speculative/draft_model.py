@@ -17,13 +17,13 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
-from .contracts import Chances, Draft, Outcome, Scene
+from .contracts import DecodeContext, Draft, Outcome, Uniforms
 from .forward import grouped
 
 _SHORT = 8  # so few tokens to catch up with are fed in one forward, whatever the padding: a second one costs more
 
 
-class Nodes:
+class DraftModelState:
     """One drafting model over one request; finished rows leave it (`keep`).
 
     In a round, the nodes that a row feeds take the slots from its last committed token on, in the order in which they
@@ -39,7 +39,7 @@ class Nodes:
 
     def __init__(
         self,
-        scene: Scene,
+        context: DecodeContext,
         model: LanguageModel,
         cache: KVCache,
         *,
@@ -48,33 +48,33 @@ class Nodes:
         own: bool = False,
     ) -> None:
         """`own`: the cache is not the target's, so the committed tokens have to be fed to it, too."""
-        self.scene, self.model, self.cache = scene, model, cache
+        self.context, self.model, self.cache = context, model, cache
         self.layers, self.skip, self.own = layers, skip, own
-        self.held = np.zeros_like(scene.text.length)
+        self.held = np.zeros_like(context.text.length)
         self.calls = 0  # forwards of this round
         self.runs: list[finite.Run] = []  # the same
         self.drafting = False
 
-    def draft(self, most: int, room: np.ndarray, chances: Chances) -> Draft:
+    def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
         """A draft of the spec's shape and length, at most `most` tokens and `room` [B] deep."""
-        scene, length = self.scene, self.scene.sampler.length
+        context, length = self.context, self.context.sampler.length
         wanted = np.full_like(room, most)
         if length is not None:
-            wanted = length.budget(most, scene, scene.state(length))
+            wanted = length.budget(most, context, context.state(length))
         budget = np.minimum(room, wanted.clip(0, most))
         self.calls, self.drafting = 0, bool((budget > 0).any())
         self.runs.clear()
         if not self.drafting:
-            return Draft.none(scene.text)
+            return Draft.none(context.text)
         self._begin()
-        shape = scene.sampler.shape
+        shape = context.sampler.shape
         assert shape is not None, "who drafts with a model is `shaped`"
-        draft = shape.grow(self, scene, budget, chances, scene.state(shape))
+        draft = shape.grow(self, context, budget, uniforms, context.state(shape))
         return replace(draft, forwards=self.calls, highest=self.highest)
 
     def failure(self) -> PardecError:
         """Why the logits that it drafted by in this round are not finite."""
-        found = finite.failure(self.model, self.runs, cfg=self.scene.request.cfg)
+        found = finite.failure(self.model, self.runs, cfg=self.context.request.cfg)
         return found or ModelError(f"{self.model.name}, which drafts, gives logits that are not finite")
 
     def keep(self, rows: np.ndarray) -> None:
@@ -83,7 +83,7 @@ class Nodes:
         if self.own and len(rows):
             self.cache.keep(torch.from_numpy(rows))
 
-    def put(self, where: np.ndarray, other: Nodes) -> None:
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
         """The rows of `other` in place of the live rows at `where`; the loop tells the target's cache itself."""
         self.held = self.held.copy()
         self.held[where] = other.held
@@ -92,11 +92,11 @@ class Nodes:
 
     # --- the voice ---
 
-    def hear(self, draft: Draft, nodes: Tensor) -> Tensor:
+    def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         first = self.own and not self.place.shape[1]
         raw = self._catch_up(nodes) if first else self._feed(draft, nodes).logits()
         self.highest = self.highest + torch.where(nodes >= 0, raw.amax(-1), 0).sum()
-        return self.scene.law(self._fitted(raw), draft, nodes)
+        return self.context.distribution(self._fitted(raw), draft, nodes)
 
     def prune(self, nodes: Tensor) -> None:
         known = nodes < self.place.shape[1]
@@ -119,7 +119,7 @@ class Nodes:
     # --- its forwards ---
 
     def _begin(self) -> None:
-        text = self.scene.text
+        text = self.context.text
         self.base = text.length - 1
         self.start = torch.from_numpy(self.base).to(text.device)
         self.used = torch.zeros_like(self.start)
@@ -138,7 +138,7 @@ class Nodes:
         # On a chain nodes are heard one by one, the newest each time.
         same = chain and bool((draft.sizes == draft.width).all() and (self.base == self.base[0]).all())
         last = int(self.base[0]) + draft.width if same and bool(real.all()) else None
-        visible = Visible.causal() if chain else self._sight(draft.parent.gather(1, at), place, real)
+        visible = Visible.causal() if chain else self._attention_pattern(draft.parent.gather(1, at), place, real)
         plan = Plan(
             tokens=self._tokens(draft.tokens.gather(1, at)),
             positions=torch.where(real, start + draft.depth.gather(1, at), -1),
@@ -163,7 +163,7 @@ class Nodes:
     def _catch_up(self, nodes: Tensor) -> Tensor:
         """Feeds node 0 of the rows that draft, and before it the committed tokens whose K/V are missing: the whole text
         at first, and what was accepted but never heard later on. [B, 1, V] logits behind node 0."""
-        text, real = self.scene.text, nodes[:, 0] >= 0
+        text, real = self.context.text, nodes[:, 0] >= 0
         live = np.flatnonzero(real.cpu().numpy())
         missing = self.base[live] + 1 - self.held[live]
         groups = grouped(missing) if missing.max() > _SHORT else [np.arange(len(live))]
@@ -196,7 +196,7 @@ class Nodes:
         self.place = torch.where(real, 0, -1)[:, None]
         return raw
 
-    def _sight(self, parents: Tensor, place: Tensor, real: Tensor) -> Visible:
+    def _attention_pattern(self, parents: Tensor, place: Tensor, real: Tensor) -> Visible:
         """Each node sees the committed slots, those that its parent sees, and its own; `parents` by node."""
         old, new = self.sees.shape[1], self.sees.shape[1] + place.shape[1]
         above = self.place.gather(1, parents.clamp(min=0)).clamp(min=0)
@@ -216,11 +216,11 @@ class Nodes:
 
     def _tokens(self, tokens: Tensor) -> Tensor:
         """Ids that the model can look up: a published table may be longer than that of another of its family."""
-        return tokens if self.model.vocab_size >= self.scene.model.vocab_size else tokens.clamp(max=self._top)
+        return tokens if self.model.vocab_size >= self.context.model.vocab_size else tokens.clamp(max=self._top)
 
     def _fitted(self, raw: Tensor) -> Tensor:
         """Logits over the target's ids: those that only one of the two tables has are padding."""
-        short = self.scene.model.vocab_size - raw.shape[-1]
+        short = self.context.model.vocab_size - raw.shape[-1]
         return raw if not short else pad(raw, (0, short), value=-torch.inf)
 
     @property

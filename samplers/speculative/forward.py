@@ -59,7 +59,7 @@ class Fed:
         return tuple((base + depths).tolist())
 
 
-class Passes:
+class VerifyForward:
     """Runs the model for one request and keeps its cache."""
 
     def __init__(self, model: LanguageModel, text: Sequences, nodes: int) -> None:
@@ -83,7 +83,7 @@ class Passes:
             draft = Draft(tokens, text.length[rows], np.zeros_like(rows))
             yield rows, self._run(draft, rows, whole=False, narrow=narrow)
 
-    def put(self, where: np.ndarray, other: Passes) -> None:
+    def put(self, where: np.ndarray, other: VerifyForward) -> None:
         """The cache's rows of `other`, with what conditions them, in place of the live rows at `where`."""
         put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
         self.order = torch.arange(self.cache.capacity + 1, device=self.text.device)

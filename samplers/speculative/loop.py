@@ -28,14 +28,16 @@ from ..host_transfer import hosted
 from ..masked.contracts import Request, take_rows
 from ..ops.processing import Processing
 from ..rng import seat
-from .contracts import Draft, Laws, Outcome, Scene, Speculation, Verdict
-from .forward import Passes
-from .recorder import Log
+from .contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, TargetDistributions, Verdict
+from .forward import VerifyForward
+from .recorder import TraceRecorder
 from .sequences import Sequences
-from .uniforms import Keyed
+from .uniforms import RoundUniforms
 
 
-def decode(model: LanguageModel, sampler: Speculation, request: Request, *, steps: bool = True) -> Iterator[Event]:
+def decode(
+    model: LanguageModel, sampler: SpeculativeSampler, request: Request, *, steps: bool = True
+) -> Iterator[Event]:
     """Decodes a request, yielding `Started`, then `Accepted` and `RowFinished` events, and at last `Finished`.
 
     Without `steps` no `Accepted` is told.
@@ -58,7 +60,7 @@ def decode(model: LanguageModel, sampler: Speculation, request: Request, *, step
 class VerifyLoop:
     """The state of one request; it dies with it."""
 
-    def __init__(self, model: LanguageModel, sampler: Speculation, request: Request) -> None:
+    def __init__(self, model: LanguageModel, sampler: SpeculativeSampler, request: Request) -> None:
         if model.facts.attention != "causal":
             raise ModelError(f"{model.name} is no autoregressive model")
         if request.conditions:
@@ -68,41 +70,41 @@ class VerifyLoop:
         self.text = Sequences(
             prompts, [len(canvas) for canvas in request.canvases], pad_id=model.facts.pad_id, device=model.device
         )
-        self.passes = Passes(model, self.text, sampler.width(model))
+        self.forward = VerifyForward(model, self.text, sampler.width(model))
         self.process = Processing(request, self.text)
         self.memory: dict[int, Any] = {}
         self.read: dict[str, np.ndarray] = {}  # what the host knows of the round's verdict
         self.state = partial(_remembered, self.memory)  # what a stage remembers of this request
-        self.scene = Scene(model, request, self.text, self.process, self.passes.cache, sampler, self.state)
+        self.context = DecodeContext(model, request, self.text, self.process, self.forward.cache, sampler, self.state)
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.endings = Endings(request.stops, len(self.text))
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row ends with its newest token
-        self.log = Log(self.text, None if request.allowed is None else request.allowed.forced)
+        self.recorder = TraceRecorder(self.text, None if request.allowed is None else request.allowed.forced)
 
     @torch.inference_mode()
     def round(self) -> None:
         """One forward for every live row, and what it commits."""
         text, sampler = self.text, self.sampler
-        chances = Keyed(self.request.source, text.rows, text.nfe.copy(), text.device)
-        if not self.passes.fed:
+        uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
+        if not self.forward.fed:
             draft, raw, hidden = self._begin()
         else:
-            draft = sampler.draft.propose(self.scene, text.room - 1, chances, self.state(sampler.draft))
-            raw, hidden = self.passes.verify(draft, getattr(sampler.draft, "taps", ()))
-        laws = Laws(raw, self.process(raw, draft), greedy=not self.request.temperature)
-        verdict = sampler.accept.accept(draft, laws, chances, self.state(sampler.accept))
-        self.passes.take(draft, verdict)
+            draft = sampler.draft.propose(self.context, text.room - 1, uniforms, self.state(sampler.draft))
+            raw, hidden = self.forward.verify(draft, getattr(sampler.draft, "taps", ()))
+        distributions = TargetDistributions(raw, self.process(raw, draft), greedy=not self.request.temperature)
+        verdict = sampler.accept.accept(draft, distributions, uniforms, self.state(sampler.accept))
+        self.forward.take(draft, verdict)
         text.count()
         before = text.length.copy()
         self.read = _read(draft, verdict)
         if not np.isfinite(self.read.get("highest", 0.0)):
             raise self.state(sampler.draft).failure()
-        gained = self._commit(draft, laws, verdict)
-        self.log.add(text.rows, draft, self.read)
-        outcome = Outcome(draft, verdict, laws, before, gained, hidden)
-        sampler.draft.observe(outcome, self.scene, self.state(sampler.draft))
+        gained = self._commit(draft, distributions, verdict)
+        self.recorder.add(text.rows, draft, self.read)
+        outcome = Outcome(draft, verdict, distributions, before, gained, hidden)
+        sampler.draft.observe(outcome, self.context, self.state(sampler.draft))
         if sampler.length is not None:
-            sampler.length.observe(outcome, self.scene, self.state(sampler.length))
+            sampler.length.observe(outcome, self.context, self.state(sampler.length))
 
     def _begin(self) -> tuple[Draft, Tensor, Hidden | None]:
         """The forward over the prompts; stages that remember start with it."""
@@ -111,16 +113,16 @@ class VerifyLoop:
         warm = getattr(self.sampler.draft, "warm", None)
         for stage in self.sampler.stages:
             if callable(start := getattr(stage, "start", None)):
-                self.memory[id(stage)] = start(self.scene)
-        for rows, hidden in self.passes.prompt(narrow=warm is None):
+                self.memory[id(stage)] = start(self.context)
+        for rows, hidden in self.forward.prompt(narrow=warm is None):
             last.append(hidden.logits())
             order.append(rows)
             if warm is not None:
-                warm(rows, hidden, self.scene, self.state(self.sampler.draft))
+                warm(rows, hidden, self.context, self.state(self.sampler.draft))
         back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)
         return Draft.none(self.text), torch.cat(last)[back], None
 
-    def _commit(self, draft: Draft, laws: Laws, verdict: Verdict) -> np.ndarray:
+    def _commit(self, draft: Draft, distributions: TargetDistributions, verdict: Verdict) -> np.ndarray:
         """Appends the accepted path and the next token, cut where the row ends and at the limit; [B] counts."""
         path, count, text = verdict.path, self.read["count"], self.text
         made, width = self.read["next"][:, None], path.shape[1]
@@ -138,10 +140,12 @@ class VerifyLoop:
             stops = self.endings.within(final)
             counts = np.where(stops >= 0, stops - (text.length - text.prompt), counts)
             self.ended |= stops >= 0
-        text.commit(made, counts, self._scores(draft, laws, path, made, counts))
+        text.commit(made, counts, self._scores(draft, distributions, path, made, counts))
         return counts
 
-    def _scores(self, draft: Draft, laws: Laws, path: Tensor, made: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def _scores(
+        self, draft: Draft, distributions: TargetDistributions, path: Tensor, made: np.ndarray, counts: np.ndarray
+    ) -> np.ndarray:
         """[B, D] float32: the probability that the model gave each committed token; 0 behind counts[b].
 
         Raises what names who gave the law behind a node that a token comes from, where that is none.
@@ -150,24 +154,24 @@ class VerifyLoop:
         device = path.device
         where, place, token = (torch.from_numpy(each).to(device) for each in (row, column, made[row, column]))
         node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, place]
-        raw = laws.raw[:, 0] if path.shape[1] == 1 else laws.raw[where, node]
+        raw = distributions.raw[:, 0] if path.shape[1] == 1 else distributions.raw[where, node]
         parts = {"score": raw.softmax(-1).gather(-1, token[:, None])[:, 0]}
-        if laws.logits is not laws.raw:
-            parts["highest"] = laws.logits[where, node].amax(-1)
+        if distributions.logits is not distributions.raw:
+            parts["highest"] = distributions.logits[where, node].amax(-1)
         read = hosted(parts)
         if not all(np.isfinite(each).all() for each in read.values()):
-            raise self._failure(draft, laws, where, node)
+            raise self._failure(draft, distributions, where, node)
         scores = np.zeros(made.shape, dtype=np.float32)
         scores[row, column] = read["score"]
         return scores
 
-    def _failure(self, draft: Draft, laws: Laws, row: Tensor, node: Tensor) -> PardecError:
+    def _failure(self, draft: Draft, distributions: TargetDistributions, row: Tensor, node: Tensor) -> PardecError:
         """Why the law behind some of these nodes [N] of live rows [N] is none."""
         found = None
-        if not finite.sound(laws.raw[row, node]).all():
-            found = finite.failure(self.model, self.passes.runs, cfg=self.request.cfg)
+        if not finite.sound(distributions.raw[row, node]).all():
+            found = finite.failure(self.model, self.forward.runs, cfg=self.request.cfg)
         else:
-            found = self.process.failure(laws.raw, draft, row, node)
+            found = self.process.failure(distributions.raw, draft, row, node)
         return found or ModelError(f"{self.model.name} gives logits that are not finite")
 
     # --- what is told ---
@@ -182,7 +186,7 @@ class VerifyLoop:
         text = self.text
         still, was = self._open(text.length), self._open(before)
         return Accepted(
-            number=len(self.passes.fed) - 1,
+            number=len(self.forward.fed) - 1,
             rows=text.rows,
             nfe=text.nfe.copy(),
             tokens=text.host.copy(),
@@ -221,19 +225,19 @@ class VerifyLoop:
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
         """Tells of the rows that are done."""
         for at in np.flatnonzero(over):
-            yield self.log.leave(int(at), "stop" if self.ended[at] else "length")
+            yield self.recorder.leave(int(at), "stop" if self.ended[at] else "length")
 
     def keep(self, keep: np.ndarray) -> None:
         """The text, the cache and every state keep these live rows only."""
         self.text.keep(keep)
-        self.passes.keep(keep)
+        self.forward.keep(keep)
         self.ended = self.ended[keep]
         self.endings.keep(keep)
         self.memory.update({stage: take_rows(state, keep) for stage, state in self.memory.items()})
 
     def finished(self, row: int | None = None) -> Finished:
         """All rows are done, or this one."""
-        return self.log.finished(self.passes, row)
+        return self.recorder.finished(self.forward, row)
 
     # --- rows that enter ---
 
@@ -255,8 +259,8 @@ class VerifyLoop:
         rows = self.rows[where]
         seat(self.request.source, rows, other.request.source, other.rows)
         self.text.put(where, other.text)
-        self.passes.put(where, other.passes)
-        self.log.put(self.passes, rows, other.log, other.passes)
+        self.forward.put(where, other.forward)
+        self.recorder.put(self.forward, rows, other.recorder, other.forward)
         self.endings.put(where, other.endings)
         self.ended = self.ended.copy()
         self.ended[where] = False

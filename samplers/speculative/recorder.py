@@ -11,11 +11,11 @@ from ..events import Finished, RowFinished
 from ..masked.canvas import GIVEN
 from ..trace import Trace
 from .contracts import Draft
-from .forward import Passes
+from .forward import VerifyForward
 from .sequences import Sequences
 
 
-class Log:
+class TraceRecorder:
     """Follows one request. Finished rows leave; what they held waits here for the trace."""
 
     def __init__(self, text: Sequences, forced: Tensor | None = None) -> None:
@@ -77,7 +77,7 @@ class Log:
         self.done[row] = RowFinished(row, text.row(at).copy(), reason, int(text.nfe[at]))
         return self.done[row]
 
-    def put(self, passes: Passes, rows: np.ndarray, other: Log, others: Passes) -> None:
+    def put(self, forward: VerifyForward, rows: np.ndarray, other: TraceRecorder, others: VerifyForward) -> None:
         """The live rows of `other` take these numbers, [n], of rows that are done. Forwards before all rows go."""
         width = max(self.tokens.shape[1], other.tokens.shape[1])
         for name in ("tokens", "commit_step", "commit_score"):
@@ -91,28 +91,28 @@ class Log:
         self.draft_forwards[rows] = other.draft_forwards[theirs]
         if self.deviation is not None:
             self.deviation[rows] = 0 if other.deviation is None else other.deviation[theirs]
-        self.since[rows] = len(passes.fed)
-        past = min(int(self.since[self.text.rows].min()), len(passes.fed) - 1)  # one stays: the prompt has been fed
-        del passes.fed[:past]
+        self.since[rows] = len(forward.fed)
+        past = min(int(self.since[self.text.rows].min()), len(forward.fed) - 1)  # one stays: the prompt has been fed
+        del forward.fed[:past]
         self.since -= past
 
-    def fed(self, which: Sequence[int], passes: Passes) -> list[list[range | tuple[int, ...]]]:
+    def fed(self, which: Sequence[int], forward: VerifyForward) -> list[list[range | tuple[int, ...]]]:
         """The positions that each forward of each of these rows asked."""
         found = {row: list(self.earlier[row]) for row in which}
         since = {row: int(self.since[row]) for row in which}
-        for number, forward in enumerate(passes.fed):
-            for at, row in enumerate(forward.rows.tolist()):
+        for number, fed in enumerate(forward.fed):
+            for at, row in enumerate(fed.rows.tolist()):
                 if row in found and number >= since[row]:
-                    found[row].append(forward.of(at))
+                    found[row].append(fed.of(at))
         return list(found.values())
 
-    def finished(self, passes: Passes, row: int | None = None) -> Finished:
+    def finished(self, forward: VerifyForward, row: int | None = None) -> Finished:
         """All rows are done, or this one, told as if it had been alone: its own padding is nobody's."""
         which = list(range(len(self.tokens))) if row is None else [row]
         lengths = self.lengths[which]
         longest = int(lengths.max())
-        fed = self.fed(which, passes)
-        copies = passes.cache.copies
+        fed = self.fed(which, forward)
+        copies = forward.cache.copies
         commit_step = self.commit_step[which, :longest]
         commit_step[np.arange(longest) >= lengths[:, None]] = GIVEN  # padding
         ends = [self.done[row] for row in which]
@@ -133,7 +133,7 @@ class Log:
             forward_rows=tuple(end.nfe * copies for end in ends),
             tokens_fed=tuple(sum(map(len, row)) * copies for row in fed),
             trace=trace,
-            padding=passes.padded * copies if row is None else 0,
+            padding=forward.padded * copies if row is None else 0,
             draft_forwards=tuple(self.draft_forwards[which].tolist()),
             deviation=() if self.deviation is None else tuple(self.deviation[which].tolist()),
         )

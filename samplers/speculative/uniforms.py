@@ -12,7 +12,7 @@ from ..rng import Source, wide
 
 
 @dataclass(frozen=True, slots=True)
-class Keyed:
+class RoundUniforms:
     """Uniforms keyed by row seed, round, node and purpose, so that a row draws the same alone and in any batch."""
 
     source: Source

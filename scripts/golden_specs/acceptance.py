@@ -17,8 +17,8 @@ from pardec.samplers.speculative.accept.gsd import Grouped
 from pardec.samplers.speculative.accept.lantern import Lantern
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.accept.typical import Typical
-from pardec.samplers.speculative.code_features import Looks, nearest
-from pardec.samplers.speculative.contracts import Acceptance, Draft, Laws
+from pardec.samplers.speculative.code_features import CodeFeatures, nearest
+from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistributions
 
 Case = dict[str, Any]
 CALLS: dict[str, Any] = {}  # none is a decode
@@ -90,9 +90,9 @@ class Tree:
         size = np.array([len(self.tokens)])
         return Draft(torch.tensor([self.tokens]), size, np.zeros(1, dtype=np.int64), *at, levels=max(self.depths))
 
-    def laws(self, *, temperature: float = 1.0) -> Laws:
+    def distributions(self, *, temperature: float = 1.0) -> TargetDistributions:
         raw = torch.tensor([self.logits])
-        return Laws(raw, raw / temperature if temperature else raw, greedy=not temperature)
+        return TargetDistributions(raw, raw / temperature if temperature else raw, greedy=not temperature)
 
     def skips(self) -> list[int]:
         """Of each node: the uniforms spent on repeats of rejected siblings that stood between it and the one before."""
@@ -139,14 +139,14 @@ def jacobi_prefix_match(case: Case, *_: object) -> str | None:
     vocab = int(torch.maximum(tokens, following).max()) + 1
     logits = torch.nn.functional.one_hot(following, vocab).float()
     draft = Draft(tokens, np.full(len(tokens), tokens.shape[1]), np.zeros(len(tokens), dtype=np.int64))
-    made = Greedy().accept(draft, Laws(logits, logits, greedy=True), Indexed(torch.zeros(0)), None)
+    made = Greedy().accept(draft, TargetDistributions(logits, logits, greedy=True), Indexed(torch.zeros(0)), None)
     return _differs("first misaligned", (made.count + 1).tolist(), case["first_misaligned"])
 
 
 def eagle_greedy(case: Case, *_: object) -> str | None:
     """The longest greedy path of a tree."""
     tree = _candidates(case, pad=-1)
-    made = Greedy().accept(tree.draft, tree.laws(temperature=0), Indexed(torch.zeros(0)), None)
+    made = Greedy().accept(tree.draft, tree.distributions(temperature=0), Indexed(torch.zeros(0)), None)
     likeliest = int(np.argmax(case["sample"]))
     return _differs("accepted", _taken(tree, made), _best(case)) or _differs("next", int(made.next), likeliest)
 
@@ -154,17 +154,17 @@ def eagle_greedy(case: Case, *_: object) -> str | None:
 def eagle_sampling(case: Case, *_: object) -> str | None:
     """Point masses tested sibling by sibling, and what they leave of the law."""
     tree = _candidates(case, pad=-1)
-    chances = Consumed(case["uniforms_consumed"], [0] * len(tree.tokens))
-    made = Speculative().accept(tree.draft, tree.laws(), chances, None)
+    uniforms = Consumed(case["uniforms_consumed"], [0] * len(tree.tokens))
+    made = Speculative().accept(tree.draft, tree.distributions(), uniforms, None)
     found = _differs("accepted", _taken(tree, made), _best(case))
-    return found or _differs("uniforms", chances.used, len(chances.order)) or _far(chances.left[0], case["sample"])
+    return found or _differs("uniforms", uniforms.used, len(uniforms.order)) or _far(uniforms.left[0], case["sample"])
 
 
 def medusa_typical(case: Case, *_: object) -> str | None:
     """Typical acceptance as published."""
     p, tree = case["params"], _candidates(case)
     rule = Typical(epsilon=p["posterior_threshold"], delta=p["posterior_alpha"], reference=True)
-    made = rule.accept(tree.draft, tree.laws(temperature=p["temperature"]), Indexed(torch.zeros(0)), None)
+    made = rule.accept(tree.draft, tree.distributions(temperature=p["temperature"]), Indexed(torch.zeros(0)), None)
     return _differs("accepted", _taken(tree, made), _best(case))
 
 
@@ -178,7 +178,7 @@ def lookahead_greedy(case: Case, *_: object) -> str | None:
     """Of the guesses the one that greedy decoding follows furthest; the reference gives a full match no bonus."""
     vocab = len(case["guess_logits"][0])
     tree = _guesses(case, np.eye(vocab)[case["first_guess"]].tolist())
-    made = Greedy().accept(tree.draft, tree.laws(temperature=0), Indexed(torch.zeros(0)), None)
+    made = Greedy().accept(tree.draft, tree.distributions(temperature=0), Indexed(torch.zeros(0)), None)
     emitted = [*_taken(tree, made), int(made.next)]
     return _differs("tokens", emitted[: case["params"]["GUESS_SIZE"]], case["hits"][: case["max_hit"] + 1])
 
@@ -187,43 +187,45 @@ def lookahead_sample(case: Case, *_: object) -> str | None:
     """Guesses as point masses; the reference spends a uniform on each repeat, and gives a full match no bonus."""
     size = case["params"]["GUESS_SIZE"]
     tree = _guesses(case, case["next_logits"])
-    chances = Consumed(case["uniforms_consumed"], tree.skips())
-    taken = _taken(tree, Speculative().accept(tree.draft, tree.laws(), chances, None))
+    uniforms = Consumed(case["uniforms_consumed"], tree.skips())
+    taken = _taken(tree, Speculative().accept(tree.draft, tree.distributions(), uniforms, None))
     if len(taken) == size:
         return _differs("tokens", taken, case["hits"])
     found = _differs("tokens", taken, case["hits"][: case["max_hit"]])
-    return found or _far(chances.left[0], case["final_probs"])
+    return found or _far(uniforms.left[0], case["final_probs"])
 
 
 def sjd(case: Case, *_: object) -> str | None:
     """A window of drafts with the laws that they were drawn from."""
     p = torch.tensor(case["advanced_prob"])
-    return _window(case, Speculative(), Laws(p.log(), p.log(), greedy=False), None)
+    return _window(case, Speculative(), TargetDistributions(p.log(), p.log(), greedy=False), None)
 
 
 def gsd(case: Case, *_: object) -> str | None:
     """The same by groups; ranks go by the logits before filters."""
     p, raw = torch.tensor(case["advanced_prob"]), torch.tensor(case["advanced_logits"])
     rule = Grouped(group=2 * case["window"], prob=case["p_thr"], dist=case["d_thr"], mode="reference")
-    return _window(case, rule, Laws(raw, p.log(), greedy=False), Looks(torch.tensor(case["embedding"])))
+    return _window(
+        case, rule, TargetDistributions(raw, p.log(), greedy=False), CodeFeatures(torch.tensor(case["embedding"]))
+    )
 
 
-def _window(case: Case, rule: Acceptance, laws: Laws, state: Looks | None) -> str | None:
+def _window(case: Case, rule: Acceptance, distributions: TargetDistributions, state: CodeFeatures | None) -> str | None:
     tokens, q = torch.tensor(case["draft_tokens"]), torch.tensor(case["draft_prob"])
     uniforms = torch.tensor(case["uniforms"]).gather(-1, tokens[..., None])[..., 0]
     draft = Draft(tokens, np.full(len(tokens), tokens.shape[1]), np.zeros(len(tokens), dtype=np.int64), q=q)
-    chances = Indexed(uniforms)
-    made = rule.accept(draft, laws, chances, state)
+    uniforms = Indexed(uniforms)
+    made = rule.accept(draft, distributions, uniforms, state)
     if found := _differs("first misaligned", (made.count + 1).tolist(), case["first_misaligned"]):
         return found
     for row, again in enumerate(case["resample"]):
         expected = case["advanced_prob"][row][-1] if again is None else again["residual_probs"]
-        if found := _far(chances.left[row], (np.array(expected) / np.sum(expected)).tolist()):
+        if found := _far(uniforms.left[row], (np.array(expected) / np.sum(expected)).tolist()):
             return found
     return None
 
 
-def _lantern(case: Case) -> tuple[Lantern, Looks]:
+def _lantern(case: Case) -> tuple[Lantern, CodeFeatures]:
     """The rule, and the neighbours, which are found anew: as many as were recorded are the same."""
     p, codebook = case["params"], torch.tensor(case["codebook"])
     table = nearest(codebook, len(codebook) - 1)
@@ -231,7 +233,7 @@ def _lantern(case: Case) -> tuple[Lantern, Looks]:
     if not torch.equal(table[:, : recorded.shape[1]].long(), recorded):
         raise ValueError("the nearest codes are others than recorded")
     bound: dict[str, float] = {"ratio" if p["lantern_delta"] > 1 else "delta": p["lantern_delta"]}
-    return Lantern(k=p["lantern_k"] if p["lantern"] else 0, mode="reference", **bound), Looks(table)
+    return Lantern(k=p["lantern_k"] if p["lantern"] else 0, mode="reference", **bound), CodeFeatures(table)
 
 
 def lantern_dyn(case: Case, *_: object) -> str | None:
@@ -248,27 +250,27 @@ def lantern_static(case: Case, *_: object) -> str | None:
     q = torch.zeros(1, len(tree.tokens), len(case["codebook"]))
     for node in range(1, len(tree.tokens)):
         path, depth = tree.members[node][0], tree.depths[node]
-        law = torch.tensor(case["draft_probs"][depth - 1][case["p_indices"][path][depth]])
-        law[[case["tree_candidates"][0][at] for at in case["b_indices"][path][depth]]] = 0
-        q[0, node] = law / law.sum()
+        distribution = torch.tensor(case["draft_probs"][depth - 1][case["p_indices"][path][depth]])
+        distribution[[case["tree_candidates"][0][at] for at in case["b_indices"][path][depth]]] = 0
+        q[0, node] = distribution / distribution.sum()
         if abs(float(q[0, node, tree.tokens[node]]) - case["candidates_prob"][path][depth]) > _CLOSE:
             return "the draft's law differs"
     return _relaxed(case, tree, replace(tree.draft, q=q), rule, looks)
 
 
-def _relaxed(case: Case, tree: Tree, draft: Draft, rule: Lantern, looks: Looks) -> str | None:
-    chances = Consumed(case["uniforms_consumed"], [0] * len(tree.tokens))
-    made = rule.accept(draft, tree.laws(), chances, looks)
+def _relaxed(case: Case, tree: Tree, draft: Draft, rule: Lantern, looks: CodeFeatures) -> str | None:
+    uniforms = Consumed(case["uniforms_consumed"], [0] * len(tree.tokens))
+    made = rule.accept(draft, tree.distributions(), uniforms, looks)
     found = _differs("accepted", _taken(tree, made), _best(case))
-    return found or _differs("uniforms", chances.used, len(chances.order)) or _far(chances.left[0], case["sample"])
+    return found or _differs("uniforms", uniforms.used, len(uniforms.order)) or _far(uniforms.left[0], case["sample"])
 
 
 def lantern_greedy(case: Case, *_: object) -> str | None:
     """The longest path of tokens that are the likeliest with what they borrow."""
     rule, looks = _lantern(case)
     tree = _candidates(case, pad=-1)
-    chances = Indexed(torch.full((1, len(tree.tokens)), 0.5))
-    made = rule.accept(tree.draft, tree.laws(temperature=0), chances, looks)
+    uniforms = Indexed(torch.full((1, len(tree.tokens)), 0.5))
+    made = rule.accept(tree.draft, tree.distributions(temperature=0), uniforms, looks)
     likeliest = int(np.argmax(case["sample"]))
     return _differs("accepted", _taken(tree, made), _best(case)) or _differs("next", int(made.next), likeliest)
 
@@ -284,14 +286,14 @@ def cspd(case: Case, *_: object) -> str | None:
         for who in ("target", "draft")
     )
     x, uniforms = torch.tensor(case["x"]), torch.tensor(case["accept_uniforms"])
-    chance = log_ratio(x, target, other, tau=case["params"]["temperature"]).exp()
-    if not torch.allclose(chance, _numbers(case["accept_prob"]), rtol=_CLOSE, atol=_LEAST):
-        return f"acceptance {chance.tolist()}, expected {case['accept_prob']}"
+    uniform = log_ratio(x, target, other, tau=case["params"]["temperature"]).exp()
+    if not torch.allclose(uniform, _numbers(case["accept_prob"]), rtol=_CLOSE, atol=_LEAST):
+        return f"acceptance {uniform.tolist()}, expected {case['accept_prob']}"
     for points, shares in zip(case["probe_points"], case["subtracted_ratio"], strict=True):
         found, expected = share(log_ratio(torch.tensor(points), target, other)), _numbers(shares)
         if not torch.allclose(found[~expected.isnan()], expected[~expected.isnan()], rtol=0, atol=_CLOSE):
             return f"share of the target {found.tolist()}, expected {shares}"
-    stands = chance > uniforms
+    stands = uniform > uniforms
     made = x
     if not bool(stands.all()):
         normals = torch.tensor(case["rejection_normals"])

@@ -15,7 +15,15 @@ from golden_specs.llamagen import LOOSE, arguments, model_of
 from pardec.samplers.ops.verification import follow
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.accept.speculative import Speculative
-from pardec.samplers.speculative.contracts import Chances, Draft, Laws, Outcome, Scene, Speculation, Verdict
+from pardec.samplers.speculative.contracts import (
+    DecodeContext,
+    Draft,
+    Outcome,
+    SpeculativeSampler,
+    TargetDistributions,
+    Uniforms,
+    Verdict,
+)
 from pardec.samplers.speculative.draft._window import Iterate
 from pardec.samplers.speculative.draft.jacobi import Jacobi
 from pardec.samplers.speculative.draft.sjd import Places, Sjd
@@ -65,16 +73,16 @@ class _Taped:
     def width(self, model: Any) -> int:
         return self.drafter.width(model)
 
-    def start(self, scene: Scene) -> Places | Iterate:
-        return self.drafter.start(scene)
+    def start(self, context: DecodeContext) -> Places | Iterate:
+        return self.drafter.start(context)
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Any) -> Draft:
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
         tape = self.tape
         tape.turn()
         window = tape.now["window"]
         before = tape.kept
         # Outside of an interval the authors decode token by token.
-        made = self.drafter.propose(scene, np.minimum(room, len(window) - 1), chances, state)
+        made = self.drafter.propose(context, np.minimum(room, len(window) - 1), uniforms, state)
         known = min(int(state.known[0]), len(window) - 1)
         tape.differs("last token", int(made.tokens[0, 0]), window[0])
         tape.differs("draft of", made.width, len(window))
@@ -87,8 +95,8 @@ class _Taped:
             tape.differs("point masses", made.point[0, 1:].tolist(), [at >= known for at in range(made.width - 1)])
         return replace(made, tokens=torch.tensor([window]))
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Any) -> None:
-        self.drafter.observe(outcome, scene, state)
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None:
+        self.drafter.observe(outcome, context, state)
         if self.tape.number >= 0:
             self.tape.kept = self.tape.now["kept_drafts"]
 
@@ -100,32 +108,32 @@ class _Judged:
     tape: _Tape
     follows: ClassVar[bool] = True
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         tape = self.tape
         if tape.number < 0:  # the first token, behind the condition
             first = tape.case["output_ids"][0]
-            tape.differs("chance of the first token is 0", not laws.p[0, 0, first], False)
+            tape.differs("chance of the first token is 0", not distributions.p[0, 0, first], False)
             return follow(draft, torch.tensor([[first]]))
         now = tape.now
         sampled = torch.tensor([now["sampled"]])
-        possible = laws.p.gather(-1, sampled[..., None])[0, :, 0] > 0
+        possible = distributions.p.gather(-1, sampled[..., None])[0, :, 0] > 0
         tape.differs("which drawn tokens are possible", possible.tolist(), [True] * len(possible))
-        self._compare(draft, laws)
+        self._compare(draft, distributions)
         if tape.case["method"] == "jacobi_generate":
             verdict = follow(draft, sampled)
         else:
-            verdict = Speculative().accept(draft, laws, _Numbers(tape), None)
+            verdict = Speculative().accept(draft, distributions, _Numbers(tape), None)
         accepted = [*draft.tokens[0, verdict.path[0, 1 : 1 + int(verdict.count[0])]].tolist(), int(verdict.next[0])]
         tape.differs("accepted", int(verdict.count[0]) + 1, now["matched"])
         tape.differs("accepted", accepted, now["accepted_tokens"])
         return verdict
 
-    def _compare(self, draft: Draft, laws: Laws) -> None:
+    def _compare(self, draft: Draft, distributions: TargetDistributions) -> None:
         if "tensors" not in self.tape.now:
             return
         drafted, target = self.tape.now["tensors"]
-        self.tape.far("the target's laws", laws.p[0], target)
-        point = torch.nn.functional.one_hot(draft.tokens[0], laws.p.shape[-1]).float()
+        self.tape.far("the target's laws", distributions.p[0], target)
+        point = torch.nn.functional.one_hot(draft.tokens[0], distributions.p.shape[-1]).float()
         if draft.q is not None and draft.point is not None:
             point = torch.where(draft.point[0, :, None], point, draft.q[0])
         named = self.tape.tensors[drafted]
@@ -160,7 +168,7 @@ def _window(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
     model = model_of(folder, p["kind"])
     width = p["max_num_new_tokens"]
     drafter = Sjd(window=width, refresh="independent") if case["method"] == "sjd_generate" else Jacobi(window=width)
-    sampler = Speculation(parse("sequential"), "distribution", _Taped(tape, drafter), _Judged(tape))
+    sampler = SpeculativeSampler(parse("sequential"), "distribution", _Taped(tape, drafter), _Judged(tape))
     asked = arguments(case, tensors)
     try:
         result = model.generate(sampler=sampler, temperature=1.0, top_k=p["image_top_k"] or None, seed=0, **asked)

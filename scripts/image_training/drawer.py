@@ -92,8 +92,8 @@ class DrawerRun(Descent):
             teacher = self.taught_by["drawer"]
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
                 unsaid = teacher.cls_embedding.uncond_embedding.to(features.dtype)
-                laws = teacher.output(teacher.states(torch.where(left_out, unsaid, features), places, codes))
-            loss = 0.5 * loss + F.cross_entropy(flat, laws.float().softmax(-1).flatten(0, 1))
+                distributions = teacher.output(teacher.states(torch.where(left_out, unsaid, features), places, codes))
+            loss = 0.5 * loss + F.cross_entropy(flat, distributions.float().softmax(-1).flatten(0, 1))
         return loss, told.detach()
 
     def _drawn(self, given: Tensor, places: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:

@@ -125,10 +125,10 @@ def test_what_the_host_knows_replaces_the_mask_and_changes_nothing(visible, star
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(2, 10 - start, 4, 8, generator=generator)
     k, v = torch.randn(2, 2, SLOTS, 2, 8, generator=generator)
-    sight = look(known, extent=10, dtype=q.dtype, device=q.device)
-    assert (sight.mask is not None) == masked
+    attention_pattern = look(known, extent=10, dtype=q.dtype, device=q.device)
+    assert (attention_pattern.mask is not None) == masked
     expected = attend(q, k, v, look(loose, extent=10, dtype=q.dtype, device=q.device))
-    torch.testing.assert_close(attend(q, k, v, sight), expected)
+    torch.testing.assert_close(attend(q, k, v, attention_pattern), expected)
 
 
 def test_a_deep_tree_sees_every_ancestor():
@@ -170,6 +170,8 @@ def test_narrowing_a_sight_keeps_the_picked_queries():
         Plan(ids(2, 4), tail, tail, Visible.bidirectional(), lengths, tail, uniform=10, span=(6, 10)),
     ]
     for plan in plans:
-        sight = look(plan, extent=plan.uniform or 10, dtype=q.dtype, device=q.device)
-        whole = attend(q, k, v, sight)
-        torch.testing.assert_close(attend(q[rows, picked], k, v, sight.narrowed(picked)), whole[rows, picked])
+        attention_pattern = look(plan, extent=plan.uniform or 10, dtype=q.dtype, device=q.device)
+        whole = attend(q, k, v, attention_pattern)
+        torch.testing.assert_close(
+            attend(q[rows, picked], k, v, attention_pattern.narrowed(picked)), whole[rows, picked]
+        )

@@ -77,18 +77,25 @@ def test_kernel_equals_the_definition(batch, queries, slots, heads, kv_heads, di
         expected = attend(q, k, v, look(plan, extent=slots, dtype=dtype, device=q.device, plain=True))
         held = (positions >= 0) & seen(plan, slots).any(-1)
         there = moved(plan, DEVICE)
-        sight = look(there, extent=slots, dtype=dtype, device=DEVICE)
-        assert sight.backend == "triton"
-        assert sight.allowed is None or visible.kind in ("mask", "segments")  # no dense mask for a tree
-        out = attend(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), sight).cpu()
+        attention_pattern = look(there, extent=slots, dtype=dtype, device=DEVICE)
+        assert attention_pattern.backend == "triton"
+        assert attention_pattern.allowed is None or visible.kind in ("mask", "segments")  # no dense mask for a tree
+        out = attend(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), attention_pattern).cpu()
         near(out, expected, held, visible.kind)
         if visible.kind in ("bidirectional", "segments"):
             continue
-        near(attend_triton(*(x.to(DEVICE) for x in (q, k, v)), sight, split=32).cpu(), expected, held, visible.kind)
+        near(
+            attend_triton(*(x.to(DEVICE) for x in (q, k, v)), attention_pattern, split=32).cpu(),
+            expected,
+            held,
+            visible.kind,
+        )
         if queries > 1:  # the last layer asks for a few queries only
             picked = torch.stack([torch.randperm(queries)[:2] for _ in range(batch)])
             index = torch.arange(batch)[:, None]
-            out = attend(q[index, picked].to(DEVICE), k.to(DEVICE), v.to(DEVICE), sight.narrowed(picked.to(DEVICE)))
+            out = attend(
+                q[index, picked].to(DEVICE), k.to(DEVICE), v.to(DEVICE), attention_pattern.narrowed(picked.to(DEVICE))
+            )
             near(out.cpu(), expected[index, picked], held[index, picked], visible.kind)
 
 
@@ -118,8 +125,8 @@ def test_a_row_alone_adds_up_what_it_adds_up_in_a_batch_of_longer_ones(monkeypat
 
     def run(rows: list[int], extent: int) -> torch.Tensor:
         plan = ask(ids(len(rows), 2), positions[rows], Visible.causal(), lengths[rows], rows=torch.tensor(rows))
-        sight = look(moved(plan, DEVICE), extent=extent, dtype=q.dtype, device=DEVICE)
-        return attend(q[rows], k, v, sight)
+        attention_pattern = look(moved(plan, DEVICE), extent=extent, dtype=q.dtype, device=DEVICE)
+        return attend(q[rows], k, v, attention_pattern)
 
     together = run([0, 1, 2], slots)
     assert parts_of(4) < lengths.max()  # there are parts, and a row that lies in one of them

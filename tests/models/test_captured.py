@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.cuda_graphs.capture import Graphs, Refused
-from pardec.models.cuda_graphs.runner import Captured
+from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import CapacityError
 from pardec.models.plan import Plan, Visible, moved
 from tests.models.toys import VOCAB, ask, ids, model, poisoned
@@ -45,7 +45,7 @@ def plans(kind: str, **more: Any) -> list[Plan]:
     return [ask(ids(3, 5, seed=at), PLACES, visible, LENGTHS, slots=slots, **more) for at in range(3)]
 
 
-def both(asked: list[Plan], *, cached: bool = True, rows: int = 3) -> tuple[list[Any], list[Any], Captured]:
+def both(asked: list[Plan], *, cached: bool = True, rows: int = 3) -> tuple[list[Any], list[Any], GraphRunner]:
     """What the plans give in turn, one cache each way, as they come and recorded."""
     plain = model()
     other = captured(plain)
@@ -56,7 +56,7 @@ def both(asked: list[Plan], *, cached: bool = True, rows: int = 3) -> tuple[list
             for tensor in (*cache.k, *cache.v):
                 tensor[:, :12] = torch.randn(rows, 12, 2, 8, generator=torch.Generator().manual_seed(3))
         found.append([each.forward(plan, cache) for plan in asked])
-    assert isinstance(other.decoder, Captured)
+    assert isinstance(other.decoder, GraphRunner)
     return found[0], found[1], other.decoder
 
 
@@ -277,7 +277,7 @@ class Reading:
 )
 def test_a_stack_that_needs_the_host_runs_as_it_comes_and_says_so(how: str, why: str) -> None:
     bare: Any = Reading(how)
-    stack = Captured(bare, Traced(lambda: [*bare.inner.parameters(), *bare.rope.held()]))
+    stack = GraphRunner(bare, Traced(lambda: [*bare.inner.parameters(), *bare.rope.held()]))
     caches = [bare.new_cache(3, SLOTS), stack.new_cache(3, SLOTS)]
     with torch.inference_mode():
         for plan in plans("causal"):
@@ -310,7 +310,7 @@ def test_a_recorder_that_refuses_is_asked_once_a_shape() -> None:
             raise Refused("no")
 
     never, plain = Never(), model()
-    network = replace(plain, decoder=Captured(plain.decoder, never))
+    network = replace(plain, decoder=GraphRunner(plain.decoder, never))
     cache = network.new_cache(3, SLOTS)
     for plan in plans("causal") * 2:
         network.forward(plan, cache)
@@ -323,7 +323,7 @@ def test_cuda_graphs_give_what_the_stack_gives() -> None:
     plain = model()
     plain.decoder.to("cuda")
     plain = replace(plain, device=torch.device("cuda"))
-    other = replace(plain, decoder=Captured(plain.decoder, Graphs()))
+    other = replace(plain, decoder=GraphRunner(plain.decoder, Graphs()))
     for kind in ("causal", "bidirectional", "block", "tree"):
         caches = [each.new_cache(3, 20) for each in (plain, other)]
         for cache in caches:

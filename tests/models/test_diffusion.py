@@ -25,15 +25,17 @@ def test_transitions_are_those_of_diffusers(steps: int) -> None:
     for index in sorted({0, 1, steps // 2, steps - 2, steps - 1}):
         t = int(ours.timesteps[index])
         x = torch.randn(4, 3)
-        law = head.law(x, index, states)
+        distribution = head.distribution(x, index, states)
         with torch.inference_mode():
             said = network(x, torch.tensor([t]), states.said)
         alone = theirs.step(said, t, x, generator=torch.Generator().manual_seed(1), return_dict=True)
         if index:
             noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
-            torch.testing.assert_close(law.mean + law.deviation * noise, alone.prev_sample, rtol=2e-4, atol=2e-4)
+            torch.testing.assert_close(
+                distribution.mean + distribution.deviation * noise, alone.prev_sample, rtol=2e-4, atol=2e-4
+            )
         else:  # no noise
-            torch.testing.assert_close(law.mean, alone.prev_sample, rtol=2e-4, atol=2e-4)
+            torch.testing.assert_close(distribution.mean, alone.prev_sample, rtol=2e-4, atol=2e-4)
 
 
 def test_an_index_for_each_token_is_an_index_for_all() -> None:
@@ -41,9 +43,9 @@ def test_an_index_for_each_token_is_an_index_for_all() -> None:
     head = DiffusionHead(MARHead(size=3, condition=5, width=16, depth=2).eval(), 10)
     states = States(torch.randn(4, 16), torch.randn(4, 16), torch.tensor([1.0, 2.0, 0.5, 3.0]))
     x = torch.randn(4, 3)
-    each = head.law(x, torch.tensor([9, 0, 4, 4]), states)
+    each = head.distribution(x, torch.tensor([9, 0, 4, 4]), states)
     for row, index in enumerate((9, 0, 4, 4)):
-        one = head.law(x[row : row + 1], index, states.take(torch.tensor([row])))
+        one = head.distribution(x[row : row + 1], index, states.take(torch.tensor([row])))
         torch.testing.assert_close(each.mean[row], one.mean[0])
         torch.testing.assert_close(each.log_deviation[row], one.log_deviation[0])
 
@@ -57,20 +59,20 @@ def test_what_is_made_beforehand_gives_the_laws_of_each_transition(count: int, g
     states = States(said, unsaid, torch.linspace(0.5, 3, count)) if guided else States(said)
     ready = head.ready(states)
     for index in (*range(11, -1, -1), 7, 0, 11):  # as they come in a walk, and in any order
-        ours, plain = head.law(x, index, ready), head.law(x, index, states)
+        ours, plain = head.distribution(x, index, ready), head.distribution(x, index, states)
         torch.testing.assert_close(ours.mean, plain.mean, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours.log_deviation, plain.log_deviation, rtol=1e-4, atol=1e-5)
     some = ready.take(torch.arange(count - 1, -1, -2))  # other conditions
-    every = head.law(x.flip(0)[::2], 4, some)
-    torch.testing.assert_close(every.mean, head.law(x, 4, states).mean.flip(0)[::2], rtol=1e-4, atol=1e-5)
+    every = head.distribution(x.flip(0)[::2], 4, some)
+    torch.testing.assert_close(every.mean, head.distribution(x, 4, states).mean.flip(0)[::2], rtol=1e-4, atol=1e-5)
 
 
 def test_guidance_mixes_the_noise_and_leaves_the_variance() -> None:
     torch.manual_seed(0)
     head = DiffusionHead(MARHead(size=2, condition=5, width=16, depth=1).eval(), 10)
     said, unsaid, x = torch.randn(3, 16), torch.randn(3, 16), torch.randn(3, 2)
-    plain, nothing = head.law(x, 4, States(said)), head.law(x, 4, States(unsaid))
-    guided = head.law(x, 4, States(said, unsaid, torch.full((3,), 2.5)))
+    plain, nothing = head.distribution(x, 4, States(said)), head.distribution(x, 4, States(unsaid))
+    guided = head.distribution(x, 4, States(said, unsaid, torch.full((3,), 2.5)))
     torch.testing.assert_close(guided.mean, nothing.mean + 2.5 * (plain.mean - nothing.mean), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(guided.log_deviation, plain.log_deviation)
 

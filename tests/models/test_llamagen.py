@@ -64,10 +64,10 @@ def test_cells_follow_from_rotary_rows_where_the_file_holds_them(tmp_path: Path)
 @pytest.mark.parametrize("missing", ["n_head", "block_size"])
 def test_what_no_file_says_is_asked_for(tmp_path: Path, missing: str) -> None:
     said = {key: value for key, value in ARGUMENTS.items() if key != missing}
-    with pytest.raises(ModelError, match="does not say how many") as raised:
+    with pytest.raises(ModelError, match="does not say how many") as boosted:
         load(write(tmp_path, tensors(), said), device="cpu")
-    assert missing in str(raised.value.hint)
-    assert "toy.args.json" in str(raised.value.hint)
+    assert missing in str(boosted.value.hint)
+    assert "toy.args.json" in str(boosted.value.hint)
 
 
 def test_damaged_arguments_and_other_models_are_refused(tmp_path: Path) -> None:

@@ -296,9 +296,9 @@ def test_running_out_of_memory_says_how_much_was_needed(error, tmp_path, monkeyp
         raise error
 
     monkeypatch.setattr(load_module, "_native", fail)
-    with pytest.raises(ModelError, match=r"out of memory while loading .* 0\.0 GiB in float32") as raised:
+    with pytest.raises(ModelError, match=r"out of memory while loading .* 0\.0 GiB in float32") as boosted:
         load(llama_folder(tmp_path), device="cpu")
-    assert 'device_map="auto"' in str(raised.value.hint)
+    assert 'device_map="auto"' in str(boosted.value.hint)
 
 
 def test_other_runtime_errors_are_not_hidden():

@@ -95,9 +95,9 @@ def test_offline_means_no_downloads(way, repository, tmp_path, monkeypatch):
 )
 def test_what_the_hub_refuses_is_said_in_one_line(error, kind, message, repository):
     repository.error = error
-    with pytest.raises(kind, match=message) as raised:
+    with pytest.raises(kind, match=message) as boosted:
         locate("owner/tiny-dreem", revision="v9")
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(boosted.value)
 
 
 def test_a_folder_goes_before_the_hub(repository, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pardec.models.cuda_graphs.capture import Refused, Step
-from pardec.models.cuda_graphs.runner import Captured
+from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.decoder import Decoder
 from pardec.models.model import LanguageModel
 
@@ -81,4 +81,4 @@ def captured(model: LanguageModel) -> LanguageModel:
     """The model with its forwards recorded; `decoder` is the `Captured`."""
     stack = model.decoder
     assert isinstance(stack, Decoder)
-    return replace(model, decoder=Captured(stack, Traced(lambda: [*stack.parameters(), *stack.rope.held()])))
+    return replace(model, decoder=GraphRunner(stack, Traced(lambda: [*stack.parameters(), *stack.rope.held()])))

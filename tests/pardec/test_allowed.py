@@ -65,9 +65,9 @@ def held(result: pardec.Result, allowed: list[list[list[int] | None]], mask: int
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_method_keeps_to_what_is_allowed(model: pardec.Model, spec: str) -> None:
-    law = LAWS[sum(map(ord, spec)) % len(LAWS)]
+    distribution = LAWS[sum(map(ord, spec)) % len(LAWS)]
     each = [sets(NEW, seed=row) for row in range(3)]
-    fixed: dict[str, Any] = {"sampler": spec, "max_new_tokens": NEW, "block_length": 4, "stop_ids": [], **law}
+    fixed: dict[str, Any] = {"sampler": spec, "max_new_tokens": NEW, "block_length": 4, "stop_ids": [], **distribution}
     free = model.generate(TEXTS, seed=[1, 2, 3], **fixed)
     assert not held(free, each)  # or the constraint would say nothing
     together = model.generate(TEXTS, allowed=each, seed=[1, 2, 3], **fixed)
@@ -76,23 +76,31 @@ def test_every_method_keeps_to_what_is_allowed(model: pardec.Model, spec: str) -
     assert alone.tokens[0] == together.tokens[1]
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", LAWS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families_and_laws_keep_to_what_is_allowed(family: str, law: dict[str, Any]) -> None:
+def test_families_and_laws_keep_to_what_is_allowed(family: str, distribution: dict[str, Any]) -> None:
     model = pardec.Model(toy(family, sharp=1.2))
     ids, each = [[1, 2, 3], [4, 5, 6, 7, 8, 9]], [sets(9, vocab=20, seed=row) for row in (3, 4)]
     clean = [[None if s is None else [i for i in s if i != MASK] or [5] for s in row] for row in each]
     for sampler in ("threshold:tau=0.4@dual", "fixed:steps=3", "random"):  # block-causal families bring `block`
-        arguments: dict[str, Any] = {"input_ids": ids, "max_new_tokens": 9, "stop_ids": [], "sampler": sampler, **law}
+        arguments: dict[str, Any] = {
+            "input_ids": ids,
+            "max_new_tokens": 9,
+            "stop_ids": [],
+            "sampler": sampler,
+            **distribution,
+        }
         assert held(model.generate(allowed=clean, **arguments), clean, mask=19)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", LAWS)
 @pytest.mark.parametrize("sampler", ["threshold:tau=0.0@dual", "random", "sequential@prefix"])
-def test_one_token_a_position_gives_exactly_that_text(model: pardec.Model, sampler: str, law: dict[str, Any]) -> None:
+def test_one_token_a_position_gives_exactly_that_text(
+    model: pardec.Model, sampler: str, distribution: dict[str, Any]
+) -> None:
     text = "Sara sells 4 apples."
     forced = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-    arguments: dict[str, Any] = {"max_new_tokens": len(forced), "sampler": sampler, **law}
+    arguments: dict[str, Any] = {"max_new_tokens": len(forced), "sampler": sampler, **distribution}
     result = model.generate(TEXTS, allowed=[[token] for token in forced], **arguments)
     assert result.tokens == [forced] * 3
     assert result.text == [model.tokenizer.decode(forced)] * 3

@@ -115,14 +115,14 @@ def test_samples_follow_the_law_of_the_checkpoint(pair: Callable[[str], Pair], s
     """Two tokens behind a prompt that repeats itself, four tokens of the vocabulary kept."""
     _, model = pair("llama")
     prompt, count = [5, 6, 7, 5, 6, 7, 5, 6], 3000
-    law = joint(model.language_model, prompt, 2, temperature=0.9, top_k=4)
+    distribution = joint(model.language_model, prompt, 2, temperature=0.9, top_k=4)
     found = model.generate(
         input_ids=[prompt] * count, sampler=sampler, max_new_tokens=2, stop_ids=[], temperature=0.9, top_k=4, seed=1
     )
-    counts = torch.zeros(law.shape, dtype=torch.int64)
+    counts = torch.zeros(distribution.shape, dtype=torch.int64)
     for first, second in found.tokens:
         counts[first, second] += 1
-    assert abs(g_test(counts.numpy(), law)) < 4
+    assert abs(g_test(counts.numpy(), distribution)) < 4
     assert found.exact == "distribution" or sampler == "sequential"
 
 
@@ -144,9 +144,9 @@ def test_allowed_tokens_of_each_position_hold(pair: Callable[[str], Pair], sampl
     for row, prompt in enumerate(given):
         text = list(prompt)
         for index in range(9):
-            laws = model.logits(torch.tensor([text]))[0, -1]
+            distributions = model.logits(torch.tensor([text]))[0, -1]
             kept = choice(row, index)
-            text.append(int(laws.argmax()) if kept is None else kept[int(laws[kept].argmax())])
+            text.append(int(distributions.argmax()) if kept is None else kept[int(distributions[kept].argmax())])
         assert got.tokens[row] == text[len(prompt) :]
 
 

@@ -25,8 +25,8 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.masked.canvas import Canvas
-from pardec.samplers.masked.contracts import Evidence, Proposal, Sampler
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.masked.contracts import Evidence, MaskedSampler, Proposal
+from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.ops.rank import top
 from tests.samplers import toys
 
@@ -510,17 +510,17 @@ def test_the_scheduler_refuses_what_it_cannot_run() -> None:
 # --- diffusers' schedulers as policies ---
 
 
-def chosen(sampler: Sampler, logits: Tensor, sample: Tensor, at: int = 0) -> tuple[Tensor, Canvas]:
+def chosen(sampler: MaskedSampler, logits: Tensor, sample: Tensor, at: int = 0) -> tuple[Tensor, Canvas]:
     """What the logits and select stages of `sampler` choose at step `at` of a block, [B, W] bool."""
     width = sample.shape[1]
     canvas = Canvas(list(sample), [0] * len(sample), mask_id=toys.MASK, pad_id=toys.PAD, block_length=width)
     request = toys.request(sample.tolist(), [0] * len(sample), block_length=width)
-    evidence = Evidence(Law(logits.clone()), canvas.window, canvas.eligible, request)
+    evidence = Evidence(Distribution(logits.clone()), canvas.window, canvas.eligible, request)
     states = {id(stage): stage.start(canvas) for stage in sampler.stages if hasattr(stage, "start")}
     for step in range(at + 1):  # the clock of a state begins where the block is entered
         seen = evidence
         for stage in sampler.logits:
-            seen = replace(seen, law=stage.logits(seen, canvas, states.get(id(stage))))
+            seen = replace(seen, distribution=stage.logits(seen, canvas, states.get(id(stage))))
         proposal: Proposal = sampler.propose.propose(seen, canvas)
         which = sampler.select.select(proposal, canvas, states.get(id(sampler.select)))
         if step < at:
@@ -545,7 +545,9 @@ def test_block_refinement_is_its_scheduler_and_pardecs_threshold_with_a_floor(at
         assert torch.equal(got, expected)
 
         share = 6 // steps + (min(at, steps - 1) < 6 % steps)
-        evidence = Evidence(Law(logits), canvas.window, canvas.eligible, toys.request(sample.tolist(), [0] * 3))
+        evidence = Evidence(
+            Distribution(logits), canvas.window, canvas.eligible, toys.request(sample.tolist(), [0] * 3)
+        )
         threshold = registry.resolve(f"threshold:tau={min(tau, 1.0)}")
         proposal = threshold.propose.propose(evidence, canvas)
         passed = threshold.select.select(proposal, canvas, None)

@@ -27,9 +27,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import pardec
 from pardec.interop.lm_eval import PardecLM
-from pardec.interop.lm_eval.laws import Batches, Laws, Query
 from pardec.interop.lm_eval.likelihood import Likelihood, masks
 from pardec.interop.lm_eval.requests import generation, split_arguments
+from pardec.interop.lm_eval.token_probabilities import Batches, Query, TokenProbabilities
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.loading.catalog import TOKENIZER
 from pardec.models.model import LanguageModel
@@ -65,7 +65,7 @@ def asks(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
 
 
 def scorer(model: LanguageModel, rows: int = 64, **arguments: Any) -> Likelihood:
-    return Likelihood(Laws(model, Batches(rows), cfg=arguments.pop("cfg", None)), **arguments)
+    return Likelihood(TokenProbabilities(model, Batches(rows), cfg=arguments.pop("cfg", None)), **arguments)
 
 
 # --- naive references, on full logits and one row at a time ---
@@ -361,10 +361,10 @@ def test_each_token_of_an_answer_is_expected_once(length: int, limit: int) -> No
 
 
 def test_a_table_of_laws_by_hand() -> None:
-    laws = torch.tensor(
+    distributions = torch.tensor(
         [[0.25, 0.25, 0.2, 0.1, 0.1, 0.1], [0.5, 0.2, 0.1, 0.1, 0.05, 0.05], [0.1, 0.6, 0.1, 0.1, 0.05, 0.05]]
     )
-    model = toys.table(laws)
+    model = toys.table(distributions)
     hand = math.log(0.5) + math.log(0.1)
     for kind in ("mc", "chain", "confident"):
         assert scorer(model, kind=kind).score([([0], [0, 2])]) == [(pytest.approx(hand, abs=1e-5), False)]
@@ -388,10 +388,10 @@ def surest(model: LanguageModel, prefix: list[int], target: list[int]) -> list[i
     assert model.facts.mask_id is not None
     canvas, left, order = prefix + [model.facts.mask_id] * len(target), list(range(len(target))), []
     while left:
-        laws = {i: naive(model, canvas, len(prefix) + i).clone() for i in left}
-        for law in laws.values():
-            law[model.facts.mask_id] = -torch.inf
-        order.append(max(left, key=lambda i: float(laws[i].log_softmax(-1).max())))
+        distributions = {i: naive(model, canvas, len(prefix) + i).clone() for i in left}
+        for distribution in distributions.values():
+            distribution[model.facts.mask_id] = -torch.inf
+        order.append(max(left, key=lambda i: float(distributions[i].log_softmax(-1).max())))
         left.remove(order[-1])
         canvas[len(prefix) + order[-1]] = target[order[-1]]
     return order
@@ -441,17 +441,17 @@ def test_answers_to_one_context_share_their_masks_and_no_batch_changes_a_value()
 def test_the_head_in_parts_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = toys.toy("dream")
     queries = [Query(prompt, [2, 4, 5], [1, 2, 3]) for prompt in toys.prompts([7, 9])]
-    whole = Laws(model, Batches(2)).ask(queries)
-    monkeypatch.setattr("pardec.interop.lm_eval.laws._LOGITS", 1)
-    for one, other in zip(whole, Laws(model, Batches(2)).ask(queries), strict=True):
+    whole = TokenProbabilities(model, Batches(2)).ask(queries)
+    monkeypatch.setattr("pardec.interop.lm_eval.token_probabilities._LOGITS", 1)
+    for one, other in zip(whole, TokenProbabilities(model, Batches(2)).ask(queries), strict=True):
         assert torch.allclose(one.log_prob, other.log_prob)
         assert torch.equal(one.best, other.best)
 
 
 def ar_log_prob(model: pardec.Model, context: list[int], answer: list[int]) -> tuple[float, bool]:
-    laws = model.logits(torch.tensor([context + answer]))[0].double().log_softmax(-1)[len(context) - 1 : -1]
-    picked = laws.gather(-1, torch.tensor(answer)[:, None])
-    return float(picked.sum()), laws.argmax(-1).tolist() == answer
+    distributions = model.logits(torch.tensor([context + answer]))[0].double().log_softmax(-1)[len(context) - 1 : -1]
+    picked = distributions.gather(-1, torch.tensor(answer)[:, None])
+    return float(picked.sum()), distributions.argmax(-1).tolist() == answer
 
 
 def test_an_ar_model_is_scored_exactly(llama: pardec.Model) -> None:

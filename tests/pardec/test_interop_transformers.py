@@ -266,13 +266,13 @@ def truth(prompt: list[int], options: dict[str, Any]) -> np.ndarray:
     """The probability of every continuation of three tokens, from transformers' own logits and warpers."""
     model, config = small(), GenerationConfig(do_sample=True, **options)
     warpers = model._get_logits_processor(config, input_ids_seq_length=len(prompt), device="cpu")
-    law = np.ones((4, 4, 4))
+    distribution = np.ones((4, 4, 4))
     for end in product(range(4), repeat=3):
         for count in range(3):
             ids = torch.tensor([[*prompt, *end[:count]]])
             p = warpers(ids, model(ids).logits[:, -1].float()).softmax(-1)
-            law[end] *= float(p[0, end[count]])
-    return law
+            distribution[end] *= float(p[0, end[count]])
+    return distribution
 
 
 @pytest.mark.parametrize(
@@ -465,16 +465,16 @@ def test_prompt_lookup_of_transformers_drafts_what_pardec_s_does() -> None:
 class Fixed(CandidateGenerator):
     """Draws two tokens from one law, whatever stands before; every third time without saying from which."""
 
-    def __init__(self, seed: int, said: Callable[[Tensor], Tensor] = lambda law: law) -> None:
+    def __init__(self, seed: int, said: Callable[[Tensor], Tensor] = lambda distribution: distribution) -> None:
         self.drawn = torch.Generator().manual_seed(seed)
-        self.law, self.said, self.calls = torch.tensor([0.5, 0.05, 0.3, 0.15]), said, seed
+        self.distribution, self.said, self.calls = torch.tensor([0.5, 0.05, 0.3, 0.15]), said, seed
 
     def get_candidates(self, input_ids: Tensor, **more: Any) -> tuple[Tensor, Tensor | None]:
         self.calls += 1
         if self.calls % 3 == 0:
             return torch.cat((input_ids, torch.tensor([[2, 0]])), 1), None
-        new = torch.multinomial(self.law, 2, replacement=True, generator=self.drawn)[None]
-        return torch.cat((input_ids, new), 1), self.said(self.law).log().expand(1, 2, 4)
+        new = torch.multinomial(self.distribution, 2, replacement=True, generator=self.drawn)[None]
+        return torch.cat((input_ids, new), 1), self.said(self.distribution).log().expand(1, 2, 4)
 
 
 def draws(said: Callable[[Tensor], Tensor], count: int = 6000) -> float:
@@ -488,11 +488,11 @@ def draws(said: Callable[[Tensor], Tensor], count: int = 6000) -> float:
 
 
 def test_sampled_candidates_keep_the_law() -> None:
-    assert draws(lambda law: law) < 3.5
+    assert draws(lambda distribution: distribution) < 3.5
 
 
 def test_candidates_said_to_come_from_another_law_do_not() -> None:
-    assert draws(lambda law: torch.full_like(law, 0.25)) > 6
+    assert draws(lambda distribution: torch.full_like(distribution, 0.25)) > 6
 
 
 def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:

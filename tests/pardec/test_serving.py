@@ -259,5 +259,5 @@ def test_a_long_service_keeps_nothing_of_rows_that_are_done(dream: Model, llama:
         serving._opened = opened  # type: ignore[method-assign]
         assert len(list(serving)) == 24
         loop = loops[0]
-        kept = loop.record.history if model is dream else loop.passes.fed
+        kept = loop.recorder.history if model is dream else loop.forward.fed
         assert len(kept) <= 12

@@ -87,7 +87,7 @@ def test_arithmetic_answers_are_right_and_stay_in_range() -> None:
 
 
 def test_arithmetic_has_enough_templates() -> None:
-    assert sum(len(group) for scene in SCENES for group in scene.sentences.values()) >= 24
+    assert sum(len(group) for context in SCENES for group in context.sentences.values()) >= 24
 
 
 @pytest.mark.parametrize(

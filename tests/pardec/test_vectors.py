@@ -20,7 +20,7 @@ from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
 from pardec.samplers.continuous import loop as continuous
 from pardec.samplers.continuous.contracts import PictureRequest
-from pardec.samplers.events import Finished, Painted, RowFinished
+from pardec.samplers.events import Finished, RowFinished, Sampled
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed
 from pardec.views import image_view
@@ -157,13 +157,13 @@ def test_pictures_of_each_label_come_one_behind_the_other(model: pardec.Model) -
 def test_events_tell_vectors_and_the_callback_hears_them(model: pardec.Model) -> None:
     heard: list[Any] = []
     made = model.generate(label=[1, 2], sampler=MAR, seed=[8, 9], callback=heard.append)
-    steps = [event for event in heard if isinstance(event, Painted)]
+    steps = [event for event in heard if isinstance(event, Sampled)]
     assert len(steps) == 5
     assert made.latents is not None
     assert np.array_equal(steps[-1].latents.reshape(2, SIDE, SIDE, SIZE), made.latents.numpy())
     told = list(model.stream(label=[1, 2], sampler=MAR, seed=[8, 9]))
     assert [type(event) for event in told] == [type(event) for event in heard]
-    assert all(event.text is None for event in told if isinstance(event, Painted | RowFinished))
+    assert all(event.text is None for event in told if isinstance(event, Sampled | RowFinished))
 
 
 def test_without_a_sampler_mar_draws(model: pardec.Model) -> None:

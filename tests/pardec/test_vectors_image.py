@@ -20,7 +20,7 @@ import pardec
 from pardec.images import pngs
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.loading.catalog import embedded_names
-from pardec.samplers.events import Painted
+from pardec.samplers.events import Sampled
 from pardec.views.preview import Preview
 from pardec.views.unfinished import BLANK, Codes, unfinished
 from tests.pardec.vector_painters import CLASSES, DEFAULTS, SIDE, SIZE, vector_painter
@@ -193,7 +193,7 @@ def test_vectors_are_told_as_they_come(pipe: pardec.ImagePipeline) -> None:
         seen(event)
         assert seen.known >= last
         last = seen.known
-        if isinstance(event, Painted):
+        if isinstance(event, Sampled):
             assert seen.latents is not None
             assert int(seen.fresh.sum()) == int(event.committed.sum())
             there = torch.from_numpy(seen.codes >= 0).view(2, SIDE, SIDE)

@@ -22,7 +22,7 @@ class Node(NamedTuple):
 
 class Found(NamedTuple):
     path: list[int]  # accepted nodes
-    law: np.ndarray  # what the next token is drawn from
+    distribution: np.ndarray  # what the next token is drawn from
     tested: list[int]  # nodes in the order of their tests
 
 
@@ -38,18 +38,18 @@ def recursive(nodes: Sequence[Node], p: np.ndarray, uniform: Callable[[int], flo
     """Speculative sampling, and recursive rejection among siblings."""
     here, path, tested = 0, list[int](), list[int]()
     while True:
-        law = p[here].astype(np.float64)
+        distribution = p[here].astype(np.float64)
         for node in children(nodes, here):
             tested.append(node)
             token, q = nodes[node].token, nodes[node].q
-            drawn = np.eye(len(law))[token] if q is None else np.asarray(q, dtype=np.float64)
-            if uniform(node) * drawn[token] < law[token]:
+            drawn = np.eye(len(distribution))[token] if q is None else np.asarray(q, dtype=np.float64)
+            if uniform(node) * drawn[token] < distribution[token]:
                 path.append(node)
                 here = node
                 break
-            law = normal(np.maximum(law - drawn, 0))
+            distribution = normal(np.maximum(distribution - drawn, 0))
         else:
-            return Found(path, law, tested)
+            return Found(path, distribution, tested)
 
 
 def typical(
@@ -58,9 +58,9 @@ def typical(
     """Medusa: the longest path of typical nodes, ties by the sum of log p; and 1 - p summed over it."""
 
     def fits(node: int) -> bool:
-        law = p[nodes[node].parent].astype(np.float64)
-        entropy = -sum(x * math.log(x + inside) for x in law if x + inside > 0 and x > 0)
-        return bool(law[nodes[node].token] > min(epsilon, delta * math.exp(-entropy)))
+        distribution = p[nodes[node].parent].astype(np.float64)
+        entropy = -sum(x * math.log(x + inside) for x in distribution if x + inside > 0 and x > 0)
+        return bool(distribution[nodes[node].token] > min(epsilon, delta * math.exp(-entropy)))
 
     def chance(node: int) -> float:
         return float(p[nodes[node].parent][nodes[node].token])

@@ -71,10 +71,10 @@ class Recycled:
     def __init__(self) -> None:
         self.followers: dict[int, list[int]] = {}
 
-    def update(self, tokens: Sequence[int], laws: Sequence[Sequence[float]], k: int) -> None:
+    def update(self, tokens: Sequence[int], distributions: Sequence[Sequence[float]], k: int) -> None:
         """Each node in turn: the last of equal tokens stays."""
-        for token, law in zip(tokens, laws, strict=True):
-            self.followers[token] = sorted(range(len(law)), key=lambda other: -law[other])[:k]
+        for token, distribution in zip(tokens, distributions, strict=True):
+            self.followers[token] = sorted(range(len(distribution)), key=lambda other: -distribution[other])[:k]
 
     def tree(self, root: int, paths: Sequence[tuple[int, ...]], room: int) -> set[tuple[int, ...]]:
         """The token paths that hang below `root`."""

@@ -81,30 +81,30 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def filtered(logits: np.ndarray, temperature: float, top_k: int | None, top_p: float | None) -> np.ndarray:
     """Temperature, then the smallest set of mass >= top_p, then the top_k largest."""
-    law = softmax(logits / (temperature or 1.0))
+    distribution = softmax(logits / (temperature or 1.0))
     if top_k is None and top_p is None:
-        return law
-    order = sorted(range(len(law)), key=lambda v: -law[v])
+        return distribution
+    order = sorted(range(len(distribution)), key=lambda v: -distribution[v])
     if top_p is not None:
-        kept = [v for at, v in enumerate(order) if sum(law[u] for u in order[:at]) < top_p]
-        law = np.where(np.isin(np.arange(len(law)), kept), law, 0) / law[kept].sum()
+        kept = [v for at, v in enumerate(order) if sum(distribution[u] for u in order[:at]) < top_p]
+        distribution = np.where(np.isin(np.arange(len(distribution)), kept), distribution, 0) / distribution[kept].sum()
     if top_k is not None:
-        law = np.where(np.isin(np.arange(len(law)), order[:top_k]), law, 0)
-    return law / law.sum()
+        distribution = np.where(np.isin(np.arange(len(distribution)), order[:top_k]), distribution, 0)
+    return distribution / distribution.sum()
 
 
-def entropy_of(law: np.ndarray) -> float:
-    return float(-sum(p * np.log(p) for p in law if p > 0))
+def entropy_of(distribution: np.ndarray) -> float:
+    return float(-sum(p * np.log(p) for p in distribution if p > 0))
 
 
-def score_of(propose: str, law: np.ndarray, token: int, number: float) -> float:
+def score_of(propose: str, distribution: np.ndarray, token: int, number: float) -> float:
     if propose == "random":
         return number
     if propose == "entropy":
-        return -entropy_of(law)
+        return -entropy_of(distribution)
     if propose == "margin":
-        return float(np.sort(law)[-1] - np.sort(law)[-2])
-    return float(law[token])
+        return float(np.sort(distribution)[-1] - np.sort(distribution)[-2])
+    return float(distribution[token])
 
 
 def logits_of(model: Any, tokens: list[int], given: list[bool], cfg: float | None) -> np.ndarray:
@@ -157,13 +157,13 @@ def decode(
         look = Look({}, {}, number - first, last - first + 1, at_entry, nfe - entered, uniform)
         chosen = {}
         for p in inside:
-            law, shaped = softmax(logits[p]), filtered(logits[p], temperature, top_k, top_p)
+            distribution, shaped = softmax(logits[p]), filtered(logits[p], temperature, top_k, top_p)
             chosen[p] = int(logits[p].argmax())
             if temperature:
-                noise = -np.log(-np.log(np.asarray(uniform(nfe, p, "token", len(law)))))
+                noise = -np.log(-np.log(np.asarray(uniform(nfe, p, "token", len(distribution)))))
                 chosen[p] = int(np.where(shaped > 0, np.log(np.maximum(shaped, 1e-300)) + noise, -np.inf).argmax())
-            measured = law if of == "raw" else shaped
-            look.entropy[p] = entropy_of(law)
+            measured = distribution if of == "raw" else shaped
+            look.entropy[p] = entropy_of(distribution)
             look.score[p] = score_of(propose, measured, chosen[p], uniform(0, p, "order", 0))
         for p in select(look):
             tokens[p], when[p] = chosen[p], nfe

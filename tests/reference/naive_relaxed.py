@@ -19,73 +19,77 @@ def in_turn(nodes: Sequence[Node], p: np.ndarray, uniform: Callable[[int], float
     """A tree, siblings one after the other; `test(law, node, parent)` is the rule."""
     here, path, tested = 0, list[int](), list[int]()
     while True:
-        law = p[here].astype(np.float64)
+        distribution = p[here].astype(np.float64)
         for node in children(nodes, here):
             tested.append(node)
-            chance, left = test(law, nodes[node], here)
+            chance, left = test(distribution, nodes[node], here)
             if uniform(node) < chance:
                 path.append(node)
                 here = node
                 break
-            law = left
+            distribution = left
         else:
-            return Found(path, law, tested)
+            return Found(path, distribution, tested)
 
 
-def exact_residual(law: np.ndarray, node: Node) -> np.ndarray:
-    drawn = np.eye(len(law))[node.token] if node.q is None else np.asarray(node.q, dtype=np.float64)
-    return normal(np.maximum(law - drawn, 0))
+def exact_residual(distribution: np.ndarray, node: Node) -> np.ndarray:
+    drawn = np.eye(len(distribution))[node.token] if node.q is None else np.asarray(node.q, dtype=np.float64)
+    return normal(np.maximum(distribution - drawn, 0))
 
 
 # --- gsd ---
 
 
 def group(
-    law: np.ndarray, scores: np.ndarray, x: int, table: np.ndarray, size: int, prob: float, dist: float
+    distribution: np.ndarray, scores: np.ndarray, x: int, table: np.ndarray, size: int, prob: float, dist: float
 ) -> set[int]:
     """The cluster of x among the `size` ranks around its own; empty where it has less than half of them below it."""
-    ascending = sorted(range(len(law)), key=lambda y: (scores[y], y))
+    ascending = sorted(range(len(distribution)), key=lambda y: (scores[y], y))
     rank = ascending.index(x)
     if rank < size // 2:
         return set()
     ranks = ascending[rank - size // 2 : rank + size - size // 2]
-    return {y for y in ranks if abs(law[y] - law[x]) < prob and ((table[y] - table[x]) ** 2).sum() < dist}
+    return {
+        y for y in ranks if abs(distribution[y] - distribution[x]) < prob and ((table[y] - table[x]) ** 2).sum() < dist
+    }
 
 
-def grouped(law: np.ndarray, node: Node, members: set[int], *, reference: bool) -> Test:
+def grouped(distribution: np.ndarray, node: Node, members: set[int], *, reference: bool) -> Test:
     inside = sorted(members) or [node.token]
     theirs = 1.0 if node.q is None else float(np.asarray(node.q)[inside].sum())
-    possible = reference or law[node.token] > 0
-    return min(1.0, float(law[inside].sum()) / theirs) * possible, exact_residual(law, node)
+    possible = reference or distribution[node.token] > 0
+    return min(1.0, float(distribution[inside].sum()) / theirs) * possible, exact_residual(distribution, node)
 
 
 # --- lantern as published ---
 
 
-def borrowed(law: np.ndarray, x: int, near: Near, k: int, delta: float, ratio: float | None) -> tuple[float, int]:
+def borrowed(
+    distribution: np.ndarray, x: int, near: Near, k: int, delta: float, ratio: float | None
+) -> tuple[float, int]:
     """The mass of as many of the k nearest as the limit lets in, and how many they are."""
-    limit = delta if ratio is None else (ratio - 1) * law[x]
+    limit = delta if ratio is None else (ratio - 1) * distribution[x]
     mass, count = 0.0, 0
     for y in list(near[x])[:k]:
-        if mass + law[y] > limit:
+        if mass + distribution[y] > limit:
             break
-        mass, count = mass + law[y], count + 1
+        mass, count = mass + distribution[y], count + 1
     return mass, count
 
 
-def published(law: np.ndarray, node: Node, near: Near, k: int, delta: float, ratio: float | None) -> Test:
+def published(distribution: np.ndarray, node: Node, near: Near, k: int, delta: float, ratio: float | None) -> Test:
     x = node.token
-    mass, count = borrowed(law, x, near, k, delta, ratio)
+    mass, count = borrowed(distribution, x, near, k, delta, ratio)
     around = list(near[x])[: k + 1] if count else []
     if node.q is None:
-        left, chance = law.copy(), law[x] + mass
+        left, chance = distribution.copy(), distribution[x] + mass
         left[[x, *around]] = 0
     else:
         q = np.array(node.q, dtype=np.float64)
-        chance = (law[x] + mass) / q[x]
+        chance = (distribution[x] + mass) / q[x]
         q[around] = 0
-        left = np.maximum(law - q, 0)
-    uniform = np.full(len(law), 1 / len(law))
+        left = np.maximum(distribution - q, 0)
+    uniform = np.full(len(distribution), 1 / len(distribution))
     return min(1.0, chance), normal(left) if left.sum() > 0 else uniform
 
 
@@ -115,8 +119,8 @@ def transported(
             moves = {(n, to): mass * room[x] / column if to == x else mass for (n, to), mass in moves.items()}
     whole = sum(moves.values())
     scale = min(1.0, delta / whole) if whole else 0.0
-    law = p.astype(np.float64).copy()
+    distribution = p.astype(np.float64).copy()
     for (n, x), mass in moves.items():
-        law[n] -= scale * mass
-        law[x] += scale * mass
-    return law
+        distribution[n] -= scale * mass
+        distribution[x] += scale * mass
+    return distribution

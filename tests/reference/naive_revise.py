@@ -15,7 +15,7 @@ from pardec.models.plan import Plan, Visible
 from tests.reference.naive_masked import softmax
 
 
-def laws(model: Any, tokens: list[int], mask: int) -> np.ndarray:
+def distributions(model: Any, tokens: list[int], mask: int) -> np.ndarray:
     """[L, V] probabilities of every position, the mask id left out."""
     plan = Plan.full(torch.tensor([tokens]), model.visible())
     return _shifted(model.forward(plan).logits()[0], model.facts.shift, mask)
@@ -50,17 +50,17 @@ def wino(model: Any, canvas: list[int], prompt: int, size: int, mask: int, draft
     for lo in range(prompt, len(tokens), size):
         block, before = range(lo, min(lo + size, len(tokens))), 30
         while mask in tokens[block.start : block.stop]:
-            law, check = laws(model, tokens, mask), leave_one_out(model, tokens, block, mask)
+            distribution, check = distributions(model, tokens, mask), leave_one_out(model, tokens, block, mask)
             opened = [p for p in block if tokens[p] == mask]
-            ranked = sorted(opened, key=lambda p: (-law[p].max(), p))
+            ranked = sorted(opened, key=lambda p: (-distribution[p].max(), p))
             most = min(max(int(0.7 * len(opened)), 5), 20)
-            drafted = [p for p in ranked if law[p].max() >= draft][:most] or ranked[:1]
+            drafted = [p for p in ranked if distribution[p].max() >= draft][:most] or ranked[:1]
             doubted = [p for p in block if p in when and check[p][tokens[p]] < verify] if len(drafted) > 1 else []
             doubted.sort(key=lambda p: (check[p][tokens[p]], p))
             if len(doubted) >= before:
                 doubted = doubted[: before - 1]
             for p in drafted:
-                tokens[p], when[p] = int(law[p].argmax()), nfe
+                tokens[p], when[p] = int(distribution[p].argmax()), nfe
             for p in doubted:
                 tokens[p] = mask
                 del when[p]
@@ -76,10 +76,10 @@ def remdm(
         block = range(lo, min(lo + size, len(tokens)))
         to_fill, left = tokens[block.start : block.stop].count(mask), rounds
         while mask in tokens[block.start : block.stop]:
-            law = laws(model, tokens, mask)
-            ranked = sorted((p for p in block if tokens[p] == mask), key=lambda p: (-law[p].max(), p))
-            for p in [p for p in ranked if law[p].max() >= tau] or ranked[:1]:
-                tokens[p], when[p], score[p] = int(law[p].argmax()), nfe, law[p].max()
+            distribution = distributions(model, tokens, mask)
+            ranked = sorted((p for p in block if tokens[p] == mask), key=lambda p: (-distribution[p].max(), p))
+            for p in [p for p in ranked if distribution[p].max() >= tau] or ranked[:1]:
+                tokens[p], when[p], score[p] = int(distribution[p].argmax()), nfe, distribution[p].max()
             ours = [p for p in block if p in when]
             if left and len(ours) >= at * to_fill:
                 left -= 1
@@ -93,25 +93,25 @@ def remdm(
 def edit(model: Any, canvas: list[int], prompt: int, size: int, mask: int, tau: float, sure: float, post: int) -> Any:
     tokens, when, nfe = list(canvas), {}, 0
 
-    def changes(law: np.ndarray, block: range) -> dict[int, int]:
-        found = {p: int(law[p].argmax()) for p in block if p in when and law[p].max() > sure}
+    def changes(distribution: np.ndarray, block: range) -> dict[int, int]:
+        found = {p: int(distribution[p].argmax()) for p in block if p in when and distribution[p].max() > sure}
         return {p: token for p, token in found.items() if token != tokens[p]}
 
     for lo in range(prompt, len(tokens), size):
         block, looks = range(lo, min(lo + size, len(tokens))), 0
         filling = mask in tokens[block.start : block.stop]
         while filling:
-            law = laws(model, tokens, mask)
-            edits = changes(law, block)
-            ranked = sorted((p for p in block if tokens[p] == mask), key=lambda p: (-law[p].max(), p))
-            for p in [p for p in ranked if law[p].max() >= tau] or ranked[:1]:
-                tokens[p], when[p] = int(law[p].argmax()), nfe
+            distribution = distributions(model, tokens, mask)
+            edits = changes(distribution, block)
+            ranked = sorted((p for p in block if tokens[p] == mask), key=lambda p: (-distribution[p].max(), p))
+            for p in [p for p in ranked if distribution[p].max() >= tau] or ranked[:1]:
+                tokens[p], when[p] = int(distribution[p].argmax()), nfe
             for p, token in edits.items():
                 tokens[p], when[p] = token, nfe
             nfe += 1
             filling = mask in tokens[block.start : block.stop]
         while looks < post:
-            edits = changes(laws(model, tokens, mask), block)
+            edits = changes(distributions(model, tokens, mask), block)
             for p, token in edits.items():
                 tokens[p], when[p] = token, nfe
             nfe, looks = nfe + 1, looks + 1

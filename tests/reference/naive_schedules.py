@@ -119,9 +119,9 @@ def decode(
         step, at_entry, memory = 0, len(block), dict[str, Any]()
         while block:
             logits = logits_of(model, tokens, given, None)
-            laws = {p: softmax(logits[p]) for p in block}
-            best = {p: int(laws[p].argmax()) for p in block}
-            score = {p: score_of(propose, laws[p], best[p], 0.0) for p in block}
+            distributions = {p: softmax(logits[p]) for p in block}
+            best = {p: int(distributions[p].argmax()) for p in block}
+            score = {p: score_of(propose, distributions[p], best[p], 0.0) for p in block}
             now = clock
             moment = Moment(score, step, share, at_entry, lambda p, now=now: uniform(now, p, "transfer"), memory)
             chosen = rule(moment)

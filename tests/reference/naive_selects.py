@@ -16,38 +16,44 @@ import numpy as np
 
 from tests.reference.naive_masked import entropy_of, filtered, logits_of, softmax
 
-Laws = dict[int, np.ndarray]  # open position of the block -> probabilities
+TargetDistributions = dict[int, np.ndarray]  # open position of the block -> probabilities
 
 
-def surest(laws: Laws) -> list[int]:
+def surest(distributions: TargetDistributions) -> list[int]:
     """Open positions, the highest probability first; the lowest position first among equals."""
-    return sorted(laws, key=lambda p: (-laws[p].max(), p))
+    return sorted(distributions, key=lambda p: (-distributions[p].max(), p))
 
 
-def sequential(laws: Laws) -> list[int]:
-    return surest(laws)[:1]
+def sequential(distributions: TargetDistributions) -> list[int]:
+    return surest(distributions)[:1]
 
 
-def threshold(tau: float) -> Callable[[Laws], list[int]]:
-    return lambda laws: [p for p in laws if laws[p].max() >= tau] or surest(laws)[:1]
+def threshold(tau: float) -> Callable[[TargetDistributions], list[int]]:
+    return lambda distributions: (
+        [p for p in distributions if distributions[p].max() >= tau] or surest(distributions)[:1]
+    )
 
 
-def localleap(base: Callable[[Laws], list[int]], tau: float, relaxed: float, radius: int) -> Callable[[Laws], Any]:
+def localleap(
+    base: Callable[[TargetDistributions], list[int]], tau: float, relaxed: float, radius: int
+) -> Callable[[TargetDistributions], Any]:
     """The published rule, anchors by threshold."""
 
-    def rule(laws: Laws) -> list[int]:
-        anchors = [p for p in laws if laws[p].max() >= tau]
-        near = {p for p in laws for a in anchors if abs(p - a) <= radius}
-        return [p for p in laws if laws[p].max() >= (relaxed if p in near else tau)] or base(laws)
+    def rule(distributions: TargetDistributions) -> list[int]:
+        anchors = [p for p in distributions if distributions[p].max() >= tau]
+        near = {p for p in distributions for a in anchors if abs(p - a) <= radius}
+        return [p for p in distributions if distributions[p].max() >= (relaxed if p in near else tau)] or base(
+            distributions
+        )
 
     return rule
 
 
-def entropy_bound(gamma: float) -> Callable[[Laws], list[int]]:
-    def rule(laws: Laws) -> list[int]:
-        entropy = {p: entropy_of(law) for p, law in laws.items()}
+def entropy_bound(gamma: float) -> Callable[[TargetDistributions], list[int]]:
+    def rule(distributions: TargetDistributions) -> list[int]:
+        entropy = {p: entropy_of(distribution) for p, distribution in distributions.items()}
         chosen: list[int] = []
-        for p in sorted(laws, key=lambda p: (entropy[p], p)):
+        for p in sorted(distributions, key=lambda p: (entropy[p], p)):
             run = [entropy[q] for q in [*chosen, p]]
             if sum(run) - max(run) > gamma:
                 break
@@ -57,18 +63,18 @@ def entropy_bound(gamma: float) -> Callable[[Laws], list[int]]:
     return rule
 
 
-def hierarchy(high: float | None, low: float) -> Callable[[Laws], list[int]]:
-    def rule(laws: Laws) -> list[int]:
+def hierarchy(high: float | None, low: float) -> Callable[[TargetDistributions], list[int]]:
+    def rule(distributions: TargetDistributions) -> list[int]:
         runs: list[list[int]] = []
-        for p in sorted(laws):
+        for p in sorted(distributions):
             if runs and runs[-1][-1] == p - 1:
                 runs[-1].append(p)
             else:
                 runs.append([p])
-        leads = [surest({p: laws[p] for p in run})[0] for run in runs]
-        chosen = {p for p in leads if laws[p].max() > low}
-        chosen |= {p for p in laws if high is not None and laws[p].max() > high}
-        return sorted(chosen | set(surest(laws)[:1]))
+        leads = [surest({p: distributions[p] for p in run})[0] for run in runs]
+        chosen = {p for p in leads if distributions[p].max() > low}
+        chosen |= {p for p in distributions if high is not None and distributions[p].max() > high}
+        return sorted(chosen | set(surest(distributions)[:1]))
 
     return rule
 
@@ -80,34 +86,40 @@ class Klass:
         self.tau, self.kl, self.history, self.quotas = tau, kl, history, quotas
 
     def new_block(self, count: int) -> None:
-        self.laws: Laws = {}
+        self.distributions: TargetDistributions = {}
         self.moved: dict[int, list[float]] = {}
         self.step, self.owed = -1, [] if self.quotas is None else self.quotas(count)
 
-    def __call__(self, laws: Laws) -> list[int]:
+    def __call__(self, distributions: TargetDistributions) -> list[int]:
         self.step += 1
-        for p, law in laws.items():
-            if p in self.laws:
-                pairs = zip(law, self.laws[p], strict=True)
+        for p, distribution in distributions.items():
+            if p in self.distributions:
+                pairs = zip(distribution, self.distributions[p], strict=True)
                 kl = sum(x * math.log((x + 1e-12) / (y + 1e-12)) for x, y in pairs)
                 self.moved.setdefault(p, []).append(kl)
-        self.laws = dict(laws)
+        self.distributions = dict(distributions)
         still = [
             p
-            for p, law in laws.items()
+            for p, distribution in distributions.items()
             if len(self.moved.get(p, [])) >= self.history
             and max(self.moved[p][-self.history :]) < self.kl
-            and law.max() > self.tau
+            and distribution.max() > self.tau
         ]
         count = self.owed[self.step] if self.step < len(self.owed) else 1
-        return still or surest(laws)[: max(count, 1)]
+        return still or surest(distributions)[: max(count, 1)]
 
 
 class Credit:
     """The published order of operations, with the whole matrix; afterwards the rule it is put before."""
 
     def __init__(
-        self, rule: Callable[[Laws], list[int]], alpha: float, beta: float, gamma: float, *, free: bool = False
+        self,
+        rule: Callable[[TargetDistributions], list[int]],
+        alpha: float,
+        beta: float,
+        gamma: float,
+        *,
+        free: bool = False,
     ) -> None:
         self.rule, self.alpha, self.beta, self.gamma, self.free = rule, alpha, beta, gamma, free
 
@@ -115,18 +127,18 @@ class Credit:
         self.matrix: dict[int, np.ndarray] = {}
         self.count = count
 
-    def fuse(self, laws: Laws) -> Laws:
+    def fuse(self, distributions: TargetDistributions) -> TargetDistributions:
         alpha, beta, gamma = self.alpha, self.beta, self.gamma
         if self.free:
-            alpha = beta = 1 - len(laws) / self.count
+            alpha = beta = 1 - len(distributions) / self.count
             gamma = 1.0
         fused = {}
-        for p, law in laws.items():
-            credit = self.matrix.setdefault(p, np.zeros(len(law)))
+        for p, distribution in distributions.items():
+            credit = self.matrix.setdefault(p, np.zeros(len(distribution)))
             credit *= beta
-            credit[int(law.argmax())] += law.max() ** gamma
-            raised = law * (1 + credit) ** alpha
-            fused[p] = raised / raised.sum()
+            credit[int(distribution.argmax())] += distribution.max() ** gamma
+            boosted = distribution * (1 + credit) ** alpha
+            fused[p] = boosted / boosted.sum()
         return fused
 
 
@@ -161,14 +173,16 @@ def decode(
                 rule.new_block(len(inside))
         logits = logits_of(model, tokens, given, cfg)
         shaped = temperature or top_k is not None or top_p is not None
-        laws = {p: filtered(logits[p], temperature, top_k, top_p) if shaped else softmax(logits[p]) for p in inside}
+        distributions = {
+            p: filtered(logits[p], temperature, top_k, top_p) if shaped else softmax(logits[p]) for p in inside
+        }
         if isinstance(rule, Credit):
-            laws = rule.fuse(laws)
-            chosen = rule.rule(laws)
+            distributions = rule.fuse(distributions)
+            chosen = rule.rule(distributions)
         else:
-            chosen = rule(laws)
+            chosen = rule(distributions)
         for p in chosen:
-            tokens[p], when[p] = int(laws[p].argmax()), nfe
+            tokens[p], when[p] = int(distributions[p].argmax()), nfe
             open_.remove(p)
         nfe += 1
     return tokens, when, nfe

@@ -18,7 +18,7 @@ from pardec.samplers.masked.contracts import Request
 from pardec.samplers.ops.distribution import filtered
 from pardec.samplers.rng import Keyed, Source
 from pardec.samplers.spec import parse
-from pardec.samplers.speculative.contracts import Acceptance, Drafter, Length, Shape, Speculation
+from pardec.samplers.speculative.contracts import Acceptance, Drafter, Length, Shape, SpeculativeSampler
 from pardec.samplers.speculative.loop import decode
 
 
@@ -72,10 +72,10 @@ def speculation(
     *,
     shape: Shape | None = None,
     length: Length | None = None,
-) -> Speculation:
+) -> SpeculativeSampler:
     """A sampler of objects that no registry knows; an acceptance may be named."""
     rule = registry.build(parse(accept).parts[0], "ar") if isinstance(accept, str) else accept
-    return Speculation(parse("sequential"), "distribution", drafter, rule, shape, length)
+    return SpeculativeSampler(parse("sequential"), "distribution", drafter, rule, shape, length)
 
 
 def request(
@@ -90,7 +90,7 @@ def request(
 
 def run(
     model: LanguageModel,
-    spec: str | Speculation,
+    spec: str | SpeculativeSampler,
     given: Sequence[Sequence[int]],
     new: int | Sequence[int],
     *,
@@ -155,12 +155,12 @@ def counted(done: Finished, prompt: int, n: int, vocab: int, which: slice = slic
     return np.bincount(index, minlength=vocab**n).reshape((vocab,) * n)
 
 
-def g_test(counts: np.ndarray, law: np.ndarray) -> float:
+def g_test(counts: np.ndarray, distribution: np.ndarray) -> float:
     """The G statistic of `counts` against `law` in standard deviations above its mean (Wilson and Hilferty).
 
     Cells expected less than five times are put together; a draw of probability 0 is infinitely far off.
     """
-    seen, expected = counts.ravel().astype(float), law.ravel() * counts.sum()
+    seen, expected = counts.ravel().astype(float), distribution.ravel() * counts.sum()
     if (seen[expected == 0] > 0).any():
         return float("inf")
     rare = expected < 5
@@ -176,16 +176,16 @@ def g_test(counts: np.ndarray, law: np.ndarray) -> float:
     return float(((statistic / free) ** (1 / 3) - (1 - 2 / (9 * free))) / np.sqrt(2 / (9 * free)))
 
 
-def variation(counts: np.ndarray, law: np.ndarray) -> float:
+def variation(counts: np.ndarray, distribution: np.ndarray) -> float:
     """Total variation between the frequencies and the law."""
-    return float(np.abs(counts / counts.sum() - law).sum() / 2)
+    return float(np.abs(counts / counts.sum() - distribution).sum() / 2)
 
 
-def floor(law: np.ndarray, draws: int) -> float:
+def floor(distribution: np.ndarray, draws: int) -> float:
     """What `variation` is on average for exact draws, by the normal approximation."""
-    return float(np.sqrt(law * (1 - law) / (2 * np.pi * draws)).sum())
+    return float(np.sqrt(distribution * (1 - distribution) / (2 * np.pi * draws)).sum())
 
 
-def spread(law: np.ndarray, draws: int) -> float:
+def spread(distribution: np.ndarray, draws: int) -> float:
     """The standard deviation of `variation` for exact draws, were cells independent."""
-    return float(np.sqrt((1 - 2 / np.pi) * (law * (1 - law) / draws).sum()) / 2)
+    return float(np.sqrt((1 - 2 / np.pi) * (distribution * (1 - distribution) / draws).sum()) / 2)

@@ -13,7 +13,7 @@ import numpy as np
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.draft import model as second
 from tests.samplers.ar_toys import counted, floor, g_test, joint, run, spread, toy_ar, variation
 
@@ -45,7 +45,7 @@ class World:
     top_k: int | None = None
 
     @cached_property
-    def laws(self) -> list[np.ndarray]:
+    def distributions(self) -> list[np.ndarray]:
         """The truth behind each prompt."""
         options = {"temperature": self.temperature, "top_k": self.top_k}
         return [joint(self.model, prompt, self.n, **options) for prompt in self.prompts]  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ def exact(spec: str) -> bool:
         return False
 
 
-def measure(spec: str | Speculation, world: World, draws: int, *, seed: int = 0) -> list[Reading]:
+def measure(spec: str | SpeculativeSampler, world: World, draws: int, *, seed: int = 0) -> list[Reading]:
     """`draws` rows, the prompts taking turns, in batches; one reading a prompt."""
     share = len(world.prompts)
     seen = [np.zeros((world.model.vocab_size,) * world.n, dtype=np.int64) for _ in world.prompts]
@@ -142,12 +142,18 @@ def measure(spec: str | Speculation, world: World, draws: int, *, seed: int = 0)
             done = run(world.model, spec, world.prompts * count, world.n, seeds=seeds, **options)  # type: ignore[arg-type]
             for at, prompt in enumerate(world.prompts):
                 seen[at] += counted(done, len(prompt), world.n, world.model.vocab_size, slice(at, None, share))
-    return [_read(counts, law) for counts, law in zip(seen, world.laws, strict=True)]
+    return [_read(counts, distribution) for counts, distribution in zip(seen, world.distributions, strict=True)]
 
 
-def _read(counts: np.ndarray, law: np.ndarray) -> Reading:
+def _read(counts: np.ndarray, distribution: np.ndarray) -> Reading:
     draws = int(counts.sum())
-    return Reading(draws, g_test(counts, law), variation(counts, law), floor(law, draws), spread(law, draws))
+    return Reading(
+        draws,
+        g_test(counts, distribution),
+        variation(counts, distribution),
+        floor(distribution, draws),
+        spread(distribution, draws),
+    )
 
 
 def worst(readings: Sequence[Reading]) -> float:

@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
 from pardec.samplers.speculative.accept.greedy import Greedy
-from pardec.samplers.speculative.contracts import Chances, Draft, Outcome, Scene, Speculation
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, Uniforms
 from tests.samplers.ar_toys import logits, plain_greedy, rows, speculation
 
 VOCAB = 8
@@ -35,8 +35,8 @@ class Forest:
     def width(self, model: LanguageModel) -> int:
         return self.nodes + 1
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: None) -> Draft:
-        text, vocab = scene.text, scene.model.vocab_size
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: None) -> Draft:
+        text, vocab = context.text, context.model.vocab_size
         made = []
         for at in range(len(text)):
             own, deep = text.row(at).tolist(), int(room[at]) + self.over
@@ -46,7 +46,7 @@ class Forest:
             for _ in range(dice.randint(0, self.nodes + 1)):
                 parent = dice.randint(len(nodes))
                 taken = {token for token, above, _ in nodes if above == parent}
-                right = self.truth(paths[parent]) if self.truth else plain_greedy(scene.model, paths[parent], 1)[-1]
+                right = self.truth(paths[parent]) if self.truth else plain_greedy(context.model, paths[parent], 1)[-1]
                 token = right if dice.random() < self.right else int(dice.randint(vocab))
                 if token not in taken and nodes[parent][2] < deep:
                     nodes.append((token, parent, nodes[parent][2] + 1))
@@ -57,7 +57,7 @@ class Forest:
         tokens, parents, depths = torch.tensor(padded).to(text.device).unbind(-1)
         return Draft(tokens, sizes, text.length - 1, parents, depths)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: None) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: None) -> None:
         return
 
 
@@ -72,17 +72,17 @@ class Chain:
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: None) -> Draft:
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: None) -> Draft:
         counts = np.minimum(room + self.over, self.k)
         drafted = np.zeros((len(room), self.k), dtype=np.int64)
         for at in range(len(room)):
-            text = scene.text.row(at).tolist()
+            text = context.text.row(at).tolist()
             for step in range(int(counts[at])):
                 drafted[at, step] = self.guess(text)
                 text.append(int(drafted[at, step]))
-        return Draft.chain(scene.text, torch.from_numpy(drafted), counts)
+        return Draft.chain(context.text, torch.from_numpy(drafted), counts)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: None) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: None) -> None:
         return
 
 
@@ -94,7 +94,7 @@ def wrong(model: LanguageModel) -> Callable[[list[int]], int]:
     return lambda text: (plain_greedy(model, text, 1)[-1] + 1) % model.vocab_size
 
 
-def greedy(drafter: Any) -> Speculation:
+def greedy(drafter: Any) -> SpeculativeSampler:
     return speculation(drafter, Greedy())
 
 

@@ -21,7 +21,7 @@ from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import Request
 from pardec.samplers.ops.distribution import filtered
 from pardec.samplers.rng import Keyed
-from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import decode
 
 PLACES, FEATURES = 3, 6
@@ -100,7 +100,7 @@ def asked(model: LanguageModel, captions: Sequence[Tensor], seeds: Iterable[int]
 
 def draw(
     model: LanguageModel,
-    spec: str | Speculation,
+    spec: str | SpeculativeSampler,
     captions: Sequence[Tensor],
     *,
     seeds: Iterable[int] | None = None,

@@ -274,11 +274,11 @@ def test_every_forward_sees_the_tokens_that_stand_there(family: str, select: str
         return
     rows = [prompt + [MASK] * new for prompt, new in zip(prompts(LENGTHS), NEW, strict=True)]
     rows[0][8] = 3  # given, as by a template
-    laws: list[dict[str, Any]] = [{}, {"temperature": 0.8, "cfg": 1.5}]
+    distributions: list[dict[str, Any]] = [{}, {"temperature": 0.8, "cfg": 1.5}]
     if FAMILIES[family][1] == "bidirectional":
-        laws.append({"block_length": 10})
-    law = laws[sum(map(ord, family + select + cache)) % len(laws)]
-    count, got = stale(toy(family, seed=2, sharp=1.2), f"{select}@{cache}", rows, list(LENGTHS), **law)
+        distributions.append({"block_length": 10})
+    distribution = distributions[sum(map(ord, family + select + cache)) % len(distributions)]
+    count, got = stale(toy(family, seed=2, sharp=1.2), f"{select}@{cache}", rows, list(LENGTHS), **distribution)
     assert count == 0
     assert not (got.tokens == MASK).any()
     if "origin" in select:  # idle steps between commits are the trap
@@ -314,18 +314,18 @@ def agree(one: Finished, other: Finished) -> bool:
     return one.nfe == other.nfe and all((x == y).all() for x, y in found)
 
 
-@pytest.mark.parametrize("law", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
+@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_refreshing_at_every_step_is_no_cache(family: str, law: dict[str, Any]) -> None:
+def test_refreshing_at_every_step_is_no_cache(family: str, distribution: dict[str, Any]) -> None:
     model, given = toy(family, seed=1, sharp=1.2), prompts(LENGTHS)
     for select in ("threshold:tau=0.4", "origin:steps=30"):
-        plain = fill(model, f"{select}@none", given, NEW, **law)
+        plain = fill(model, f"{select}@none", given, NEW, **distribution)
         for cache in EVERY:
             refreshed = f"{cache}{',' if ':' in cache else ':'}refresh=1"
-            assert agree(fill(model, f"{select}@{refreshed}", given, NEW, **law), plain), refreshed
-    plain = fill(model, "random+fixed:steps=9@none", given, NEW, **law)
-    assert agree(fill(model, "random+fixed:steps=9@dkv_greedy:refresh=1,window=3", given, NEW, **law), plain)
-    assert agree(fill(model, "fixed:steps=9,order=random@dkv_greedy:refresh=1", given, NEW, **law), plain)
+            assert agree(fill(model, f"{select}@{refreshed}", given, NEW, **distribution), plain), refreshed
+    plain = fill(model, "random+fixed:steps=9@none", given, NEW, **distribution)
+    assert agree(fill(model, "random+fixed:steps=9@dkv_greedy:refresh=1,window=3", given, NEW, **distribution), plain)
+    assert agree(fill(model, "fixed:steps=9,order=random@dkv_greedy:refresh=1", given, NEW, **distribution), plain)
 
 
 def test_that_is_what_the_result_says() -> None:
@@ -338,16 +338,18 @@ def test_that_is_what_the_result_says() -> None:
     assert registry.resolve("sequential@block").exact == "greedy"
 
 
-@pytest.mark.parametrize("law", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
+@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
 @pytest.mark.parametrize(
     "select", ["threshold:tau=0.4", "sequential", "random+fixed:steps=9", "wino+threshold:tau=0.4"]
 )
 @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
 def test_a_block_causal_model_loses_nothing_and_asks_least_with_the_block_cache(
-    family: str, select: str, law: dict[str, Any]
+    family: str, select: str, distribution: dict[str, Any]
 ) -> None:
     model, given = toy(family, seed=1, sharp=1.2), prompts((30, 2, 9))
-    results = {cache: fill(model, f"{select}@{cache}", given, NEW, **law) for cache in ("none", "dual", "block")}
+    results = {
+        cache: fill(model, f"{select}@{cache}", given, NEW, **distribution) for cache in ("none", "dual", "block")
+    }
     assert agree(results["block"], results["none"])
     assert agree(results["dual"], results["none"])
     fed = [sum(results[cache].tokens_fed) for cache in ("block", "dual", "none")]
@@ -379,18 +381,18 @@ def test_what_is_settled_is_more_with_each_setting() -> None:
     assert sum(map(len, sets[0])) < sum(map(len, sets[1])) < sum(map(len, sets[2]))
 
 
-@pytest.mark.parametrize("law", [{}, {"temperature": 0.8, "cfg": 1.5}])
+@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.8, "cfg": 1.5}])
 @pytest.mark.parametrize("cache", SOUND)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_is_alone_what_it_is_in_a_ragged_batch(family: str, cache: str, law: dict[str, Any]) -> None:
+def test_a_row_is_alone_what_it_is_in_a_ragged_batch(family: str, cache: str, distribution: dict[str, Any]) -> None:
     select = "random+fixed:steps=5" if cache in ORDERED else "threshold:tau=0.4"
     if not fitting(family, select, cache):
         return
     lengths, new = (3, 6, 1, 5), (7, 6, 9, 2)
     model, given = toy(family, sharp=1.2), prompts(lengths)
-    whole = fill(model, f"{select}@{cache}", given, new, **law)
+    whole = fill(model, f"{select}@{cache}", given, new, **distribution)
     for row in range(4):
-        alone = fill(model, f"{select}@{cache}", [given[row]], new[row], seeds=[100 + row], **law)
+        alone = fill(model, f"{select}@{cache}", [given[row]], new[row], seeds=[100 + row], **distribution)
         assert same(alone, 0, whole, row)
         assert asked(alone) == asked(whole, row)
     assert (whole.tokens[0, 10:] == PAD).all()

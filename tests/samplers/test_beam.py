@@ -13,17 +13,17 @@ from tests.samplers.ar_toys import counted, g_test, joint, run
 from tests.samplers.voices import Told, grown, named, near, nodes, target, written
 
 
-def naive(voice: Told, row: int, beams: int, count: int, deep: int) -> set[tuple[int, ...]]:
+def naive(draft_model: Told, row: int, beams: int, count: int, deep: int) -> set[tuple[int, ...]]:
     scores: dict[tuple[int, ...], float] = {}
     frontier = [()] if deep else []
     at: dict[tuple[int, ...], float] = {(): 0.0}
     for _ in range(deep):
         level: dict[tuple[int, ...], float] = {}
         for path in frontier:
-            law = torch.from_numpy(voice.logits(row, path)).float().double().log_softmax(-1).numpy()
-            for token in np.argsort(-law)[:beams]:
-                if np.isfinite(law[token]):
-                    level[*path, int(token)] = at[path] + law[token]
+            distribution = torch.from_numpy(draft_model.logits(row, path)).float().double().log_softmax(-1).numpy()
+            for token in np.argsort(-distribution)[:beams]:
+                if np.isfinite(distribution[token]):
+                    level[*path, int(token)] = at[path] + distribution[token]
         scores |= level
         at |= level
         frontier = sorted(level, key=lambda path: -level[path])[:beams]  # type: ignore[arg-type]
@@ -33,14 +33,14 @@ def naive(voice: Told, row: int, beams: int, count: int, deep: int) -> set[tuple
 @pytest.mark.parametrize(("beams", "count"), [(1, 4), (2, 6), (3, 5), (4, 40)])
 @pytest.mark.parametrize("least", [-np.inf, 0.0])  # with 0.0 some laws have fewer tokens than beams
 def test_it_is_the_search_written_out(beams: int, count: int, least: float) -> None:
-    voice = Told(written([[1], [2], [3], [0, 4]]), least=least)
+    draft_model = Told(written([[1], [2], [3], [0, 4]]), least=least)
     budget = [4, 1, 3, 0]
-    draft = grown(Beam(beams, count), voice, budget)
+    draft = grown(Beam(beams, count), draft_model, budget)
     for row, deep in enumerate(budget):
-        assert set(nodes(draft, row)) == naive(voice, row, beams, count, deep)
+        assert set(nodes(draft, row)) == naive(draft_model, row, beams, count, deep)
     assert draft.q is None
-    assert len(voice.calls) <= 4
-    assert all(len(call[0]) <= beams for call in voice.calls)
+    assert len(draft_model.calls) <= 4
+    assert all(len(call[0]) <= beams for call in draft_model.calls)
 
 
 def test_a_temperature_draws_nothing() -> None:

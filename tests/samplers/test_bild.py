@@ -12,7 +12,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.accept.bild import BigLittle
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.joints import drafting
-from tests.samplers.verdicts import Given, laws, tree
+from tests.samplers.verdicts import Given, distributions, tree
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)
 
@@ -21,7 +21,7 @@ P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)
 def test_the_first_token_too_unlikely_and_all_behind_it_fall(rollback: float, count: int) -> None:
     """-log .5 = .693, -log .3 = 1.204, -log .2 = 1.609."""
     draft = tree(torch.tensor([[0, 0, 1, 2]]), None)
-    made = BigLittle(rollback).accept(draft, laws(P), Given(torch.zeros(1, 4)), None)
+    made = BigLittle(rollback).accept(draft, distributions(P), Given(torch.zeros(1, 4)), None)
     assert int(made.count) == count
     assert int(made.next) == 0
     assert made.deviation is not None
@@ -30,7 +30,7 @@ def test_the_first_token_too_unlikely_and_all_behind_it_fall(rollback: float, co
 
 def test_the_first_sibling_within_the_bound_is_kept() -> None:
     draft = tree(torch.tensor([[0, 2, 1, 0]]), [-1, 0, 0, 0])
-    made = BigLittle(1.3).accept(draft, laws(P), Given(torch.zeros(1, 4)), None)
+    made = BigLittle(1.3).accept(draft, distributions(P), Given(torch.zeros(1, 4)), None)
     assert made.path[0, :2].tolist() == [0, 2]
 
 

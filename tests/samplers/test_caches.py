@@ -13,7 +13,7 @@ from torch import Tensor
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.contracts import Ask
+from pardec.samplers.masked.contracts import QuerySpec
 from pardec.samplers.masked.loop import decode
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
 
@@ -120,20 +120,20 @@ def agree(one: Finished, other: Finished) -> bool:
     )
 
 
-@pytest.mark.parametrize("law", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
+@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_refreshing_at_every_step_is_no_cache(family: str, cache: str, law: dict[str, Any]) -> None:
+def test_refreshing_at_every_step_is_no_cache(family: str, cache: str, distribution: dict[str, Any]) -> None:
     for select in ("threshold:tau=0.4", "fixed:steps=6"):
-        assert agree(*both(family, f"{select}@{cache}:refresh=1", f"{select}@none", **law))
+        assert agree(*both(family, f"{select}@{cache}:refresh=1", f"{select}@none", **distribution))
 
 
-@pytest.mark.parametrize("law", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
+@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
 @pytest.mark.parametrize("cache", ["prefix", "dual", "dual:refresh=3"])
 @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
-def test_a_block_causal_model_loses_nothing_to_a_cache(family: str, cache: str, law: dict[str, Any]) -> None:
+def test_a_block_causal_model_loses_nothing_to_a_cache(family: str, cache: str, distribution: dict[str, Any]) -> None:
     for select in ("threshold:tau=0.4", "sequential"):
-        cached, plain = both(family, f"{select}@{cache}", f"{select}@none", **law)
+        cached, plain = both(family, f"{select}@{cache}", f"{select}@none", **distribution)
         assert agree(cached, plain)
         assert sum(cached.tokens_fed) < sum(plain.tokens_fed)
 
@@ -183,12 +183,12 @@ class AsMask:
     def start(self, canvas: Any) -> Any:
         return self.inner.start(canvas)
 
-    def ask(self, canvas: Any, state: Any) -> Ask:
-        span = self.inner.ask(canvas, state)
+    def query(self, canvas: Any, state: Any) -> QuerySpec:
+        span = self.inner.query(canvas, state)
         place = np.arange(canvas.length)
         mask = (place >= span.start[:, None]) & (place < span.stop[:, None])
         mask[:, list(self.holes)] = False
-        return Ask(span.start, span.stop, torch.from_numpy(mask))
+        return QuerySpec(span.start, span.stop, torch.from_numpy(mask))
 
 
 def with_cache(family: str, cache: Any, given: list[list[int]], new: tuple[int, ...], **options: Any) -> Finished:
@@ -201,21 +201,21 @@ def with_cache(family: str, cache: Any, given: list[list[int]], new: tuple[int, 
     return last
 
 
-@pytest.mark.parametrize("law", [{}, {"cfg": 1.7}])
+@pytest.mark.parametrize("distribution", [{}, {"cfg": 1.7}])
 @pytest.mark.parametrize("name", ["prefix", "dual:refresh=2"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_positions_asked_one_by_one_are_the_span(family: str, name: str, law: dict[str, Any]) -> None:
+def test_positions_asked_one_by_one_are_the_span(family: str, name: str, distribution: dict[str, Any]) -> None:
     inner = registry.resolve(f"sequential@{name}").cache
     given = prompts(LENGTHS)
-    spans = with_cache(family, inner, given, NEW, **law)
-    single = with_cache(family, AsMask(inner), given, NEW, **law)
+    spans = with_cache(family, inner, given, NEW, **distribution)
+    single = with_cache(family, AsMask(inner), given, NEW, **distribution)
     for row in range(3):
         assert agree(spans, single)
         fed = [tuple(asked) for asked in spans.trace.fed[row]]
         shifted = FAMILIES[family][0]
         if not shifted:
             assert [tuple(asked) for asked in single.trace.fed[row]] == fed
-    alone = with_cache(family, AsMask(inner), given[1:2], NEW[1:2], seeds=[101], **law)
+    alone = with_cache(family, AsMask(inner), given[1:2], NEW[1:2], seeds=[101], **distribution)
     assert same(alone, 0, single, 1)
 
 
@@ -230,8 +230,8 @@ def test_what_is_open_is_asked_even_if_the_cache_leaves_it_out(family: str) -> N
 
 def test_the_first_forward_is_full_whatever_the_cache_asks() -> None:
     class Nothing(AsMask):
-        def ask(self, canvas: Any, state: Any) -> Ask:
-            return Ask(canvas.lo, canvas.lo)
+        def query(self, canvas: Any, state: Any) -> QuerySpec:
+            return QuerySpec(canvas.lo, canvas.lo)
 
     got = with_cache("llada", Nothing(registry.resolve("sequential@dual").cache), prompts((5,)), (4,))
     assert got.trace.fed[0][0] == range(9)

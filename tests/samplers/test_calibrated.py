@@ -9,11 +9,11 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers.speculative.length.calibrated import Calibrated
 from pardec.samplers.speculative.length.unsure import Unsure
-from tests.samplers.voices import best_fixed, outcome, scene, speed, switching, written
+from tests.samplers.voices import best_fixed, context, outcome, speed, switching, written
 
 
 def test_it_stops_when_a_rejection_is_likely_enough() -> None:
-    stage = scene(written([[1], [2]]))
+    stage = context(written([[1], [2]]))
     controller = Calibrated(h=0.5, buckets=10)
     state = controller.start(stage)
     assert controller.budget(5, stage, state).tolist() == [5, 5]
@@ -26,7 +26,7 @@ def test_it_stops_when_a_rejection_is_likely_enough() -> None:
 
 
 def test_only_tokens_up_to_the_first_rejection_are_counted() -> None:
-    stage = scene(written([[1], [2], [3]]))
+    stage = context(written([[1], [2], [3]]))
     controller = Calibrated(buckets=10, decay=1.0)
     state = controller.start(stage)
     controller.budget(3, stage, state)
@@ -37,11 +37,11 @@ def test_only_tokens_up_to_the_first_rejection_are_counted() -> None:
     assert state.accepted[:, [9, 5, 1]].tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]]
     assert state.tried.sum() == 7
     # Two tokens of the prior at .55 and one rejection.
-    assert controller.chance(state, np.array([5, 5, 5])) == pytest.approx([1.1 / 3, 2.1 / 3, 2.1 / 3])
+    assert controller.uniform(state, np.array([5, 5, 5])) == pytest.approx([1.1 / 3, 2.1 / 3, 2.1 / 3])
 
 
 def test_counts_fade() -> None:
-    stage = scene(written([[1]]))
+    stage = context(written([[1]]))
     controller = Calibrated(buckets=2, decay=0.5)
     state = controller.start(stage)
     for _ in range(2):
@@ -54,18 +54,18 @@ def test_counts_fade() -> None:
 def test_an_overconfident_drafter_is_found_out() -> None:
     drawn = np.random.RandomState(3)
     sure = drawn.beta(2, 1, (600, 10))
-    chance = sure**2
+    uniform = sure**2
     for c, least in ((0.05, 1.0), (0.2, 1.0), (0.5, 0.83)):
-        best = best_fixed(chance, c, 10)
-        assert speed(Calibrated(), chance, c, 10, sure) >= least * best
-        assert speed(Calibrated(), chance, c, 10, sure) > 1.05 * speed(Unsure(), chance, c, 10, sure)
+        best = best_fixed(uniform, c, 10)
+        assert speed(Calibrated(), uniform, c, 10, sure) >= least * best
+        assert speed(Calibrated(), uniform, c, 10, sure) > 1.05 * speed(Unsure(), uniform, c, 10, sure)
 
 
 @pytest.mark.parametrize(("c", "least"), [(0.05, 0.99), (0.2, 0.95), (0.5, 0.79)])
 def test_it_is_not_far_from_the_best_fixed_length(c: float, least: float) -> None:
     for alphas in ((0.9, 0.3, 0.8, 0.1), (0.9,), (0.2,)):
-        chance = switching(alphas, 600 // len(alphas), 10)
-        assert speed(Calibrated(), chance, c, 10) >= least * best_fixed(chance, c, 10)
+        uniform = switching(alphas, 600 // len(alphas), 10)
+        assert speed(Calibrated(), uniform, c, 10) >= least * best_fixed(uniform, c, 10)
 
 
 @pytest.mark.parametrize(

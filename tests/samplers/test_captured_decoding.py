@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pardec.api import Model
-from pardec.models.cuda_graphs.runner import Captured
+from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
 from tests.models.traced import captured
@@ -30,7 +30,7 @@ CHAINS += (("layerskip", 0.0),)
 
 
 def counts(model: LanguageModel) -> dict[str, int]:
-    assert isinstance(model.decoder, Captured)
+    assert isinstance(model.decoder, GraphRunner)
     refused = [why for why in model.decoder.counts if why.startswith("refused")]
     assert not refused
     return dict(model.decoder.counts)

@@ -9,7 +9,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.registry import build, resolve
 from pardec.samplers.spec import parse
 from tests.reference import naive_schedules as naive
@@ -41,21 +41,23 @@ def test_nothing_is_carried_into_the_next_block() -> None:
 
 
 def test_a_score_of_exactly_tau_passes() -> None:
-    laws = torch.zeros(3, 7)
-    laws[:, :4] = 0.25
-    ask = request([[6] * 3], [0], block_length=3)
-    assert run(table(laws), "carry:tau=0.25,steps=1", ask).nfe == (1,)
-    assert run(table(laws), "carry:tau=0.2501,steps=1", ask).nfe == (3,)
+    distributions = torch.zeros(3, 7)
+    distributions[:, :4] = 0.25
+    query = request([[6] * 3], [0], block_length=3)
+    assert run(table(distributions), "carry:tau=0.25,steps=1", query).nfe == (1,)
+    assert run(table(distributions), "carry:tau=0.2501,steps=1", query).nfe == (3,)
 
 
 def test_the_best_is_taken_however_unsure_and_is_not_carried() -> None:
     rows = (torch.full((8,), 6),)
     canvas = Canvas(rows, (0,), mask_id=6, pad_id=4, block_length=8)
-    evidence = Evidence(Law(EIGHT.log()[None]), canvas.window, canvas.eligible, request([[6] * 8], [0], block_length=8))
+    evidence = Evidence(
+        Distribution(EIGHT.log()[None]), canvas.window, canvas.eligible, request([[6] * 8], [0], block_length=8)
+    )
     carry = build(parse("carry:tau=1,steps=4").parts[0])
     state = carry.start(canvas)
     carry.tick(canvas, state)
-    taken = carry.select(evidence.propose(*evidence.law.greedy), canvas, state)
+    taken = carry.select(evidence.propose(*evidence.distribution.greedy), canvas, state)
     assert taken.nonzero().tolist() == [[0, 4]]
     assert state.carried.tolist() == [[1]]
 

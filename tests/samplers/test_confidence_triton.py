@@ -20,11 +20,11 @@ pytestmark = [
 def define(logits):
     """Each statistic by itself, in float64."""
     x = logits.double()
-    law = x.softmax(-1)
+    distribution = x.softmax(-1)
     first = x.max(-1).values
     ids = (x == first[..., None]).int().argmax(-1)
     second = x.scatter(-1, ids[..., None], float("-inf")).max(-1).values
-    entropy = -(law * law.clamp(min=1e-300).log()).sum(-1)
+    entropy = -(distribution * distribution.clamp(min=1e-300).log()).sum(-1)
     return ids, first, second, (x - first[..., None]).exp().sum(-1), entropy
 
 
@@ -52,7 +52,7 @@ def test_no_rows_give_no_rows():
     assert [value.shape for value in confidence(torch.empty(0, 4, 7, device=DEVICE))] == [(0, 4)] * 5
 
 
-def raised(count: int, vocab: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def boosted(count: int, vocab: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Three tokens [N, 3] of each row and what they get: one nothing, one twice."""
     tokens = torch.randint(0, vocab, (count, 3), generator=generator)
     tokens[0, 1] = tokens[0, 0]
@@ -75,7 +75,7 @@ def test_temperature_and_raised_logits_are_folded_in(vocab, temperature, monkeyp
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(4, 2 * vocab, generator=generator)[:, :vocab]  # rows lie apart
-    tokens, by = raised(4, vocab, generator)
+    tokens, by = boosted(4, vocab, generator)
     by[1, 0] = float("-inf")  # ruled out
     changed = logits.double().scatter_add(-1, tokens, by.double()) / temperature
     found = confidence(logits.to(DEVICE), temperature=temperature, tokens=tokens.to(DEVICE), by=by.to(DEVICE))
@@ -92,7 +92,7 @@ def test_statistics_of_a_head_whose_logits_are_not_stored(count, width, vocab, d
     held = torch.randint(-2, 3, (count + vocab, 2 * width), generator=generator).to(dtype)  # sums that no type rounds
     held[:, width:] = float("nan")
     states, weight = held[:count, :width], held[count:, :width]
-    tokens, by = raised(count, vocab, generator)
+    tokens, by = boosted(count, vocab, generator)
     logits = states.double() @ weight.double().T
     expected = define(logits.scatter_add(-1, tokens, by.double()) / 0.7)
     near(
@@ -106,12 +106,12 @@ def test_statistics_of_a_head_whose_logits_are_not_stored(count, width, vocab, d
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature, monkeypatch):
-    from pardec.samplers.ops.distribution import Law
+    from pardec.samplers.ops.distribution import Distribution
 
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(2, 3, 50, generator=generator)
-    tokens, by = raised(6, 50, generator)
-    base = Law(logits).raised(tokens.view(2, 3, 3), by.view(2, 3, 3))
+    tokens, by = boosted(6, 50, generator)
+    base = Distribution(logits).boosted(tokens.view(2, 3, 3), by.view(2, 3, 3))
     monkeypatch.setenv("PARDEC_KERNELS", "reference")
     plain = base.scaled(temperature)
     places = np.arange(6)
@@ -121,10 +121,10 @@ def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature,
 
     expected, drawn = plain.confidence, plain.draw(places, noise)
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
-    law = Law(logits.to(DEVICE)).raised(tokens.view(2, 3, 3).to(DEVICE), by.view(2, 3, 3).to(DEVICE))
-    law = law.scaled(temperature)
-    near(law.confidence, [each.double() if each.is_floating_point() else each for each in expected])
-    assert torch.equal(law.draw(places, lambda some: noise(some).to(DEVICE)).cpu(), drawn)
-    assert torch.allclose(law.greedy[1].cpu(), plain.greedy[1])
-    assert torch.equal(law.at(law.greedy[0][..., None]).cpu(), plain.at(plain.greedy[0][..., None]))
-    assert temperature == 1 or "rows" not in vars(law)
+    distribution = Distribution(logits.to(DEVICE)).boosted(tokens.view(2, 3, 3).to(DEVICE), by.view(2, 3, 3).to(DEVICE))
+    distribution = distribution.scaled(temperature)
+    near(distribution.confidence, [each.double() if each.is_floating_point() else each for each in expected])
+    assert torch.equal(distribution.draw(places, lambda some: noise(some).to(DEVICE)).cpu(), drawn)
+    assert torch.allclose(distribution.greedy[1].cpu(), plain.greedy[1])
+    assert torch.equal(distribution.at(distribution.greedy[0][..., None]).cpu(), plain.at(plain.greedy[0][..., None]))
+    assert temperature == 1 or "rows" not in vars(distribution)

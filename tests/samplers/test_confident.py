@@ -42,12 +42,12 @@ def test_the_share_of_masks_is_of_what_the_block_held() -> None:
 
 def test_the_threshold_is_strict() -> None:
     """Four equally likely tokens: a score of exactly a quarter reaches `threshold`'s, and does not exceed this one."""
-    laws = torch.zeros(3, 7)
-    laws[:, :4] = 0.25
-    ask = request([[6] * 3], [0], block_length=3)
-    assert run(table(laws), "threshold:tau=0.25", ask).nfe == (1,)
-    assert run(table(laws), "confident:tau=0.25", ask).nfe == (2,)
-    assert run(table(laws), "confident:tau=0.249", ask).nfe == (1,)
+    distributions = torch.zeros(3, 7)
+    distributions[:, :4] = 0.25
+    query = request([[6] * 3], [0], block_length=3)
+    assert run(table(distributions), "threshold:tau=0.25", query).nfe == (1,)
+    assert run(table(distributions), "confident:tau=0.25", query).nfe == (2,)
+    assert run(table(distributions), "confident:tau=0.249", query).nfe == (1,)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

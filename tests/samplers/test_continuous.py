@@ -12,7 +12,7 @@ from pardec.models.errors import SpecError
 from pardec.models.load import load_continuous
 from pardec.samplers.continuous.contracts import PictureRequest
 from pardec.samplers.continuous.loop import decode
-from pardec.samplers.events import Finished, Painted, RowFinished, Started
+from pardec.samplers.events import Finished, RowFinished, Sampled, Started
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed
@@ -52,7 +52,7 @@ def test_events_tell_what_each_round_draws(model: ContinuousModel) -> None:
     first, *between, last = decode(model, resolve("mar:steps=4", "continuous"), request)
     assert isinstance(first, Started)
     assert isinstance(last, Finished)
-    steps = [event for event in between if isinstance(event, Painted)]
+    steps = [event for event in between if isinstance(event, Sampled)]
     ends = [event for event in between if isinstance(event, RowFinished)]
     assert [int(step.committed.sum()) for step in steps] == [4, 6, 10, 12]
     assert [end.row for end in ends] == [0, 1]

@@ -102,9 +102,11 @@ def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revised: b
 def test_every_composition_keeps_the_contract(spec: str, temperature: float) -> None:
     """It ends, leaves no mask, rewrites nothing unless it revises, and a row alone is the row in a ragged batch."""
     model, given = toy(family_of(spec), sharp=1.2), prompts(LENGTHS)
-    law = {**LAWS[drawn(spec, 3)], "temperature": temperature, "stop_ids": (EOS,)}
+    distribution = {**LAWS[drawn(spec, 3)], "temperature": temperature, "stop_ids": (EOS,)}
     canvases = [[*prompt, *[MASK] * new] for prompt, new in zip(given, NEW, strict=True)]
-    told = events(model, spec, request(canvases, LENGTHS, absolute=model.facts.attention == "block-causal", **law))
+    told = events(
+        model, spec, request(canvases, LENGTHS, absolute=model.facts.attention == "block-causal", **distribution)
+    )
     whole = told[-1]
     assert isinstance(whole, Finished)
     check(whole, may_stop="eos" in spec, revised=revises(spec))
@@ -117,7 +119,7 @@ def test_every_composition_keeps_the_contract(spec: str, temperature: float) -> 
                 kept = ~event.open[at]
                 assert (event.tokens[at][kept] == whole.tokens[row][kept]).all()
     row = drawn(spec, 4)
-    assert same(fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **law), 0, whole, row)
+    assert same(fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **distribution), 0, whole, row)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -148,7 +150,7 @@ def test_nothing_of_a_request_outlives_it_however_it_ends(spec: str) -> None:
 
     def watch(loop: MaskedLoop) -> None:
         states = [state for state in loop.memory.values() if type(state).__weakrefoffset__]
-        seen.extend(map(weakref.ref, (loop.canvas, loop.asking, *states)))
+        seen.extend(map(weakref.ref, (loop.canvas, loop.forward, *states)))
 
     absolute = model.facts.attention == "block-causal"
     for way in ("end token", "budget", "stop", "error"):
@@ -183,16 +185,18 @@ def watched(watch: Callable[[MaskedLoop], None]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("count", range(2, 9))
-@pytest.mark.parametrize("law", LAWS)
-def test_a_row_gives_the_same_in_batches_of_two_to_eight(law: dict[str, Any], count: int) -> None:
+@pytest.mark.parametrize("distribution", LAWS)
+def test_a_row_gives_the_same_in_batches_of_two_to_eight(distribution: dict[str, Any], count: int) -> None:
     family = list(FAMILIES)[count % 4]
     model, lengths, new = toy(family, sharp=1.2), (4, 9, 2, 7, 1, 3, 12, 5)[:count], (5, 8, 6, 3, 9, 4, 1, 7)[:count]
     given = prompts(lengths)
     spec = ("threshold:tau=0.4@dual", "factor@prefix:refresh=2", "threshold:tau=0.4+eos@dual:refresh=3")[count % 3]
-    whole = fill(model, spec, given, new, stop_ids=(EOS,), **law)
-    backwards = fill(model, spec, given[::-1], new[::-1], stop_ids=(EOS,), seeds=range(99 + count, 99, -1), **law)
+    whole = fill(model, spec, given, new, stop_ids=(EOS,), **distribution)
+    backwards = fill(
+        model, spec, given[::-1], new[::-1], stop_ids=(EOS,), seeds=range(99 + count, 99, -1), **distribution
+    )
     for row in (0, count // 2, count - 1):
-        alone = fill(model, spec, [given[row]], new[row], seeds=[100 + row], stop_ids=(EOS,), **law)
+        alone = fill(model, spec, [given[row]], new[row], seeds=[100 + row], stop_ids=(EOS,), **distribution)
         assert same(alone, 0, whole, row)
         assert same(alone, 0, backwards, count - 1 - row)
 
@@ -200,8 +204,8 @@ def test_a_row_gives_the_same_in_batches_of_two_to_eight(law: dict[str, Any], co
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith(("confidence", "eos"))])
 def test_the_mask_id_is_never_committed_however_likely(spec: str) -> None:
     families = [family for family in fitting(spec) if family != "shifted-sdar"]
-    for family, law in zip(families, LAWS, strict=False):
-        got = fill(biased(toy(family), MASK, 1e4), spec, prompts((3, 5)), 5, stop_ids=(EOS,), **law)
+    for family, distribution in zip(families, LAWS, strict=False):
+        got = fill(biased(toy(family), MASK, 1e4), spec, prompts((3, 5)), 5, stop_ids=(EOS,), **distribution)
         check(got, may_stop=True)
 
 

@@ -11,14 +11,14 @@ from pardec.samplers import registry
 from pardec.samplers.masked.canvas import Canvas, Revision, Writing
 from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.masked.logits.credit import Book, Credit
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.distribution import Distribution
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 
-def raised(p: float, credit: float, alpha: float = 0.7) -> float:
+def boosted(p: float, credit: float, alpha: float = 0.7) -> float:
     """The probability p of a token whose rivals have no credit."""
     odds = p / (1 - p) * (1 + credit) ** alpha
     return odds / (1 + odds)
@@ -32,9 +32,9 @@ def test_eight_tokens_by_hand() -> None:
     assert got.trace.commit_step[0].tolist() == [0, 0, 0, 2, 0, 0, 0, 1]
     assert got.tokens[0].tolist() == list(TOKENS)
     scores = got.trace.commit_score[0].tolist()
-    assert scores[1] == pytest.approx(raised(0.6, 0.6**0.2), abs=1e-6)
-    assert scores[7] == pytest.approx(raised(0.45, 1.8 * 0.45**0.2), abs=1e-6)  # decayed once, added twice
-    assert scores[3] == pytest.approx(raised(0.30, (1 + 0.8 + 0.64) * 0.3**0.2), abs=1e-6)
+    assert scores[1] == pytest.approx(boosted(0.6, 0.6**0.2), abs=1e-6)
+    assert scores[7] == pytest.approx(boosted(0.45, 1.8 * 0.45**0.2), abs=1e-6)  # decayed once, added twice
+    assert scores[3] == pytest.approx(boosted(0.30, (1 + 0.8 + 0.64) * 0.3**0.2), abs=1e-6)
 
 
 def test_the_published_variant_without_parameters_by_hand() -> None:
@@ -44,8 +44,8 @@ def test_the_published_variant_without_parameters_by_hand() -> None:
     assert got.trace.commit_step[0].tolist() == [0, 1, 0, 3, 0, 0, 0, 2]
     scores = got.trace.commit_score[0].tolist()
     assert scores[0] == pytest.approx(0.95, abs=1e-6)
-    assert scores[1] == pytest.approx(raised(0.6, 0.6 + 0.6 * 5 / 8, 5 / 8), abs=1e-6)
-    assert scores[7] == pytest.approx(raised(0.45, 0.45 + 6 / 8 * (0.45 + 5 / 8 * 0.45), 6 / 8), abs=1e-6)
+    assert scores[1] == pytest.approx(boosted(0.6, 0.6 + 0.6 * 5 / 8, 5 / 8), abs=1e-6)
+    assert scores[7] == pytest.approx(boosted(0.45, 0.45 + 6 / 8 * (0.45 + 5 / 8 * 0.45), 6 / 8), abs=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -67,10 +67,10 @@ def test_it_is_the_matrix_kept_sparsely(family: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["threshold:tau=0.4", "entropy_bound@dual", "margin+factor@prefix:refresh=2"])
-@pytest.mark.parametrize("law", [{}, {"temperature": 0.7, "top_p": 0.9}])
-def test_without_weight_it_changes_no_bit(spec: str, law: dict[str, float]) -> None:
+@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.7, "top_p": 0.9}])
+def test_without_weight_it_changes_no_bit(spec: str, distribution: dict[str, float]) -> None:
     model, given = toy("dream", sharp=1.2), prompts((4, 7, 2))
-    base, off = (fill(model, text, given, (9, 5, 11), **law) for text in (spec, f"credit:alpha=0+{spec}"))
+    base, off = (fill(model, text, given, (9, 5, 11), **distribution) for text in (spec, f"credit:alpha=0+{spec}"))
     assert all(same(base, row, off, row) for row in range(3))
     assert np.array_equal(base.trace.commit_score, off.trace.commit_score)
     assert registry.resolve("credit:alpha=0+sequential").exact == "greedy"
@@ -87,9 +87,13 @@ class Alone:
         self.request = request([row.tolist()], [0], block_length=block)
         self.stage, self.state = stage, stage.start(self.canvas)
 
-    def step(self, laws: torch.Tensor, commit: tuple[int, ...] = (), revision: Revision | None = None) -> torch.Tensor:
+    def step(
+        self, distributions: torch.Tensor, commit: tuple[int, ...] = (), revision: Revision | None = None
+    ) -> torch.Tensor:
         """What the stage adds to the logits, [W, V]; then some positions are committed."""
-        evidence = Evidence(Law(laws.log()[None]), self.canvas.window, self.canvas.eligible, self.request)
+        evidence = Evidence(
+            Distribution(distributions.log()[None]), self.canvas.window, self.canvas.eligible, self.request
+        )
         found = self.stage.logits(evidence, self.canvas, self.state).logits - evidence.logits
         which = torch.zeros_like(self.canvas.eligible)
         which[0, list(commit)] = True
@@ -137,9 +141,9 @@ def test_nothing_is_forgotten_when_every_step_prefers_another_token() -> None:
     """More distinct tokens than the room it starts with."""
     alone, count = Alone(Credit(alpha=1.0, beta=1.0, gamma=1.0)), 6
     for favourite in range(count):
-        laws = torch.full((8, 7), 0.05)
-        laws[:, favourite] = 0.7
-        found = alone.step(laws)
+        distributions = torch.full((8, 7), 0.05)
+        distributions[:, favourite] = 0.7
+        found = alone.step(distributions)
     assert found[0].expm1().tolist() == pytest.approx([0.7] * count + [0], abs=1e-5)
 
 
@@ -153,7 +157,7 @@ def test_the_state_of_a_row_stays_small_at_a_large_vocabulary() -> None:
     nothing = Writing(torch.zeros_like(canvas.eligible), canvas.window, canvas.eligible.float())
     for step in range(steps):
         logits = torch.zeros(1, positions, 256).index_fill(-1, torch.tensor([step]), 3.0)
-        stage.logits(Evidence(Law(logits), canvas.window, canvas.eligible, asked), canvas, state)
+        stage.logits(Evidence(Distribution(logits), canvas.window, canvas.eligible, asked), canvas, state)
         canvas.commit(nothing)
     assert isinstance(state, Book)
     assert (state.values > 0).sum(-1).max() > 60

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel, Head, States
-from pardec.samplers.continuous.contracts import Easel, Painting, PictureRequest
+from pardec.samplers.continuous.contracts import Easel, ImageState, PictureRequest
 from pardec.samplers.continuous.methods import _cspd_exact
 from pardec.samplers.continuous.methods._ahead import Group, contexts
 from pardec.samplers.continuous.methods.cspd import CSpD
@@ -38,7 +38,7 @@ SPEC = f"cspd:draft=d,mode=exact,steps={STEPS},prefill=0,k={K}"
 def by_rank(model: ContinuousModel, seed: int, made: np.ndarray) -> np.ndarray:
     """Pictures [B, S, d] with their tokens in the order in which they came."""
     count = len(made)
-    rank = Painting(model, PictureRequest((1,) * count, Keyed(row_seeds(seed, count)))).rank.numpy()
+    rank = ImageState(model, PictureRequest((1,) * count, Keyed(row_seeds(seed, count)))).rank.numpy()
     return np.take_along_axis(made, rank.argsort(1)[..., None], 1)
 
 
@@ -227,17 +227,17 @@ def test_one_transition_is_speculative_sampling_of_numbers() -> None:
     target, draft = pair(1, 1, 1)
     end = drawn(target, "cspd:draft=d,mode=exact,k=1,steps=1,prefill=0,last=noise", draft=draft, count=MANY, seed=5)
     grid = np.linspace(-12, 12, 200_001)
-    laws = []
+    distributions = []
     for model in (target, draft):
         head, z = model.head, model.backbone.shift  # type: ignore[attr-defined]
         assert isinstance(head, ToyHead)
         # The first point is the same in both, so that the overlap is averaged over it.
-        laws.append((head.keep, head.pull * z, math.exp(head.spread)))
+        distributions.append((head.keep, head.pull * z, math.exp(head.spread)))
     first = np.linspace(-5, 5, 201)
     weight = np.exp(-(first**2) / 2)
     overlap = []
     for x in first:
-        p, q = (np.exp(-0.5 * ((grid - k * x - b) / s) ** 2) / s for k, b, s in laws)
+        p, q = (np.exp(-0.5 * ((grid - k * x - b) / s) ** 2) / s for k, b, s in distributions)
         overlap.append(np.minimum(p, q).sum() * (grid[1] - grid[0]) / math.sqrt(2 * math.pi))
     expected = float((weight * overlap).sum() / weight.sum())
     assert rate(end) == pytest.approx(expected, abs=4 * math.sqrt(0.25 / MANY))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel
-from pardec.samplers.continuous.contracts import Painting, PictureRequest
+from pardec.samplers.continuous.contracts import ImageState, PictureRequest
 from pardec.samplers.ops.denoising_paths import Path
 from pardec.samplers.ops.density_ratios import Ending, ending, first_taken, last_taken, log_ratio, share
 from pardec.samplers.ops.unmasking import unmasking
@@ -24,7 +24,7 @@ from tests.samplers.vector_toys import drawn, pair, pictures
 TOKENS, SIZE, HEAD = 12, 2, 5
 
 
-def law(model: ContinuousModel, x: np.ndarray, index: int, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def distribution(model: ContinuousModel, x: np.ndarray, index: int, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of the toy head."""
     h: Any = model.head
     mean = h.keep * x + h.pull * z + h.bend * np.tanh(2 * x)
@@ -48,7 +48,7 @@ def plainly(
     """One row, as the authors' runner goes."""
     target, draft = models
     source = Keyed((seed,))
-    painting = Painting(target, PictureRequest((label,), source))
+    painting = ImageState(target, PictureRequest((label,), source))
     order = painting.rank[0].argsort().tolist()
     schedule = unmasking(TOKENS, steps)
 
@@ -62,10 +62,10 @@ def plainly(
         """The last mean, its deviation, and the sum of the log deviations of the transitions before."""
         x, others = e[0], np.zeros(SIZE)
         for number, index in enumerate(range(HEAD - 1, 0, -1), 1):
-            mean, deviation = law(model, x, index, z)
+            mean, deviation = distribution(model, x, index, z)
             others = others + np.log(deviation)
             x = mean + temperature * deviation * e[number]
-        mean, deviation = law(model, x, 0, z)
+        mean, deviation = distribution(model, x, 0, z)
         return mean, temperature * deviation, others
 
     known: dict[int, np.ndarray] = {}  # of the target: what it knew at its last test
@@ -166,12 +166,12 @@ def published(proposals: Tensor, taken: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("chance", [0.02, 0.2, 0.7])
-def test_tries_for_the_rejected(chance: float) -> None:
+@pytest.mark.parametrize("uniform", [0.02, 0.2, 0.7])
+def test_tries_for_the_rejected(uniform: float) -> None:
     generator = torch.Generator().manual_seed(4)
     for _ in range(20):
         proposals = torch.randn(9, 5, 2, generator=generator)
-        taken = torch.rand(9, 5, generator=generator) < chance
+        taken = torch.rand(9, 5, generator=generator) < uniform
         otherwise = torch.randn(5, 2, generator=generator)
         assert torch.equal(last_taken(proposals, taken), published(proposals, taken))
         each = [int(column.nonzero()[0]) if column.any() else None for column in taken.T]

@@ -16,48 +16,48 @@ from tests.samplers.ar_toys import counted, g_test, joint, run
 from tests.samplers.voices import Told, grown, named, near, nodes, target, written
 
 
-def law(voice: Told, row: int, tokens: tuple[int, ...]) -> np.ndarray:
-    found: np.ndarray = torch.from_numpy(voice.logits(row, tokens)).float().softmax(-1).double().numpy()
+def distribution(draft_model: Told, row: int, tokens: tuple[int, ...]) -> np.ndarray:
+    found: np.ndarray = torch.from_numpy(draft_model.logits(row, tokens)).float().softmax(-1).double().numpy()
     return found
 
 
-def search(voice: Told, row: int, count: int, deep: int) -> set[tuple[int, ...]]:
+def search(draft_model: Told, row: int, count: int, deep: int) -> set[tuple[int, ...]]:
     """The `count` likeliest paths, by best-first search one node at a time."""
-    heap = [(-chance, (token,)) for token, chance in enumerate(law(voice, row, ()))]
+    heap = [(-uniform, (token,)) for token, uniform in enumerate(distribution(draft_model, row, ()))]
     heapq.heapify(heap)
     found: set[tuple[int, ...]] = set()
     while heap and len(found) < count:
         value, path = heapq.heappop(heap)
         found.add(path)
         if len(path) < deep:
-            for token, chance in enumerate(law(voice, row, path)):
-                heapq.heappush(heap, (value * chance, (*path, token)))
+            for token, uniform in enumerate(distribution(draft_model, row, path)):
+                heapq.heappush(heap, (value * uniform, (*path, token)))
     return found
 
 
 @pytest.mark.parametrize("count", [1, 5, 12, 30])
 def test_at_temperature_0_it_is_the_search_that_asks_node_by_node(count: int) -> None:
     text = written([[1], [2], [3], [0, 4]])
-    voice = Told(text)
+    draft_model = Told(text)
     budget = [5, 2, 3, 0]
-    draft = grown(DySpec(count, children=6), voice, budget)
+    draft = grown(DySpec(count, children=6), draft_model, budget)
     for row, deep in enumerate(budget):
-        assert set(nodes(draft, row)) == (search(voice, row, count, deep) if deep else set())
-    assert len(voice.calls) <= 5
+        assert set(nodes(draft, row)) == (search(draft_model, row, count, deep) if deep else set())
+    assert len(draft_model.calls) <= 5
 
 
 def test_no_tree_of_its_size_is_likelier() -> None:
     text = written([[row, 1] for row in range(5)])
-    voice = Told(text, vocab=3)
-    draft = grown(DySpec(3, children=3), voice, [2] * 5)
+    draft_model = Told(text, vocab=3)
+    draft = grown(DySpec(3, children=3), draft_model, [2] * 5)
     for row in range(5):
-        value = {(t,): law(voice, row, ())[t] for t in range(3)}
-        value |= {(*p, t): v * law(voice, row, p)[t] for p, v in list(value.items()) for t in range(3)}
+        value = {(t,): distribution(draft_model, row, ())[t] for t in range(3)}
+        value |= {(*p, t): v * distribution(draft_model, row, p)[t] for p, v in list(value.items()) for t in range(3)}
         trees = [tree for tree in combinations(value, 3) if all(not p[:-1] or p[:-1] in tree for p in tree)]
         assert sum(value[p] for p in nodes(draft, row)) == pytest.approx(max(sum(map(value.get, t)) for t in trees))  # type: ignore[arg-type]
 
 
-def places(voice: Told, draft: Draft, row: int, children: int, deep: int) -> tuple[list[float], list[float]]:
+def places(draft_model: Told, draft: Draft, row: int, children: int, deep: int) -> tuple[list[float], list[float]]:
     """The values of the places that the tree has, and of those that it could have had next."""
     taken, free = [], []
     below: dict[tuple[int, ...], list[int]] = {(): []}
@@ -66,7 +66,7 @@ def places(voice: Told, draft: Draft, row: int, children: int, deep: int) -> tup
         below[path[:-1]].append(path[-1])
     reach = {(): 1.0}
     for path, tokens in sorted(below.items(), key=lambda item: len(item[0])):
-        place, left = reach[path], law(voice, row, path)
+        place, left = reach[path], distribution(draft_model, row, path)
         for token in tokens:
             taken.append(place)
             share = left[token] / left.sum()
@@ -80,23 +80,23 @@ def places(voice: Told, draft: Draft, row: int, children: int, deep: int) -> tup
 
 def test_draws_fill_the_places_of_the_highest_value() -> None:
     text = written([[row, 1] for row in range(20)])
-    voice = Told(text)
-    draft = grown(DySpec(9, children=3), voice, [3] * 20, temperature=1.0)
+    draft_model = Told(text)
+    draft = grown(DySpec(9, children=3), draft_model, [3] * 20, temperature=1.0)
     for row in range(20):
-        taken, free = places(voice, draft, row, 3, 3)
+        taken, free = places(draft_model, draft, row, 3, 3)
         assert len(taken) == 9
         assert min(taken) >= max(free) - 1e-6
     assert len({draft.depth[row].tolist().count(1) for row in range(20)}) > 1  # trees differ in form
 
 
 def test_q_is_the_law_given_earlier_siblings() -> None:
-    voice = Told(written([[row, 1] for row in range(8)]))
-    draft = grown(DySpec(12), voice, [4] * 8, temperature=1.0)
+    draft_model = Told(written([[row, 1] for row in range(8)]))
+    draft = grown(DySpec(12), draft_model, [4] * 8, temperature=1.0)
     assert draft.q is not None
     for row in range(8):
         left = {}
         for node, path in enumerate(nodes(draft, row), 1):
-            given = left.setdefault(path[:-1], law(voice, row, path[:-1]))
+            given = left.setdefault(path[:-1], distribution(draft_model, row, path[:-1]))
             np.testing.assert_allclose(draft.q[row, node], given / given.sum(), atol=1e-5)
             given[path[-1]] = 0
 

@@ -15,7 +15,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, greedy, heard, law, target
+from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, distribution, greedy, heard, target
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
@@ -34,7 +34,7 @@ def test_greedy_decoding_is_kept(shape: str, length: str) -> None:
 def test_every_law_is_that_of_a_whole_forward(shape: str, layers: int, temperature: float) -> None:
     """The drafter's of the first layers, the target's of all, though these never ran in one forward."""
     model = target()
-    with heard(lambda text: law(model, text, layers=slice(0, layers))) as errors:
+    with heard(lambda text: distribution(model, text, layers=slice(0, layers))) as errors:
         done = run(model, f"earlyexit:layers={layers},k=4+{shape}", RAGGED, NEW, temperature=temperature)
     assert max(errors) < 5e-5
     assert max(map(max, done.trace.accepted)) >= 2
@@ -43,7 +43,7 @@ def test_every_law_is_that_of_a_whole_forward(shape: str, layers: int, temperatu
 def test_rows_without_a_draft_of_their_own_go_through_all_layers_too() -> None:
     model = target()
     made = replace(registry.resolve("earlyexit:layers=2,k=4", "ar"), length=Pausing())
-    with heard(lambda text: law(model, text, layers=slice(0, 2))) as errors:
+    with heard(lambda text: distribution(model, text, layers=slice(0, 2))) as errors:
         done = run(model, made, RAGGED, NEW)
     assert rows(done) == greedy()
     assert max(errors) < 5e-5

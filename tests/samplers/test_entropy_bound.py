@@ -43,11 +43,11 @@ def test_any_order_is_allowed_and_the_largest_is_found_along_it() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("gamma", [0.3, 1.0, 3.0])
-@pytest.mark.parametrize("law", [{}, {"top_k": 3}, {"top_p": 0.8}])
-def test_it_is_the_naive_rule(family: str, gamma: float, law: dict[str, float]) -> None:
+@pytest.mark.parametrize("distribution", [{}, {"top_k": 3}, {"top_p": 0.8}])
+def test_it_is_the_naive_rule(family: str, gamma: float, distribution: dict[str, float]) -> None:
     """The entropy is that of the filtered distribution: with top_k=3 it is at most ln 3."""
     length = {} if "sdar" in family else {"block_length": 8}
-    agree(f"entropy_bound:gamma={gamma}", lambda: naive.entropy_bound(gamma), family=family, **length, **law)
+    agree(f"entropy_bound:gamma={gamma}", lambda: naive.entropy_bound(gamma), family=family, **length, **distribution)
 
 
 def test_without_a_bound_it_is_one_token_a_forward_by_entropy() -> None:

@@ -13,7 +13,7 @@ PAD, EOS, MASK = 4, 5, 6
 M = MASK
 
 
-def laws(ends: tuple[int, ...]) -> torch.Tensor:
+def distributions(ends: tuple[int, ...]) -> torch.Tensor:
     """Token 1 is the likeliest everywhere, the end token at `ends`."""
     made = torch.zeros(8, 7)
     for place, sure in enumerate(SURE):
@@ -26,7 +26,7 @@ def decoded(
     spec: str, ends: tuple[int, ...], *, block: int = 8, row: list[int] | None = None, **options: object
 ) -> Finished:
     options.setdefault("stop_ids", (EOS,))
-    return run(table(laws(ends)), spec, request([row or [M] * 8], [0], block_length=block, **options))
+    return run(table(distributions(ends)), spec, request([row or [M] * 8], [0], block_length=block, **options))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,9 @@ def test_several_stop_ids_end_at_whichever_comes_first() -> None:
 def test_a_stopped_row_leaves_the_others_alone() -> None:
     rows = [[M] * 8, [M] * 5, [1, 1, 1, M, M]]
     got = run(
-        table(laws((3,))), "threshold:tau=0.9+eos@dual", request(rows, [0, 0, 3], block_length=8, stop_ids=(EOS,))
+        table(distributions((3,))),
+        "threshold:tau=0.9+eos@dual",
+        request(rows, [0, 0, 3], block_length=8, stop_ids=(EOS,)),
     )
     assert got.nfe == (3, 2, 1)
     assert got.reasons == ("stop", "stop", "stop")
@@ -89,7 +91,7 @@ def test_a_stopped_row_leaves_the_others_alone() -> None:
 
 def test_nothing_is_asked_after_the_end() -> None:
     forwards: list[int] = []
-    model = altered(table(laws((0,))), lambda logits: forwards.append(1) or logits)
+    model = altered(table(distributions((0,))), lambda logits: forwards.append(1) or logits)
     assert isinstance(model.decoder.inner, Table)
     run(model, "sequential+eos", request([[M, M, M, M]], [0], block_length=1, stop_ids=(EOS,)))
     assert len(forwards) == 1

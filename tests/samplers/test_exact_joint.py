@@ -12,7 +12,7 @@ import torch
 
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.contracts import Chances, Draft, Outcome, Scene
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Outcome, Uniforms
 from tests.samplers.ar_toys import floor, g_test, logits, run, speculation, variation
 from tests.samplers.joints import VARIANTS, WORLDS, Reading, acceptances, drafting, leading, measure, specs
 
@@ -69,13 +69,13 @@ def test_nothing_that_promises_the_law_is_left_out() -> None:
 def test_tokens_of_the_toys_depend_on_each_other() -> None:
     """A sampler that drew each position from its marginal would be far off."""
     for world in (SHORT, LONG):
-        for law in world.laws:
-            axes = range(law.ndim)
-            product = np.ones_like(law)
+        for distribution in world.distributions:
+            axes = range(distribution.ndim)
+            product = np.ones_like(distribution)
             for axis in axes:
-                alone = law.sum(axis=tuple(a for a in axes if a != axis))
+                alone = distribution.sum(axis=tuple(a for a in axes if a != axis))
                 product = product * alone.reshape([-1 if a == axis else 1 for a in axes])
-            assert np.abs(product - law).sum() / 2 > 0.15
+            assert np.abs(product - distribution).sum() / 2 > 0.15
 
 
 # --- drafters that no registry should have ---
@@ -92,30 +92,36 @@ class Adversary:
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Any) -> Draft:
-        text, counts = scene.text, np.minimum(room, self.k)
-        tokens, laws = [text.last], []
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
+        text, counts = context.text, np.minimum(room, self.k)
+        tokens, distributions = [text.last], []
         for step in range(int(counts.max(initial=0))):
-            law = torch.empty(len(text), scene.model.vocab_size)
+            distribution = torch.empty(len(text), context.model.vocab_size)
             for length in np.unique(text.length):
                 at = np.flatnonzero(text.length == length)
                 drafted = torch.stack(tokens[1:], 1)[at].tolist() if step else [[]] * len(at)
                 rows = [[*text.row(row).tolist(), *more] for row, more in zip(at, drafted, strict=True)]
                 known = {tuple(row) for row in rows}
-                of = dict(zip(known, logits(scene.model, list(known))[:, -1].softmax(-1), strict=True))
-                law[at] = torch.stack([of[tuple(row)] for row in rows])
+                of = dict(zip(known, logits(context.model, list(known))[:, -1].softmax(-1), strict=True))
+                distribution[at] = torch.stack([of[tuple(row)] for row in rows])
             if self.kind != "right":
-                law = (law <= law.kthvalue(2, -1, keepdim=True).values).float() * law
-                law = law / law.sum(-1, keepdim=True)
+                distribution = (
+                    distribution <= distribution.kthvalue(2, -1, keepdim=True).values
+                ).float() * distribution
+                distribution = distribution / distribution.sum(-1, keepdim=True)
             if self.kind == "wrong":
-                tokens.append(law.masked_fill(law == 0, 2).argmin(-1))
+                tokens.append(distribution.masked_fill(distribution == 0, 2).argmin(-1))
             else:
-                tokens.append(chances.draw(law, "draft", step))
-            laws.append(law)
-        q = torch.stack([torch.zeros_like(laws[0]), *laws], 1) if laws and self.kind != "wrong" else None
+                tokens.append(uniforms.draw(distribution, "draft", step))
+            distributions.append(distribution)
+        q = (
+            torch.stack([torch.zeros_like(distributions[0]), *distributions], 1)
+            if distributions and self.kind != "wrong"
+            else None
+        )
         return Draft(torch.stack(tokens, 1), counts + 1, text.length - 1, q=q)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Any) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None:
         return
 
 
@@ -157,15 +163,17 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(spec: str) -> None:
 
 def test_the_statistics_know_a_right_law_from_a_wrong_one() -> None:
     drawn = np.random.RandomState(0)
-    law = drawn.dirichlet([0.5] * 625)
-    right = [drawn.multinomial(20_000, law) for _ in range(40)]
-    z = np.array([g_test(counts, law) for counts in right])
+    distribution = drawn.dirichlet([0.5] * 625)
+    right = [drawn.multinomial(20_000, distribution) for _ in range(40)]
+    z = np.array([g_test(counts, distribution) for counts in right])
     assert abs(z.mean()) < 0.6
     assert 0.6 < z.std() < 1.5
-    assert np.mean([variation(counts, law) for counts in right]) == pytest.approx(floor(law, 20_000), rel=0.05)
-    moved = law.copy()
+    assert np.mean([variation(counts, distribution) for counts in right]) == pytest.approx(
+        floor(distribution, 20_000), rel=0.05
+    )
+    moved = distribution.copy()
     moved[:50] *= 1.5
-    assert g_test(drawn.multinomial(20_000, moved / moved.sum()), law) > 4
+    assert g_test(drawn.multinomial(20_000, moved / moved.sum()), distribution) > 4
     assert g_test(np.array([1, 9]), np.array([0.0, 1.0])) == float("inf")
 
 

@@ -13,11 +13,11 @@ from pardec.samplers.speculative.shape.beam import Beam
 from pardec.samplers.speculative.shape.chain import Chain
 from pardec.samplers.speculative.shape.dyspec import DySpec
 from pardec.samplers.speculative.shape.template import Template
-from tests.samplers.voices import Told, best_fixed, grown, scene, speed, written
+from tests.samplers.voices import Told, best_fixed, context, grown, speed, written
 
 
 def test_it_stops_below_the_bound_only() -> None:
-    stage = scene(written([[1], [2], [3]]))
+    stage = context(written([[1], [2], [3]]))
     assert Fallback(0.5).budget(7, stage, None).tolist() == [7, 7, 7]
     assert Fallback(0.5).stop(torch.tensor([0.49, 0.5, 0.9]), 0, stage, None).tolist() == [True, False, False]
 
@@ -43,9 +43,9 @@ def test_its_drafts_are_one_level_shorter_than_those_that_keep_the_unsure_token(
 def test_it_beats_the_best_fixed_length_where_confidence_says_something() -> None:
     drawn = np.random.RandomState(3)
     sure = np.where(drawn.rand(600, 10) < 0.7, 0.97, 0.35)
-    chance = np.where(sure > 0.9, 0.95, 0.1)
+    uniform = np.where(sure > 0.9, 0.95, 0.1)
     for c in (0.05, 0.2):
-        assert speed(Fallback(), chance, c, 10, sure) > 1.01 * best_fixed(chance, c, 10)
+        assert speed(Fallback(), uniform, c, 10, sure) > 1.01 * best_fixed(uniform, c, 10)
 
 
 def test_below_is_a_probability() -> None:

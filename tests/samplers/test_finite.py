@@ -17,9 +17,9 @@ from pardec.models.images.llamagen import LlamaGenImaging
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.masked import loop as masked
-from pardec.samplers.masked.contracts import Allowed, Choice, Sampler
-from pardec.samplers.ops.chunked_distribution import Pieced
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.masked.contracts import Allowed, Choice, MaskedSampler
+from pardec.samplers.ops.chunked_distribution import ChunkedDistribution
+from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.speculative.draft import model as second
 from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
@@ -49,17 +49,19 @@ def outgrown(model: LanguageModel) -> LanguageModel:
 
 
 @pytest.mark.parametrize(
-    ("row", "law"), [([0.0, -INF], True), ([NAN, 0.0], False), ([INF, 0.0], False), ([-INF] * 2, False)]
+    ("row", "distribution"), [([0.0, -INF], True), ([NAN, 0.0], False), ([INF, 0.0], False), ([-INF] * 2, False)]
 )
-def test_a_row_is_sound_unless_it_holds_what_is_no_logit_or_rules_all_out(row: list[float], law: bool) -> None:
+def test_a_row_is_sound_unless_it_holds_what_is_no_logit_or_rules_all_out(row: list[float], distribution: bool) -> None:
     rows = torch.tensor([[1.0, 2.0], row])
-    assert finite.sound(rows).tolist() == [True, law]
-    assert bool(finite.highest(rows).isfinite()) is law
-    pieced = Pieced(lambda index: rows[index], 2, 2, torch.arange(2)[None])
-    for made in (Law(rows[None]), pieced, Law(rows[None]).scaled(0.5)):
-        assert bool(made.highest().isfinite()) is law
-    raised = Law(torch.zeros(1, 1, 2)).raised(torch.tensor([[[0]]]), torch.tensor([[[INF if law is False else 1.0]]]))
-    assert bool(raised.highest().isfinite()) is law
+    assert finite.sound(rows).tolist() == [True, distribution]
+    assert bool(finite.highest(rows).isfinite()) is distribution
+    pieced = ChunkedDistribution(lambda index: rows[index], 2, 2, torch.arange(2)[None])
+    for made in (Distribution(rows[None]), pieced, Distribution(rows[None]).scaled(0.5)):
+        assert bool(made.highest().isfinite()) is distribution
+    boosted = Distribution(torch.zeros(1, 1, 2)).boosted(
+        torch.tensor([[[0]]]), torch.tensor([[[INF if distribution is False else 1.0]]])
+    )
+    assert bool(boosted.highest().isfinite()) is distribution
 
 
 def test_weights_of_any_kind_are_read() -> None:
@@ -90,9 +92,9 @@ def test_weights_of_any_kind_are_read() -> None:
 @pytest.mark.parametrize("value", [NAN, INF])
 def test_a_weight_of_a_masked_model_is_named(spec: str, temperature: float, value: float) -> None:
     for name in ("embed.weight", "layers.1.qkv_weight", "head.weight"):
-        with pytest.raises(ModelError, match=f"toy gives logits that are not finite: its weight {name} ") as raised:
+        with pytest.raises(ModelError, match=f"toy gives logits that are not finite: its weight {name} ") as boosted:
             fill(spoilt(toy(), name, value), spec, GIVEN, 6, temperature=temperature)
-        assert "damaged" in str(raised.value.hint)
+        assert "damaged" in str(boosted.value.hint)
 
 
 @pytest.mark.parametrize("cfg", [None, 2.0])
@@ -130,8 +132,8 @@ class Spoils:
 
     value: float
 
-    def logits(self, evidence: Any, canvas: Any, state: None) -> Law:
-        return Law(evidence.logits.masked_fill(evidence.positions[..., None] == 6, self.value))
+    def logits(self, evidence: Any, canvas: Any, state: None) -> Distribution:
+        return Distribution(evidence.logits.masked_fill(evidence.positions[..., None] == 6, self.value))
 
 
 @pytest.mark.parametrize(("value", "said"), [(NAN, "NaN or infinite"), (INF, "NaN or infinite"), (-INF, "ruled out")])
@@ -150,7 +152,9 @@ class SaysMask:
     """Stages that answer with the mask id."""
 
     def propose(self, evidence: Any, canvas: Any) -> Any:
-        return evidence.propose(torch.full_like(evidence.positions, MASK), torch.ones_like(evidence.law.greedy[1]))
+        return evidence.propose(
+            torch.full_like(evidence.positions, MASK), torch.ones_like(evidence.distribution.greedy[1])
+        )
 
     def select(self, proposal: Any, canvas: Any, state: None) -> Choice:
         return Choice(proposal.eligible, torch.full_like(proposal.tokens, MASK))
@@ -163,11 +167,11 @@ class SaysMask:
 @pytest.mark.parametrize("stage", ["propose", "select", "revise"])
 def test_a_stage_that_chooses_the_mask_id_is_refused_by_name(stage: str) -> None:
     one: Any = SaysMask()
-    made: Sampler = replace(registry.resolve("sequential"), **{stage: (one,) if stage == "revise" else one})
+    made: MaskedSampler = replace(registry.resolve("sequential"), **{stage: (one,) if stage == "revise" else one})
     asked = request([[*given, *[MASK] * 6] for given in GIVEN], [3, 5])
-    with pytest.raises(SpecError, match=rf"mask token \(id {MASK}\) was chosen .* by SaysMask") as raised:
+    with pytest.raises(SpecError, match=rf"mask token \(id {MASK}\) was chosen .* by SaysMask") as boosted:
         list(masked.decode(toy(), made, asked))
-    assert "reopen" in str(raised.value.hint)
+    assert "reopen" in str(boosted.value.hint)
 
 
 def test_masks_that_were_given_and_padding_are_nobodys_choice() -> None:
@@ -230,12 +234,12 @@ def test_whatever_the_logits_the_mask_id_is_never_committed(spec: str) -> None:
     """Either an error of one line, or a text without it; where some tokens are ruled out, always the text."""
     refused: list[tuple[int, bool, str]] = []
     for seed in range(16):
-        law = LAWS[(seed + len(spec)) % len(LAWS)]
+        distribution = LAWS[(seed + len(spec)) % len(LAWS)]
         model = altered(toy(("llada", "dream")[seed % 2], seed=seed), adversarial(seed))
         try:
-            done = fill(model, spec, GIVEN, 6, seeds=[seed, seed + 1], **law)
+            done = fill(model, spec, GIVEN, 6, seeds=[seed, seed + 1], **distribution)
         except PardecError as error:
-            refused.append((seed % 8, "cfg" in law, str(error)))
+            refused.append((seed % 8, "cfg" in distribution, str(error)))
             continue
         for row, given in enumerate(GIVEN):
             made = done.tokens[row, len(given) : int(done.trace.lengths[row])]
@@ -317,9 +321,9 @@ def test_pictures_name_what_is_not_finite() -> None:
     other = spoilt(picture_toys.toy_pictures(5, 3, 7), "layers.0.down_weight")
     with pytest.raises(ModelError, match="its weight layers.0.down_weight "):
         picture_toys.draw(other, "sjd", captions, cfg=3.0)
-    with pytest.raises(ModelError, match="states that are not finite") as raised:
+    with pytest.raises(ModelError, match="states that are not finite") as boosted:
         picture_toys.draw(model, "sequential", [captions[0], captions[1] * NAN])
-    assert "prompt_embeds" in str(raised.value.hint)
+    assert "prompt_embeds" in str(boosted.value.hint)
     decoder = torch.nn.Linear(2, 2)
     with pytest.raises(ModelError, match="the image decoder of toy .* though its weights are"):
         finite.pixels("toy", torch.full((1, 3, 2, 2), INF), decoder)

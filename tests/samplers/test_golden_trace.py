@@ -51,9 +51,9 @@ GOLDEN: dict[tuple[str, str, str], tuple[str, str]] = {
 LAWS = {"greedy": {}, "sampled": {"temperature": 0.8, "top_p": 0.9}, "guided": {"cfg": 1.5}}
 
 
-def order(family: str, spec: str, law: str) -> tuple[str, ...]:
+def order(family: str, spec: str, distribution: str) -> tuple[str, ...]:
     """Commit steps and tokens as letters, so that a change is seen at a glance."""
-    got = fill(toy(family, seed=20, sharp=1.2), spec, prompts((5, 2), seed=20), (10, 12), **LAWS[law])
+    got = fill(toy(family, seed=20, sharp=1.2), spec, prompts((5, 2), seed=20), (10, 12), **LAWS[distribution])
     lines = []
     for row, start in enumerate((5, 2)):
         end = int(got.trace.lengths[row])

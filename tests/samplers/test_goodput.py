@@ -15,11 +15,11 @@ from tests.samplers.voices import (
     NEW,
     RAGGED,
     best_fixed,
+    context,
     greedy,
     named,
     near,
     outcome,
-    scene,
     speed,
     switching,
     target,
@@ -27,8 +27,8 @@ from tests.samplers.voices import (
 )
 
 
-def rate(chance: np.ndarray, k: np.ndarray, costs: Costs, context: float) -> float:
-    tokens = sum(a**j for a, count in zip(chance, k, strict=True) for j in range(count + 1))
+def rate(uniform: np.ndarray, k: np.ndarray, costs: Costs, context: float) -> float:
+    tokens = sum(a**j for a, count in zip(uniform, k, strict=True) for j in range(count + 1))
     fed = float(k.sum()) + len(k)
     return float(tokens) / (costs.fixed + costs.draft * k.max() + costs.token * fed + costs.context * context)
 
@@ -36,11 +36,11 @@ def rate(chance: np.ndarray, k: np.ndarray, costs: Costs, context: float) -> flo
 @pytest.mark.parametrize("seed", range(12))
 def test_no_other_lengths_make_more_tokens_a_second(seed: int) -> None:
     drawn = np.random.RandomState(seed)
-    chance = drawn.rand(3)
+    uniform = drawn.rand(3)
     costs = Costs(1.0, *drawn.choice([0.0, 0.05, 0.2, 0.6], 3))
-    found = lengths(chance, 4, costs, 2.0)
-    best = max(rate(chance, np.array(k), costs, 2.0) for k in product(range(5), repeat=3))
-    assert rate(chance, found, costs, 2.0) == pytest.approx(best)
+    found = lengths(uniform, 4, costs, 2.0)
+    best = max(rate(uniform, np.array(k), costs, 2.0) for k in product(range(5), repeat=3))
+    assert rate(uniform, found, costs, 2.0) == pytest.approx(best)
 
 
 def test_one_row_alone_has_the_k_of_the_formula() -> None:
@@ -78,7 +78,7 @@ def test_measured_costs_are_found_again() -> None:
 
 
 def test_acceptance_is_counted_up_to_the_first_rejection_and_fades() -> None:
-    stage = scene(written([[1], [2], [3]]))
+    stage = context(written([[1], [2], [3]]))
     controller = Goodput(decay=0.5)
     state = controller.start(stage)
     controller.observe(outcome([4, 4, 0], [4, 1, 0]), stage, state)
@@ -91,12 +91,12 @@ def test_acceptance_is_counted_up_to_the_first_rejection_and_fades() -> None:
 def test_it_is_within_three_percent_of_the_best_fixed_length_and_beyond_where_acceptance_changes(c: float) -> None:
     controller = Goodput(c=c, token=0)
     for alphas, least in (((0.9, 0.3, 0.8, 0.1), 1.1), ((0.9,), 0.97), ((0.2,), 0.97)):
-        chance = switching(alphas, 600 // len(alphas), 10)
-        assert speed(controller, chance, c, 10) >= least * best_fixed(chance, c, 10)
+        uniform = switching(alphas, 600 // len(alphas), 10)
+        assert speed(controller, uniform, c, 10) >= least * best_fixed(uniform, c, 10)
 
 
 def test_drafting_is_tried_again_after_a_bad_time() -> None:
-    stage, controller = scene(written([[1]])), Goodput(c=0.3)
+    stage, controller = context(written([[1]])), Goodput(c=0.3)
     state, drafted = controller.start(stage), []
     for _ in range(80):
         drafted.append(int(controller.budget(10, stage, state)[0]))

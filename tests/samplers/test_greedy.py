@@ -9,7 +9,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.accept.greedy import Greedy
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.joints import drafting, named
-from tests.samplers.verdicts import Given, laws, tree
+from tests.samplers.verdicts import Given, distributions, tree
 
 # Behind nodes 0..4 the likeliest tokens are 1, 2, 0, 2, 1.
 PICKS = torch.tensor([[1, 2, 0, 2, 1]])
@@ -18,7 +18,7 @@ P = torch.nn.functional.one_hot(PICKS, 3) * 0.5 + 0.1
 
 def test_a_chain_stands_up_to_the_first_token_that_differs() -> None:
     for tokens, count, following in (([0, 1, 2, 0, 2], 4, 1), ([0, 1, 2, 1, 2], 2, 0), ([0, 2, 2, 0, 2], 0, 1)):
-        made = Greedy().accept(tree(torch.tensor([tokens]), None), laws(P), Given(torch.zeros(0)), None)
+        made = Greedy().accept(tree(torch.tensor([tokens]), None), distributions(P), Given(torch.zeros(0)), None)
         assert (int(made.count), int(made.next)) == (count, following)
         assert made.tested is not None
         assert made.tested[0].tolist() == [0 < node <= count + 1 for node in range(5)]
@@ -26,7 +26,7 @@ def test_a_chain_stands_up_to_the_first_token_that_differs() -> None:
 
 def test_a_tree_is_followed_through_the_child_that_is_right() -> None:
     draft = tree(torch.tensor([[0, 0, 1, 2, 0]]), [-1, 0, 0, 1, 2])
-    made = Greedy().accept(draft, laws(P), Given(torch.zeros(0)), None)
+    made = Greedy().accept(draft, distributions(P), Given(torch.zeros(0)), None)
     assert made.path[0, :3].tolist() == [0, 2, 4]
     assert int(made.next) == 1
     assert made.tested is not None
@@ -35,7 +35,7 @@ def test_a_tree_is_followed_through_the_child_that_is_right() -> None:
 
 def test_padding_and_untested_nodes_are_never_taken() -> None:
     draft = tree(torch.tensor([[0, 1, 2, 0, 2]]), None, verify=torch.tensor([[True, True, False, True, True]]))
-    assert int(Greedy().accept(draft, laws(P), Given(torch.zeros(0)), None).count) == 1
+    assert int(Greedy().accept(draft, distributions(P), Given(torch.zeros(0)), None).count) == 1
 
 
 @pytest.mark.parametrize("drafter", named("draft"))

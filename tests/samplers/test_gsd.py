@@ -13,18 +13,18 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.gsd import Grouped
 from pardec.samplers.speculative.accept.speculative import Speculative
-from pardec.samplers.speculative.code_features import Looks
-from pardec.samplers.speculative.contracts import Draft, Laws
+from pardec.samplers.speculative.code_features import CodeFeatures
+from pardec.samplers.speculative.contracts import Draft, TargetDistributions
 from tests.reference import naive_relaxed as naive
 from tests.reference.naive_acceptance import Node
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.joints import drafting
 from tests.samplers.test_rrs import random_tree
-from tests.samplers.verdicts import Given, InOrder, laws, pairs, tree
+from tests.samplers.verdicts import Given, InOrder, distributions, pairs, tree
 
 Mode = Literal["vectorised", "reference"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-ALIKE = Looks(torch.zeros(24, 2))
+ALIKE = CodeFeatures(torch.zeros(24, 2))
 
 
 def test_the_group_s_mass_by_hand() -> None:
@@ -36,29 +36,31 @@ def test_the_group_s_mass_by_hand() -> None:
     p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).expand(1, 2, 4)
     q = torch.tensor([0.7, 0.1, 0.1, 0.1], dtype=torch.float64)
 
-    def chance(token: int, law: torch.Tensor, group: int, looks: Looks = ALIKE) -> float:
-        draft = tree(torch.tensor([[0, token]]), None, law.expand(1, 2, 4))
-        made = Grouped(group).accept(draft, laws(p), Given(torch.full((1, 2), 2.0)), looks)
+    def uniform(token: int, distribution: torch.Tensor, group: int, looks: CodeFeatures = ALIKE) -> float:
+        draft = tree(torch.tensor([[0, token]]), None, distribution.expand(1, 2, 4))
+        made = Grouped(group).accept(draft, distributions(p), Given(torch.full((1, 2), 2.0)), looks)
         assert made.ratio is not None
         return float(made.ratio[0, 1])
 
-    assert chance(2, q, 4) == 1
-    assert chance(0, q, 4) == pytest.approx(1 / 7)
+    assert uniform(2, q, 4) == 1
+    assert uniform(0, q, 4) == pytest.approx(1 / 7)
     steep = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
-    assert chance(3, steep, 2) == pytest.approx(0.7)
-    assert chance(2, steep, 4) == pytest.approx(0.9)
-    far = Looks(torch.tensor([[0.0], [0.7], [0.0], [0.8]]))  # token 1 is .49 from 2, token 3 is .64
-    assert chance(2, steep, 4, far) == pytest.approx((0.2 + 0.3) / 0.5)
+    assert uniform(3, steep, 2) == pytest.approx(0.7)
+    assert uniform(2, steep, 4) == pytest.approx(0.9)
+    far = CodeFeatures(torch.tensor([[0.0], [0.7], [0.0], [0.8]]))  # token 1 is .49 from 2, token 3 is .64
+    assert uniform(2, steep, 4, far) == pytest.approx((0.2 + 0.3) / 0.5)
 
 
 def test_a_token_of_low_rank_is_tested_alone() -> None:
     """Ranks 0 to 6 have no group; rank 7 has one. The published code gives them p/q."""
     drawn = np.random.RandomState(0)
     p, q = np.sort(drawn.dirichlet([1.0] * 24)), drawn.dirichlet([1.0] * 24)
-    law, drafted = torch.from_numpy(p).expand(24, 2, 24), torch.from_numpy(q).expand(24, 2, 24)
+    distribution, drafted = torch.from_numpy(p).expand(24, 2, 24), torch.from_numpy(q).expand(24, 2, 24)
     draft = tree(torch.stack((torch.zeros(24, dtype=torch.int64), torch.arange(24)), 1), None, drafted)
     for mode in MODES:
-        made = Grouped(prob=1.0, mode=mode).accept(draft, laws(law), Given(torch.full((24, 2), 9.0)), ALIKE)
+        made = Grouped(prob=1.0, mode=mode).accept(
+            draft, distributions(distribution), Given(torch.full((24, 2), 9.0)), ALIKE
+        )
         assert made.ratio is not None
         assert made.deviation is not None
         alone = np.minimum(1, p / q)
@@ -85,23 +87,25 @@ def test_trees_and_chains_follow_the_naive_rule(points: int, mode: Mode) -> None
         raw = torch.from_numpy(drawn.normal(size=(1, 7, vocab)))  # ranks need not be those of p
         uniforms = torch.from_numpy(drawn.uniform(size=(1, 7)) ** 0.5)
 
-        def test(law: np.ndarray, node: Node, above: int) -> naive.Test:
-            members = naive.group(law, raw[0, above].numpy(), node.token, table.numpy(), size, 0.2, 0.5)  # noqa: B023
+        def test(distribution: np.ndarray, node: Node, above: int) -> naive.Test:
+            members = naive.group(distribution, raw[0, above].numpy(), node.token, table.numpy(), size, 0.2, 0.5)  # noqa: B023
             used.add(len(members))
-            chance, left = naive.grouped(law, node, members, reference=mode == "reference")
-            gaps.append(abs(chance - naive.grouped(law, node, set(), reference=True)[0]))  # noqa: B023
-            return chance, left
+            uniform, left = naive.grouped(distribution, node, members, reference=mode == "reference")
+            gaps.append(abs(uniform - naive.grouped(distribution, node, set(), reference=True)[0]))  # noqa: B023
+            return uniform, left
 
         gaps: list[float] = []
         true = naive.in_turn(nodes, p.numpy()[0], lambda node: float(uniforms[0, node]), test)  # noqa: B023
-        law = Laws(raw, p.log(), greedy=False)
+        distribution = TargetDistributions(raw, p.log(), greedy=False)
         in_order = InOrder([float(uniforms[0, node]) for node in true.tested])
-        for chances in (Given(uniforms), in_order):
-            made = Grouped(size, 0.2, 0.5, mode).accept(draft, law, chances, Looks(table.double()))
+        for given_uniforms in (Given(uniforms), in_order):
+            made = Grouped(size, 0.2, 0.5, mode).accept(
+                draft, distribution, given_uniforms, CodeFeatures(table.double())
+            )
             assert made.path[0, 1 : int(made.count) + 1].tolist() == true.path
             assert made.tested is not None
             assert made.tested[0].nonzero()[:, 0].tolist() == sorted(true.tested)
-            np.testing.assert_allclose(chances.left[0].numpy(), true.law, atol=1e-9)
+            np.testing.assert_allclose(given_uniforms.left[0].numpy(), true.distribution, atol=1e-9)
             assert made.deviation is not None
             assert float(made.deviation) == pytest.approx(sum(gaps))
     assert {0, 1, 2, 3} <= used
@@ -117,13 +121,15 @@ def test_the_mean_deviation_bounds_the_total_variation() -> None:
             None,
             q.expand(vocab, 2, vocab),
         )
-        chances = Given(torch.full((vocab, 2), torch.inf))
-        made = Grouped(4).accept(draft, laws(p.expand(vocab, 2, vocab)), chances, Looks(torch.zeros(vocab, 1)))
+        uniforms = Given(torch.full((vocab, 2), torch.inf))
+        made = Grouped(4).accept(
+            draft, distributions(p.expand(vocab, 2, vocab)), uniforms, CodeFeatures(torch.zeros(vocab, 1))
+        )
         assert made.ratio is not None
         assert made.deviation is not None
-        chance = made.ratio[:, 1]
-        law = q * chance + ((q * (1 - chance))[:, None] * chances.left).sum(0)
-        bound, off = float((q * made.deviation).sum()), float((law - p).abs().sum() / 2)
+        uniform = made.ratio[:, 1]
+        distribution = q * uniform + ((q * (1 - uniform))[:, None] * uniforms.left).sum(0)
+        bound, off = float((q * made.deviation).sum()), float((distribution - p).abs().sum() / 2)
         assert off <= bound + 1e-12
         loose = max(loose, off)
     assert loose > 0.1, "the rule does change laws"
@@ -134,25 +140,27 @@ def test_what_filters_leave_out_is_accepted_as_published_only() -> None:
     p = torch.tensor([0.1, 0.0, 0.1, 0.4, 0.4], dtype=torch.float64).expand(1, 2, 5)
     raw = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]).expand(1, 2, 5)
     draft = tree(torch.tensor([[0, 1]]), None)
-    law, chances = Laws(raw, p.log(), greedy=False), Given(torch.full((1, 2), 0.15))
-    ours = Grouped(2).accept(draft, law, chances, Looks(torch.zeros(5, 1)))
-    theirs = Grouped(2, mode="reference").accept(draft, law, Given(torch.full((1, 2), 0.05)), Looks(torch.zeros(5, 1)))
+    distribution, uniforms = TargetDistributions(raw, p.log(), greedy=False), Given(torch.full((1, 2), 0.15))
+    ours = Grouped(2).accept(draft, distribution, uniforms, CodeFeatures(torch.zeros(5, 1)))
+    theirs = Grouped(2, mode="reference").accept(
+        draft, distribution, Given(torch.full((1, 2), 0.05)), CodeFeatures(torch.zeros(5, 1))
+    )
     assert (int(ours.count), int(theirs.count)) == (0, 1)
 
 
 def test_ids_from_10000_on_are_not_compared_as_published() -> None:
     p = torch.full((1, 2, 10002), 1e-9, dtype=torch.float64)
     p[..., 5], p[..., 10001] = 0.5005, 0.4995  # of the two, 5 has the higher rank, and 10001 stands below it
-    far = Looks(torch.arange(10002.0)[:, None])
+    far = CodeFeatures(torch.arange(10002.0)[:, None])
     draft = tree(torch.tensor([[0, 5]]), None)
 
-    def chance(mode: Mode) -> float:
-        made = Grouped(2, mode=mode).accept(draft, laws(p), Given(torch.full((1, 2), 9.0)), far)
+    def uniform(mode: Mode) -> float:
+        made = Grouped(2, mode=mode).accept(draft, distributions(p), Given(torch.full((1, 2), 9.0)), far)
         assert made.ratio is not None
         return float(made.ratio[0, 1])
 
-    assert chance("vectorised") == pytest.approx(0.5, abs=1e-2)
-    assert chance("reference") == pytest.approx(1, abs=1e-2)
+    assert uniform("vectorised") == pytest.approx(0.5, abs=1e-2)
+    assert uniform("reference") == pytest.approx(1, abs=1e-2)
 
 
 @pytest.mark.parametrize("setting", ["group=0", "group=1", "prob=0", "dist=0"])
@@ -167,14 +175,14 @@ def test_it_has_exact_settings(setting: str) -> None:
 def test_the_tests_themselves_agree_with_the_exact_ones_where_groups_have_one_member() -> None:
     """dist just above 0: the same code as any group goes through."""
     drawn = np.random.RandomState(3)
-    looks = Looks(torch.arange(5.0)[:, None])
+    looks = CodeFeatures(torch.arange(5.0)[:, None])
     for points in (0, 1, 2):
         for _ in range(20):
             _, p, draft = random_tree(drawn, points=points)
             uniforms = torch.from_numpy(drawn.uniform(size=(1, 9)))
             one, other = Given(uniforms), Given(uniforms)
-            made = Grouped(4, dist=1e-9).accept(draft, laws(p), one, looks)
-            true = Speculative().accept(draft, laws(p), other, None)
+            made = Grouped(4, dist=1e-9).accept(draft, distributions(p), one, looks)
+            true = Speculative().accept(draft, distributions(p), other, None)
             assert (made.count, made.path[0, : int(made.count) + 1].tolist()) == (
                 true.count,
                 true.path[0, : int(true.count) + 1].tolist(),
@@ -192,14 +200,14 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
     tokens = torch.from_numpy(drawn.randint(0, vocab, (batch, width)))
     point = torch.from_numpy(drawn.uniform(size=(batch, width)) < 0.3)
     uniforms = torch.from_numpy(drawn.uniform(size=(batch, width)) ** 2)
-    sizes, looks = np.array([6, 3, 1, 5, 6]), Looks(torch.from_numpy(drawn.normal(size=(vocab, 2)) * 0.5))
+    sizes, looks = np.array([6, 3, 1, 5, 6]), CodeFeatures(torch.from_numpy(drawn.normal(size=(vocab, 2)) * 0.5))
 
     def judged(which: slice) -> list[tuple[list[int], float]]:
         draft = Draft(
             tokens[which], sizes[which], np.zeros(len(sizes[which]), np.int64), q=q[which], point=point[which]
         )
-        chances = Given(uniforms[which])
-        made = Grouped(6).accept(draft, laws(p[which]), chances, looks)
+        own = Given(uniforms[which])
+        made = Grouped(6).accept(draft, distributions(p[which]), own, looks)
         assert made.deviation is not None
         found = zip(made.count.tolist(), made.next.tolist(), made.deviation.tolist(), strict=True)
         return [([count, token], off) for count, token, off in found]

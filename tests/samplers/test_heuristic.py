@@ -7,11 +7,11 @@ import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers.speculative.length.heuristic import Heuristic
-from tests.samplers.voices import best_fixed, outcome, scene, speed, switching, written
+from tests.samplers.voices import best_fixed, context, outcome, speed, switching, written
 
 
 def test_each_row_follows_its_own_drafts() -> None:
-    stage = scene(written([[1], [2], [3]]))
+    stage = context(written([[1], [2], [3]]))
     controller = Heuristic(first=3)
     state = controller.start(stage)
     assert controller.budget(6, stage, state).tolist() == [3, 3, 3]
@@ -26,13 +26,13 @@ def test_each_row_follows_its_own_drafts() -> None:
 @pytest.mark.parametrize(("c", "least"), [(0.05, 0.93), (0.2, 0.93), (0.5, 0.69)])
 def test_it_is_not_far_from_the_best_fixed_length(c: float, least: float) -> None:
     for alphas in ((0.9, 0.3, 0.8, 0.1), (0.9,), (0.2,)):
-        chance = switching(alphas, 600 // len(alphas), 10)
-        assert speed(Heuristic(), chance, c, 10) >= least * best_fixed(chance, c, 10)
+        uniform = switching(alphas, 600 // len(alphas), 10)
+        assert speed(Heuristic(), uniform, c, 10) >= least * best_fixed(uniform, c, 10)
 
 
 def test_it_beats_every_fixed_length_where_acceptance_changes() -> None:
-    chance = switching((0.95, 0.1) * 3, 100, 10)
-    assert speed(Heuristic(), chance, 0.2, 10) > 1.1 * best_fixed(chance, 0.2, 10)
+    uniform = switching((0.95, 0.1) * 3, 100, 10)
+    assert speed(Heuristic(), uniform, 0.2, 10) > 1.1 * best_fixed(uniform, 0.2, 10)
 
 
 def test_values_out_of_range_are_refused() -> None:
@@ -41,5 +41,5 @@ def test_values_out_of_range_are_refused() -> None:
     with pytest.raises(SpecError, match="heuristic: less must be at least 0, got -1"):
         Heuristic(less=-1)
     assert np.array_equal(
-        Heuristic(first=4).budget(9, scene(written([[1]])), Heuristic(first=4).start(scene(written([[1]])))), [4]
+        Heuristic(first=4).budget(9, context(written([[1]])), Heuristic(first=4).start(context(written([[1]])))), [4]
     )

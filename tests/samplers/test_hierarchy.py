@@ -41,20 +41,20 @@ def test_given_tokens_divide_a_block_and_blocks_divide_the_canvas() -> None:
 
 
 def test_of_equal_best_positions_the_lowest_is_taken_or_all_as_published() -> None:
-    laws = LAWS.clone()
+    distributions = LAWS.clone()
     for place in (0, 2, 4, 6):
-        laws[place] = laws[2]  # .91 at 0, 2, 4 and 6
+        distributions[place] = distributions[2]  # .91 at 0, 2, 4 and 6
     asked = request([[MASK, MASK, MASK, 0, MASK, MASK, MASK, MASK]], [0], block_length=8)
-    lowest = run(table(laws), "hierarchy:high=0.95", asked)
-    every = run(table(laws), "hierarchy:high=0.95,reference=true", asked)
+    lowest = run(table(distributions), "hierarchy:high=0.95", asked)
+    every = run(table(distributions), "hierarchy:high=0.95,reference=true", asked)
     assert (lowest.trace.commit_step[0] == 0).nonzero()[0].tolist() == [0, 4]
     assert (every.trace.commit_step[0] == 0).nonzero()[0].tolist() == [0, 2, 4, 6]
 
 
 def test_both_bounds_are_strict() -> None:
-    laws = torch.zeros(4, 7)
-    laws[:, 0] = torch.tensor([0.5, 0.9, 0.5, 0.9])
-    laws[:, 1] = 1 - laws[:, 0]  # equal logits are a probability of exactly one half
+    distributions = torch.zeros(4, 7)
+    distributions[:, 0] = torch.tensor([0.5, 0.9, 0.5, 0.9])
+    distributions[:, 1] = 1 - distributions[:, 0]  # equal logits are a probability of exactly one half
     steps = {
         "high=0.5,low=1": [1, 0, 2, 0],
         "high=0.49,low=1": [0, 0, 0, 0],
@@ -62,7 +62,7 @@ def test_both_bounds_are_strict() -> None:
         "high=none,low=0.49": [1, 0, 2, 1],
     }
     for bounds, expected in steps.items():
-        got = run(table(laws), f"hierarchy:{bounds}", request([[MASK] * 4], [0], block_length=4))
+        got = run(table(distributions), f"hierarchy:{bounds}", request([[MASK] * 4], [0], block_length=4))
         assert got.trace.commit_step[0].tolist() == expected, bounds
 
 

@@ -122,10 +122,10 @@ class Chance:
 )
 def test_fresh_guesses_stand_behind_the_known_ones(init: Any, expected: list[list[int]]) -> None:
     given = SimpleNamespace(allowed=None, conditions=())
-    scene: Any = SimpleNamespace(text=Text(), model=SimpleNamespace(vocab_size=20), request=given)
+    context: Any = SimpleNamespace(text=Text(), model=SimpleNamespace(vocab_size=20), request=given)
     guesses = torch.tensor([[0, 0, 0, 0], [8, 3, 0, 0]])
-    chances: Any = Chance()
-    made = fresh(init, guesses, np.array([0, 2]), scene, chances)
+    uniforms: Any = Chance()
+    made = fresh(init, guesses, np.array([0, 2]), context, uniforms)
     assert made.tolist() == expected
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pardec.samplers.ops import confidence as module
 from pardec.samplers.ops.confidence import confidence, confidence_of, greedy
-from pardec.samplers.ops.distribution import Law, filtered
+from pardec.samplers.ops.distribution import Distribution, filtered
 from pardec.samplers.ops.rank import best, descending, top
 from pardec.samplers.ops.schedule import even_share
 
@@ -35,7 +35,7 @@ def test_confidence_is_its_definition(shape: tuple[int, ...], dtype: torch.dtype
     logits = logits_of(shape, dtype, holes=holes)
     exact = logits.double().numpy()
     weights = np.exp(exact - exact.max(-1, keepdims=True))
-    law = weights / weights.sum(-1, keepdims=True)
+    distribution = weights / weights.sum(-1, keepdims=True)
     found = confidence(logits)
     assert all(value.shape == shape[:-1] for value in found)
     assert {value.dtype for value in found[1:]} == {torch.float32}
@@ -45,14 +45,14 @@ def test_confidence_is_its_definition(shape: tuple[int, ...], dtype: torch.dtype
     np.testing.assert_allclose(found.top2, ordered[..., -2], rtol=1e-6)
     np.testing.assert_allclose(found.mass, weights.sum(-1), rtol=1e-5)
     np.testing.assert_allclose(found.lse, np.log(weights.sum(-1)) + exact.max(-1), rtol=1e-5, atol=1e-5)
-    entropy = -(law * np.log(np.where(law > 0, law, 1))).sum(-1)
+    entropy = -(distribution * np.log(np.where(distribution > 0, distribution, 1))).sum(-1)
     np.testing.assert_allclose(found.entropy, entropy, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found.probability, law.max(-1), rtol=1e-5)
-    np.testing.assert_allclose(found.probability_of(logits[..., 0].float()), law[..., 0], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found.probability, distribution.max(-1), rtol=1e-5)
+    np.testing.assert_allclose(found.probability_of(logits[..., 0].float()), distribution[..., 0], rtol=1e-5, atol=1e-7)
     ids, probability = greedy(logits)
     assert torch.equal(ids, found.ids)
     assert probability.dtype == torch.float32
-    np.testing.assert_allclose(probability, law.max(-1), rtol=1e-5)
+    np.testing.assert_allclose(probability, distribution.max(-1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("apiece", [1, 2 * 1031, 5 * 1031])
@@ -114,12 +114,12 @@ def test_far_logits_do_not_overflow() -> None:
 
 def test_a_law_gives_the_probability_of_any_token() -> None:
     logits = logits_of((2, 3, 11), torch.float32, holes=True)
-    law = Law(logits)
+    distribution = Distribution(logits)
     tokens = torch.arange(6).reshape(2, 3)
     exact = logits.double().softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    torch.testing.assert_close(law.probability(tokens).double(), exact, rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(law.probability(law.greedy[0]), law.greedy[1])
-    assert law.greedy[0] is law.greedy[0]  # worked out once
+    torch.testing.assert_close(distribution.probability(tokens).double(), exact, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(distribution.probability(distribution.greedy[0]), distribution.greedy[1])
+    assert distribution.greedy[0] is distribution.greedy[0]  # worked out once
 
 
 def test_a_draw_is_the_gumbel_max_rule_in_float64() -> None:
@@ -128,7 +128,7 @@ def test_a_draw_is_the_gumbel_max_rule_in_float64() -> None:
     noise, every = -np.log(-np.log(uniform.numpy())), np.arange(20)
 
     def drawn(logits: torch.Tensor, place: torch.Tensor | None = None, places: np.ndarray = every) -> np.ndarray:
-        return Law(logits, place).draw(places, lambda some: uniform.flatten(0, 1)[some]).numpy()
+        return Distribution(logits, place).draw(places, lambda some: uniform.flatten(0, 1)[some]).numpy()
 
     expected = (logits.double().numpy() + noise).argmax(-1).flatten()
     assert (drawn(logits) == expected).all()
@@ -173,11 +173,13 @@ def test_top_p_keeps_the_smallest_set_of_that_mass(top_p: float, ids: list[int])
 @given(st.integers(0, 10_000), st.floats(0.01, 0.99), st.integers(2, 40))
 def test_top_p_on_any_law(seed: int, top_p: float, size: int) -> None:
     logits = torch.from_numpy(np.random.RandomState(seed).standard_normal((1, 1, size)) * 2).float()
-    law = logits[0, 0].double().softmax(-1)
+    distribution = logits[0, 0].double().softmax(-1)
     (ids,) = kept(logits, top_p=top_p)
-    assert float(law[ids].sum()) >= top_p - 1e-5
-    assert float(law[ids].sum() - law[ids].min()) < top_p + 1e-5
-    assert float(law[ids].min()) >= max((float(law[v]) for v in range(size) if v not in ids), default=0.0)
+    assert float(distribution[ids].sum()) >= top_p - 1e-5
+    assert float(distribution[ids].sum() - distribution[ids].min()) < top_p + 1e-5
+    assert float(distribution[ids].min()) >= max(
+        (float(distribution[v]) for v in range(size) if v not in ids), default=0.0
+    )
 
 
 @pytest.mark.parametrize(("top_k", "ids"), [(1, [1]), (2, [1, 3]), (5, [0, 1, 2, 3, 4]), (50, [0, 1, 2, 3, 4])])

@@ -14,7 +14,7 @@ from pardec.samplers.masked.canvas import Canvas, Revision, Writing
 from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.masked.select.klass import Klass
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.distribution import Distribution
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.test_selects import LAWS, MASK, TOKENS
@@ -69,8 +69,10 @@ def test_laws_that_move_too_far_hold_a_position_back() -> None:
     far = 0.85 * torch.tensor(0.85 / 0.95).log() + 0.15 * torch.tensor(3.0).log()
     nothing = Writing(torch.zeros_like(canvas.eligible), canvas.window, canvas.eligible.float())
 
-    def step(laws: torch.Tensor, revision: Revision | None = None, which: torch.Tensor | None = None) -> list[bool]:
-        evidence = Evidence(Law(laws.log()[None]), canvas.window, canvas.eligible, asked)
+    def step(
+        distributions: torch.Tensor, revision: Revision | None = None, which: torch.Tensor | None = None
+    ) -> list[bool]:
+        evidence = Evidence(Distribution(distributions.log()[None]), canvas.window, canvas.eligible, asked)
         proposal = registry.resolve("confidence+klass").propose.propose(evidence, canvas)
         chosen = stage.select(proposal, canvas, state)[0].tolist()
         canvas.commit(nothing if which is None else replace(nothing, which=which), revision=revision)
@@ -99,8 +101,8 @@ def test_it_remembers_the_laws_of_the_active_block_alone() -> None:
     for _ in range(3):
         loop.step()
     state = loop.state(spec.select)
-    assert state.law.shape == (2, 4, 20)
-    assert state.law.dtype == torch.float32
+    assert state.distribution.shape == (2, 4, 20)
+    assert state.distribution.dtype == torch.float32
 
 
 def test_rows_that_leave_take_their_past_along() -> None:

@@ -13,14 +13,14 @@ from pardec.samplers.speculative.accept.kseq import KSeq
 from pardec.samplers.speculative.accept.rrs import RecursiveRejection
 from tests.reference import naive_acceptance as naive
 from tests.samplers.test_rrs import random_tree
-from tests.samplers.verdicts import Given, emitted, laws, pairs, tree
+from tests.samplers.verdicts import Given, distributions, emitted, pairs, tree
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_what_comes_out_has_the_target_s_law_and_more_is_accepted_than_by_recursion(k: int) -> None:
     for p, q in pairs(40, seed=k):
-        law, accepted = emitted(KSeq(), p, q, k, replacement=True)
-        assert float((law - p).abs().max()) < 1e-10
+        distribution, accepted = emitted(KSeq(), p, q, k, replacement=True)
+        assert float((distribution - p).abs().max()) < 1e-10
         recursion = emitted(RecursiveRejection(True), p, q, k, replacement=True)[1]
         most = naive.optimum(p.numpy(), q.numpy(), k)
         assert naive.single(p.numpy(), q.numpy()) - 1e-10 < recursion < accepted + 1e-9
@@ -45,8 +45,8 @@ def test_any_larger_factor_is_exact_too(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(kseq, "division", lambda p, q, k: (found(p, q, k) * 1.3).clamp(max=float(k.max())))
     worse = 0.0
     for p, q in pairs(20):
-        law, accepted = emitted(KSeq(), p, q, 3, replacement=True)
-        assert float((law - p).abs().max()) < 1e-10
+        distribution, accepted = emitted(KSeq(), p, q, 3, replacement=True)
+        assert float((distribution - p).abs().max()) < 1e-10
         worse += emitted(RecursiveRejection(True), p, q, 3, replacement=True)[1] - accepted
     assert worse > 0
 
@@ -57,8 +57,8 @@ def test_a_chain_is_speculative_sampling() -> None:
     draft = tree(torch.from_numpy(drawn.randint(0, 5, (64, 4))), None, q)
     uniforms = torch.from_numpy(drawn.uniform(size=(64, 4)))
     ours, theirs = Given(uniforms), Given(uniforms)
-    made = KSeq().accept(draft, laws(p), ours, None)
-    true = RecursiveRejection().accept(draft, laws(p), theirs, None)
+    made = KSeq().accept(draft, distributions(p), ours, None)
+    true = RecursiveRejection().accept(draft, distributions(p), theirs, None)
     assert torch.equal(made.count, true.count)
     torch.testing.assert_close(ours.left, theirs.left)
 
@@ -72,7 +72,7 @@ def test_uniforms_one_by_one_decide_as_all_at_once() -> None:
     for _ in range(30):
         _, p, draft = random_tree(drawn, repeated=True)
         given = Given(torch.from_numpy(drawn.uniform(size=(1, draft.width))))
-        one, other = (KSeq().accept(draft, laws(p), chances, None) for chances in (given, Lazy(given)))  # type: ignore[arg-type]
+        one, other = (KSeq().accept(draft, distributions(p), uniforms, None) for uniforms in (given, Lazy(given)))  # type: ignore[arg-type]
         assert torch.equal(one.path, other.path)
         assert torch.equal(one.next, other.next)
         assert torch.equal(one.tested, other.tested)  # type: ignore[arg-type]

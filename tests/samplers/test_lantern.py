@@ -18,13 +18,13 @@ from pardec.samplers.ops import transport
 from pardec.samplers.ops.transport import moved
 from pardec.samplers.speculative.accept.lantern import Lantern
 from pardec.samplers.speculative.accept.speculative import Speculative
-from pardec.samplers.speculative.code_features import Looks, nearest
-from pardec.samplers.speculative.contracts import Chances, Draft, Laws, Verdict
+from pardec.samplers.speculative.code_features import CodeFeatures, nearest
+from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Uniforms, Verdict
 from tests.reference import naive_relaxed as naive
 from tests.samplers.ar_toys import counted, joint, rows, run, toy_ar, variation
 from tests.samplers.joints import drafting
 from tests.samplers.test_rrs import random_tree
-from tests.samplers.verdicts import Given, emitted, laws, pairs, tree
+from tests.samplers.verdicts import Given, distributions, emitted, pairs, tree
 
 BOUNDS = [(0.02, None), (0.1, None), (0.4, None), (1.0, None), (0.2, 1.5), (0.1, 3.0)]  # delta and ratio
 
@@ -34,16 +34,16 @@ class With:
     """A rule that has been given its neighbours."""
 
     rule: Lantern
-    looks: Looks
+    looks: CodeFeatures
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
-        return self.rule.accept(draft, laws, chances, self.looks)
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
+        return self.rule.accept(draft, distributions, uniforms, self.looks)
 
 
-def looks(vocab: int, seed: int = 0, k: int | None = None) -> Looks:
+def looks(vocab: int, seed: int = 0, k: int | None = None) -> CodeFeatures:
     """The neighbours of random points in a plane."""
     table = torch.from_numpy(np.random.RandomState(seed).normal(size=(vocab, 2)))
-    return Looks(nearest(table, vocab - 1 if k is None else k))
+    return CodeFeatures(nearest(table, vocab - 1 if k is None else k))
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -75,11 +75,11 @@ def test_what_comes_out_of_draws_has_the_moved_law_within_delta(siblings: int, r
         delta, ratio = BOUNDS[number % len(BOUNDS)]
         k, near = 1 + number % 3, looks(len(p), number)
         rule = With(Lantern(k, delta, ratio), near)
-        law, accepted = emitted(rule, p, q, siblings, replacement=replacement)
+        distribution, accepted = emitted(rule, p, q, siblings, replacement=replacement)
         true = naive.transported(p.numpy(), q.numpy(), near.table.tolist(), k, delta, ratio)
-        np.testing.assert_allclose(law.numpy(), true, atol=1e-12)
-        assert distance(law, p) <= delta + 1e-12
-        assert abs(float(law.sum()) - 1) < 1e-12
+        np.testing.assert_allclose(distribution.numpy(), true, atol=1e-12)
+        assert distance(distribution, p) <= delta + 1e-12
+        assert abs(float(distribution.sum()) - 1) < 1e-12
         gained.append(accepted - emitted(Speculative(), p, q, siblings, replacement=replacement)[1])
     assert max(gained) > 0.05
 
@@ -92,21 +92,21 @@ def test_what_comes_out_of_point_masses_has_the_moved_law_within_delta(siblings:
         k, near = 1 + number % 3, looks(len(p), number)
         for tokens in list(permutations(range(len(p)), siblings))[::17]:
             draft = tree(torch.tensor([[0, *tokens]]), [-1] + [0] * siblings)
-            chances = Given(torch.full((1, siblings + 1), torch.inf))
-            made = Lantern(k, delta, ratio).accept(draft, laws(p.expand(1, siblings + 1, -1)), chances, near)
+            uniforms = Given(torch.full((1, siblings + 1), torch.inf))
+            made = Lantern(k, delta, ratio).accept(draft, distributions(p.expand(1, siblings + 1, -1)), uniforms, near)
             assert made.ratio is not None
-            law, going = torch.zeros_like(p), 1.0
+            distribution, going = torch.zeros_like(p), 1.0
             for at, token in enumerate(tokens, 1):
-                chance = float(made.ratio[0, at])
-                law[token] += going * chance
-                going *= 1 - chance
-            law += going * chances.left[0]
+                uniform = float(made.ratio[0, at])
+                distribution[token] += going * uniform
+                going *= 1 - uniform
+            distribution += going * uniforms.left[0]
             true = naive.transported(p.numpy(), tokens, near.table.tolist(), k, delta, ratio)
-            np.testing.assert_allclose(law.numpy(), true, atol=1e-12)
-            assert distance(law, p) <= delta + 1e-12
+            np.testing.assert_allclose(distribution.numpy(), true, atol=1e-12)
+            assert distance(distribution, p) <= delta + 1e-12
             assert made.deviation is not None
-            assert float(made.deviation) == pytest.approx(distance(law, p), abs=1e-12)
-            moves.append(distance(law, p))
+            assert float(made.deviation) == pytest.approx(distance(distribution, p), abs=1e-12)
+            moves.append(distance(distribution, p))
     assert max(moves) > 0.1
 
 
@@ -121,16 +121,16 @@ def test_the_transport_by_hand() -> None:
     near = torch.tensor([[1, 2], [0, 2], [0, 1], [1, 2]], dtype=torch.int32)
     draft = tree(torch.tensor([[0, 2]]), None, q.expand(1, 2, 4))
     for delta, part in ((1.0, 1.0), (0.4, 1.0), (0.1, 0.25)):
-        law, off = moved(draft, p.expand(1, 2, 4), near, delta, None)
+        distribution, off = moved(draft, p.expand(1, 2, 4), near, delta, None)
         expected = [0.5 - 0.24 * part, 0.3 - 0.16 * part, 0.1 + 0.3 * part, 0.1 + 0.1 * part]
-        assert law[0, 0].tolist() == pytest.approx(expected)
+        assert distribution[0, 0].tolist() == pytest.approx(expected)
         assert off[0].tolist() == pytest.approx([0.4 * part, 0])
-        assert law[0, 1].tolist() == p.tolist()  # nothing is tested behind the leaf
-    law, off = moved(draft, p.expand(1, 2, 4), near, 1.0, 1.5)
-    assert law[0, 0, 2:].tolist() == pytest.approx([0.15, 0.15])  # (1.5 - 1) .1 each, and no more
+        assert distribution[0, 1].tolist() == p.tolist()  # nothing is tested behind the leaf
+    distribution, off = moved(draft, p.expand(1, 2, 4), near, 1.0, 1.5)
+    assert distribution[0, 0, 2:].tolist() == pytest.approx([0.15, 0.15])  # (1.5 - 1) .1 each, and no more
     zero = torch.tensor([0.6, 0.4, 0.0, 0.0], dtype=torch.float64)
-    law, off = moved(draft, zero.expand(1, 2, 4), near, 1.0, None)
-    assert law[0, 0].tolist() == zero.tolist()  # what filters leave out borrows nothing
+    distribution, off = moved(draft, zero.expand(1, 2, 4), near, 1.0, None)
+    assert distribution[0, 0].tolist() == zero.tolist()  # what filters leave out borrows nothing
     assert float(off.abs().max()) == 0
 
 
@@ -141,23 +141,27 @@ def test_a_tree_is_judged_by_the_moved_laws(points: int) -> None:
     for trial in range(25):
         nodes, p, draft = random_tree(drawn, points=points)
         near, k, delta = looks(5, trial), 1 + trial % 3, (0.05, 0.3)[trial % 2]
-        law = p[0].numpy().copy()
+        distribution = p[0].numpy().copy()
         for parent in range(len(nodes)):
             below = [node for i, node in enumerate(nodes) if i and node.tested and node.parent == parent]
             if below and below[0].q is not None:
-                law[parent] = naive.transported(law[parent], np.array(below[0].q), near.table.tolist(), k, delta, None)
+                distribution[parent] = naive.transported(
+                    distribution[parent], np.array(below[0].q), near.table.tolist(), k, delta, None
+                )
             elif below:
                 first = next((i for i, node in enumerate(below) if node.q is not None), len(below))
                 tokens = [node.token for node in below[:first]]
-                law[parent] = naive.transported(law[parent], tokens, near.table.tolist(), k, delta, None)
+                distribution[parent] = naive.transported(
+                    distribution[parent], tokens, near.table.tolist(), k, delta, None
+                )
         found, off = moved(draft, p, near.table[:, :k], delta, None)
-        np.testing.assert_allclose(found[0].numpy(), law, atol=1e-12)
-        np.testing.assert_allclose(off[0].numpy(), np.abs(law - p[0].numpy()).sum(1) / 2, atol=1e-12)
-        law = law.clip(0)  # rounding
+        np.testing.assert_allclose(found[0].numpy(), distribution, atol=1e-12)
+        np.testing.assert_allclose(off[0].numpy(), np.abs(distribution - p[0].numpy()).sum(1) / 2, atol=1e-12)
+        distribution = distribution.clip(0)  # rounding
         uniforms = torch.from_numpy(drawn.uniform(size=(1, len(nodes))))
         true, ours = Given(uniforms), Given(uniforms)
-        made = Lantern(k, delta).accept(draft, laws(p), ours, near)
-        exact = Speculative().accept(draft, laws(torch.from_numpy(law)[None]), true, None)
+        made = Lantern(k, delta).accept(draft, distributions(p), ours, near)
+        exact = Speculative().accept(draft, distributions(torch.from_numpy(distribution)[None]), true, None)
         path = exact.path[0, : int(exact.count) + 1]
         assert made.path[0, : int(made.count) + 1].tolist() == path.tolist()
         np.testing.assert_allclose(ours.left[0].numpy(), true.left[0].numpy(), atol=1e-9)
@@ -210,7 +214,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
     def judged(rule: Lantern, which: slice) -> list[tuple[int, int, float]]:
         part = sizes[which]
         draft = Draft(tokens[which], part, np.zeros(len(part), np.int64), q=q[which], point=point[which])
-        made = rule.accept(draft, laws(p[which]), Given(uniforms[which]), near)
+        made = rule.accept(draft, distributions(p[which]), Given(uniforms[which]), near)
         off = torch.zeros(len(part)) if made.deviation is None else made.deviation
         return list(zip(made.count.tolist(), made.next.tolist(), off.double().round(decimals=12).tolist(), strict=True))
 
@@ -231,9 +235,9 @@ def test_many_ids_and_many_nodes_go_another_way(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(transport, "_GATHERED", gathered)
         return moved(draft, p, looks(9).table[:, :3], 0.2, 2.5)
 
-    law, off = by(9, 0)
+    distribution, off = by(9, 0)
     for sparse, far in (by(8, 1 << 20), by(8, 60)):
-        np.testing.assert_allclose(sparse.numpy(), law.numpy(), atol=1e-15)
+        np.testing.assert_allclose(sparse.numpy(), distribution.numpy(), atol=1e-15)
         np.testing.assert_allclose(far.numpy(), off.numpy(), atol=1e-15)
     assert float(off.max()) > 0.05
 
@@ -257,9 +261,11 @@ def test_the_codebook_says_who_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the codes in pairs each token's nearest is its twin, whatever the embeddings are."""
     model, seen, accept = toy_ar(2, 6), [], Lantern.accept
 
-    def watched(self: Lantern, draft: Draft, laws: Laws, chances: Chances, state: Looks) -> Verdict:
+    def watched(
+        self: Lantern, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: CodeFeatures
+    ) -> Verdict:
         seen.append(state.table)
-        return accept(self, draft, laws, chances, state)
+        return accept(self, draft, distributions, uniforms, state)
 
     monkeypatch.setattr(Lantern, "accept", watched)
     codes = torch.tensor([[0.0], [5.0], [0.1], [5.1], [9.0], [9.1]])

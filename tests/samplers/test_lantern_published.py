@@ -10,14 +10,14 @@ import torch
 
 from pardec.samplers.speculative.accept.lantern import Lantern
 from pardec.samplers.speculative.accept.speculative import Speculative
-from pardec.samplers.speculative.code_features import Looks
+from pardec.samplers.speculative.code_features import CodeFeatures
 from pardec.samplers.speculative.contracts import Draft
 from tests.reference import naive_relaxed as naive
 from tests.reference.naive_acceptance import Node
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.test_lantern import looks
 from tests.samplers.test_rrs import random_tree
-from tests.samplers.verdicts import Given, InOrder, laws, tree
+from tests.samplers.verdicts import Given, InOrder, distributions, tree
 
 Mode = Literal["principled", "reference"]
 
@@ -35,19 +35,19 @@ def test_the_published_rule_on_trees_and_chains(points: int) -> None:
             draft = Draft(draft.tokens, draft.sizes, draft.base, verify=draft.verify, q=draft.q, point=draft.point)
         uniforms = torch.from_numpy(drawn.uniform(size=(1, 8)) ** 0.5)
 
-        def test(law: np.ndarray, node: Node, above: int) -> naive.Test:
-            return naive.published(law, node, near.table.tolist(), k, delta, ratio)  # noqa: B023
+        def test(distribution: np.ndarray, node: Node, above: int) -> naive.Test:
+            return naive.published(distribution, node, near.table.tolist(), k, delta, ratio)  # noqa: B023
 
         true = naive.in_turn(nodes, p.numpy()[0], lambda node: float(uniforms[0, node]), test)  # noqa: B023
         in_order = InOrder([float(uniforms[0, node]) for node in true.tested])
-        for chances in (Given(uniforms), in_order):
-            made = Lantern(k, delta, ratio, mode="reference").accept(draft, laws(p), chances, near)
+        for given_uniforms in (Given(uniforms), in_order):
+            made = Lantern(k, delta, ratio, mode="reference").accept(draft, distributions(p), given_uniforms, near)
             assert made.path[0, 1 : int(made.count) + 1].tolist() == true.path
             assert made.tested is not None
             assert made.tested[0].nonzero()[:, 0].tolist() == sorted(true.tested)
-            np.testing.assert_allclose(chances.left[0].numpy(), true.law, atol=1e-9)
+            np.testing.assert_allclose(given_uniforms.left[0].numpy(), true.distribution, atol=1e-9)
             assert made.deviation is None
-        plain = Speculative().accept(draft, laws(p), Given(uniforms), None)
+        plain = Speculative().accept(draft, distributions(p), Given(uniforms), None)
         borrowed += int(plain.count) != len(true.path)
     assert borrowed > 3
 
@@ -55,10 +55,10 @@ def test_the_published_rule_on_trees_and_chains(points: int) -> None:
 def test_nothing_left_is_the_uniform_law_as_published() -> None:
     """k = 2 of 3 tokens: a rejection clears all."""
     p = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64).expand(1, 2, 3)
-    chances = Given(torch.full((1, 2), 9.0))
+    uniforms = Given(torch.full((1, 2), 9.0))
     draft = tree(torch.tensor([[0, 2]]), None)
-    Lantern(2, 0.5, mode="reference").accept(draft, laws(p), chances, looks(3))
-    assert chances.left[0].tolist() == pytest.approx([1 / 3] * 3)
+    Lantern(2, 0.5, mode="reference").accept(draft, distributions(p), uniforms, looks(3))
+    assert uniforms.left[0].tolist() == pytest.approx([1 / 3] * 3)
 
 
 # --- temperature 0 ---
@@ -73,7 +73,7 @@ def test_greedy_takes_what_borrows_itself_to_the_top(delta: float, token: int | 
     modes: tuple[Mode, ...] = get_args(Mode)
     for mode in modes:
         rule = Lantern(2, delta, mode=mode)
-        made = rule.accept(draft, laws(p, greedy=True), Given(torch.zeros(1, 2)), Looks(near))
+        made = rule.accept(draft, distributions(p, greedy=True), Given(torch.zeros(1, 2)), CodeFeatures(near))
         assert int(made.count) == (token is not None)
         assert int(made.next) == 0
         assert (None if made.deviation is None else float(made.deviation)) == (
@@ -86,7 +86,7 @@ def test_greedy_takes_the_longest_path() -> None:
     p = torch.tensor([0.4, 0.35, 0.25], dtype=torch.float64).expand(1, 4, 3)
     near = torch.tensor([[1, 2], [2, 0], [1, 0]], dtype=torch.int32)
     draft = tree(torch.tensor([[0, 1, 0, 0]]), [-1, 0, 0, 2])
-    made = Lantern(1, 0.3).accept(draft, laws(p, greedy=True), Given(torch.zeros(1, 4)), Looks(near))
+    made = Lantern(1, 0.3).accept(draft, distributions(p, greedy=True), Given(torch.zeros(1, 4)), CodeFeatures(near))
     assert made.path[0, : int(made.count) + 1].tolist() == [0, 2, 3]
     assert made.deviation is not None
     assert float(made.deviation) == 0

@@ -21,7 +21,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.draft._skipping import Search, Skip, inner, kept, uniform
 from pardec.samplers.speculative.draft.layerskip import Skipping
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, greedy, heard, law, target
+from tests.samplers.voices import LENGTHS, NEW, RAGGED, distribution, greedy, heard, target
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
@@ -48,7 +48,7 @@ def test_every_law_of_the_target_is_that_of_a_whole_forward(shape: str) -> None:
         done = run(target(), f"layerskip:ratio=0.8,k=4,skip=search,context=3+{shape}", RAGGED, NEW, temperature=1.0)
     assert max(errors) < 5e-5
     assert max(map(max, done.trace.accepted)) >= 2
-    with heard(lambda text: law(target(), text)) as errors:
+    with heard(lambda text: distribution(target(), text)) as errors:
         run(target(), f"layerskip:ratio=0,k=4+{shape}", RAGGED, NEW, temperature=1.0)
     assert max(errors) < 5e-5
 
@@ -147,7 +147,7 @@ def test_the_match_is_the_share_that_the_skipping_stack_would_have_said() -> Non
 
     def watched(self: Skipping, skip: Skip, rows_: np.ndarray, context: int) -> float:
         found = match(self, skip, rows_, context)
-        text, hits = self.scene.text, []
+        text, hits = self.context.text, []
         for row in rows_:
             prompt, tokens = int(text.prompt[row]), text.row(row).tolist()
             cache = model.new_cache(1, len(tokens))

@@ -15,7 +15,7 @@ from pardec.samplers.speculative.draft import lookahead
 from pardec.samplers.speculative.draft._ngrams import Pool, trie
 from pardec.samplers.speculative.draft.lookahead import Lookahead
 from pardec.samplers.speculative.loop import VerifyLoop
-from pardec.samplers.speculative.uniforms import Keyed as Round
+from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from tests.reference import naive_jacobi
 from tests.samplers.ar_toys import logits, plain_greedy, prompts, request, rows, run, speculation, toy_ar
 from tests.samplers.drafting import forwards_a_token
@@ -71,22 +71,22 @@ def test_the_window_is_laid_down_beside_the_guesses() -> None:
     """Two lines of three columns; the pool knows 4 -> 5 6, 4 -> 5 1 behind the text's last token 4."""
     drafter = Lookahead(window=3, ngram=3, guesses=2, pool_from_prompt=False)
     loop = VerifyLoop(toy_ar(0, 8), speculation(drafter, "greedy"), request([[3, 2, 7, 4]], 9, source=Middle()))
-    loop.memory[id(drafter)] = state = drafter.start(loop.scene)
+    loop.memory[id(drafter)] = state = drafter.start(loop.context)
     state.grid, state.lines, state.known = np.array([[[0, 1, 2], [5, 6, 7]]]), np.array([2]), np.array([3])
     state.pools.rows[0].learn(np.array([4, 5, 6]), 3)
     state.pools.rows[0].learn(np.array([4, 5, 1]), 3)
-    chances = Round(Middle(), loop.text.rows, loop.text.nfe, loop.text.device)
-    draft = drafter.propose(loop.scene, np.array([8]), chances, state)
+    uniforms = Round(Middle(), loop.text.rows, loop.text.nfe, loop.text.device)
+    draft = drafter.propose(loop.context, np.array([8]), uniforms, state)
     assert draft.tokens.tolist() == [[4, 1, 2, 5, 6, 7, 5, 6, 1]]
     assert draft.parent.tolist() == [[-1, 0, 1, 0, 1, 2, 0, 6, 6]]
     assert draft.depth.tolist() == [[0, 1, 2, 1, 2, 3, 1, 2, 2]]
     assert draft.tested.tolist() == [[False] * 6 + [True] * 3]
     assert draft.deepest == 2
     # Room for one more token before the bonus: places further than two are of no use, nor is a second guessed token.
-    draft = drafter.propose(loop.scene, np.array([1]), chances, state)
+    draft = drafter.propose(loop.context, np.array([1]), uniforms, state)
     assert draft.tokens.tolist() == [[4, 1, 2, 5, 6, 5]]
     assert state.nodes.tolist() == [[3, 4, -1]]
-    assert drafter.propose(loop.scene, np.array([0]), chances, state).tokens.tolist() == [[4]]
+    assert drafter.propose(loop.context, np.array([0]), uniforms, state).tokens.tolist() == [[4]]
 
 
 def test_the_published_code_drafts_a_token_less() -> None:

@@ -12,9 +12,9 @@ import torch
 from pardec.models.errors import ModelError
 from pardec.samplers import registry
 from pardec.samplers.events import Finished, RowFinished, Started, Step
-from pardec.samplers.masked.contracts import Ask, Sampler, take_rows
+from pardec.samplers.masked.contracts import MaskedSampler, QuerySpec, take_rows
 from pardec.samplers.masked.loop import decode
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.distribution import Distribution
 from tests.samplers.toys import EOS, MASK, PAD, altered, biased, events, fill, prompts, request, run, toy
 
 GIVEN = prompts((3, 5, 2))
@@ -22,11 +22,13 @@ ROWS = [row + [MASK] * new for row, new in zip(GIVEN, (6, 9, 4), strict=True)]
 STARTS = [3, 5, 2]
 
 
-def with_stages(spec: str, **stages: Any) -> Sampler:
+def with_stages(spec: str, **stages: Any) -> MaskedSampler:
     return replace(registry.resolve(spec), **stages)
 
 
-def result(sampler: Sampler, rows: list[list[int]] = ROWS, starts: list[int] = STARTS, **options: Any) -> Finished:
+def result(
+    sampler: MaskedSampler, rows: list[list[int]] = ROWS, starts: list[int] = STARTS, **options: Any
+) -> Finished:
     *_, last = decode(options.pop("model", None) or toy(sharp=1.2), sampler, request(rows, starts, **options))
     assert isinstance(last, Finished)
     return last
@@ -40,7 +42,8 @@ class Scores:
 
     def propose(self, evidence: Any, canvas: Any) -> Any:
         return replace(
-            evidence.propose(*evidence.law.greedy), score=torch.full_like(evidence.law.greedy[1], self.value)
+            evidence.propose(*evidence.distribution.greedy),
+            score=torch.full_like(evidence.distribution.greedy[1], self.value),
         )
 
 
@@ -118,7 +121,7 @@ def test_a_logits_stage_is_heard_by_propose_and_select_and_remembers_by_row() ->
             state["forwards"] += 1
             assert (state["forwards"] == canvas.nfe + 1).all()
             bias = torch.nn.functional.one_hot(state["row"], evidence.logits.shape[-1])
-            return Law(evidence.logits + 100.0 * bias[:, None])
+            return Distribution(evidence.logits + 100.0 * bias[:, None])
 
     got = result(with_stages("threshold:tau=0.9@dual", logits=(Countdown(),)))
     for row, length in enumerate(got.trace.lengths):
@@ -241,9 +244,9 @@ def test_finished_rows_are_fed_no_more() -> None:
         def __init__(self, inner: Any) -> None:
             self.inner = inner
 
-        def ask(self, canvas: Any, state: Any) -> Ask:
+        def query(self, canvas: Any, state: Any) -> QuerySpec:
             fed.append(len(canvas))
-            return self.inner.ask(canvas, state)
+            return self.inner.query(canvas, state)
 
         def start(self, canvas: Any) -> Any:
             return self.inner.start(canvas)

@@ -49,7 +49,7 @@ def compare_canvases(
     got = run(model, spec, request(canvases, starts, **options))
     first = spec.split("+")[0].split(":")[0].removesuffix("_threshold")
     proposer = first if first in ("margin", "entropy", "random") else "confidence"
-    law = {key: options[key] for key in ("temperature", "top_k", "top_p", "cfg") if key in options}
+    distribution = {key: options[key] for key in ("temperature", "top_k", "top_p", "cfg") if key in options}
     for row, canvas in enumerate(canvases):
 
         def uniform(step: int, position: int, purpose: str, width: int, seed: int = seeds[row]) -> Any:
@@ -67,7 +67,7 @@ def compare_canvases(
             block_length=options.get("block_length", BLOCK),
             absolute=absolute,
             eos=stop_ids if "+eos" in spec else None,
-            **law,
+            **distribution,
         )
         length = len(canvas)
         assert got.trace.commit_step[row, :length].tolist() == when, (spec, row)
@@ -85,9 +85,13 @@ def test_each_select_commits_what_the_papers_rule_commits(spec: str, family: str
 @pytest.mark.parametrize("spec", ["margin", "entropy", "random", "margin:of=filtered", "entropy:of=filtered"])
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_each_proposer_orders_as_defined(spec: str, family: str) -> None:
-    law = {"temperature": 0.7, "top_k": 6} if "filtered" in spec else {}
-    compare(toy(family, seed=3, sharp=1.2), f"{spec}+sequential", naive.sequential, prompts(LENGTHS), NEW, **law)
-    compare(toy(family, seed=3, sharp=1.2), f"{spec}+fixed:steps=5", naive.fixed(5), prompts(LENGTHS), NEW, **law)
+    distribution = {"temperature": 0.7, "top_k": 6} if "filtered" in spec else {}
+    compare(
+        toy(family, seed=3, sharp=1.2), f"{spec}+sequential", naive.sequential, prompts(LENGTHS), NEW, **distribution
+    )
+    compare(
+        toy(family, seed=3, sharp=1.2), f"{spec}+fixed:steps=5", naive.fixed(5), prompts(LENGTHS), NEW, **distribution
+    )
 
 
 def test_a_margin_is_held_against_the_threshold() -> None:
@@ -96,7 +100,7 @@ def test_a_margin_is_held_against_the_threshold() -> None:
 
 
 @pytest.mark.parametrize(
-    "law",
+    "distribution",
     [
         {"temperature": 1.0},
         {"temperature": 0.6, "top_p": 0.8},
@@ -109,10 +113,12 @@ def test_a_margin_is_held_against_the_threshold() -> None:
     ],
 )
 @pytest.mark.parametrize("family", ["llada", "shifted-sdar"])
-def test_sampling_and_guidance_are_the_formulas(family: str, law: dict[str, Any]) -> None:
+def test_sampling_and_guidance_are_the_formulas(family: str, distribution: dict[str, Any]) -> None:
     model = toy(family, seed=5, sharp=1.2)
-    compare(model, "sequential", naive.sequential, prompts(LENGTHS), NEW, **law)
-    compare(model, "confidence:of=filtered+threshold:tau=0.5", naive.threshold(0.5), prompts(LENGTHS), NEW, **law)
+    compare(model, "sequential", naive.sequential, prompts(LENGTHS), NEW, **distribution)
+    compare(
+        model, "confidence:of=filtered+threshold:tau=0.5", naive.threshold(0.5), prompts(LENGTHS), NEW, **distribution
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

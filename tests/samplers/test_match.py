@@ -8,24 +8,24 @@ import torch
 
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.accept.match import Match
-from pardec.samplers.speculative.uniforms import Keyed as Chances
+from pardec.samplers.speculative.uniforms import RoundUniforms as Uniforms
 from tests.samplers.ar_toys import logits, rows, run, toy_ar
-from tests.samplers.verdicts import Given, laws, tree
+from tests.samplers.verdicts import Given, distributions, tree
 
 
 def test_a_draft_stands_where_the_draw_holds_it() -> None:
     """With equal noise everywhere the draw is the likeliest token."""
     p = torch.tensor([[[0.2, 0.7, 0.1], [0.1, 0.1, 0.8], [0.6, 0.3, 0.1]]], dtype=torch.float64)
     for tokens, count, following in (([0, 1, 2], 2, 0), ([0, 1, 0], 1, 2), ([0, 0, 2], 0, 1)):
-        made = Match().accept(tree(torch.tensor([tokens]), None), laws(p), Given(torch.zeros(0)), None)
+        made = Match().accept(tree(torch.tensor([tokens]), None), distributions(p), Given(torch.zeros(0)), None)
         assert (int(made.count), int(made.next)) == (count, following)
 
 
 def test_siblings_share_the_draw_of_their_parent_and_levels_the_noise() -> None:
-    made = Chances(Keyed((3,)), np.array([0]), np.array([0]), torch.device("cpu"))
+    made = Uniforms(Keyed((3,)), np.array([0]), np.array([0]), torch.device("cpu"))
     p = torch.full((1, 4, 5), 0.2, dtype=torch.float64)
-    star = Match().drawn(tree(torch.zeros(1, 4, dtype=torch.int64), [-1, 0, 0, 0]), laws(p), made)
-    chain = Match().drawn(tree(torch.zeros(1, 4, dtype=torch.int64), None), laws(p), made)
+    star = Match().drawn(tree(torch.zeros(1, 4, dtype=torch.int64), [-1, 0, 0, 0]), distributions(p), made)
+    chain = Match().drawn(tree(torch.zeros(1, 4, dtype=torch.int64), None), distributions(p), made)
     assert star[0, 1] == star[0, 2] == star[0, 3] == chain[0, 1]
     assert star[0, 0] == chain[0, 0]
 
@@ -39,8 +39,8 @@ def test_seeded_noise_gives_one_text_whatever_is_drafted(drafter: str) -> None:
         text = list(prompt)
         for at in range(len(prompt), len(prompt) + 12):
             u = Keyed((seed,)).uniform(np.array([0]), np.array([0]), torch.tensor([[at]]), "match", 6)[0, 0]
-            law = logits(model, [text])[0, -1].double().log_softmax(-1)
-            text.append(int((law - (-u.log()).log()).argmax()))
+            distribution = logits(model, [text])[0, -1].double().log_softmax(-1)
+            text.append(int((distribution - (-u.log()).log()).argmax()))
         assert rows(done)[row] == text
 
 

@@ -17,10 +17,22 @@ from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.draft import model as second
-from pardec.samplers.speculative.draft_model import Nodes
+from pardec.samplers.speculative.draft_model import DraftModelState
 from tests.samplers import toys
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, greedy, heard, keeps_greedy, law, named, near, target
+from tests.samplers.voices import (
+    LENGTHS,
+    NEW,
+    RAGGED,
+    Pausing,
+    distribution,
+    greedy,
+    heard,
+    keeps_greedy,
+    named,
+    near,
+    target,
+)
 
 LOADED = second.loaded  # the tests put toys in its place
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
@@ -63,7 +75,7 @@ def test_what_history_does_to_the_target_it_does_to_the_drafter() -> None:
 def test_every_law_is_that_of_a_whole_forward(shape: str, drafter: str, temperature: float) -> None:
     """Which holds only if gaps are filled, accepted paths gathered and trees seen as their paths."""
     model = near() if drafter == "near" else target()
-    with heard(lambda text: law(model, text)) as errors:
+    with heard(lambda text: distribution(model, text)) as errors:
         done = run(target(), f"model:name={drafter},k=4+{shape}", RAGGED, NEW, temperature=temperature)
     assert max(errors) < 5e-5
     assert max(map(max, done.trace.accepted)) >= 3  # full acceptance leaves a gap
@@ -72,7 +84,7 @@ def test_every_law_is_that_of_a_whole_forward(shape: str, drafter: str, temperat
 
 def test_rows_that_draft_nothing_for_a_while_catch_up() -> None:
     made = replace(registry.resolve("model:name=near,k=4", "ar"), length=Pausing())
-    with heard(lambda text: law(near(), text)) as errors:
+    with heard(lambda text: distribution(near(), text)) as errors:
         assert rows(run(target(), made, RAGGED, NEW)) == greedy()
     assert max(errors) < 5e-5
 
@@ -95,9 +107,9 @@ def test_an_end_token_inside_a_draft_ends_its_row_only() -> None:
 
 
 def test_slots_behind_what_a_row_holds_are_never_read() -> None:
-    draft = Nodes.draft
+    draft = DraftModelState.draft
 
-    def poisoned(self: Nodes, *asked):  # type: ignore[no-untyped-def]
+    def poisoned(self: DraftModelState, *asked):  # type: ignore[no-untyped-def]
         for tensor in (*self.cache.k, *self.cache.v):
             for row, held in enumerate(self.held):
                 tensor[row, held:] = torch.nan
@@ -108,7 +120,7 @@ def test_slots_behind_what_a_row_holds_are_never_read() -> None:
 
     for shape in SHAPES:
         clean = drafted(f"model:name=near,k=4+{shape}")
-        with patch.object(Nodes, "draft", poisoned):
+        with patch.object(DraftModelState, "draft", poisoned):
             assert drafted(f"model:name=near,k=4+{shape}") == clean
 
 

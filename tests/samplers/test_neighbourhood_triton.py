@@ -25,21 +25,24 @@ def test_sums_over_neighbours(kernels, rows, vocab, k, dtype, monkeypatch):
     drawn = torch.Generator().manual_seed(vocab)
     held = torch.full((rows, vocab + 3), float("nan"), dtype=dtype)  # rows lie apart, poison between them
     held[:, :vocab] = torch.rand(rows, vocab, generator=drawn).softmax(-1)
-    law = held[:, :vocab]
+    distribution = held[:, :vocab]
     table = torch.stack([torch.randperm(vocab, generator=drawn) for _ in range(vocab)]).int()
     nearest = table[:, :k]  # a part of a wider table
     ids = torch.randint(0, vocab, (rows, 3), generator=drawn)
-    found = around(law.to(DEVICE), ids.to(DEVICE), nearest.to(DEVICE)).cpu()
-    expected = [[law[row, table[token, :k].long()].sum() for token in ids[row]] for row in range(rows)]
+    found = around(distribution.to(DEVICE), ids.to(DEVICE), nearest.to(DEVICE)).cpu()
+    expected = [[distribution[row, table[token, :k].long()].sum() for token in ids[row]] for row in range(rows)]
     assert found.dtype == dtype
     torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype))
-    whole = float(law[0].sum())
+    whole = float(distribution[0].sum())
     for limit in (-1.0, 0.0, 0.3, whole * 1.001):
         mass, fits = within(
-            law.to(DEVICE), ids[:, 0].to(DEVICE), nearest.to(DEVICE), torch.full((rows,), limit).to(dtype).to(DEVICE)
+            distribution.to(DEVICE),
+            ids[:, 0].to(DEVICE),
+            nearest.to(DEVICE),
+            torch.full((rows,), limit).to(dtype).to(DEVICE),
         )
         for row in range(rows):
-            each = law[row, table[ids[row, 0], :k].long()].double()
+            each = distribution[row, table[ids[row, 0], :k].long()].double()
             sums = [0.0, *each.cumsum(0).tolist()]
             allowed = [total for total in sums if total <= limit]
             assert mass[row].item() == pytest.approx(max(allowed, default=0.0), rel=1e-4, abs=1e-6)

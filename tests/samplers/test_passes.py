@@ -12,7 +12,7 @@ from hypothesis import given as any_of
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from pardec.samplers.speculative.contracts import Chances, Draft, Scene
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Uniforms
 from pardec.samplers.speculative.forward import Fed, grouped
 from tests.samplers.ar_toys import plain_greedy, prompts, run, speculation, toy_ar
 from tests.samplers.loop_drafters import LENGTHS, VOCAB, Chain, Forest, check_plain, greedy, right
@@ -42,8 +42,8 @@ def test_what_was_fed_is_a_span_unless_a_tree_was() -> None:
 def test_a_draft_with_columns_that_no_row_uses_is_verified_all_the_same() -> None:
     @dataclass(frozen=True)
     class Wide(Chain):
-        def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: None) -> Draft:
-            made = super().propose(scene, room, chances, state)
+        def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: None) -> Draft:
+            made = super().propose(context, room, uniforms, state)
             return Draft(torch.nn.functional.pad(made.tokens, (0, 3)), made.sizes, made.base)
 
     model, given = toy_ar(1, VOCAB), prompts(LENGTHS, vocab=VOCAB)
@@ -58,8 +58,8 @@ def test_rows_that_draft_much_and_rows_that_draft_nothing_go_in_groups() -> None
 
     @dataclass(frozen=True)
     class Uneven(Chain):
-        def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: None) -> Draft:
-            return super().propose(scene, np.where(scene.text.rows % 3, 0, room), chances, state)
+        def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: None) -> Draft:
+            return super().propose(context, np.where(context.text.rows % 3, 0, room), uniforms, state)
 
     model, given = toy_ar(1, VOCAB), prompts((30, 2, 5, 17, 3, 24, 9, 4), vocab=VOCAB)
     done = run(model, greedy(Uneven(sometimes, k=6)), given, 14)

@@ -57,8 +57,8 @@ def test_a_density_is_the_product_of_its_transitions(last: Last, temperature: fl
     path = trace(HEAD, states(5), normals(5, HEAD), temperature=temperature)
     expected = torch.zeros(5, dtype=torch.float64)
     for number, index in enumerate(range(3, -1 if last == "noise" else 0, -1)):
-        law = HEAD.law(path.points[number], index, states(5))
-        normal = torch.distributions.Normal(law.mean.double(), temperature * law.deviation.double())
+        distribution = HEAD.distribution(path.points[number], index, states(5))
+        normal = torch.distributions.Normal(distribution.mean.double(), temperature * distribution.deviation.double())
         expected += normal.log_prob(path.points[number + 1].double()).sum(1)
     assert log_density(path, last).dtype == torch.float64
     torch.testing.assert_close(log_density(path, last), expected, rtol=1e-5, atol=1e-5)

@@ -16,7 +16,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.draft import model as second
 from tests.samplers.drafting import SETTINGS
 from tests.samplers.picture_toys import codes, draw, features, logits, toy_pictures
@@ -64,7 +64,7 @@ def plain(cfg: float | None) -> np.ndarray:
     return np.stack(made)
 
 
-def resolved(spec: str) -> Speculation | None:
+def resolved(spec: str) -> SpeculativeSampler | None:
     """None where the spec is refused."""
     try:
         return registry.resolve(spec, "ar")
@@ -72,7 +72,7 @@ def resolved(spec: str) -> Speculation | None:
         return None
 
 
-def exact(spec: str, made: Speculation) -> bool:
+def exact(spec: str, made: SpeculativeSampler) -> bool:
     """Whether its codes at temperature 0 are those of greedy decoding."""
     drafter, accept = (spec.split("+")[0], spec.split("+")[-1].split(":")[0])
     return made.exact == "greedy" or (accept in GREEDY_AT_0 and drafter != "zipar")
@@ -94,11 +94,11 @@ def test_at_temperature_0_every_pair_draws_and_exact_ones_draw_greedily(spec: st
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if not resolved(spec)])
 def test_what_cannot_be_combined_is_refused_by_name(spec: str) -> None:
-    with pytest.raises(SpecError) as raised:
+    with pytest.raises(SpecError) as boosted:
         registry.resolve(spec, "ar")
     names = {part.split(":")[0] for part in spec.split("+")}
-    assert any(name in str(raised.value) for name in names)
-    assert raised.value.hint
+    assert any(name in str(boosted.value) for name in names)
+    assert boosted.value.hint
 
 
 def test_every_acceptance_and_drafter_is_drawn_with() -> None:

@@ -108,7 +108,7 @@ def test_every_drafter_was_drawn_with() -> None:
 # --- what stands to the left and above ---
 
 
-def scene(cells: list[list[int]], prompts: list[int], side: int) -> tuple[Sequences, list[list[int]]]:
+def context(cells: list[list[int]], prompts: list[int], side: int) -> tuple[Sequences, list[list[int]]]:
     rows = [torch.tensor([-1] * size + row) for row, size in zip(cells, prompts, strict=True)]
     text = Sequences(rows, [size + side * side for size in prompts], pad_id=0)
     text.prompt = np.array(prompts)
@@ -120,7 +120,7 @@ def test_copies_are_those_of_a_walk_over_the_cells(seed: int) -> None:
     dice = np.random.RandomState(seed)
     side, width = 4, 11
     done = [dice.randint(0, 50, dice.randint(1, 16)).tolist() for _ in range(5)]
-    text, cells = scene(done, dice.randint(1, 5, 5).tolist(), side)
+    text, cells = context(done, dice.randint(1, 5, 5).tolist(), side)
     known = dice.randint(0, width, 5)
     guesses, drawn = (
         torch.from_numpy(dice.randint(50, 70, (5, width))),
@@ -176,9 +176,9 @@ def test_copies_of_neighbours_make_flat_pictures_quick() -> None:
 def test_a_model_without_a_grid_is_refused_by_name_before_any_forward(spec: str) -> None:
     model = toy_ar(0)
     model.decoder = SimpleNamespace(new_cache=model.decoder.new_cache)  # type: ignore[assignment]
-    with pytest.raises(SpecError, match=f"{spec.split(':')[0]}.*toy draws none") as raised:
+    with pytest.raises(SpecError, match=f"{spec.split(':')[0]}.*toy draws none") as boosted:
         run(model, spec, [[1, 2]], 4)
-    assert raised.value.hint
+    assert boosted.value.hint
 
 
 # --- lookup ---
@@ -253,7 +253,7 @@ def naive_zipar(caption: torch.Tensor, lag: int) -> tuple[np.ndarray, int]:
     weight = imaging.embedder.uncond_embedding
     halves = [imaging.embedder(each) for each in (caption, weight[PLACES - len(caption) :])]
 
-    def law(cells: list[tuple[int, int]]) -> torch.Tensor:
+    def distribution(cells: list[tuple[int, int]]) -> torch.Tensor:
         """Behind the last of `cells`, each a place and a token."""
         out = []
         for states in halves:
@@ -267,7 +267,7 @@ def naive_zipar(caption: torch.Tensor, lag: int) -> tuple[np.ndarray, int]:
             out.append(target().decoder(replace(plan, visible=Visible.mask(dense))).logits()[0, -1])
         return out[1] + 3.0 * (out[0] - out[1])
 
-    rows: list[list[int]] = [[int(law([]).argmax())]] + [[] for _ in range(SIDE - 1)]
+    rows: list[list[int]] = [[int(distribution([]).argmax())]] + [[] for _ in range(SIDE - 1)]
     forwards = 1
     while len(rows[-1]) < SIDE:
         forwards += 1
@@ -275,12 +275,12 @@ def naive_zipar(caption: torch.Tensor, lag: int) -> tuple[np.ndarray, int]:
         for q, row in enumerate(rows):
             cells = [(r * SIDE + c, token) for r in range(q + 1) for c, token in enumerate(rows[r])]
             if row and len(row) < SIDE:
-                said.append((q, int(law(cells).argmax())))
+                said.append((q, int(distribution(cells).argmax())))
             elif not row and q and len(rows[q - 1]) >= lag:
                 end = q * SIDE - 1
                 if len(rows[q - 1]) < SIDE:
                     cells = [*cells, (end, rows[q - 1][-1])]
-                said.append((q, int(law(cells).argmax())))
+                said.append((q, int(distribution(cells).argmax())))
         for q, token in said:
             rows[q].append(token)
     return np.array(rows).ravel(), forwards

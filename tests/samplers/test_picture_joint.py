@@ -13,7 +13,15 @@ import torch
 
 from pardec.models.model import LanguageModel
 from pardec.samplers.speculative.accept.speculative import Speculative
-from pardec.samplers.speculative.contracts import Chances, Draft, Laws, Outcome, Scene, Speculation, Verdict
+from pardec.samplers.speculative.contracts import (
+    DecodeContext,
+    Draft,
+    Outcome,
+    SpeculativeSampler,
+    TargetDistributions,
+    Uniforms,
+    Verdict,
+)
 from pardec.samplers.speculative.draft._window import ahead
 from pardec.samplers.speculative.draft.sjd import Places, Sjd
 from tests.samplers.ar_toys import floor, g_test, speculation, spread, variation
@@ -39,7 +47,7 @@ class Pictures:
         return {"cfg": self.cfg, "top_k": self.top_k}
 
     @cached_property
-    def laws(self) -> list[np.ndarray]:
+    def distributions(self) -> list[np.ndarray]:
         return [joint(self.model, caption, **self.options) for caption in self.captions]
 
 
@@ -48,11 +56,11 @@ LARGE = Pictures(toy_pictures(2, 3, 2, 0.6), 3.0)  # 3x3 cells of 2 codes: place
 
 
 def measure(
-    spec: str | Callable[[], Speculation], world: Pictures, draws: int, *, seed: int = 0, rows: int = ROWS
+    spec: str | Callable[[], SpeculativeSampler], world: Pictures, draws: int, *, seed: int = 0, rows: int = ROWS
 ) -> list[Reading]:
     """`draws` pictures in batches, captions taking turns; one reading a caption."""
     share, vocab = len(world.captions), world.model.vocab_size
-    seen = [np.zeros_like(law, dtype=np.int64) for law in world.laws]
+    seen = [np.zeros_like(distribution, dtype=np.int64) for distribution in world.distributions]
     for start in range(0, draws, rows):
         captions = world.captions * (min(rows, draws - start) // share)
         seeds = range(seed * 10**9 + start, seed * 10**9 + start + len(captions))
@@ -63,8 +71,14 @@ def measure(
         for at, counts in enumerate(seen):
             counts += np.bincount(index[at::share], minlength=counts.size).reshape(counts.shape)
     return [
-        Reading(int(n.sum()), g_test(n, law), variation(n, law), floor(law, int(n.sum())), spread(law, int(n.sum())))
-        for n, law in zip(seen, world.laws, strict=True)
+        Reading(
+            int(n.sum()),
+            g_test(n, distribution),
+            variation(n, distribution),
+            floor(distribution, int(n.sum())),
+            spread(distribution, int(n.sum())),
+        )
+        for n, distribution in zip(seen, world.distributions, strict=True)
     ]
 
 
@@ -95,13 +109,13 @@ def test_a_hundred_thousand_pictures(mode: str, init: str, world: Pictures) -> N
 
 def test_cells_of_the_toys_depend_on_each_other_and_on_the_caption() -> None:
     for world in (SMALL, LARGE):
-        assert np.abs(world.laws[0] - world.laws[1]).sum() / 2 > 0.3
-        for law in world.laws:
-            apart = np.ones_like(law)
-            for axis in range(law.ndim):
-                alone = law.sum(axis=tuple(a for a in range(law.ndim) if a != axis))
-                apart = apart * alone.reshape([-1 if a == axis else 1 for a in range(law.ndim)])
-            assert np.abs(apart - law).sum() / 2 > 0.1
+        assert np.abs(world.distributions[0] - world.distributions[1]).sum() / 2 > 0.3
+        for distribution in world.distributions:
+            apart = np.ones_like(distribution)
+            for axis in range(distribution.ndim):
+                alone = distribution.sum(axis=tuple(a for a in range(distribution.ndim) if a != axis))
+                apart = apart * alone.reshape([-1 if a == axis else 1 for a in range(distribution.ndim)])
+            assert np.abs(apart - distribution).sum() / 2 > 0.1
 
 
 # --- mutations ---
@@ -110,9 +124,9 @@ def test_cells_of_the_toys_depend_on_each_other_and_on_the_caption() -> None:
 class Literal(Sjd):
     """Couples a draw with what stood one place before."""
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Places) -> None:
-        super().observe(outcome, scene, state)
-        draft, gained, most = outcome.draft, outcome.gained, state.law.shape[1]
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Places) -> None:
+        super().observe(outcome, context, state)
+        draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
         state.old = ahead(draft.tokens, gained, most)
         if draft.q is not None and draft.point is not None:
             state.q, state.point = ahead(draft.q, gained, most), ahead(draft.point, gained, most)
@@ -124,8 +138,8 @@ class Lockstep:
 
     over: dict[str, Any]
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
-        made = Speculative().accept(draft, laws, chances, None)
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
+        made = Speculative().accept(draft, distributions, uniforms, None)
         least = made.count.view(-1, GROUP).amin(1).repeat_interleave(GROUP)
         after = draft.tokens.gather(1, (least + 1).clamp(max=draft.width - 1)[:, None])[:, 0]
         self.over.update(ahead=made.count - least, next=made.next)
@@ -140,21 +154,21 @@ class Truncated(Sjd):
     over: dict[str, Any] = field(default_factory=dict)
     relabelled: bool = False
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Places) -> None:
-        super().observe(outcome, scene, state)
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Places) -> None:
+        super().observe(outcome, context, state)
         count, draft, gained = self.over["ahead"], outcome.draft, outcome.gained
-        place = torch.arange(state.law.shape[1])
+        place = torch.arange(state.distribution.shape[1])
         kept = torch.where(place == count[:, None] - 1, self.over["next"][:, None], state.old)
         whole = torch.from_numpy(gained)[:, None] + 1 + place >= torch.from_numpy(draft.sizes)[:, None]
         had = state.q.clone(), state.point.clone()
-        self.over["rows"] = scene.text.rows
+        self.over["rows"] = context.text.rows
         self.over["held"] = (place < count[:, None], kept, had[0], had[1], whole)
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Places) -> Draft:
-        draft = super().propose(scene, room, chances, state)
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Places) -> Draft:
+        draft = super().propose(context, room, uniforms, state)
         if draft.q is None or draft.point is None or "held" not in self.over:
             return draft
-        live = torch.from_numpy(np.searchsorted(self.over["rows"], scene.text.rows))
+        live = torch.from_numpy(np.searchsorted(self.over["rows"], context.text.rows))
         here, kept, was, mass, whole = (values[live][:, : draft.width - 1] for values in self.over["held"])
         part = slice(1, 1 + here.shape[1])
         tokens, q, point = draft.tokens.clone(), draft.q.clone(), draft.point.clone()
@@ -166,8 +180,8 @@ class Truncated(Sjd):
         return replace(draft, tokens=tokens, q=q, point=point)
 
 
-def lockstep(relabelled: bool) -> Callable[[], Speculation]:
-    def made() -> Speculation:
+def lockstep(relabelled: bool) -> Callable[[], SpeculativeSampler]:
+    def made() -> SpeculativeSampler:
         over: dict[str, Any] = {}
         return speculation(Truncated(8, "independent", "random", over=over, relabelled=relabelled), Lockstep(over))
 

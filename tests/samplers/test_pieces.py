@@ -9,8 +9,8 @@ from torch import Tensor
 
 import pardec
 from pardec.samplers.ops import chunked_distribution
-from pardec.samplers.ops.chunked_distribution import Pieced, joined
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.chunked_distribution import ChunkedDistribution, joined
+from pardec.samplers.ops.distribution import Distribution
 
 PROMPTS = ["Tom has 18 cups. He loses 4. How many cups does Tom have now?", "Ann has 8 cups."]
 
@@ -60,33 +60,38 @@ def test_no_more_rows_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return rows[index].clone()
 
     place = torch.randint(0, 23, (2, 9), generator=torch.Generator().manual_seed(1))
-    law, whole = Pieced(make, 23, vocab, place), Law(rows, place)
+    distribution, whole = ChunkedDistribution(make, 23, vocab, place), Distribution(rows, place)
     for name in ("ids", "top1", "top2", "mass", "entropy"):
-        torch.testing.assert_close(getattr(law.confidence, name), getattr(whole.confidence, name))
+        torch.testing.assert_close(getattr(distribution.confidence, name), getattr(whole.confidence, name))
     tokens = torch.randint(0, vocab, (2, 9, 3), generator=torch.Generator().manual_seed(2))
-    assert torch.equal(law.at(tokens), whole.at(tokens))
-    assert torch.equal(Pieced(make, 23, vocab, place).greedy[0], whole.greedy[0])
+    assert torch.equal(distribution.at(tokens), whole.at(tokens))
+    assert torch.equal(ChunkedDistribution(make, 23, vocab, place).greedy[0], whole.greedy[0])
     uniform = torch.rand(2, 9, vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     noise = uniform.flatten(0, 1)
     for places in (np.arange(18), np.array([1, 2, 3, 5, 8, 13]), np.arange(0)):
-        assert torch.equal(law.draw(places, lambda some: noise[some]), whole.draw(places, lambda some: noise[some]))
+        assert torch.equal(
+            distribution.draw(places, lambda some: noise[some]), whole.draw(places, lambda some: noise[some])
+        )
     table = torch.randn(vocab, 4)
-    torch.testing.assert_close(law.expected(lambda p: p @ table), whole.expected(lambda p: p @ table))
-    halved, plain = law.mapped(lambda x: x / 2), whole.mapped(lambda x: x / 2)
+    torch.testing.assert_close(distribution.expected(lambda p: p @ table), whole.expected(lambda p: p @ table))
+    halved, plain = distribution.mapped(lambda x: x / 2), whole.mapped(lambda x: x / 2)
     torch.testing.assert_close(halved.confidence.entropy, plain.confidence.entropy)
     assert max(asked) == 4
-    assert torch.equal(law.logits, whole.logits)  # only this one asks for all
+    assert torch.equal(distribution.logits, whole.logits)  # only this one asks for all
 
 
 def test_groups_join_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(12, 7)
-    first, second = Law(rows[:6].view(2, 3, 7)), Pieced(lambda i: rows[6:][i], 6, 7, torch.arange(6).view(2, 3))
+    first, second = (
+        Distribution(rows[:6].view(2, 3, 7)),
+        ChunkedDistribution(lambda i: rows[6:][i], 6, 7, torch.arange(6).view(2, 3)),
+    )
     order = torch.tensor([2, 0, 3, 1])
     expected = rows.view(4, 3, 7)[order]
-    law = joined([first, second], order)
-    assert isinstance(law, Pieced)
-    assert torch.equal(law.logits, expected)
-    assert torch.equal(law.greedy[0], expected.argmax(-1))
-    assert torch.equal(joined([first, Law(rows[6:].view(2, 3, 7))], order).logits, expected)
+    distribution = joined([first, second], order)
+    assert isinstance(distribution, ChunkedDistribution)
+    assert torch.equal(distribution.logits, expected)
+    assert torch.equal(distribution.greedy[0], expected.argmax(-1))
+    assert torch.equal(joined([first, Distribution(rows[6:].view(2, 3, 7))], order).logits, expected)
     monkeypatch.setattr(chunked_distribution, "HELD", 8 * 7 * 4)  # each alone is held, all of them are not
-    assert isinstance(joined([first, Law(rows[6:].view(2, 3, 7))], order), Pieced)
+    assert isinstance(joined([first, Distribution(rows[6:].view(2, 3, 7))], order), ChunkedDistribution)

@@ -85,11 +85,11 @@ def test_idle_steps_of_a_plan_count_where_tokens_are_forced(steps: int, gaps: tu
 
 def test_a_hand_worked_gap() -> None:
     """Two tokens at 0.6 and 0.2 are ln 3 = 1.0986 apart in logits, wherever the mass of the others lies."""
-    laws = torch.full((6, 8), 0.2 / 6)
-    laws[:, 1], laws[:, 2] = 0.6, 0.2
+    distributions = torch.full((6, 8), 0.2 / 6)
+    distributions[:, 1], distributions[:, 2] = 0.6, 0.2
     canvas = request([[0, 0, 7, 7, 7, 7]], [2], block_length=2)
     for gap, nfe in ((1.098, 1), (1.099, 4)):
-        got = run(table(laws), f"fixed+prophet:region=all,early={gap},mid=9,late=9", canvas)
+        got = run(table(distributions), f"fixed+prophet:region=all,early={gap},mid=9,late=9", canvas)
         assert got.nfe == (nfe,)
         assert got.tokens[0].tolist() == [0, 0, 1, 1, 1, 1]
 
@@ -166,11 +166,11 @@ def test_what_cannot_work_is_refused(spec: str) -> None:
 
 def test_progress_by_tokens_where_the_select_has_no_steps() -> None:
     """Half of the tokens committed is past a third and below two thirds: the middle gap counts."""
-    laws = torch.full((6, 8), 0.2 / 6)
-    laws[:, 1], laws[:, 2] = 0.6, 0.2
+    distributions = torch.full((6, 8), 0.2 / 6)
+    distributions[:, 1], distributions[:, 2] = 0.6, 0.2
     canvas = request([[0, 0, 7, 7, 7, 7]], [2], block_length=2)
-    got = run(table(laws), "threshold:tau=0.5+prophet:early=9,mid=1,late=9", canvas)
+    got = run(table(distributions), "threshold:tau=0.5+prophet:early=9,mid=1,late=9", canvas)
     assert got.nfe == (2,)
     assert got.trace.commit_step[0].tolist() == [-1, -1, 0, 0, 1, 1]
-    slow = run(table(laws), "sequential+prophet:early=9,mid=1,late=9", canvas)
+    slow = run(table(distributions), "sequential+prophet:early=9,mid=1,late=9", canvas)
     assert slow.trace.commit_step[0].tolist() == [-1, -1, 0, 1, 2, 2]

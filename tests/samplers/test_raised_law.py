@@ -6,20 +6,22 @@ import pytest
 import torch
 
 from pardec.samplers.ops.confidence import confidence
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.distribution import Distribution
 
 
-def case(seed: int, *, compact: bool, scale: float, most: float, pairs: int) -> tuple[Law, torch.Tensor, torch.Tensor]:
+def case(
+    seed: int, *, compact: bool, scale: float, most: float, pairs: int
+) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
     """A law over 23 tokens, the last impossible, and what is raised: often the argmax, sometimes nothing."""
     drawn = torch.Generator().manual_seed(seed)
     rows = torch.randn((7, 23) if compact else (2, 5, 23), generator=drawn) * scale
     rows[..., 22] = -torch.inf
-    law = Law(rows, torch.randint(7, (2, 5), generator=drawn) if compact else None)
+    distribution = Distribution(rows, torch.randint(7, (2, 5), generator=drawn) if compact else None)
     tokens = torch.rand(2, 5, 22, generator=drawn).argsort(-1)[..., :pairs]
-    first = (tokens != law.logits.argmax(-1, keepdim=True)).all(-1) & (torch.rand(2, 5, generator=drawn) < 0.7)
-    tokens[..., 0] = torch.where(first, law.logits.argmax(-1), tokens[..., 0])
+    first = (tokens != distribution.logits.argmax(-1, keepdim=True)).all(-1) & (torch.rand(2, 5, generator=drawn) < 0.7)
+    tokens[..., 0] = torch.where(first, distribution.logits.argmax(-1), tokens[..., 0])
     by = torch.rand(2, 5, pairs, generator=drawn) * most
-    return law, tokens, by.masked_fill(torch.rand(2, 5, pairs, generator=drawn) < 0.3, 0)
+    return distribution, tokens, by.masked_fill(torch.rand(2, 5, pairs, generator=drawn) < 0.3, 0)
 
 
 CASES = [
@@ -36,24 +38,24 @@ CASES = [
 
 @pytest.mark.parametrize("given", CASES, ids=str)
 def test_statistics_are_those_of_the_raised_logits(given: dict[str, float]) -> None:
-    law, tokens, by = case(**given)
-    plain = law.logits.clone()
+    distribution, tokens, by = case(**given)
+    plain = distribution.logits.clone()
     for place in range(tokens.shape[-1]):
         at = tokens[..., place : place + 1]
         plain.scatter_(-1, at, plain.gather(-1, at) + by[..., place : place + 1])
     expected = confidence(plain)
-    raised = Law(law.rows, law.place).raised(tokens, by)
-    assert (raised.greedy[0] == expected.ids).all()
-    torch.testing.assert_close(raised.greedy[1], expected.probability, rtol=3e-6, atol=1e-7)
-    for found, wanted in zip(law.raised(tokens, by).confidence, expected, strict=True):
+    boosted = Distribution(distribution.rows, distribution.place).boosted(tokens, by)
+    assert (boosted.greedy[0] == expected.ids).all()
+    torch.testing.assert_close(boosted.greedy[1], expected.probability, rtol=3e-6, atol=1e-7)
+    for found, wanted in zip(distribution.boosted(tokens, by).confidence, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    assert torch.equal(raised.logits, plain)
-    assert torch.equal(raised.at(tokens), plain.gather(-1, tokens))
+    assert torch.equal(boosted.logits, plain)
+    assert torch.equal(boosted.at(tokens), plain.gather(-1, tokens))
 
 
 def test_raising_twice_adds_up() -> None:
-    law, tokens, by = case(3, compact=True, scale=2.0, most=2.0, pairs=4)
-    twice, once = law.raised(tokens, by).raised(tokens, by), law.raised(tokens, 2 * by)
+    distribution, tokens, by = case(3, compact=True, scale=2.0, most=2.0, pairs=4)
+    twice, once = distribution.boosted(tokens, by).boosted(tokens, by), distribution.boosted(tokens, 2 * by)
     torch.testing.assert_close(twice.logits, once.logits)
     for found, wanted in zip(twice.confidence, once.confidence, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
@@ -67,15 +69,20 @@ def test_equal_logits_go_to_the_lowest_id_before_and_after() -> None:
         ([4, 2], [1.5, 1.5], 2),
         ([3, 0], [0.0, 0.0], 1),  # nothing is raised
     ):
-        law = Law(rows).raised(torch.tensor([[tokens]]), torch.tensor([[by]]))
-        assert law.greedy[0].item() == law.confidence.ids.item() == law.logits.argmax(-1).item() == best
+        distribution = Distribution(rows).boosted(torch.tensor([[tokens]]), torch.tensor([[by]]))
+        assert (
+            distribution.greedy[0].item()
+            == distribution.confidence.ids.item()
+            == distribution.logits.argmax(-1).item()
+            == best
+        )
 
 
 def test_nothing_is_written_into_the_law_that_is_raised() -> None:
-    law, tokens, by = case(0, compact=False, scale=1.0, most=2.0, pairs=3)
-    before = law.rows.clone()
-    raised = law.raised(tokens, by)
-    assert not torch.equal(raised.logits, before)
-    assert raised.greedy
-    assert torch.equal(law.rows, before)
-    assert torch.equal(law.logits, before)
+    distribution, tokens, by = case(0, compact=False, scale=1.0, most=2.0, pairs=3)
+    before = distribution.rows.clone()
+    boosted = distribution.boosted(tokens, by)
+    assert not torch.equal(boosted.logits, before)
+    assert boosted.greedy
+    assert torch.equal(distribution.rows, before)
+    assert torch.equal(distribution.logits, before)

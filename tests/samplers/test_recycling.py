@@ -83,11 +83,11 @@ def test_the_matrix_is_a_dictionary_of_what_each_token_was_last_followed_by(shar
     naive = [Recycled()] * batch if shared else [Recycled() for _ in range(batch)]
     for _ in range(8):
         tokens = torch.randint(0, vocab, (batch, 6), generator=drawn)  # with equal ones among them
-        laws = torch.randn(batch, 6, vocab, generator=drawn)
+        distributions = torch.randn(batch, 6, vocab, generator=drawn)
         sizes = torch.randint(1, 7, (batch,), generator=drawn)
-        matrix.write(torch.arange(batch), tokens, laws, torch.arange(6) < sizes[:, None])
+        matrix.write(torch.arange(batch), tokens, distributions, torch.arange(6) < sizes[:, None])
         for row, size in enumerate(sizes.tolist()):
-            naive[row].update(tokens[row, :size].tolist(), laws[row, :size].tolist(), k)
+            naive[row].update(tokens[row, :size].tolist(), distributions[row, :size].tolist(), k)
         if not shared and batch == 3:
             keep = np.array([2, 0])
             take_rows(matrix, keep)
@@ -118,8 +118,10 @@ def watched(spec: str, given: list[list[int]], new: int) -> tuple[list[Any], Ver
         drafted = []
         original = type(made.draft).propose
 
-        def propose(self: Any, scene: Any, room: Any, *rest: Any, original: Any = original, out: Any = drafted) -> Any:
-            draft = original(self, scene, room, *rest)
+        def propose(
+            self: Any, context: Any, room: Any, *rest: Any, original: Any = original, out: Any = drafted
+        ) -> Any:
+            draft = original(self, context, room, *rest)
             out.append((draft, room.copy()))
             return draft
 
@@ -138,7 +140,7 @@ def test_drafts_are_the_trees_of_what_was_fed_before(prefill: str) -> None:
     model, prompt = toy_ar(3, vocab=11, sharp=2.0), RAGGED[3]
     naive, nodes = Recycled(), paths(ranked((4, 6, 3), 4))
 
-    def laws(text: list[int]) -> list[list[float]]:
+    def distributions(text: list[int]) -> list[list[float]]:
         from tests.samplers.ar_toys import logits
 
         found: list[list[float]] = logits(model, [text])[0].tolist()
@@ -149,7 +151,7 @@ def test_drafts_are_the_trees_of_what_was_fed_before(prefill: str) -> None:
         text = before[0]
         if drafted is None:
             start = 0 if prefill == "true" else len(prompt) - 1
-            naive.update(prompt[start:], laws(prompt)[start:], 4)
+            naive.update(prompt[start:], distributions(prompt)[start:], 4)
             continue
         draft, room = drafted
         tokens, parents = draft.tokens[0].tolist(), draft.parent[0].tolist()
@@ -159,7 +161,7 @@ def test_drafts_are_the_trees_of_what_was_fed_before(prefill: str) -> None:
         assert tokens[0] == text[-1]
         assert len(chains[1:]) == len({tuple(chain) for chain in chains[1:]})
         assert {tuple(chain) for chain in chains[1:]} == naive.tree(text[-1], nodes, int(room[0]))
-        naive.update(tokens, [laws([*text, *chain])[-1] for chain in chains], 4)
+        naive.update(tokens, [distributions([*text, *chain])[-1] for chain in chains], 4)
         compared += len(chains) > 5
     assert compared > 3
 

@@ -91,11 +91,16 @@ def test_wino_names_the_select_it_brings() -> None:
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=3"])
 @pytest.mark.parametrize("spec", ["wino:draft=0.4,verify=0.7", "remdm:at=0.5+threshold:tau=0.4", "edit:tau=0.4+factor"])
 def test_a_row_alone_is_the_row_in_a_batch(spec: str, cache: str) -> None:
-    for family, law in (("llada", {}), ("dream", {"temperature": 0.7}), ("sdar", {"cfg": 1.5}), ("shifted-sdar", {})):
+    for family, distribution in (
+        ("llada", {}),
+        ("dream", {"temperature": 0.7}),
+        ("sdar", {"cfg": 1.5}),
+        ("shifted-sdar", {}),
+    ):
         model, given = toy(family, sharp=1.2), prompts(LENGTHS)
-        whole = fill(model, f"{spec}@{cache}", given, NEW, **law)
+        whole = fill(model, f"{spec}@{cache}", given, NEW, **distribution)
         for row in range(3):
-            alone = fill(model, f"{spec}@{cache}", [given[row]], NEW[row], seeds=[100 + row], **law)
+            alone = fill(model, f"{spec}@{cache}", [given[row]], NEW[row], seeds=[100 + row], **distribution)
             assert same(alone, 0, whole, row)
 
 

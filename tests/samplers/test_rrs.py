@@ -10,7 +10,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.accept.rrs import RecursiveRejection
 from pardec.samplers.speculative.accept.speculative import Speculative
 from tests.reference import naive_acceptance as naive
-from tests.samplers.verdicts import Given, InOrder, emitted, laws, pairs, tree
+from tests.samplers.verdicts import Given, InOrder, distributions, emitted, pairs, tree
 
 CASES = [(k, replacement) for k in (1, 2, 3, 4) for replacement in (False, True)]
 
@@ -20,8 +20,8 @@ def test_what_comes_out_has_the_target_s_law_to_ten_digits(k: int, replacement: 
     for p, q in pairs(40):
         if not replacement and k > len(p):
             continue
-        law, accepted = emitted(RecursiveRejection(replacement), p, q, k, replacement=replacement)
-        assert float((law - p).abs().max()) < 1e-10
+        distribution, accepted = emitted(RecursiveRejection(replacement), p, q, k, replacement=replacement)
+        assert float((distribution - p).abs().max()) < 1e-10
         least, most = naive.single(p.numpy(), q.numpy()), naive.optimum(p.numpy(), q.numpy(), k)
         assert accepted > least - 1e-10
         if replacement:
@@ -40,7 +40,7 @@ def test_a_worked_example() -> None:
     q = torch.tensor([[[0, 0, 0], [0.2, 0.2, 0.6], [0.5, 0.5, 0.0]]], dtype=torch.float64)
     draft = tree(torch.tensor([[1, 2, 0]]), [-1, 0, 0], q)
     for u, path in ((0.33, [0, 1]), (0.34, [0, 2])):
-        made = RecursiveRejection().accept(draft, laws(p), Given(torch.tensor([[0, u, 0.999]])), None)
+        made = RecursiveRejection().accept(draft, distributions(p), Given(torch.tensor([[0, u, 0.999]])), None)
         assert made.path[0, : int(made.count) + 1].tolist() == path
         assert made.ratio is not None
         assert made.ratio[0, 1].item() == pytest.approx(1 / 3)
@@ -60,9 +60,9 @@ def test_the_law_without_earlier_siblings_is_needed() -> None:
     """Siblings drawn without replacement and tested against the unrestricted q come out wrong."""
 
     class Unrestricted(RecursiveRejection):
-        def accept(self, draft, laws, chances, state):  # type: ignore[no-untyped-def]
+        def accept(self, draft, distributions, uniforms, state):  # type: ignore[no-untyped-def]
             draft.q[:, 2:] = draft.q[:, 1:2]
-            return super().accept(draft, laws, chances, state)
+            return super().accept(draft, distributions, uniforms, state)
 
     off = [float((emitted(Unrestricted(), p, q, 2, replacement=False)[0] - p).abs().sum() / 2) for p, q in pairs(20)]
     assert np.mean(off) > 0.02
@@ -77,12 +77,12 @@ def test_trees_of_laws_and_points_follow_the_naive_recursion(replacement: bool) 
         uniforms = torch.from_numpy(drawn.uniform(size=(1, len(nodes))))
         true = naive.recursive(nodes, p.numpy()[0], lambda node: float(uniforms[0, node]))  # noqa: B023
         in_order = InOrder([float(uniforms[0, node]) for node in true.tested])
-        for chances in (Given(uniforms), in_order):
-            made = RecursiveRejection(replacement).accept(draft, laws(p), chances, None)
+        for given_uniforms in (Given(uniforms), in_order):
+            made = RecursiveRejection(replacement).accept(draft, distributions(p), given_uniforms, None)
             assert made.path[0, 1 : int(made.count) + 1].tolist() == true.path
             assert made.tested is not None
             assert made.tested[0].nonzero()[:, 0].tolist() == sorted(true.tested)
-            np.testing.assert_allclose(chances.left[0].numpy(), true.law, atol=1e-9)
+            np.testing.assert_allclose(given_uniforms.left[0].numpy(), true.distribution, atol=1e-9)
         assert in_order.used == len(true.tested)
 
 
@@ -93,7 +93,7 @@ def random_tree(  # type: ignore[no-untyped-def]
     parents = [-1, *(int(drawn.randint(0, i)) for i in range(1, size))]
     nodes = [naive.Node(int(drawn.randint(vocab)), -1)]
     p, base = drawn.dirichlet([0.7] * vocab, size), drawn.dirichlet([0.7] * vocab, size)
-    law, point = np.zeros((size, vocab)), np.zeros(size, bool)
+    distribution, point = np.zeros((size, vocab)), np.zeros(size, bool)
     for i, parent in enumerate(parents[1:], 1):
         earlier = {node.token for node in nodes[1:] if node.parent == parent}
         free = [x for x in range(vocab) if repeated or x not in earlier]
@@ -101,17 +101,17 @@ def random_tree(  # type: ignore[no-untyped-def]
             nodes.append(naive.Node(0, parent, False))
             continue
         token = int(drawn.choice(free))
-        law[i] = base[parent]
+        distribution[i] = base[parent]
         if not repeated:
-            law[i, list(earlier)] = 0
-        law[i] /= law[i].sum()
+            distribution[i, list(earlier)] = 0
+        distribution[i] /= distribution[i].sum()
         point[i] = points == 2 or (points == 1 and bool(drawn.randint(2)))
-        nodes.append(naive.Node(token, parent, bool(drawn.uniform() < 0.9), None if point[i] else law[i]))
+        nodes.append(naive.Node(token, parent, bool(drawn.uniform() < 0.9), None if point[i] else distribution[i]))
     tokens = torch.tensor([[node.token for node in nodes]])
     more = {"verify": torch.tensor([[node.tested for node in nodes]])}
     if points == 1:
         more["point"] = torch.from_numpy(point)[None]
-    q = None if points == 2 else torch.from_numpy(law)[None]
+    q = None if points == 2 else torch.from_numpy(distribution)[None]
     return nodes, torch.from_numpy(p)[None], tree(tokens, parents, q, **more)
 
 

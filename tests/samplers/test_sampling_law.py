@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.plan import Plan
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.rng import Keyed, Source, gumbel
 from tests.samplers.toys import request, run, toy
 
@@ -25,11 +25,11 @@ Choose = Callable[[dict[int, float]], list[int]]  # score of each open position 
 
 
 @cache
-def laws(canvas: Canvas) -> dict[int, np.ndarray]:
+def distributions(canvas: Canvas) -> dict[int, np.ndarray]:
     """The model's own distribution at each open position."""
     logits = MODEL.forward(Plan.full(torch.tensor([canvas]), MODEL.visible())).logits()[0].double()
     logits[:, MASK] = -torch.inf
-    return {p: law for p, law in enumerate(logits.softmax(-1)[:, :MASK].numpy()) if canvas[p] == MASK}
+    return {p: distribution for p, distribution in enumerate(logits.softmax(-1)[:, :MASK].numpy()) if canvas[p] == MASK}
 
 
 def joint(canvas: Canvas, choose: Choose, temperature: float = 1.0) -> dict[Canvas, float]:
@@ -37,19 +37,22 @@ def joint(canvas: Canvas, choose: Choose, temperature: float = 1.0) -> dict[Canv
     found: Counter[Canvas] = Counter()
 
     def walk(canvas: Canvas, weight: float) -> None:
-        own = laws(canvas)
+        own = distributions(canvas)
         if not own:
             found[canvas] += weight
             return
-        drawn = {p: law ** (1 / temperature) / (law ** (1 / temperature)).sum() for p, law in own.items()}
+        drawn = {
+            p: distribution ** (1 / temperature) / (distribution ** (1 / temperature)).sum()
+            for p, distribution in own.items()
+        }
         after: Counter[Canvas] = Counter()
         for tokens in product(range(MASK), repeat=len(own)):
             candidates = dict(zip(own, tokens, strict=True))
-            chance = float(np.prod([drawn[p][t] for p, t in candidates.items()]))
+            uniform = float(np.prod([drawn[p][t] for p, t in candidates.items()]))
             chosen = choose({p: float(own[p][t]) for p, t in candidates.items()})
-            after[tuple(candidates[p] if p in chosen else t for p, t in enumerate(canvas))] += chance
-        for next_canvas, chance in after.items():
-            walk(next_canvas, weight * chance)
+            after[tuple(candidates[p] if p in chosen else t for p, t in enumerate(canvas))] += uniform
+        for next_canvas, uniform in after.items():
+            walk(next_canvas, weight * uniform)
 
     walk(canvas, 1.0)
     return dict(found)
@@ -65,10 +68,10 @@ def sampled(spec: str, canvas: Canvas, source: Source | None = None, temperature
     return Counter(map(tuple, run(MODEL, spec, asked).tokens.tolist()))
 
 
-def excess(counts: Counter[Canvas], law: dict[Canvas, float]) -> float:
+def excess(counts: Counter[Canvas], distribution: dict[Canvas, float]) -> float:
     """Pearson's chi-square in standard deviations above its mean (Wilson and Hilferty); rare cells are put together."""
-    assert set(counts) <= set(law)
-    cells = [(counts[canvas], ROWS * p) for canvas, p in law.items() if ROWS * p >= 5]
+    assert set(counts) <= set(distribution)
+    cells = [(counts[canvas], ROWS * p) for canvas, p in distribution.items() if ROWS * p >= 5]
     cells.append((ROWS - sum(seen for seen, _ in cells), ROWS - sum(expected for _, expected in cells)))
     cells = [(seen, expected) for seen, expected in cells if expected >= 1]
     free = len(cells) - 1
@@ -87,19 +90,21 @@ RULES: dict[str, Choose] = {
 @pytest.mark.parametrize("canvas", [OPEN3, GAP])
 @pytest.mark.parametrize("spec", RULES)
 def test_the_loop_draws_from_its_own_law(spec: str, canvas: Canvas) -> None:
-    law = joint(canvas, RULES[spec])
-    assert sum(law.values()) == pytest.approx(1)
+    distribution = joint(canvas, RULES[spec])
+    assert sum(distribution.values()) == pytest.approx(1)
     counts = sampled(spec, canvas)
-    distance = sum(abs(counts[c] / ROWS - p) for c, p in law.items()) / 2
-    noise = sum(np.sqrt(p * (1 - p) / (2 * np.pi * ROWS)) for p in law.values())  # its mean for an exact sampler
-    assert excess(counts, law) < 3
+    distance = sum(abs(counts[c] / ROWS - p) for c, p in distribution.items()) / 2
+    noise = sum(
+        np.sqrt(p * (1 - p) / (2 * np.pi * ROWS)) for p in distribution.values()
+    )  # its mean for an exact sampler
+    assert excess(counts, distribution) < 3
     assert distance < 1.5 * noise
 
 
 def test_a_temperature_sharpens_the_draw_but_not_the_score() -> None:
-    law = joint(OPEN3, RULES["threshold:tau=0.5"], temperature=0.5)
-    assert excess(sampled("threshold:tau=0.5", OPEN3, temperature=0.5), law) < 3
-    assert excess(sampled("threshold:tau=0.5", OPEN3), law) > 8
+    distribution = joint(OPEN3, RULES["threshold:tau=0.5"], temperature=0.5)
+    assert excess(sampled("threshold:tau=0.5", OPEN3, temperature=0.5), distribution) < 3
+    assert excess(sampled("threshold:tau=0.5", OPEN3), distribution) > 8
 
 
 class Broken:
@@ -131,6 +136,8 @@ def tail(draw: Callable[[Tensor, Tensor], Tensor]) -> int:
 
 
 def test_rare_tokens_are_drawn_as_often_as_they_should() -> None:
-    assert abs(tail(lambda p, u: Law(p[None]).draw(np.arange(len(p)), lambda some: u[some])) - 40) < 4 * 40**0.5
+    assert (
+        abs(tail(lambda p, u: Distribution(p[None]).draw(np.arange(len(p)), lambda some: u[some])) - 40) < 4 * 40**0.5
+    )
     coarse = tail(lambda logits, uniform: (logits + gumbel(uniform.half().clamp(1e-3, 0.999))).argmax(-1))
     assert abs(coarse - 40) > 4 * 40**0.5  # half precision cuts the tail off

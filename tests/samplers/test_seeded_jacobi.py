@@ -23,10 +23,10 @@ def sampled(model: LanguageModel, prompt: list[int], new: int, seed: int, temper
     text = list(prompt)
     for _ in range(new):
         raw = logits(model, [text])[:, -1:]
-        law = filtered(raw, temperature=temperature, top_k=top_k, top_p=None, order="top_k")[0, 0].double()
+        distribution = filtered(raw, temperature=temperature, top_k=top_k, top_p=None, order="top_k")[0, 0].double()
         at, first = torch.tensor([[len(text)]]), np.zeros(1, dtype=np.int64)
         u = Keyed((seed,)).uniform(first, first, at, "match", model.vocab_size)[0, 0]
-        text.append(int((law.log_softmax(-1) - (-u.log()).log()).argmax()))
+        text.append(int((distribution.log_softmax(-1) - (-u.log()).log()).argmax()))
     return text
 
 
@@ -74,7 +74,7 @@ def test_the_joint_law_is_the_target_s() -> None:
 
 def test_mutation_noise_that_changes_from_round_to_round_converges_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays exact, as `match` does, and is no iteration any more."""
-    from pardec.samplers.speculative.uniforms import Keyed as Round
+    from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 
     model, given = toy_ar(1, 6, 1.0), [[1, 2]] * 60
     right = run(model, "seeded_jacobi:window=8,init=repeat", given, 30, temperature=1.0)

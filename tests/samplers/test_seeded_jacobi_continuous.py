@@ -98,15 +98,15 @@ def test_a_group_of_several_tokens_has_a_row_of_its_own_on_a_causal_backbone() -
 
 def test_its_fixed_point_takes_the_noise_of_each_token() -> None:
     """A fault for comparison: with other noise each round nothing settles, and the picture is another."""
-    from pardec.samplers.continuous.contracts import Painting
+    from pardec.samplers.continuous.contracts import ImageState
 
     model, rounds = causal(), iter(range(1000))
-    noise = Painting.noise
+    noise = ImageState.noise
 
-    def fresh(painting: Painting, wanted: Any, purpose: str, width: int) -> Any:
+    def fresh(painting: ImageState, wanted: Any, purpose: str, width: int) -> Any:
         return noise(painting, wanted, purpose, width, again=next(rounds))
 
-    with patch.object(Painting, "noise", fresh):
+    with patch.object(ImageState, "noise", fresh):
         end = drawn(model, "seeded_jacobi:window=5")
     assert not np.allclose(pictures(end), pictures(drawn(model, "mar")), atol=0.05)
     assert end.nfe == (14,)
@@ -126,12 +126,12 @@ def test_specs() -> None:
 
 
 def test_a_name_of_two_families_is_read_by_its_parameters() -> None:
-    from pardec.samplers.continuous.contracts import Drawing
-    from pardec.samplers.speculative.contracts import Speculation
+    from pardec.samplers.continuous.contracts import ContinuousSampler
+    from pardec.samplers.speculative.contracts import SpeculativeSampler
 
-    assert isinstance(resolve("seeded_jacobi:window=4", None), Speculation)
-    assert isinstance(resolve("seeded_jacobi:init=left", None), Speculation)
-    assert isinstance(resolve("seeded_jacobi:tol=0", None), Drawing)
-    assert isinstance(resolve("sequential:last=x1", None), Drawing)
+    assert isinstance(resolve("seeded_jacobi:window=4", None), SpeculativeSampler)
+    assert isinstance(resolve("seeded_jacobi:init=left", None), SpeculativeSampler)
+    assert isinstance(resolve("seeded_jacobi:tol=0", None), ContinuousSampler)
+    assert isinstance(resolve("sequential:last=x1", None), ContinuousSampler)
     with pytest.raises(SpecError, match="unknown parameter 'tolerance'"):
         resolve("seeded_jacobi:tolerance=0", None)

@@ -8,7 +8,7 @@ import torch
 
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence, Proposal
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.registry import build, resolve
 from pardec.samplers.rng import Keyed
 from pardec.samplers.spec import parse
@@ -104,7 +104,9 @@ def proposal(name: str, **options: float) -> Proposal:
     canvas = Canvas(rows, (0,), mask_id=MASK, pad_id=4, block_length=8)
     asked = request([rows[0].tolist()], [0], block_length=8, **options)
     logits = LAWS.log()[None]
-    return build(parse(name).parts[0]).propose(Evidence(Law(logits), canvas.window, canvas.eligible, asked), canvas)
+    return build(parse(name).parts[0]).propose(
+        Evidence(Distribution(logits), canvas.window, canvas.eligible, asked), canvas
+    )
 
 
 ENTROPY = [0.2535, 1.1125, 0.4014, 1.3799, 0.0670, 0.5875, 0.4315]

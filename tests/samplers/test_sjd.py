@@ -15,11 +15,11 @@ from pardec.samplers import registry
 from pardec.samplers.ops import redraw
 from pardec.samplers.ops.redraw import coupled, perturbed
 from pardec.samplers.rng import Keyed
-from pardec.samplers.speculative.contracts import Draft, Outcome, Scene
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Outcome
 from pardec.samplers.speculative.draft._window import ahead
 from pardec.samplers.speculative.draft.sjd import Places, Sjd
 from pardec.samplers.speculative.sequences import Sequences
-from pardec.samplers.speculative.uniforms import Keyed as Round
+from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from pardec.samplers.speculative.uniforms import drawn
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joints import WORLDS, World, measure, worst
@@ -47,7 +47,7 @@ class Scripted:
     """Rounds in which nothing is accepted, so that a place is drawn anew once a round until the text has reached it."""
 
     drafts: list[Draft]
-    laws: torch.Tensor  # [ROUNDS, places, V, V] what round t says of each place, by the token before it
+    distributions: torch.Tensor  # [ROUNDS, places, V, V] what round t says of each place, by the token before it
 
     def worst(self) -> float:
         """How far, in standard deviations, tokens of the last two rounds are off the laws they are labelled with.
@@ -69,26 +69,26 @@ class Scripted:
 
 def scripted(mode: str, init: str = "random") -> Scripted:
     dice = np.random.RandomState(5)
-    laws = torch.from_numpy(dice.dirichlet([0.7] * V, (ROUNDS, WINDOW + ROUNDS + 2, V))).float()
+    distributions = torch.from_numpy(dice.dirichlet([0.7] * V, (ROUNDS, WINDOW + ROUNDS + 2, V))).float()
     drafter = Sjd(window=WINDOW, refresh=mode, init=init)  # type: ignore[arg-type]
     text = Sequences([torch.tensor([1])] * ROWS, [100] * ROWS, pad_id=0)
     given = SimpleNamespace(allowed=None, conditions=())
-    scene: Any = SimpleNamespace(text=text, model=SimpleNamespace(vocab_size=V), request=given)
-    state, source = drafter.start(scene), Keyed(tuple(range(ROWS)))
+    context: Any = SimpleNamespace(text=text, model=SimpleNamespace(vocab_size=V), request=given)
+    state, source = drafter.start(context), Keyed(tuple(range(ROWS)))
     drafts = []
     for at in range(ROUNDS):
-        chances = Round(source, text.rows, text.nfe.copy(), text.device)
-        draft = drafter.propose(scene, np.full(ROWS, 90), chances, state)
+        uniforms = Round(source, text.rows, text.nfe.copy(), text.device)
+        draft = drafter.propose(context, np.full(ROWS, 90), uniforms, state)
         place = int(draft.base[0]) + 1 + torch.arange(WINDOW)
         one = np.ones(ROWS, dtype=np.int64)
         before = text.length.copy()
         text.count()
         text.commit(np.full((ROWS, 1), 2), one, np.ones((ROWS, 1)))
-        said = SimpleNamespace(p=laws[at, place, draft.tokens])
-        outcome: Any = SimpleNamespace(draft=draft, laws=said, before=before, gained=one)
-        drafter.observe(outcome, scene, state)
+        said = SimpleNamespace(p=distributions[at, place, draft.tokens])
+        outcome: Any = SimpleNamespace(draft=draft, distributions=said, before=before, gained=one)
+        drafter.observe(outcome, context, state)
         drafts.append(draft)
-    return Scripted(drafts, laws)
+    return Scripted(drafts, distributions)
 
 
 @pytest.mark.parametrize("init", ["random", "repeat"])
@@ -101,7 +101,7 @@ def test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with(mode
         assert draft.point is not None
         assert not draft.point.any()  # one token more is known than the window had guesses
         for node in range(1, WINDOW):  # the token of the place first + node, behind the one that was there
-            assert torch.equal(draft.q[:, node], made.laws[at - 1, first + node, old.tokens[:, node]])
+            assert torch.equal(draft.q[:, node], made.distributions[at - 1, first + node, old.tokens[:, node]])
     assert made.worst() < 4.5
 
 
@@ -186,9 +186,9 @@ def test_the_joint_law_is_the_target_s(mode: str) -> None:
 class Literal(Sjd):
     """Couples the draw with what stood one place before."""
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Places) -> None:
-        super().observe(outcome, scene, state)
-        draft, gained, most = outcome.draft, outcome.gained, state.law.shape[1]
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Places) -> None:
+        super().observe(outcome, context, state)
+        draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
         state.old = ahead(draft.tokens, gained, most)
         if draft.q is not None and draft.point is not None:
             state.q, state.point = ahead(draft.q, gained, most), ahead(draft.point, gained, most)
@@ -214,8 +214,8 @@ def test_mutation_a_dropped_residual_breaks_the_law(monkeypatch: pytest.MonkeyPa
 
 def test_mutation_a_stale_label_is_told_by_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     class Late(Sjd):
-        def propose(self, scene: Scene, room: np.ndarray, chances: Any, state: Places) -> Draft:
-            draft = super().propose(scene, room, chances, state)
+        def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Any, state: Places) -> Draft:
+            draft = super().propose(context, room, uniforms, state)
             if draft.q is not None and state.q.shape[1]:
                 q = draft.q.clone()
                 q[:, 1:-1] = state.q[:, :-1]

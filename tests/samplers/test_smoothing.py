@@ -30,10 +30,10 @@ def naive(model: Any, canvas: list[int], prompt: int, weights: tuple[float, floa
             plan = Plan(**{**{f: getattr(plan, f) for f in plan.__slots__}, "soft": soft})
             rows = model.forward(plan).logits()[0].clone()
             rows[:, MASK] = -torch.inf
-            law = {p: rows[max(p - model.facts.shift, 0)].softmax(-1) for p in block if tokens[p] == MASK}
-            expected = {p: sum(law[p][v] * table[v] for v in range(len(table))) for p in law}
-            best = max(law, key=lambda p: (float(law[p].max()), -p))
-            tokens[best] = int(law[best].argmax())
+            distribution = {p: rows[max(p - model.facts.shift, 0)].softmax(-1) for p in block if tokens[p] == MASK}
+            expected = {p: sum(distribution[p][v] * table[v] for v in range(len(table))) for p in distribution}
+            best = max(distribution, key=lambda p: (float(distribution[p].max()), -p))
+            tokens[best] = int(distribution[best].argmax())
             nfe += 1
     return tokens, nfe
 
@@ -55,12 +55,17 @@ def test_it_follows_its_formula(family: str) -> None:
 
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
 def test_a_row_alone_is_the_row_in_a_batch(cache: str) -> None:
-    for family, law in (("llada", {"cfg": 1.5}), ("dream", {"temperature": 0.7}), ("sdar", {}), ("shifted-sdar", {})):
+    for family, distribution in (
+        ("llada", {"cfg": 1.5}),
+        ("dream", {"temperature": 0.7}),
+        ("sdar", {}),
+        ("shifted-sdar", {}),
+    ):
         model, given = toy(family, sharp=1.2), prompts(LENGTHS)
         spec = f"smoothing:weight=0.6,most=1+threshold:tau=0.4,fall=0.1@{cache}"
-        whole = fill(model, spec, given, NEW, **law)
+        whole = fill(model, spec, given, NEW, **distribution)
         for row in range(3):
-            alone = fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **law)
+            alone = fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **distribution)
             assert same(alone, 0, whole, row)
 
 
@@ -73,9 +78,9 @@ def test_no_weight_is_no_smoothing() -> None:
 
 def test_a_falling_threshold() -> None:
     """At forward t it is max(tau, 1 - fall * t): with 0.7 everywhere and fall=0.1, forwards 0 to 2 commit one each."""
-    laws = torch.full((9, 8), 0.3 / 7)
-    laws[:, 1] = 0.7
-    got = run(table(laws), "threshold:tau=0.5,fall=0.1", request([[0, *[7] * 8]], [1], block_length=8))
+    distributions = torch.full((9, 8), 0.3 / 7)
+    distributions[:, 1] = 0.7
+    got = run(table(distributions), "threshold:tau=0.5,fall=0.1", request([[0, *[7] * 8]], [1], block_length=8))
     assert got.trace.commit_step[0].tolist() == [-1, 0, 1, 2, 3, 3, 3, 3, 3]
 
 

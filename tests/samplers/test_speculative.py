@@ -9,10 +9,10 @@ import torch
 from pardec.samplers.ops import verification
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.accept.speculative import Speculative
-from pardec.samplers.speculative.uniforms import Keyed as Chances
+from pardec.samplers.speculative.uniforms import RoundUniforms as Uniforms
 from tests.reference import naive_acceptance as naive
 from tests.samplers.test_rrs import random_tree
-from tests.samplers.verdicts import Given, InOrder, emitted, laws, pairs, tree
+from tests.samplers.verdicts import Given, InOrder, distributions, emitted, pairs, tree
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)
 
@@ -21,11 +21,13 @@ def test_a_chain_by_hand() -> None:
     """Drafts 1, 2 from q = (.2, .6, .2): .3/.6 = 1/2 and .2/.2 = 1; rejecting 1 leaves (.3, 0, 0), so token 0."""
     q = torch.tensor([0.2, 0.6, 0.2], dtype=torch.float64).expand(1, 3, 3)
     draft = tree(torch.tensor([[0, 1, 2]]), None, q)
-    kept = Speculative().accept(draft, laws(P[:, :3]), Given(torch.tensor([[0.0, 0.49, 0.99]])), None)
+    kept = Speculative().accept(draft, distributions(P[:, :3]), Given(torch.tensor([[0.0, 0.49, 0.99]])), None)
     assert (int(kept.count), kept.path[0].tolist()) == (2, [0, 1, 2])
-    lost = Speculative().accept(draft, laws(P[:, :3]), chances := Given(torch.tensor([[0.0, 0.51, 0.0]])), None)
+    lost = Speculative().accept(
+        draft, distributions(P[:, :3]), uniforms := Given(torch.tensor([[0.0, 0.51, 0.0]])), None
+    )
     assert int(lost.count) == 0
-    assert chances.left[0].tolist() == pytest.approx([1, 0, 0])
+    assert uniforms.left[0].tolist() == pytest.approx([1, 0, 0])
     assert lost.tested is not None
     assert lost.tested[0].tolist() == [False, True, False]
     assert lost.ratio is not None
@@ -40,10 +42,10 @@ def test_copied_tokens_by_hand() -> None:
         ([0.51, 0.59], [0, 2], [0.5, 0.3, 0.2]),
         ([0.51, 0.61], [0], [0, 0, 1]),
     ):
-        chances = Given(torch.tensor([[0.0, *u]], dtype=torch.float64))
-        made = Speculative().accept(draft, laws(P[:, :3]), chances, None)
+        uniforms = Given(torch.tensor([[0.0, *u]], dtype=torch.float64))
+        made = Speculative().accept(draft, distributions(P[:, :3]), uniforms, None)
         assert made.path[0, : int(made.count) + 1].tolist() == path
-        assert chances.left[0].tolist() == pytest.approx(left)
+        assert uniforms.left[0].tolist() == pytest.approx(left)
 
 
 def test_equal_laws_are_always_accepted_and_disjoint_ones_never() -> None:
@@ -56,9 +58,9 @@ def test_equal_laws_are_always_accepted_and_disjoint_ones_never() -> None:
 
 def test_one_draft_is_accepted_as_often_as_the_laws_overlap() -> None:
     for p, q in pairs(20):
-        law, accepted = emitted(Speculative(), p, q, 1, replacement=True)
+        distribution, accepted = emitted(Speculative(), p, q, 1, replacement=True)
         assert accepted == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-12)
-        assert float((law - p).abs().max()) < 1e-12
+        assert float((distribution - p).abs().max()) < 1e-12
 
 
 def test_a_rejection_by_rounding_draws_from_p() -> None:
@@ -74,7 +76,7 @@ def test_a_token_without_probability_is_not_accepted() -> None:
     """Not even when its siblings have taken all there was, a little more by rounding."""
     p = torch.tensor([[0.6000001, 0.4, 0.0]]).expand(1, 4, 3)
     draft = tree(torch.tensor([[0, 0, 1, 2]]), [-1, 0, 0, 0])
-    made = Speculative().accept(draft, laws(p), Given(torch.tensor([[0.0, 0.99, 2.0, 0.0]])), None)
+    made = Speculative().accept(draft, distributions(p), Given(torch.tensor([[0.0, 0.99, 2.0, 0.0]])), None)
     assert int(made.count) == 0
 
 
@@ -85,27 +87,27 @@ def test_trees_follow_the_naive_recursion(points: int) -> None:
         nodes, p, draft = random_tree(drawn, points=points)
         uniforms = torch.from_numpy(drawn.uniform(size=(1, len(nodes))))
         true = naive.recursive(nodes, p.numpy()[0], lambda node: float(uniforms[0, node]))  # noqa: B023
-        for chances in (Given(uniforms), InOrder([float(uniforms[0, node]) for node in true.tested])):
-            made = Speculative().accept(draft, laws(p), chances, None)
+        for given_uniforms in (Given(uniforms), InOrder([float(uniforms[0, node]) for node in true.tested])):
+            made = Speculative().accept(draft, distributions(p), given_uniforms, None)
             assert made.path[0, 1 : int(made.count) + 1].tolist() == true.path
-            np.testing.assert_allclose(chances.left[0].numpy(), true.law, atol=1e-9)
+            np.testing.assert_allclose(given_uniforms.left[0].numpy(), true.distribution, atol=1e-9)
 
 
 def test_a_chain_is_a_tree_with_one_path() -> None:
     drawn = np.random.RandomState(3)
     p, q = (torch.from_numpy(drawn.dirichlet([0.6] * 6, (200, 5))) for _ in range(2))
     tokens, uniforms = torch.from_numpy(drawn.randint(0, 6, (200, 5))), torch.from_numpy(drawn.uniform(size=(200, 5)))
-    for law in (None, q):
+    for distribution in (None, q):
         found = []
         for parents in (None, [-1, 0, 1, 2, 3]):
-            chances = Given(uniforms)
-            made = Speculative().accept(tree(tokens, parents, law), laws(p), chances, None)
-            found.append((made.count, made.tested, made.ratio, chances.left))
+            uniforms = Given(uniforms)
+            made = Speculative().accept(tree(tokens, parents, distribution), distributions(p), uniforms, None)
+            found.append((made.count, made.tested, made.ratio, uniforms.left))
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["chain", "points", "laws"])
+@pytest.mark.parametrize("kind", ["chain", "points", "distributions"])
 @pytest.mark.parametrize("vocab", [7, 40_000])
 def test_a_row_alone_decides_as_in_a_batch_to_the_last_bit(kind: str, vocab: int) -> None:
     """On several threads too: a row alone would be summed by all of them, in another order."""
@@ -113,21 +115,21 @@ def test_a_row_alone_decides_as_in_a_batch_to_the_last_bit(kind: str, vocab: int
     tokens = torch.randint(0, vocab, (3, 6), generator=made)
     parents = None if kind == "chain" else [-1, 0, 0, 0, 1, 1]
     p, q = ((torch.randn(3, 6, vocab, generator=made) * 3).softmax(-1) for _ in range(2))
-    law = None if kind == "points" else q
+    distribution = None if kind == "points" else q
 
     def decide(rows: slice) -> list[torch.Tensor]:
         source = Keyed((4, 5, 6)[rows])
         count = len(tokens[rows])
         seen: list[torch.Tensor] = []
 
-        class Kept(Chances):
+        class Kept(Uniforms):
             def draw(self, weights: torch.Tensor, purpose: str, node: int = 0) -> torch.Tensor:
                 seen.append(weights)
                 return super().draw(weights, purpose, node)
 
-        chances = Kept(source, np.arange(count), np.zeros(count, np.int64), torch.device("cpu"))
-        draft = tree(tokens[rows], parents, None if law is None else law[rows])
-        found = Speculative().accept(draft, laws(p[rows]), chances, None)
+        uniforms = Kept(source, np.arange(count), np.zeros(count, np.int64), torch.device("cpu"))
+        draft = tree(tokens[rows], parents, None if distribution is None else distribution[rows])
+        found = Speculative().accept(draft, distributions(p[rows]), uniforms, None)
         assert found.ratio is not None
         return [found.count, found.next, found.ratio, *seen]
 

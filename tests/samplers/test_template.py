@@ -11,7 +11,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.speculative.shape._siblings import laws_given
+from pardec.samplers.speculative.shape._siblings import given_distributions
 from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.ar_toys import counted, g_test, joint, run
 from tests.samplers.voices import Told, grown, named, near, nodes, target, written
@@ -19,8 +19,8 @@ from tests.samplers.voices import Told, grown, named, near, nodes, target, writt
 
 def test_at_temperature_0_children_are_the_likeliest_tokens_in_order() -> None:
     text = written([[1, 2], [3], [4]])
-    voice = Told(text)
-    draft = grown(Template("3-2-1"), voice, [5, 1, 0])
+    draft_model = Told(text)
+    draft = grown(Template("3-2-1"), draft_model, [5, 1, 0])
     assert draft.sizes.tolist() == [1 + 3 + 6 + 6, 4, 1]
     assert draft.q is None
     assert draft.deepest == 3
@@ -30,26 +30,26 @@ def test_at_temperature_0_children_are_the_likeliest_tokens_in_order() -> None:
         for path in paths:
             by_parent.setdefault(path[:-1], []).append(path[-1])
         for parent, children in by_parent.items():
-            best = np.argsort(-voice.logits(row, parent))[: (3, 2, 1)[len(parent)]]
+            best = np.argsort(-draft_model.logits(row, parent))[: (3, 2, 1)[len(parent)]]
             assert children == best.tolist()
-    assert [len(call[0]) for call in voice.calls] == [1, 3, 6]  # one call a level, and none for the last
+    assert [len(call[0]) for call in draft_model.calls] == [1, 3, 6]  # one call a level, and none for the last
 
 
 def test_siblings_are_drawn_one_after_the_other_without_replacement() -> None:
     rows = 6000
-    voice = Told(written([[1, 2]] * rows), vocab=4, sharp=1.0)
-    draft = grown(Template("2"), voice, [3] * rows, temperature=1.0)
-    law = torch.from_numpy(voice.logits(0, [])).float().softmax(-1).numpy().astype(float)
+    draft_model = Told(written([[1, 2]] * rows), vocab=4, sharp=1.0)
+    draft = grown(Template("2"), draft_model, [3] * rows, temperature=1.0)
+    distribution = torch.from_numpy(draft_model.logits(0, [])).float().softmax(-1).numpy().astype(float)
     truth = np.zeros((4, 4))
     for first, second in permutations(range(4), 2):
-        truth[first, second] = law[first] * law[second] / (1 - law[first])
+        truth[first, second] = distribution[first] * distribution[second] / (1 - distribution[first])
     seen = np.zeros((4, 4), dtype=int)
     for pair, times in Counter(map(tuple, draft.tokens[:, 1:].tolist())).items():
         seen[pair] = times
     assert g_test(seen, truth) < 4
     assert draft.q is not None
     for row in range(20):
-        left = law.copy()
+        left = distribution.copy()
         for node in (1, 2):
             np.testing.assert_allclose(draft.q[row, node], left / left.sum(), atol=1e-6)
             left[int(draft.tokens[row, node])] = 0
@@ -57,19 +57,19 @@ def test_siblings_are_drawn_one_after_the_other_without_replacement() -> None:
 
 def test_an_acceptance_may_ask_for_independent_siblings() -> None:
     rows = 6000
-    voice = Told(written([[1, 2]] * rows), vocab=4, sharp=1.0)
-    draft = grown(Template("2"), voice, [1] * rows, temperature=1.0, accept="kseq")
-    law = torch.from_numpy(voice.logits(0, [])).float().softmax(-1)
+    draft_model = Told(written([[1, 2]] * rows), vocab=4, sharp=1.0)
+    draft = grown(Template("2"), draft_model, [1] * rows, temperature=1.0, accept="kseq")
+    distribution = torch.from_numpy(draft_model.logits(0, [])).float().softmax(-1)
     seen = np.bincount(draft.tokens[:, 1] * 4 + draft.tokens[:, 2], minlength=16)
-    assert g_test(seen, torch.outer(law, law).flatten().numpy().astype(float)) < 4
+    assert g_test(seen, torch.outer(distribution, distribution).flatten().numpy().astype(float)) < 4
     assert draft.q is not None
-    torch.testing.assert_close(draft.q[0, 1:], law.expand(2, -1))
+    torch.testing.assert_close(draft.q[0, 1:], distribution.expand(2, -1))
 
 
 def test_where_the_law_has_fewer_tokens_than_children_are_due_the_rest_is_never_tested() -> None:
     text = written([[row, row % 4] for row in range(12)])
-    voice = Told(text, vocab=4, least=0.5)
-    draft = grown(Template("6-2"), voice, [2] * 12, temperature=1.0)
+    draft_model = Told(text, vocab=4, least=0.5)
+    draft = grown(Template("6-2"), draft_model, [2] * 12, temperature=1.0)
     assert draft.q is not None
     short = 0
     for row in range(12):
@@ -88,9 +88,9 @@ def test_where_the_law_has_fewer_tokens_than_children_are_due_the_rest_is_never_
 def test_the_law_of_a_sibling_leaves_out_its_earlier_siblings_only() -> None:
     tokens = torch.tensor([[9, 1, 2, 0, 1]])
     parent = torch.tensor([[-1, 0, 0, 0, 1]])  # 1, 2, 3 are siblings; 4 is a child of 1 with 1's token
-    law = torch.tensor([0.1, 0.4, 0.3, 0.2] * 5 + [0.0] * 30).view(1, 5, 10)[:, :, :4].contiguous()
-    law[:] = torch.tensor([0.1, 0.4, 0.3, 0.2])
-    found = laws_given(tokens.clamp(max=3), parent, law, replaced=False)
+    distribution = torch.tensor([0.1, 0.4, 0.3, 0.2] * 5 + [0.0] * 30).view(1, 5, 10)[:, :, :4].contiguous()
+    distribution[:] = torch.tensor([0.1, 0.4, 0.3, 0.2])
+    found = given_distributions(tokens.clamp(max=3), parent, distribution, replaced=False)
     torch.testing.assert_close(found[0, 1], torch.tensor([0.1, 0.4, 0.3, 0.2]))
     torch.testing.assert_close(found[0, 2], torch.tensor([0.1, 0.0, 0.3, 0.2]) / 0.6)
     torch.testing.assert_close(found[0, 3], torch.tensor([0.1, 0.0, 0.0, 0.2]) / 0.3)

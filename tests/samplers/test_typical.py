@@ -14,7 +14,7 @@ from pardec.samplers.speculative.accept.typical import Typical
 from tests.reference import naive_acceptance as naive
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.test_rrs import random_tree
-from tests.samplers.verdicts import Given, laws, tree
+from tests.samplers.verdicts import Given, distributions, tree
 
 
 def test_the_bar_by_hand() -> None:
@@ -30,11 +30,11 @@ def test_the_longest_path_stands_and_ties_go_to_the_likelier() -> None:
     """Root -> {0 -> 2 -> ..., 1 -> {0, 2}}: both lead two levels down; .5 * .2 loses against .3 * .5."""
     p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 6, 3)
     draft = tree(torch.tensor([[0, 0, 1, 2, 2, 0]]), [-1, 0, 0, 1, 2, 2])
-    made = Typical().accept(draft, laws(p), Given(torch.zeros(1, 6)), None)
+    made = Typical().accept(draft, distributions(p), Given(torch.zeros(1, 6)), None)
     assert made.path[0].tolist() == [0, 2, 5]
     assert made.deviation is not None
     assert float(made.deviation) == pytest.approx(0.7 + 0.5)
-    only = Typical(epsilon=0.4, delta=9.0).accept(draft, laws(p), Given(torch.zeros(1, 6)), None)
+    only = Typical(epsilon=0.4, delta=9.0).accept(draft, distributions(p), Given(torch.zeros(1, 6)), None)
     assert only.path[0, : int(only.count) + 1].tolist() == [0, 1]
 
 
@@ -45,7 +45,7 @@ def test_random_trees_follow_the_naive_rule(reference: bool) -> None:
     for _ in range(80):
         nodes, p, draft = random_tree(drawn, points=2, size=12)
         rule = Typical(epsilon=0.2, delta=0.5, reference=reference)
-        made = rule.accept(draft, laws(p), Given(torch.zeros(1, 12)), None)
+        made = rule.accept(draft, distributions(p), Given(torch.zeros(1, 12)), None)
         path, deviation = naive.typical(nodes, p.numpy()[0], 0.2, 0.5, 1e-5 if reference else 0.0)
         assert made.path[0, 1 : int(made.count) + 1].tolist() == path
         end = path[-1] if path else 0
@@ -76,7 +76,10 @@ def test_a_temperature_makes_it_deviate_and_says_how_far() -> None:
 def test_nothing_is_accepted_above_certainty() -> None:
     p = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).expand(1, 2, 3)
     draft = tree(torch.tensor([[0, 0]]), None)
-    assert int(Typical(epsilon=1.0, delta=math.inf).accept(draft, laws(p), Given(torch.zeros(1, 2)), None).count) == 0
+    assert (
+        int(Typical(epsilon=1.0, delta=math.inf).accept(draft, distributions(p), Given(torch.zeros(1, 2)), None).count)
+        == 0
+    )
     for name in ("epsilon", "delta"):
         with pytest.raises(SpecError, match=f"typical: {name} must be at least 0, got -1.0"):
             Typical(**{name: -1.0})

@@ -13,7 +13,7 @@ from torch import Tensor
 from pardec.samplers.ops.verification import judge
 from pardec.samplers.rng import Keyed as Source
 from pardec.samplers.speculative.contracts import Draft, Verdict
-from pardec.samplers.speculative.uniforms import Keyed
+from pardec.samplers.speculative.uniforms import RoundUniforms
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
@@ -26,11 +26,11 @@ pytestmark = [
 def both(draft: Draft, p: Tensor, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> tuple[Verdict, Verdict]:
     """What the definition and the kernel decide."""
     rows = np.arange(len(p))
-    chances = Keyed(Source(tuple(range(seed, seed + len(p)))), rows, rows + 3, DEVICE)
+    uniforms = RoundUniforms(Source(tuple(range(seed, seed + len(p)))), rows, rows + 3, DEVICE)
     found = []
     for kernels in ("reference", "triton"):
         monkeypatch.setenv("PARDEC_KERNELS", kernels)
-        found.append(judge(draft, p, chances))
+        found.append(judge(draft, p, uniforms))
     return found[0], found[1]
 
 
@@ -42,7 +42,7 @@ def same(expected: Verdict, found: Verdict) -> None:
     torch.testing.assert_close(found.ratio, expected.ratio)
 
 
-@pytest.mark.parametrize("kind", ["laws", "points", "mixed"])
+@pytest.mark.parametrize("kind", ["distributions", "points", "mixed"])
 @pytest.mark.parametrize(("batch", "nodes", "vocab"), [(1, 1, 5), (6, 2, 3), (9, 6, 37), (2, 33, 4500)])
 def test_a_ragged_chain_is_judged_as_it_is_defined(batch, nodes, vocab, kind, monkeypatch):
     drawn = torch.Generator().manual_seed(nodes)
@@ -55,7 +55,7 @@ def test_a_ragged_chain_is_judged_as_it_is_defined(batch, nodes, vocab, kind, mo
         held[0, row, :size, :vocab], held[1, row, :size, :vocab] = p[row, :size], q[row, :size]
     p, q = held.to(DEVICE)[..., :vocab]
     more = {
-        "laws": {"q": q},
+        "distributions": {"q": q},
         "points": {},
         "mixed": {"q": q, "point": (torch.rand(batch, nodes, generator=drawn) < 0.5).to(DEVICE)},
     }[kind]
@@ -68,9 +68,9 @@ def test_a_ragged_chain_is_judged_as_it_is_defined(batch, nodes, vocab, kind, mo
 def test_where_nothing_is_left_the_law_itself_is_drawn_from(monkeypatch):
     p = torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]], device=DEVICE)
     for q, token in ((p[0], 0), (None, 1)):  # a law that is p, rejected by a token it cannot draw; a certain token
-        laws = None if q is None else (q * torch.tensor([1.0, 1.0, 1.0], device=DEVICE)).expand(4, 2, 3)
+        distributions = None if q is None else (q * torch.tensor([1.0, 1.0, 1.0], device=DEVICE)).expand(4, 2, 3)
         tokens = torch.tensor([[0, token]] * 4, device=DEVICE)
-        draft = Draft(tokens, np.full(4, 2), np.zeros(4, int), q=laws)
+        draft = Draft(tokens, np.full(4, 2), np.zeros(4, int), q=distributions)
         same(*both(draft, p[0 if q is not None else 1].expand(4, 2, 3), monkeypatch))
 
 
@@ -81,20 +81,20 @@ def test_what_comes_out_has_the_law_of_the_target(point, monkeypatch):
     p = torch.tensor([0.1, 0.0, 0.4, 0.2, 0.3])
     q = torch.tensor([0.3, 0.2, 0.1, 0.2, 0.2])
     grid = (torch.arange(20).double() + 0.5) / 20
-    law, half = torch.zeros(5, dtype=torch.float64), torch.ones(20, 2).double()
+    distribution, half = torch.zeros(5, dtype=torch.float64), torch.ones(20, 2).double()
     for token in range(5):
         if point and token != 2:
             continue  # a point mass is not drawn
         weight = 1.0 if point else float(q[token])
         tokens = torch.tensor([[0, token]]).expand(20, 2).to(DEVICE)
-        laws = None if point else q.expand(20, 2, 5).to(DEVICE)
+        distributions = None if point else q.expand(20, 2, 5).to(DEVICE)
         tested = torch.tensor([[False, True]]).expand(20, 2).to(DEVICE)
         target = p.expand(20, 2, 5).to(DEVICE)
-        one = tokens[:1], tested[:1], target[:1], laws if laws is None else laws[:1]
-        chance = judge_chains(*one, None, half[:1].to(DEVICE), grid[:1].to(DEVICE))[2][0, 1].item()
-        law[token] += weight * chance
-        rejected = judge_chains(tokens, tested, target, laws, None, 2 * half.to(DEVICE), grid.to(DEVICE))
-        if chance < 1:
+        one = tokens[:1], tested[:1], target[:1], distributions if distributions is None else distributions[:1]
+        uniform = judge_chains(*one, None, half[:1].to(DEVICE), grid[:1].to(DEVICE))[2][0, 1].item()
+        distribution[token] += weight * uniform
+        rejected = judge_chains(tokens, tested, target, distributions, None, 2 * half.to(DEVICE), grid.to(DEVICE))
+        if uniform < 1:
             assert (rejected[0] == 0).all()
-            law += weight * (1 - chance) * torch.bincount(rejected[1].cpu(), minlength=5) / 20
-    assert (law - p).abs().max() < 1 / 20
+            distribution += weight * (1 - uniform) * torch.bincount(rejected[1].cpu(), minlength=5) / 20
+    assert (distribution - p).abs().max() < 1 / 20

@@ -140,8 +140,8 @@ def check_greedy(model: LanguageModel, done: Finished, given: Sequence[Sequence[
     """Every token is the argmax behind those before it: by induction the tokens of plain greedy decoding."""
     for text, prompt in zip(rows(done), given, strict=True):
         assert text[: len(prompt)] == list(prompt)
-        laws = logits(model, [text])[0, len(prompt) - 1 : -1]
-        gap = laws.amax(-1) - laws.gather(-1, torch.tensor(text[len(prompt) :])[:, None])[:, 0]
+        distributions = logits(model, [text])[0, len(prompt) - 1 : -1]
+        gap = distributions.amax(-1) - distributions.gather(-1, torch.tensor(text[len(prompt) :])[:, None])[:, 0]
         assert gap.max() < TIE, f"{where}: token {int(gap.argmax())} behind {prompt} is {gap.max():.3g} off the argmax"
         ties.extend(f"{where}: {value:.2g}" for value in gap[gap > 0].tolist())
 
@@ -230,16 +230,21 @@ def test_batches_of_one_to_eight_give_the_same(spec: str, count: int) -> None:
 
 @pytest.mark.parametrize("spec", [spec for spec in SAMPLED if not coupled(spec)])
 def test_a_sampled_row_is_the_same_alone_and_in_any_batch(spec: str) -> None:
-    law = ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 5, "top_p": 0.8})[mark(spec) % 2]
+    distribution = ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 5, "top_p": 0.8})[mark(spec) % 2]
     model, given = target(), prompts(LENGTHS, vocab=VOCAB, seed=mark(spec) % 5)
-    done = run(model, spec, given, NEW, **law)
+    done = run(model, spec, given, NEW, **distribution)
     check(done, given, NEW)
     row = mark(spec) % 8
-    alone = run(model, spec, [given[row]], [NEW[row]], seeds=[100 + row], **law)
+    alone = run(model, spec, [given[row]], [NEW[row]], seeds=[100 + row], **distribution)
     assert same(alone, 0, done, row)
     pair = [row, (row + 3) % 8]
     some = run(
-        model, spec, [given[at] for at in pair], [NEW[at] for at in pair], seeds=[100 + at for at in pair], **law
+        model,
+        spec,
+        [given[at] for at in pair],
+        [NEW[at] for at in pair],
+        seeds=[100 + at for at in pair],
+        **distribution,
     )
     assert same(some, 1, done, pair[1])
 
@@ -319,7 +324,7 @@ def test_nothing_of_a_request_outlives_it_however_it_ends(spec: str, monkeypatch
     def watched(loop: VerifyLoop) -> Any:
         made = begin(loop)
         states = [state for state in loop.memory.values() if type(state).__weakrefoffset__]
-        seen.extend(map(weakref.ref, (loop, loop.text, loop.passes.cache, *states)))
+        seen.extend(map(weakref.ref, (loop, loop.text, loop.forward.cache, *states)))
         return made
 
     monkeypatch.setattr(VerifyLoop, "_begin", watched)

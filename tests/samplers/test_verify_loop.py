@@ -19,9 +19,9 @@ from pardec.models.kv_cache import KVCache
 from pardec.samplers.events import Accepted, Finished, RowFinished
 from pardec.samplers.masked.contracts import Allowed
 from pardec.samplers.speculative.accept.greedy import Greedy
-from pardec.samplers.speculative.contracts import Chances, Draft, Laws, Scene, Verdict
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 from pardec.samplers.speculative.draft import model as second
-from pardec.samplers.speculative.forward import Passes
+from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.loop import VerifyLoop, decode
 from tests.samplers.ar_toys import (
     counted,
@@ -53,7 +53,7 @@ PENALTIES = (RepetitionPenaltyLogitsProcessor(1.6), NoRepeatNGramLogitsProcessor
 
 def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[VerifyLoop, Draft, torch.Tensor], None]) -> None:
     """Shows `look` every draft with the raw logits behind it, before anything is accepted."""
-    real = Passes.verify
+    real = VerifyForward.verify
     loops: list[VerifyLoop] = []
     begin = VerifyLoop._begin
 
@@ -61,13 +61,13 @@ def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[VerifyLoop, Draft, to
         loops.append(self)
         return begin(self)
 
-    def verify(self: Passes, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
+    def verify(self: VerifyForward, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
         raw, made = real(self, draft, hidden)
         look(loops[-1], draft, raw)
         return raw, made
 
     monkeypatch.setattr(VerifyLoop, "_begin", noted)
-    monkeypatch.setattr(Passes, "verify", verify)
+    monkeypatch.setattr(VerifyForward, "verify", verify)
 
 
 # --- the list of what goes wrong (in the order of the project's notes on text models) ---
@@ -126,12 +126,14 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
         if isinstance(found, KVCache):
             return [found]
         held = [getattr(found, field.name) for field in fields(found)] if is_dataclass(found) else []
-        held += list(vars(found).values()) if hasattr(found, "__dict__") and not isinstance(found, Scene) else []
+        held += (
+            list(vars(found).values()) if hasattr(found, "__dict__") and not isinstance(found, DecodeContext) else []
+        )
         return [cache for each in held if isinstance(each, KVCache) for cache in [each]]
 
     def after(self: VerifyLoop) -> None:
         real(self)
-        every = [self.passes.cache, *(cache for state in self.memory.values() for cache in caches(state))]
+        every = [self.forward.cache, *(cache for state in self.memory.values() for cache in caches(state))]
         for cache in every:
             slot = torch.arange(cache.capacity + 1)
             hidden = slot >= torch.from_numpy(self.text.length - 1)[:, None]
@@ -192,14 +194,18 @@ def test_05_an_end_token_inside_a_draft_or_as_the_bonus_ends_the_row() -> None:
     assert hit >= {0, 1, 2}
 
 
-@pytest.mark.parametrize("law", [{"top_p": 0.5}, {"top_k": 2}, {"temperature": 0.4}, {"top_k": 5, "top_p": 0.6}])
-def test_06_the_draft_law_is_processed_like_the_targets(law: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "distribution", [{"top_p": 0.5}, {"top_k": 2}, {"temperature": 0.4}, {"top_k": 5, "top_p": 0.6}]
+)
+def test_06_the_draft_law_is_processed_like_the_targets(
+    distribution: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A drafter that is the target then has q = p: no test fails, whatever the filters, temperature and processors."""
     model = toy_ar(1, VOCAB)
     monkeypatch.setattr(second, "loaded", lambda *_: model)
-    given, law = prompts(LENGTHS, vocab=VOCAB), {"temperature": 0.9, **law}
+    given, distribution = prompts(LENGTHS, vocab=VOCAB), {"temperature": 0.9, **distribution}
     for more in ({}, {"processors": PENALTIES[:1], "stop_ids": ()}):
-        done = run(model, "model:name=toy,k=3+speculative", given, 13, **law, **more)
+        done = run(model, "model:name=toy,k=3+speculative", given, 13, **distribution, **more)
         assert done.trace.accepted == ((0, 3, 3, 3),) * 4
 
 
@@ -208,8 +214,8 @@ def test_07_a_point_mass_leaves_the_law_without_itself(token: int) -> None:
     """Joint law of three tokens with a drafter that always says the same, however unlikely."""
     model, prompt, draws = toy_ar(4, 3, 1.5), [0, 2], 4000
     done = run(model, speculation(Chain(lambda text: token, k=2)), [prompt] * draws, 3, temperature=1.0)
-    law = joint(model, prompt, 3)
-    assert abs(g_test(counted(done, 2, 3, 3), law)) < 4
+    distribution = joint(model, prompt, 3)
+    assert abs(g_test(counted(done, 2, 3, 3), distribution)) < 4
     assert 0.02 < np.mean([sum(row) > 0 for row in done.trace.accepted]) < 0.99
 
 
@@ -217,12 +223,12 @@ def test_08_siblings_drawn_without_replacement_are_tested_in_their_order(monkeyp
     """The joint law is the target's; with the siblings of each node turned round it is not."""
     model, other, prompt, draws = toy_ar(4, 4, 1.5), toy_ar(9, 4, 1.5), [0, 2, 1], 4000
     monkeypatch.setattr(second, "loaded", lambda *_: other)
-    spec, law = "model:name=toy,k=2+template:widths=3-1+speculative", joint(model, prompt, 3)
-    assert abs(g_test(counted(run(model, spec, [prompt] * draws, 3, temperature=1.0), 3, 3, 4), law)) < 4
+    spec, distribution = "model:name=toy,k=2+template:widths=3-1+speculative", joint(model, prompt, 3)
+    assert abs(g_test(counted(run(model, spec, [prompt] * draws, 3, temperature=1.0), 3, 3, 4), distribution)) < 4
 
-    real = Passes.verify
+    real = VerifyForward.verify
 
-    def turned(self: Passes, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
+    def turned(self: VerifyForward, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
         if draft.parents is not None and draft.width > 3:
             assert draft.q is not None
             order = torch.arange(draft.width)
@@ -231,8 +237,8 @@ def test_08_siblings_drawn_without_replacement_are_tested_in_their_order(monkeyp
             draft.q.copy_(draft.q[:, order].clone())
         return real(self, draft, hidden)
 
-    monkeypatch.setattr(Passes, "verify", turned)
-    assert abs(g_test(counted(run(model, spec, [prompt] * draws, 3, temperature=1.0), 3, 3, 4), law)) > 6
+    monkeypatch.setattr(VerifyForward, "verify", turned)
+    assert abs(g_test(counted(run(model, spec, [prompt] * draws, 3, temperature=1.0), 3, 3, 4), distribution)) > 6
 
 
 def test_09_the_pad_id_is_a_token_like_any_other() -> None:
@@ -270,23 +276,26 @@ def test_12_laws_are_float32_whatever_the_model_is(monkeypatch: pytest.MonkeyPat
     """In half precision a small q is 0, and p/q infinite."""
     target, other = toy_ar(1, VOCAB, 6.0, dtype=torch.bfloat16), toy_ar(2, VOCAB, 6.0, dtype=torch.bfloat16)
     monkeypatch.setattr(second, "loaded", lambda *_: other)
-    laws: list[torch.Tensor] = []
+    distributions: list[torch.Tensor] = []
     ratios: list[torch.Tensor] = []
     real = VerifyLoop._commit
 
-    def commit(self: VerifyLoop, draft: Draft, said: Laws, verdict: Verdict) -> np.ndarray:
+    def commit(self: VerifyLoop, draft: Draft, said: TargetDistributions, verdict: Verdict) -> np.ndarray:
         assert said.raw.dtype == said.logits.dtype == torch.float32
         if draft.q is not None:
-            laws.append(draft.q)
+            distributions.append(draft.q)
             assert verdict.ratio is not None
             ratios.append(verdict.ratio)
         return real(self, draft, said, verdict)
 
     monkeypatch.setattr(VerifyLoop, "_commit", commit)
     run(target, "model:name=toy,k=3+speculative", prompts(LENGTHS, vocab=VOCAB), 9, temperature=1.0)
-    assert laws
-    assert all(law.dtype == torch.float32 for law in laws)
-    assert min(float(law[law > 0].min()) for law in laws) < torch.finfo(torch.float16).tiny
+    assert distributions
+    assert all(distribution.dtype == torch.float32 for distribution in distributions)
+    assert (
+        min(float(distribution[distribution > 0].min()) for distribution in distributions)
+        < torch.finfo(torch.float16).tiny
+    )
     assert all(bool(((ratio >= 0) & (ratio <= 1)).all()) for ratio in ratios)
 
 
@@ -339,8 +348,8 @@ def test_allowed_tokens_hold_behind_every_node() -> None:
     def truth(prompt: list[int], row: int) -> list[int]:
         text = list(prompt)
         for index in range(8):
-            law = logits(model, [text])[0, -1].masked_fill(~sets[at[row][len(prompt) + index]], -torch.inf)
-            text.append(int(law.argmax()))
+            distribution = logits(model, [text])[0, -1].masked_fill(~sets[at[row][len(prompt) + index]], -torch.inf)
+            text.append(int(distribution.argmax()))
         return text
 
     expected = [truth(prompt, row) for row, prompt in enumerate(given)]
@@ -358,8 +367,8 @@ def test_a_trace_names_what_each_forward_fed_and_committed() -> None:
     assert done.trace.drafted == ((0, 2, 1),)
     text = rows(done)[0]
     assert [token for step in steps for token in step.tokens] == text[4:]
-    chance = logits(model, [text])[0].softmax(-1)
-    expected = [float(chance[at - 1, text[at]]) for at in range(4, 10)]
+    uniform = logits(model, [text])[0].softmax(-1)
+    expected = [float(uniform[at - 1, text[at]]) for at in range(4, 10)]
     assert [score for step in steps for score in step.scores] == pytest.approx(expected, abs=1e-5)
 
 
@@ -368,9 +377,9 @@ def test_an_acceptance_is_handed_raw_and_processed_laws() -> None:
 
     @dataclass(frozen=True)
     class Spy:
-        def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
-            seen.append((laws.raw, laws.logits, laws.greedy))
-            return Greedy().accept(draft, laws, chances, state)
+        def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
+            seen.append((distributions.raw, distributions.logits, distributions.greedy))
+            return Greedy().accept(draft, distributions, uniforms, state)
 
     model = toy_ar(1, VOCAB)
     run(model, speculation(Forest(), Spy()), prompts((4,), vocab=VOCAB), 5, temperature=0.5)

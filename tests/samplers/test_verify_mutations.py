@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pardec.models.model import LanguageModel
 from pardec.samplers.ops import verification
-from pardec.samplers.speculative.contracts import Chances, Draft, Outcome, Scene
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Outcome, Uniforms
 from pardec.samplers.speculative.shape import template
-from pardec.samplers.speculative.uniforms import Keyed
+from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.samplers.ar_toys import speculation
 from tests.samplers.joints import WORLDS, drafting, measure, worst
 
@@ -33,23 +33,23 @@ def dropped_residual(patch: Patch) -> None:
 
 def reused_uniform(patch: Patch) -> None:
     """One number decides every test of a round."""
-    found = Keyed.accepts
-    patch.setattr(Keyed, "accepts", lambda self, width: found(self, width)[:, :1].expand(-1, width))
+    found = RoundUniforms.accepts
+    patch.setattr(RoundUniforms, "accepts", lambda self, width: found(self, width)[:, :1].expand(-1, width))
 
 
 def reused_for_the_next_token(patch: Patch) -> None:
     """The number of the first test draws the next token as well."""
-    patch.setattr(Keyed, "accepts", lambda self, width: self.number("next")[:, None].expand(-1, width))
+    patch.setattr(RoundUniforms, "accepts", lambda self, width: self.number("next")[:, None].expand(-1, width))
 
 
 def reused_in_every_round(patch: Patch) -> None:
     """A round's numbers are those of the round before."""
-    made = Keyed.__init__
+    made = RoundUniforms.__init__
 
-    def init(self: Keyed, source: Any, rows: Any, rounds: Any, device: Any) -> None:
+    def init(self: RoundUniforms, source: Any, rows: Any, rounds: Any, device: Any) -> None:
         made(self, source, rows, np.zeros_like(rounds), device)
 
-    patch.setattr(Keyed, "__init__", init)
+    patch.setattr(RoundUniforms, "__init__", init)
 
 
 def wrong_q(patch: Patch) -> None:
@@ -64,15 +64,15 @@ def late_q(patch: Patch) -> None:
 
 def unrestricted_q(patch: Patch) -> None:
     """Siblings drawn without replacement are tested against q with the earlier ones in it."""
-    patch.setattr(template, "laws_given", lambda tokens, parent, law, *, replaced: law)
+    patch.setattr(template, "given_distributions", lambda tokens, parent, distribution, *, replaced: distribution)
 
 
 def dropped_bonus(patch: Patch) -> None:
     """Behind a draft that was accepted whole, the last token is said again in place of a new one."""
     made = verification.judge
 
-    def judge(draft: Draft, p: Tensor, chances: Chances) -> Any:
-        found = made(draft, p, chances)
+    def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Any:
+        found = made(draft, p, uniforms)
         last = draft.tokens.gather(1, found.path.gather(1, found.count[:, None]))[:, 0]
         whole = torch.from_numpy(draft.sizes > 1) & (found.count == torch.from_numpy(draft.sizes - 1))
         return replace(found, next=torch.where(whole, last, found.next))
@@ -91,15 +91,15 @@ def copies_labelled_uniform(patch: Patch) -> None:
 
 def greedy_test(patch: Patch) -> None:
     """A draft is accepted whenever the target likes it better than the drafter, and never else."""
-    patch.setattr(Keyed, "accepts", lambda self, width: torch.ones(len(self.rows), width, dtype=torch.float64))
+    patch.setattr(RoundUniforms, "accepts", lambda self, width: torch.ones(len(self.rows), width, dtype=torch.float64))
 
 
 def _judging(patch: Patch, change: Callable[[Draft], Draft]) -> None:
     made = verification.judge
-    _everywhere(patch, lambda draft, p, chances: made(change(draft), p, chances))
+    _everywhere(patch, lambda draft, p, uniforms: made(change(draft), p, uniforms))
 
 
-def _everywhere(patch: Patch, judge: Callable[[Draft, Tensor, Chances], Any]) -> None:
+def _everywhere(patch: Patch, judge: Callable[[Draft, Tensor, Uniforms], Any]) -> None:
     for name in ("speculative", "rrs", "kseq"):
         patch.setattr(f"pardec.samplers.speculative.accept.{name}.judge", judge)
 
@@ -143,24 +143,24 @@ class Refreshed:
 
     fresh: bool  # False: the keys of the numbers are positions alone, the same in every round
 
-    def law(self, draws: int) -> np.ndarray:
+    def distribution(self, draws: int) -> np.ndarray:
         """The frequencies of the token after two refreshes, q -> p1 -> p2; they should be p2's."""
-        laws = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.6, 0.1, 0.3]], dtype=torch.float64)
+        distributions = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.6, 0.1, 0.3]], dtype=torch.float64)
         source = _source(draws)
         rows = np.arange(draws)
-        token = Keyed(source, rows, np.zeros(draws, np.int64), torch.device("cpu")).draw(
-            laws[:1].expand(draws, -1), "token"
+        token = RoundUniforms(source, rows, np.zeros(draws, np.int64), torch.device("cpu")).draw(
+            distributions[:1].expand(draws, -1), "token"
         )
         for turn in (1, 2):
             rounds = np.full(draws, turn if self.fresh else 1)
-            chances = Keyed(source, rows, rounds, torch.device("cpu"))
+            uniforms = RoundUniforms(source, rows, rounds, torch.device("cpu"))
             draft = Draft(
                 torch.stack((torch.zeros_like(token), token), 1),
                 np.full(draws, 2),
                 np.zeros(draws, np.int64),
-                q=laws[turn - 1].expand(draws, 2, -1),
+                q=distributions[turn - 1].expand(draws, 2, -1),
             )
-            made = verification.judge(draft, laws[turn].expand(draws, 2, -1), chances)
+            made = verification.judge(draft, distributions[turn].expand(draws, 2, -1), uniforms)
             token = torch.where(made.count == 1, token, made.next)
         return np.bincount(token.numpy(), minlength=3) / draws
 
@@ -174,8 +174,8 @@ def _source(draws: int) -> Any:
 def test_two_coupled_refreshes_need_fresh_numbers() -> None:
     """Keyed by position alone the second refresh sees the numbers of the first, and its law drifts."""
     true = np.array([0.6, 0.1, 0.3])
-    assert np.abs(Refreshed(fresh=True).law(40_000) - true).sum() / 2 < 0.008
-    assert np.abs(Refreshed(fresh=False).law(40_000) - true).sum() / 2 > 0.05
+    assert np.abs(Refreshed(fresh=True).distribution(40_000) - true).sum() / 2 < 0.008
+    assert np.abs(Refreshed(fresh=False).distribution(40_000) - true).sum() / 2 > 0.05
 
 
 # --- a drafter that looks at what the test will be ---
@@ -187,14 +187,14 @@ class Peeking:
     def width(self, model: LanguageModel) -> int:
         return 2
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Any) -> Draft:
-        text, vocab = scene.text, scene.model.vocab_size
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
+        text, vocab = context.text, context.model.vocab_size
         q = torch.full((len(text), 2, vocab), 1 / vocab)
-        assert isinstance(chances, Keyed)
-        drafted = (chances.accepts(2)[:, 1] * vocab).long()
+        assert isinstance(uniforms, RoundUniforms)
+        drafted = (uniforms.accepts(2)[:, 1] * vocab).long()
         return Draft.chain(text, drafted[:, None], np.minimum(room, 1), q=q)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Any) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None:
         return
 
 

@@ -143,8 +143,8 @@ def same(one: Finished, row: int, other: Finished, at: int) -> bool:
 class Table:
     """A stack that predicts position p by row p of a table of laws [L, V], whatever the tokens."""
 
-    def __init__(self, laws: Tensor) -> None:
-        self.logits = laws.log()
+    def __init__(self, distributions: Tensor) -> None:
+        self.logits = distributions.log()
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         places = torch.nn.functional.one_hot(plan.positions.clamp(min=0), len(self.logits)).float()
@@ -154,13 +154,13 @@ class Table:
         return KVCache(layers=1, batch=batch, capacity=capacity, kv_heads=1, head_dim=1)
 
 
-def table(laws: Tensor) -> LanguageModel:
+def table(distributions: Tensor) -> LanguageModel:
     """A model of hand-made laws [L, V]; pad, end and mask are the last three ids."""
-    size = laws.shape[1]
+    size = distributions.shape[1]
     facts = Facts(size - 1, (size - 2,), size - 3, None, 0, "bidirectional", None)
     where = {"path": None, "device": torch.device("cpu"), "dtype": torch.float32}
     return LanguageModel(
-        Table(laws), facts, {}, None, "table", family="table", vocab_size=size, layers=1, width=1, **where
+        Table(distributions), facts, {}, None, "table", family="table", vocab_size=size, layers=1, width=1, **where
     )
 
 

@@ -44,7 +44,7 @@ class ToyHead:
     def ready(self, states: States) -> States:
         return states
 
-    def law(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
+    def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
         z = states.said[:, : self.size]
         if states.unsaid is not None and states.scale is not None:
             plain = states.unsaid[:, : self.size]

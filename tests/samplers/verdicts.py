@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.samplers.speculative.contracts import Acceptance, Draft, Laws, Verdict
+from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistributions, Verdict
 
 
 class Given:
@@ -47,9 +47,9 @@ class InOrder:
     draw, noise = Given.draw, Given.noise
 
 
-def laws(p: Tensor, *, greedy: bool = False) -> Laws:
+def distributions(p: Tensor, *, greedy: bool = False) -> TargetDistributions:
     """Laws whose softmax is `p` [B, T, V]."""
-    return Laws(p.log(), p.log(), greedy)
+    return TargetDistributions(p.log(), p.log(), greedy)
 
 
 def tree(tokens: Tensor, parents: Sequence[int] | None, q: Tensor | None = None, **more: Tensor) -> Draft:
@@ -77,27 +77,27 @@ def emitted(rule: Acceptance, p: Tensor, q: Tensor, k: int, *, replacement: bool
     own, weight = [torch.zeros(len(draws), vocab, dtype=p.dtype)], torch.ones(len(draws), dtype=p.dtype)
     gone = torch.zeros(len(draws), vocab, dtype=torch.bool)
     for j in range(k):
-        law = q.expand(len(draws), -1).masked_fill(gone, 0)
-        law = law / law.sum(-1, keepdim=True)
-        own.append(law)
-        weight = weight * law.gather(1, draws[:, j, None])[:, 0]
+        distribution = q.expand(len(draws), -1).masked_fill(gone, 0)
+        distribution = distribution / distribution.sum(-1, keepdim=True)
+        own.append(distribution)
+        weight = weight * distribution.gather(1, draws[:, j, None])[:, 0]
         if not replacement:
             gone = gone.scatter(1, draws[:, j, None], True)
     draft = tree(torch.nn.functional.pad(draws, (1, 0)), [-1] + [0] * k, torch.stack(own, 1))
-    chances = Given(torch.full(draft.tokens.shape, torch.inf, dtype=torch.float64))
-    made = rule.accept(draft, laws(p.expand(len(draws), k + 1, vocab)), chances, None)
+    uniforms = Given(torch.full(draft.tokens.shape, torch.inf, dtype=torch.float64))
+    made = rule.accept(draft, distributions(p.expand(len(draws), k + 1, vocab)), uniforms, None)
     assert made.ratio is not None
-    return _mixed(draws, weight, made, chances.left)
+    return _mixed(draws, weight, made, uniforms.left)
 
 
 def _mixed(draws: Tensor, weight: Tensor, made: Verdict, left: Tensor) -> tuple[Tensor, float]:
     assert made.ratio is not None
-    law, going = torch.zeros_like(left[0]), weight
+    distribution, going = torch.zeros_like(left[0]), weight
     for j in range(draws.shape[1]):
-        chance = made.ratio[:, j + 1]
-        law.scatter_add_(0, draws[:, j], going * chance)
-        going = going * (1 - chance)
-    return law + (going[:, None] * left).sum(0), float((weight - going).sum())
+        uniform = made.ratio[:, j + 1]
+        distribution.scatter_add_(0, draws[:, j], going * uniform)
+        going = going * (1 - uniform)
+    return distribution + (going[:, None] * left).sum(0), float((weight - going).sum())
 
 
 def pairs(count: int, sizes: Sequence[int] = (3, 4, 5, 6), seed: int = 0) -> list[tuple[Tensor, Tensor]]:

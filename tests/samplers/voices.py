@@ -20,10 +20,10 @@ from pardec.samplers.rng import Keyed as Seeds
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.contracts import Draft, Outcome, Verdict
 from pardec.samplers.speculative.draft import model as second
-from pardec.samplers.speculative.draft_model import Nodes
-from pardec.samplers.speculative.forward import Passes
+from pardec.samplers.speculative.draft_model import DraftModelState
+from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.sequences import Sequences
-from pardec.samplers.speculative.uniforms import Keyed
+from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 
 LENGTHS = ("", "+heuristic", "+unsure:tau=0.6", "+fallback:below=0.5", "+calibrated:h=0.5", "+goodput:c=0.2")
@@ -79,7 +79,7 @@ def path(draft: Draft, row: int, node: int) -> list[int]:
     return found[::-1]
 
 
-def law(model: LanguageModel, text: Sequence[int], **part: Any) -> Tensor:
+def distribution(model: LanguageModel, text: Sequence[int], **part: Any) -> Tensor:
     """Raw logits [V] behind `text`, by a forward without a cache; `part` of the stack."""
     plan = Plan.full(torch.tensor([list(text)]), model.visible())
     return model.forward(Plan(**{**{name: getattr(plan, name) for name in Plan.__slots__}, **part})).logits()[0, -1]
@@ -97,26 +97,26 @@ def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[f
     Gives the greatest difference of each law, as a share of its greatest logit.
     """
     errors: list[float] = []
-    hear, verify = Nodes.hear, Passes.verify
+    forward, verify = DraftModelState.forward, VerifyForward.verify
 
-    def listened(self: Nodes, draft: Draft, nodes: Tensor) -> Tensor:
-        said = hear(self, draft, nodes)
+    def listened(self: DraftModelState, draft: Draft, nodes: Tensor) -> Tensor:
+        said = forward(self, draft, nodes)
         for row in range(len(nodes)):
             for at, node in enumerate(nodes[row].tolist()):
                 if node >= 0 and truth is not None:
-                    text = [*self.scene.text.row(row).tolist(), *path(draft, row, node)]
+                    text = [*self.context.text.row(row).tolist(), *path(draft, row, node)]
                     errors.append(apart(said[row, at], truth(text)))
         return said
 
-    def verified(self: Passes, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
+    def verified(self: VerifyForward, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
         raw, made = verify(self, draft, hidden)
         for row, size in enumerate(draft.sizes):
             for node in range(size):
                 text = [*self.text.row(row).tolist(), *path(draft, row, node)]
-                errors.append(apart(raw[row, node], law(self.model, text)))
+                errors.append(apart(raw[row, node], distribution(self.model, text)))
         return raw, made
 
-    with patch.object(Nodes, "hear", listened), patch.object(Passes, "verify", verified):
+    with patch.object(DraftModelState, "forward", listened), patch.object(VerifyForward, "verify", verified):
         yield errors
 
 
@@ -137,7 +137,7 @@ class Told:
         drawn[drawn < self.least] = -np.inf
         return drawn
 
-    def hear(self, draft: Draft, nodes: Tensor) -> Tensor:
+    def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         self.calls.append(nodes.tolist())
         said = np.zeros((*nodes.shape, self.vocab))
         for row, col in zip(*np.nonzero(nodes.numpy() >= 0), strict=True):
@@ -148,7 +148,7 @@ class Told:
         self.pruned = nodes.tolist()
 
 
-def scene(text: Sequences, *, temperature: float = 0.0, accept: str = "speculative", length: Any = None) -> Any:
+def context(text: Sequences, *, temperature: float = 0.0, accept: str = "speculative", length: Any = None) -> Any:
     """As much of a scene as shapes and controllers look at."""
     rule = registry.build(parse(accept).parts[0], "ar")
     return SimpleNamespace(
@@ -164,15 +164,19 @@ def written(prompts: Sequence[Sequence[int]], new: int = 20) -> Sequences:
     return Sequences([torch.tensor(prompt) for prompt in prompts], [len(p) + new for p in prompts], pad_id=0)
 
 
-def chances(text: Sequences, seed: int = 0) -> Keyed:
+def uniforms(text: Sequences, seed: int = 0) -> RoundUniforms:
     count = len(text)
-    return Keyed(Seeds(tuple(range(seed, seed + count))), text.rows, np.zeros(count, dtype=np.int64), text.device)
+    return RoundUniforms(
+        Seeds(tuple(range(seed, seed + count))), text.rows, np.zeros(count, dtype=np.int64), text.device
+    )
 
 
-def grown(shape: Any, voice: Told, budget: Sequence[int], seed: int = 0, **more: Any) -> Draft:
+def grown(shape: Any, draft_model: Told, budget: Sequence[int], seed: int = 0, **more: Any) -> Draft:
     """A draft of `voice`, checked for what every draft holds."""
-    draft: Draft = shape.grow(voice, scene(voice.text, **more), np.array(budget), chances(voice.text, seed), None)
-    assert draft.tokens[:, 0].tolist() == voice.text.last.tolist()
+    draft: Draft = shape.grow(
+        draft_model, context(draft_model.text, **more), np.array(budget), uniforms(draft_model.text, seed), None
+    )
+    assert draft.tokens[:, 0].tolist() == draft_model.text.last.tolist()
     assert draft.width <= shape.width(max(budget))
     for row, size in enumerate(draft.sizes):
         assert int(draft.depth[row, :size].max()) <= budget[row]
@@ -197,9 +201,9 @@ class Pausing:
     def __init__(self) -> None:
         self.rounds = 0
 
-    def budget(self, most: int, scene: Any, state: None) -> np.ndarray:
+    def budget(self, most: int, context: Any, state: None) -> np.ndarray:
         self.rounds += 1
-        wanted: np.ndarray = (scene.text.rows + self.rounds) % 3 * 2 * (self.rounds % 4 > 0)
+        wanted: np.ndarray = (context.text.rows + self.rounds) % 3 * 2 * (self.rounds % 4 > 0)
         return wanted
 
     def stop(self, *_: Any) -> None:
@@ -216,21 +220,21 @@ def outcome(drafted: Sequence[int], accepted: Sequence[int], forwards: int = 0) 
     draft = Draft(tokens, counts + 1, np.zeros_like(counts), forwards=forwards)
     order = torch.arange(tokens.shape[1]).expand_as(tokens)
     verdict = Verdict(order, torch.tensor(accepted), tokens[:, 0])
-    laws: Any = None
-    return Outcome(draft, verdict, laws, np.full_like(counts, 10), np.array(accepted) + 1)
+    distributions: Any = None
+    return Outcome(draft, verdict, distributions, np.full_like(counts, 10), np.array(accepted) + 1)
 
 
-def speed(controller: Any, chance: np.ndarray, c: float, most: int, sure: np.ndarray | None = None) -> float:
+def speed(controller: Any, uniform: np.ndarray, c: float, most: int, sure: np.ndarray | None = None) -> float:
     """Tokens per time of one row over rounds in which token i is accepted with probability chance[round, i].
 
     `sure` [rounds, most] is what the drafter says of it. A forward of the target takes 1, one of the drafter c. Every
     controller meets the same luck.
     """
-    stage = scene(written([[1]]))
+    stage = context(written([[1]]))
     state = controller.start(stage) if hasattr(controller, "start") else None
-    luck = np.random.RandomState(5).rand(*chance.shape)
+    luck = np.random.RandomState(5).rand(*uniform.shape)
     tokens = time = 0.0
-    for round_, row in enumerate(chance):
+    for round_, row in enumerate(uniform):
         budget = int(controller.budget(most, stage, state)[0])
         drafted = 0
         while drafted < min(budget, most):
@@ -247,9 +251,9 @@ def speed(controller: Any, chance: np.ndarray, c: float, most: int, sure: np.nda
     return tokens / time
 
 
-def best_fixed(chance: np.ndarray, c: float, most: int) -> float:
+def best_fixed(uniform: np.ndarray, c: float, most: int) -> float:
     """The speed of the best k in hindsight, with the luck of `speed`."""
-    rounds, taken = len(chance), (np.random.RandomState(5).rand(*chance.shape) < chance).cumprod(1)
+    rounds, taken = len(uniform), (np.random.RandomState(5).rand(*uniform.shape) < uniform).cumprod(1)
     return max((rounds + float(taken[:, :k].sum())) / (rounds * (1 + c * k)) for k in range(most + 1))
 
 

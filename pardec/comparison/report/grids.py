@@ -48,5 +48,6 @@ def _figure(row: Row, result: Result, top: int) -> str:
     return (
         f'<figure><img src="{image_view.source(picture)}" alt="{escape(about, quote=True)}">'
         f'<img src="{image_view.source(image_view.heat(counts, top, picture.size))}" '
-        f'alt="tokens gained a forward, at most {int(counts.max())}"><figcaption>{spec(row["sampler"])}<br>{escape(told)}{right}</figcaption></figure>'
+        f'alt="tokens gained a forward, at most {int(counts.max())}"><figcaption>'
+        f"{spec(row['sampler'])}<br>{escape(told)}{right}</figcaption></figure>"
     )

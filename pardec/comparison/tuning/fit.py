@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.errors import SpecError
 from pardec.samplers.cards import Family
 from pardec.samplers.registry import resolve
-from pardec.samplers.speculative.contracts import Speculation
+from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from ...requests.settings import Settings
 from ..plan import Loading, family_of
@@ -91,7 +91,7 @@ class Fit:
             settings = Settings.of(arguments)
             return resolve(settings.sampler, self.family, sampling=settings.temperature > 0)
         sampler: Any = self.model.prepare("a", **arguments).sampler
-        if isinstance(sampler, Speculation):
+        if isinstance(sampler, SpeculativeSampler):
             sampler.width(self.model.language_model)  # drafters refuse a model there
         return sampler
 

@@ -14,12 +14,12 @@ from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.model import Facts, LanguageModel
 from pardec.models.plan import Plan
-from pardec.samplers.masked.contracts import Canvas, Proposal, Request, Sampler
+from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal, Request
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.ops.rank import top
 from pardec.samplers.rng import Keyed
 
-from .callbacks import Sight, Watch
+from .callbacks import AttentionPattern, Watch
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Block:
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: MaskedSampler,
         sample: Tensor,
         mask_id: int,
         vocab: int,
         source: Keyed,
-        law: dict[str, Any],
+        distribution: dict[str, Any],
         prompt: Tensor | None,
     ) -> None:
         """What is no mask and not of the `prompt` ([W] bool) was committed before, and may be revised."""
@@ -92,10 +92,12 @@ class Block:
             layers=1,
             width=vocab,
         )
-        self.seen: list[Sight] = []
+        self.seen: list[AttentionPattern] = []
         watched = replace(sampler, widen=(*sampler.widen, Watch(self.seen)))
         canvases = tuple(sample.cpu().clone())
-        self.loop = MaskedLoop(model, watched, Request(canvases, (0,) * rows, width, source, absolute=True, **law))
+        self.loop = MaskedLoop(
+            model, watched, Request(canvases, (0,) * rows, width, source, absolute=True, **distribution)
+        )
         settled = sample != mask_id if prompt is None else (sample != mask_id) & ~prompt
         self.loop.canvas.commit_step[:, :-1].masked_fill_(settled, 0)
         self.filled = sample.clone()

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.events import Event, Started, Step
-from pardec.samplers.masked.contracts import Canvas, Proposal, Sampler
+from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal
 
 TENSORS = ("block_x", "transfer_index", "editing_transfer_index", "sampled_tokens", "sampled_probs", "active_block")
 
 
 @dataclass
-class Sight:
+class StepView:
     """What the loop saw in its last step; [n, W] each, live rows."""
 
     proposal: Proposal
@@ -32,10 +32,10 @@ class Sight:
 class Watch:
     """A widen stage that adds nothing and remembers the step."""
 
-    seen: list[Sight]
+    seen: list[StepView]
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
-        self.seen[:] = [Sight(proposal, canvas.window_host.copy(), canvas.eligible_host.copy(), canvas.lo.copy())]
+        self.seen[:] = [StepView(proposal, canvas.window_host.copy(), canvas.eligible_host.copy(), canvas.lo.copy())]
         return chosen
 
 
@@ -56,12 +56,12 @@ class Told:
                 f"callback_on_step_end_tensor_inputs has {unknown}", hint=f"it may have {', '.join(TENSORS)}"
             )
         self.pipeline, self.callback = pipeline, callback
-        self.seen: list[Sight] = []
+        self.seen: list[StepView] = []
         self.block: tuple[int, int] | None = None
         self.step = 0
         self.end = 0  # of the furthest block reached
 
-    def watched(self, sampler: Sampler) -> Sampler:
+    def watched(self, sampler: MaskedSampler) -> MaskedSampler:
         """The sampler, with an eye on it if there is a callback."""
         if self.callback is None:
             return sampler
@@ -75,12 +75,12 @@ class Told:
             self.tokens = event.tokens.copy()
         elif isinstance(event, Step):
             self.tokens[event.rows] = event.tokens
-            (sight,) = self.seen
-            block = int(event.rows[0]), int(sight.lo[0])
+            (view,) = self.seen
+            block = int(event.rows[0]), int(view.lo[0])
             self.step = self.step + 1 if block == self.block else 0
             self.block = block
-            self.end = max(self.end, 1 + int(sight.window[sight.window < self.tokens.shape[1]].max()))
-            handed = {name: self._tensor(name, event, sight) for name in self.names}
+            self.end = max(self.end, 1 + int(view.window[view.window < self.tokens.shape[1]].max()))
+            handed = {name: self._tensor(name, event, view) for name in self.names}
             before = handed.get("block_x")
             kept = None if before is None else before.clone()
             answer = self.callback(self.pipeline, event.number, self.step, handed) or {}
@@ -91,21 +91,21 @@ class Told:
                     hint="LLaDA2Pipeline with a PardecScheduler does",
                 )
 
-    def _tensor(self, name: str, event: Step, sight: Sight) -> Tensor:
+    def _tensor(self, name: str, event: Step, view: StepView) -> Tensor:
         device = self.pipeline.device
         if name == "block_x":
             return torch.from_numpy(self.tokens[:, : self.end].copy()).to(device)
         found: Any
         if name in ("sampled_tokens", "sampled_probs"):
-            tokens = sight.proposal.tokens
-            found = tokens if name == "sampled_tokens" else sight.proposal.evidence.filtered.probability(tokens)
+            tokens = view.proposal.tokens
+            found = tokens if name == "sampled_tokens" else view.proposal.evidence.filtered.probability(tokens)
         elif name == "active_block":
-            found = torch.from_numpy(sight.active)
+            found = torch.from_numpy(view.active)
         else:
             said = event.committed if name == "transfer_index" else event.revised
             said = np.zeros_like(event.open) if said is None else said
             bin_added = np.concatenate([said, np.zeros_like(said[:, :1])], 1)
-            found = torch.from_numpy(np.take_along_axis(bin_added, sight.window, 1))
+            found = torch.from_numpy(np.take_along_axis(bin_added, view.window, 1))
         made = torch.zeros((len(self.tokens), found.shape[1]), dtype=found.dtype, device=device)
         made[torch.from_numpy(event.rows).to(device)] = found.to(device).clone()
         return made

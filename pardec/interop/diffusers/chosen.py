@@ -10,7 +10,7 @@ from diffusers import BlockRefinementScheduler, EntropyBoundScheduler
 
 from pardec.models.errors import SpecError, UnknownNameError
 from pardec.samplers import registry
-from pardec.samplers.masked.contracts import Sampler
+from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.spec import Part, Policy, Spec
 
 from ...api import Model
@@ -19,7 +19,7 @@ from .policy import altered, policy
 from .scheduler import PardecScheduler
 
 
-def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | Sampler | None) -> Any:
+def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | MaskedSampler | None) -> Any:
     """The scheduler of a call that diffusers' loop decodes; None where pardec's own loop does."""
     if sampler is None and isinstance(scheduler, PardecScheduler):
         sampler = scheduler.config.sampler
@@ -33,7 +33,7 @@ def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | Sampler 
         )
     if sampler is None or (isinstance(scheduler, PardecScheduler) and sampler == scheduler.config.sampler):
         return scheduler
-    if isinstance(sampler, Sampler):
+    if isinstance(sampler, MaskedSampler):
         raise SpecError(
             f"{sampler.spec} is a resolved sampler, and a {type(model).__name__} is decoded with specs",
             hint='name a spec, sampler="threshold:tau=0.9", or load the model by its name',
@@ -41,7 +41,9 @@ def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | Sampler 
     return PardecScheduler(str(sampler), block_length=scheduler.config.block_length)
 
 
-def asked_for(scheduler: Any, sampler: str | Spec | Policy | Sampler | None, asked: dict[str, Any]) -> Sampler:
+def asked_for(
+    scheduler: Any, sampler: str | Spec | Policy | MaskedSampler | None, asked: dict[str, Any]
+) -> MaskedSampler:
     """The sampler of a call; `asked` has the arguments of LLaDA2Pipeline that say how a block is committed."""
     editing = asked["editing_threshold"]
     if editing is not None and editing <= 0:
@@ -76,7 +78,7 @@ def asked_for(scheduler: Any, sampler: str | Spec | Policy | Sampler | None, ask
     return policy(scheduler, f"{edit}+eos", steps=steps, threshold=asked["threshold"])
 
 
-def ending(sampler: Sampler, early: bool) -> Sampler:
+def ending(sampler: MaskedSampler, early: bool) -> MaskedSampler:
     """The sampler with `eos`, or without it."""
     parts = tuple(part for part in sampler.spec.parts if part.name != "eos")
     named = len(parts) < len(sampler.spec.parts)
@@ -92,7 +94,7 @@ def ending(sampler: Sampler, early: bool) -> Sampler:
     return replace(sampler, spec=replace(sampler.spec, parts=parts), finish=finish)
 
 
-def shown(call: Mapping[str, Any]) -> Sampler:
+def shown(call: Mapping[str, Any]) -> MaskedSampler:
     """A sampler for a Result to show: diffusers' loop, with what a call of it says of the blocks."""
     names = ("threshold", "editing_threshold", "max_post_steps", "num_inference_steps", "minimal_topk")
     part = Part("LLaDA2Pipeline", tuple((name, str(call[name])) for name in names))

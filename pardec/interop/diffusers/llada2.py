@@ -170,8 +170,8 @@ class Network(nn.Module):
             return
         width = self.given[-1].shape[1]
         block = now[:, width - self.block : width]
-        law = self.logits[:, : block.shape[1]].softmax(-1)
-        self.scores.append(law.gather(-1, block[..., None])[..., 0])
+        distribution = self.logits[:, : block.shape[1]].softmax(-1)
+        self.scores.append(distribution.gather(-1, block[..., None])[..., 0])
 
     def finished(self, asked: Call, sequences: Tensor, early: bool) -> Finished:
         """What came of it: `sequences` [B, gen_length] behind the prompts; `early`: they may stop at an end token."""

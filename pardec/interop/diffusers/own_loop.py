@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.events import Finished, Step
-from pardec.samplers.masked.contracts import Sampler
+from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.spec import Policy, Spec
 
 from ...api import Model
@@ -26,7 +26,7 @@ _PACE = ("num_inference_steps", "threshold", "minimal_topk", "editing_threshold"
 
 
 def run(
-    pipeline: Any, call: Mapping[str, Any], sampler: str | Spec | Policy | Sampler | None
+    pipeline: Any, call: Mapping[str, Any], sampler: str | Spec | Policy | MaskedSampler | None
 ) -> tuple[Tensor, list[str] | None, Result]:
     """Sequences [B, gen_length] behind the prompts, their texts, and pardec's Result.
 
@@ -60,7 +60,7 @@ def run(
     return torch.stack(made).to(pipeline.device), texts, result
 
 
-def prepared(pipeline: Any, rows: Sequence[Sequence[int]], sampler: Sampler, call: Mapping[str, Any]) -> Call:
+def prepared(pipeline: Any, rows: Sequence[Sequence[int]], sampler: MaskedSampler, call: Mapping[str, Any]) -> Call:
     """The call as `Model.prepare` makes it of these rows of ids."""
     model, generator = pipeline.model, call["generator"]
     ends, new = call["eos_token_id"], call["gen_length"]

@@ -14,7 +14,7 @@ from diffusers.pipelines.llada2 import LLaDA2PipelineOutput
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.masked.contracts import Sampler
+from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.spec import Policy, Spec
 
 from ...api import Model, load
@@ -161,7 +161,7 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         callback_on_step_end: Callable[..., Any] | None = None,
         callback_on_step_end_tensor_inputs: list[str] | None = None,
         *,
-        sampler: str | Spec | Policy | Sampler | None = None,
+        sampler: str | Spec | Policy | MaskedSampler | None = None,
     ) -> Any:
         """Decodes as LLaDA2Pipeline's call does.
 

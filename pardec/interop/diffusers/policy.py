@@ -19,12 +19,14 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.masked.contracts import Canvas, Evidence, Proposal, Sampler
-from pardec.samplers.ops.distribution import Law
+from pardec.samplers.masked.contracts import Canvas, Evidence, MaskedSampler, Proposal
+from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.spec import Part, Spec, parse
 
 
-def policy(scheduler: Any, rest: str = "eos", *, steps: int | None = None, threshold: float | None = None) -> Sampler:
+def policy(
+    scheduler: Any, rest: str = "eos", *, steps: int | None = None, threshold: float | None = None
+) -> MaskedSampler:
     """A sampler whose select is `scheduler`, for `Model.generate(sampler=...)`.
 
     Args:
@@ -81,7 +83,7 @@ def altered(scheduler: Any, **values: Any) -> Any:
     return type(scheduler).from_config({**kept, **values})
 
 
-def _sampler(spec: Spec, named: Part, select: Any, logits: tuple[Any, ...]) -> Sampler:
+def _sampler(spec: Spec, named: Part, select: Any, logits: tuple[Any, ...]) -> MaskedSampler:
     """`spec` resolved with a stand-in for the select, and this one in its place."""
     parts = spec.parts
     if all(registry.find(part.name).stage != "propose" for part in parts):
@@ -168,10 +170,10 @@ class Anneal:
     def start(self, canvas: Canvas) -> Clock:
         return Clock(_start(canvas))
 
-    def logits(self, evidence: Evidence, canvas: Canvas, state: Clock) -> Law:
+    def logits(self, evidence: Evidence, canvas: Canvas, state: Clock) -> Distribution:
         left = (self.steps - state.at(canvas, self.steps)) / self.steps
         temperature = torch.from_numpy(self.cold + (self.hot - self.cold) * left)
-        return Law(evidence.logits / temperature.to(evidence.logits)[:, None, None])
+        return Distribution(evidence.logits / temperature.to(evidence.logits)[:, None, None])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.masked.contracts import Referring, Sampler
+from pardec.samplers.masked.contracts import MaskedSampler, Referring
 from pardec.samplers.rng import Keyed
 
 from .arguments import draw_seeds, refuse_unless_default, shaping
@@ -137,11 +137,11 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
             raise SpecError("mask_token_id is missing", hint="a masked model is decoded; pass the id of its mask token")
         block = self._block
         if int(timestep) == 0 or block is None or not block.goes_on(sample):
-            law = shaping(temperature, top_k, top_p, sampling_method)
+            distribution = shaping(temperature, top_k, top_p, sampling_method)
             sampler = replace(self._sampler, widen=(*self._sampler.widen, Share(self.num_inference_steps)))
             source = Keyed(tuple(draw_seeds(generator, len(sample))))
             block = self._block = Block(
-                sampler, sample, mask_token_id, model_output.shape[-1], source, law, prompt_mask
+                sampler, sample, mask_token_id, model_output.shape[-1], source, distribution, prompt_mask
             )
             block.loop.canvas.step += min(int(timestep), self.num_inference_steps - 1)
         filled, probability, tokens = block.step(model_output)
@@ -201,7 +201,7 @@ def _ended(
     return finished | (ended & ~before).any(1)
 
 
-def _runnable(spec: str) -> Sampler:
+def _runnable(spec: str) -> MaskedSampler:
     """The sampler, if logits of a block are all it needs."""
     sampler = registry.resolve(spec)
     hint = f"PardecPipeline.from_pretrained(name)(..., sampler={spec!r}) runs it"

@@ -25,7 +25,7 @@ import torch
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.rng import Keyed
 
-from .laws import Answer, Laws, Query
+from .token_probabilities import Answer, Query, TokenProbabilities
 
 Kind = Literal["mc", "chain", "confident"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -83,15 +83,19 @@ class Likelihood:
         SpecError: an unknown kind, an mc_num below 1, guidance of an AR model.
     """
 
-    def __init__(self, laws: Laws, *, kind: str = "mc", mc_num: int = 128, check_greedy: bool = True) -> None:
+    def __init__(
+        self, distributions: TokenProbabilities, *, kind: str = "mc", mc_num: int = 128, check_greedy: bool = True
+    ) -> None:
         if kind not in KINDS:
             raise SpecError(f"unknown likelihood {kind!r}{did_you_mean(str(kind), KINDS)}", hint=f"one of {KINDS}")
         if not isinstance(mc_num, int) or isinstance(mc_num, bool) or mc_num < 1:
             raise SpecError(f"mc_num is a whole number of at least 1, got {mc_num!r}", hint="mc_num=128")
-        self.laws, self.kind, self.mc_num, self.check_greedy = laws, kind, mc_num, check_greedy
-        self.facts = laws.model.facts
-        if laws.cfg is not None and not self.facts.masked:
-            raise SpecError(f"cfg guides masked models and {laws.model.name} is an AR model", hint="leave cfg out")
+        self.distributions, self.kind, self.mc_num, self.check_greedy = distributions, kind, mc_num, check_greedy
+        self.facts = distributions.model.facts
+        if distributions.cfg is not None and not self.facts.masked:
+            raise SpecError(
+                f"cfg guides masked models and {distributions.model.name} is an AR model", hint="leave cfg out"
+            )
 
     def score(self, pairs: Sequence[tuple[list[int], list[int]]], *, seed: int = 0) -> list[tuple[float, bool]]:
         """Log-likelihood, in nats, of each answer after its context, and whether greedy decoding makes it.
@@ -125,7 +129,7 @@ class Likelihood:
         return list(zip(values, greedy or [False] * len(units), strict=True))
 
     def _exact(self, units: Sequence[Unit]) -> list[tuple[float, bool]]:
-        answers = self.laws.ask([Query((u.prefix + u.target)[:-1], u.positions, u.target) for u in units])
+        answers = self.distributions.ask([Query((u.prefix + u.target)[:-1], u.positions, u.target) for u in units])
         return [
             (float(answer.log_prob.sum()), answer.best.tolist() == unit.target)
             for unit, answer in zip(units, answers, strict=True)
@@ -142,7 +146,7 @@ class Likelihood:
                 filled = [mask if i in hidden else token for i, token in enumerate(unit.target)]
                 at = [unit.positions[i] for i in pattern.asked]
                 queries.append(Query(unit.prefix + filled, at, [unit.target[i] for i in pattern.asked], unit.context))
-        answers = iter(self.laws.ask(queries))
+        answers = iter(self.distributions.ask(queries))
         return [sum(p.weight * float(next(answers).log_prob.sum()) for p in several) for several in patterns]
 
     def _filled(self, units: Sequence[Unit], *, while_greedy: bool = False) -> list[_Progress]:
@@ -152,7 +156,7 @@ class Likelihood:
         made = [_Progress(unit, list(range(len(unit.target)))) for unit in units]
         live = made
         while live:
-            for progress, answer in zip(live, self.laws.ask([p.query(mask) for p in live]), strict=True):
+            for progress, answer in zip(live, self.distributions.ask([p.query(mask) for p in live]), strict=True):
                 progress.take(answer)
             live = [p for p in live if p.open and (p.greedy or not while_greedy)]
         return made

@@ -20,9 +20,9 @@ from pardec.samplers import registry
 
 from ...api import Model, load
 from ...requests.settings import Settings
-from .laws import Batches, Laws
 from .likelihood import Likelihood, key_of
 from .requests import Generation, generation, split_arguments, told_apart
+from .token_probabilities import Batches, TokenProbabilities
 
 _AUTO = 64  # rows that batch_size="auto" begins with
 _WINDOW = 2048  # tokens of a window, where a checkpoint names no length
@@ -94,7 +94,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         if self.batches.size < 1:
             raise SpecError(f"batch_size is at least 1, got {batch_size}", hint='batch_size=8, or "auto"')
         self.likelihood = Likelihood(
-            Laws(inner, self.batches, cfg=self.defaults.get("cfg")),
+            TokenProbabilities(inner, self.batches, cfg=self.defaults.get("cfg")),
             kind=likelihood,
             mc_num=mc_num,
             check_greedy=check_greedy,

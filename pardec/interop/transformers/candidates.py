@@ -18,10 +18,17 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.spec import Part, Spec, parse
-from pardec.samplers.speculative.contracts import Chances, Compatible, Draft, Outcome, Scene, Speculation
+from pardec.samplers.speculative.contracts import (
+    Compatible,
+    DecodeContext,
+    Draft,
+    Outcome,
+    SpeculativeSampler,
+    Uniforms,
+)
 
 
-def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> Speculation:
+def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> SpeculativeSampler:
     """A sampler that drafts with transformers' candidate generators.
 
     Args:
@@ -39,7 +46,7 @@ def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> Spec
     if card.stage != "accept":
         raise SpecError(f"{card.name!r} is no acceptance", hint='"pardec list samplers --stage accept" shows them')
     spec = Spec((Part("candidates", (("k", str(k)),)), *parse(accept).parts))
-    sampler = Speculation(spec, getattr(made, "exact", card.exact), Candidates(source, k), made)
+    sampler = SpeculativeSampler(spec, getattr(made, "exact", card.exact), Candidates(source, k), made)
     if isinstance(made, Compatible):
         made.check(sampler)
     return sampler
@@ -65,8 +72,8 @@ class Candidates:
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
-    def start(self, scene: Scene) -> _Generators:
-        rows = len(scene.text)
+    def start(self, context: DecodeContext) -> _Generators:
+        rows = len(context.text)
         if _generates(self.source):
             if rows > 1:
                 raise SpecError(
@@ -75,8 +82,8 @@ class Candidates:
             return _Generators([_checked(self.source)])
         return _Generators([None] * rows)
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: _Generators) -> Draft:
-        text, vocab = scene.text, scene.model.vocab_size
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: _Generators) -> Draft:
+        text, vocab = context.text, context.model.vocab_size
         batch, device = len(text), text.device
         drafted, counts = torch.zeros(batch, self.k, dtype=torch.int64, device=device), np.zeros_like(text.length)
         given: list[Tensor | None] = []
@@ -88,7 +95,7 @@ class Candidates:
             drafted[at, : len(found)], counts[at] = found, len(found)
             given.append(None if logits is None else _fitted(logits[0, : len(found)].to(device), vocab))
         most = int(counts.max(initial=0))
-        if not scene.request.temperature or all(logits is None for logits in given) or not most:
+        if not context.request.temperature or all(logits is None for logits in given) or not most:
             return Draft.chain(text, drafted, counts)
         q = torch.full((batch, most + 1, vocab), 1 / vocab, device=device)
         point = torch.ones(batch, most + 1, dtype=torch.bool, device=device)
@@ -97,16 +104,16 @@ class Candidates:
                 q[at, 1 : len(logits) + 1], point[at, 1 : len(logits) + 1] = logits.softmax(-1), False
         return Draft.chain(text, drafted, counts, q=q, point=point)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: _Generators) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: _Generators) -> None:
         """Each generator is told how its candidates fared; the prompt's round had none."""
         if not state.asked:
             state.asked = True
             return
-        text, sizes = scene.text, outcome.draft.sizes
+        text, sizes = context.text, outcome.draft.sizes
         for at, generator in enumerate(state.generators):
             ids = torch.from_numpy(text.row(at).copy())[None].to(text.device)
             matches = min(int(outcome.gained[at]) - 1, int(sizes[at]) - 1)
-            generator.update_candidate_strategy(ids, outcome.laws.logits[at : at + 1, : sizes[at]], matches)
+            generator.update_candidate_strategy(ids, outcome.distributions.logits[at : at + 1, : sizes[at]], matches)
 
 
 class _Generators:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pardec.samplers.spec import Policy, Spec
-    from pardec.samplers.speculative.contracts import Speculation
+    from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 
 @dataclass
@@ -45,7 +45,7 @@ def generate(
     logits_processor: Sequence[Any] = (),
     stopping_criteria: Sequence[Any] = (),
     generation_config: Any = None,
-    sampler: str | Spec | Policy | Speculation | None = None,
+    sampler: str | Spec | Policy | SpeculativeSampler | None = None,
     seed: int | Sequence[int] | None = None,
     streamer: Any = None,
     synced_gpus: bool = False,

@@ -44,11 +44,14 @@ def require_stateless(processors: Sequence[Any], input_ids: Tensor, vocab: int) 
         if not _same(whole, _ask(processor, input_ids, scores)):
             raise SpecError(f"{name} gives something else when it is asked again", hint=_HINT)
         if len(input_ids) == 1:  # the nodes of a draft are asked about together, as rows are
-            ids, law = torch.cat((input_ids, input_ids.roll(1, 1))), torch.cat((scores, 2 * scores.flip(1) + 1))
-            whole = _ask(processor, ids, law)
+            ids, distribution = (
+                torch.cat((input_ids, input_ids.roll(1, 1))),
+                torch.cat((scores, 2 * scores.flip(1) + 1)),
+            )
+            whole = _ask(processor, ids, distribution)
         else:
-            ids, law = input_ids, scores
-        alone = [_ask(processor, ids[row : row + 1], law[row : row + 1]) for row in range(len(ids))]
+            ids, distribution = input_ids, scores
+        alone = [_ask(processor, ids[row : row + 1], distribution[row : row + 1]) for row in range(len(ids))]
         if not _same(whole, torch.cat(alone)):
             raise SpecError(f"{name} gives a row something else in a batch than alone", hint=_HINT)
 

@@ -55,7 +55,7 @@ def _replaced(method: CSpD, easel: Easel, wanted: Tensor, accepted: Tensor, targ
     if not method.reference:  # only those that need it are tried
         wanted = wanted.clone()
         wanted[wanted.clone()] = ~accepted
-        target, other = (_of(law, ~accepted) for law in (target, other))
+        target, other = (_of(distribution, ~accepted) for distribution in (target, other))
     normals = painting.noise(wanted, "residual", TRIES * size).view(-1, TRIES, size).transpose(0, 1)
     uniforms = painting.uniforms(wanted, "residual accept", TRIES).T
     proposals = target.mean + target.log_deviation.exp() * normals
@@ -65,5 +65,5 @@ def _replaced(method: CSpD, easel: Easel, wanted: Tensor, accepted: Tensor, targ
     return first_taken(proposals, taken, target.mean)
 
 
-def _of(law: Ending, which: Tensor) -> Ending:
-    return Ending(law.mean[which], law.log_deviation[which], law.others[which])
+def _of(distribution: Ending, which: Tensor) -> Ending:
+    return Ending(distribution.mean[which], distribution.log_deviation[which], distribution.others[which])

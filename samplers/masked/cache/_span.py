@@ -10,7 +10,7 @@ import numpy as np
 from pardec.models.errors import SpecError
 
 from ...spec import Policy
-from ..contracts import Ask, Canvas
+from ..contracts import Canvas, QuerySpec
 from ._since import elapsed
 
 
@@ -57,17 +57,17 @@ class SpanCache(Policy):
         """[B] bool: everything is asked, whatever `refresh` says."""
         return canvas.entered
 
-    def ask(self, canvas: Canvas, state: Published) -> Ask:
+    def query(self, canvas: Canvas, state: Published) -> QuerySpec:
         if self.reference:
             return self._published(canvas, state)
         due = self.full(canvas, state)
         if self.refresh:
             due = due | elapsed(canvas, self.refresh)
         if not due.any():
-            return Ask(self.begin(canvas), self.stop(canvas))
-        return Ask(np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas)))
+            return QuerySpec(self.begin(canvas), self.stop(canvas))
+        return QuerySpec(np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas)))
 
-    def _published(self, canvas: Canvas, state: Published) -> Ask:
+    def _published(self, canvas: Canvas, state: Published) -> QuerySpec:
         """dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
         finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
         else."""
@@ -77,4 +77,4 @@ class SpanCache(Policy):
             due = due | ((state.windows % self.refresh == 0) & ~state.refreshed)
         state.windows, state.refreshed = state.windows + ~due, due
         start, stop = np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas))
-        return Ask(start, stop, must=due if canvas.shift and self.forces else None)
+        return QuerySpec(start, stop, must=due if canvas.shift and self.forces else None)

@@ -21,7 +21,7 @@ import numpy as np
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Ask, Canvas
+from ..contracts import Canvas, QuerySpec
 
 
 @dataclass
@@ -45,7 +45,7 @@ class BlockCache(Policy):
             )
         return Final(np.zeros_like(canvas.lo))
 
-    def ask(self, canvas: Canvas, state: Final) -> Ask:
+    def query(self, canvas: Canvas, state: Final) -> QuerySpec:
         start = np.where(canvas.entered, state.until, canvas.lo)
         state.until = canvas.lo
-        return Ask(start, canvas.end)
+        return QuerySpec(start, canvas.end)

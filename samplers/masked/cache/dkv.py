@@ -29,7 +29,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import Policy, register
-from ..contracts import Ask, Canvas
+from ..contracts import Canvas, QuerySpec
 from ._since import Since, elapsed
 
 
@@ -63,12 +63,12 @@ class DelayedCache(Policy):
     def start(self, canvas: Canvas) -> Since:
         return Since.of(canvas)
 
-    def ask(self, canvas: Canvas, state: Since) -> Ask:
+    def query(self, canvas: Canvas, state: Since) -> QuerySpec:
         changed = state.changed(canvas)
         at, full = canvas.step - canvas.began, self.full or _full(canvas.shift)
         due = canvas.entered | (at < full) | elapsed(canvas, self.refresh, canvas.began)
         if due.all() and self.prompt == "refresh":
-            return Ask(np.zeros_like(canvas.end), canvas.end)
+            return QuerySpec(np.zeros_like(canvas.end), canvas.end)
         places = np.arange(canvas.length)
         seen = places < canvas.end[:, None]
         everything = seen
@@ -79,7 +79,7 @@ class DelayedCache(Policy):
         else:
             asked = self._unsettled(canvas, changed) & seen
         mask = torch.from_numpy(np.where(due[:, None], everything, asked))
-        return Ask(np.zeros_like(canvas.end), canvas.end, mask)
+        return QuerySpec(np.zeros_like(canvas.end), canvas.end, mask)
 
     def _unsettled(self, canvas: Canvas, changed: np.ndarray) -> np.ndarray:
         """[B, L] bool."""

@@ -23,7 +23,7 @@ import torch
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Ahead, Ask, Canvas, Sampler
+from ..contracts import Ahead, Canvas, MaskedSampler, QuerySpec
 from ._since import Since, elapsed
 
 
@@ -44,7 +44,7 @@ class GreedyDelayedCache(Policy):
         if self.window < 0:
             raise SpecError(f"dkv_greedy: window must be at least 0, got {self.window}")
 
-    def check(self, sampler: Sampler) -> None:
+    def check(self, sampler: MaskedSampler) -> None:
         select, propose = sampler.select, sampler.propose
         known = isinstance(select, Ahead) and (getattr(select, "blind", False) or getattr(propose, "blind", False))
         if not known:
@@ -57,18 +57,18 @@ class GreedyDelayedCache(Policy):
     def start(self, canvas: Canvas) -> Since:
         return Since.of(canvas)
 
-    def ask(self, canvas: Canvas, state: Since) -> Ask:
+    def query(self, canvas: Canvas, state: Since) -> QuerySpec:
         changed = state.changed(canvas)
         due = canvas.entered | elapsed(canvas, self.refresh, canvas.began)
         assert canvas.coming is not None, "the loop has asked the select"
         coming = canvas.coming > 0
-        whole = Ask(np.zeros_like(canvas.end), canvas.end, only=coming)
+        whole = QuerySpec(np.zeros_like(canvas.end), canvas.end, only=coming)
         if due.all():
             return whole
         asked = changed | self._surrounding(canvas, canvas.coming.numpy())
         seen = np.arange(canvas.length) < canvas.end[:, None]
         mask = torch.from_numpy(seen & (due[:, None] | asked[:, :-1]))
-        return Ask(whole.start, whole.stop, mask, only=coming)
+        return QuerySpec(whole.start, whole.stop, mask, only=coming)
 
     def _surrounding(self, canvas: Canvas, rank: np.ndarray) -> np.ndarray:
         """[B, L + 1] bool: what is coming and its window."""

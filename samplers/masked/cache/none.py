@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from ...registry import Policy, register
-from ..contracts import Ask, Canvas
+from ..contracts import Canvas, QuerySpec
 
 
 @register(
@@ -29,5 +29,5 @@ from ..contracts import Ask, Canvas
 class NoCache(Policy):
     stores: ClassVar[bool] = False
 
-    def ask(self, canvas: Canvas, state: None) -> Ask:
-        return Ask(np.zeros_like(canvas.end), canvas.end)
+    def query(self, canvas: Canvas, state: None) -> QuerySpec:
+        return QuerySpec(np.zeros_like(canvas.end), canvas.end)

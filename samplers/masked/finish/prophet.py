@@ -32,7 +32,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Canvas, Outlook, Planned, Proposal, Request, Sampler
+from ..contracts import Canvas, MaskedSampler, Outlook, Planned, Proposal, Request
 
 _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
 
@@ -64,7 +64,7 @@ class Prophet(Policy):
                 hint="prophet:start=200 begins 200 tokens after the prompt; region=all takes whatever is open",
             )
 
-    def check(self, sampler: Sampler) -> None:
+    def check(self, sampler: MaskedSampler) -> None:
         if self.progress == "steps" and not isinstance(sampler.select, Planned):
             raise SpecError(
                 "prophet: progress=steps needs a select that knows its number of steps, such as fixed",

@@ -60,4 +60,4 @@ class Smoothing(Policy):
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Mixture) -> None:
         if self.weight or self.growth:
-            state.expected = evidence.law.expected(embed)
+            state.expected = evidence.distribution.expected(embed)

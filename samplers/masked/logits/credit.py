@@ -25,7 +25,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...limits import MOST
-from ...ops.distribution import Law
+from ...ops.distribution import Distribution
 from ...registry import Policy, register
 from ..contracts import Canvas, Evidence
 
@@ -74,12 +74,12 @@ class Credit(Policy):
             torch.zeros(shape, dtype=torch.int64, device=device), values, *np.zeros((2, len(canvas)), dtype=int)
         )
 
-    def logits(self, evidence: Evidence, canvas: Canvas, state: Book) -> Law:
+    def logits(self, evidence: Evidence, canvas: Canvas, state: Book) -> Distribution:
         if not self.alpha:
-            return evidence.law
+            return evidence.distribution
         alpha, kept, gamma = self._weights(canvas, state)
         _make_room(state)
-        guess, probability = evidence.law.greedy
+        guess, probability = evidence.distribution.greedy
         # A committed position loses its credit, so that one which is taken back starts anew.
         still = canvas.eligible[..., None] & self._put(~canvas.entered, canvas)
         state.values = state.values * torch.where(still, kept, 0)
@@ -89,7 +89,7 @@ class Credit(Policy):
         earned = (probability**gamma).masked_fill(~evidence.eligible, 0)[..., None]
         state.values = state.values.scatter_add(-1, pair, earned)
         state.tokens = state.tokens.scatter(-1, pair, guess[..., None])
-        return evidence.law.raised(state.tokens, state.values.log1p() * alpha)
+        return evidence.distribution.boosted(state.tokens, state.values.log1p() * alpha)
 
     def _weights(self, canvas: Canvas, state: Book) -> tuple[Tensor | float, Tensor | float, float]:
         """alpha, beta and gamma of this step; notes the step in the state."""

@@ -34,6 +34,6 @@ class Confidence(Policy):
         return "greedy" if self.of == "raw" else "relaxed"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
-        law = evidence.law if self.of == "raw" else evidence.filtered
+        distribution = evidence.distribution if self.of == "raw" else evidence.filtered
         tokens = evidence.draw(canvas)
-        return evidence.propose(tokens, law.probability(tokens))
+        return evidence.propose(tokens, distribution.probability(tokens))

@@ -24,5 +24,5 @@ class Entropy(Policy):
     of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
-        law = evidence.law if self.of == "raw" else evidence.filtered
-        return evidence.propose(evidence.draw(canvas), -law.confidence.entropy)
+        distribution = evidence.distribution if self.of == "raw" else evidence.filtered
+        return evidence.propose(evidence.draw(canvas), -distribution.confidence.entropy)

@@ -22,5 +22,5 @@ class Margin(Policy):
     of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
-        found = (evidence.law if self.of == "raw" else evidence.filtered).confidence
+        found = (evidence.distribution if self.of == "raw" else evidence.filtered).confidence
         return evidence.propose(evidence.draw(canvas), (1 - (found.top2 - found.top1).exp()) / found.mass)

@@ -26,7 +26,7 @@ from ..contracts import Canvas, Proposal, Revision, Writing
 
 
 @dataclass
-class Looks:
+class CodeFeatures:
     """Forwards on each row's complete block so far, [B]."""
 
     made: np.ndarray
@@ -49,11 +49,11 @@ class Edit(Policy):
         """Whether it never revises."""
         return self.tau == 1
 
-    def start(self, canvas: Canvas) -> Looks:
-        return Looks(np.zeros(len(canvas), dtype=np.int64))
+    def start(self, canvas: Canvas) -> CodeFeatures:
+        return CodeFeatures(np.zeros(len(canvas), dtype=np.int64))
 
-    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Looks) -> Revision:
-        ids, probability = proposal.evidence.law.greedy
+    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: CodeFeatures) -> Revision:
+        ids, probability = proposal.evidence.distribution.greedy
         changes = canvas.committed & (ids != canvas.tokens.gather(1, canvas.window)) & (probability > self.tau)
         # What is chosen and what changes, as numbers on the host: the next block waits for them.
         chose, changed = torch.stack([chosen.sum(1), changes.sum(1)]).cpu().numpy()

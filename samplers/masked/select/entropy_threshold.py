@@ -33,4 +33,4 @@ class EntropyThreshold(Policy):
             raise SpecError(f"entropy_threshold: tau is an entropy in nats and at least 0, got {self.tau}")
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
-        return (proposal.evidence.law.confidence.entropy <= self.tau) & proposal.eligible
+        return (proposal.evidence.distribution.confidence.entropy <= self.tau) & proposal.eligible

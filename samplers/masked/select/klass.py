@@ -35,7 +35,7 @@ _LEAST = 1e-12  # added to a probability before its logarithm
 class Past:
     """What the active block's positions said before."""
 
-    law: Tensor | None  # [B, W, V] float32 logarithms of the probabilities one step before
+    distribution: Tensor | None  # [B, W, V] float32 logarithms of the probabilities one step before
     seen: Tensor  # [B, W] bool: whether `law` says anything of the position
     moved: Tensor  # [B, W, H] float32, the last divergences, nats
     clock: BlockClock
@@ -72,12 +72,12 @@ class Klass(Policy):
     def select(self, proposal: Proposal, canvas: Canvas, state: Past) -> Tensor:
         eligible = proposal.eligible
         known = state.seen & eligible & torch.from_numpy(~canvas.entered).to(eligible.device)[:, None]
-        law = proposal.evidence.logits.softmax(-1)
-        now = (law + _LEAST).log_()
-        before = now if state.law is None else state.law
-        step = (law * (now - before)).sum(-1).clamp(min=0).masked_fill(~known, torch.inf)
+        distribution = proposal.evidence.logits.softmax(-1)
+        now = (distribution + _LEAST).log_()
+        before = now if state.distribution is None else state.distribution
+        step = (distribution * (now - before)).sum(-1).clamp(min=0).masked_fill(~known, torch.inf)
         past = state.moved.masked_fill(~known[..., None], torch.inf)
-        state.law, state.seen = now, eligible
+        state.distribution, state.seen = now, eligible
         state.moved = torch.cat((past[..., 1:], step[..., None]), -1)
         passes = (state.moved < self.kl).all(-1) & (proposal.score > self.tau)
         if self.steps is None:

@@ -72,7 +72,7 @@ class Learned(Policy):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: nn.Module) -> Tensor:
         width = proposal.score.shape[1]
-        sure = proposal.evidence.law.probability(proposal.tokens).masked_fill(~proposal.eligible, 1.0)
+        sure = proposal.evidence.distribution.probability(proposal.tokens).masked_fill(~proposal.eligible, 1.0)
         verdict: Tensor = state(pad(sure, (0, getattr(state, "block_length", width) - width), value=1.0))
         assert self.tau is not None
         return verdict[:, :width].sigmoid() > self.tau

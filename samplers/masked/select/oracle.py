@@ -20,7 +20,7 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import best
 from ...registry import Policy, register, resolve
-from ..contracts import Canvas, Choice, Proposal, Sampler
+from ..contracts import Canvas, Choice, MaskedSampler, Proposal
 
 
 @register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy", checked="hand")
@@ -32,7 +32,7 @@ class Oracle(Policy):
         if "oracle" in self.of:
             raise SpecError("oracle: it cannot be measured against itself", hint="oracle:of=sequential")
 
-    def check(self, sampler: Sampler) -> None:
+    def check(self, sampler: MaskedSampler) -> None:
         resolve(self.of)  # refuses what cannot be, with this spec and not at the first forward
 
     @property

@@ -23,7 +23,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Canvas, Proposal, Sampler
+from ..contracts import Canvas, MaskedSampler, Proposal
 
 
 @register("threshold", stage="select", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference")
@@ -41,7 +41,7 @@ class Threshold(Policy):
         if not 0 <= self.fall <= 1:
             raise SpecError(f"threshold: fall must lie in [0, 1], got {self.fall}", hint="fall=0.02 is dInfer's")
 
-    def check(self, sampler: Sampler) -> None:
+    def check(self, sampler: MaskedSampler) -> None:
         if self.tau < 0 and all(part.name != "entropy" for part in sampler.spec.parts):
             raise SpecError(
                 f"threshold: tau must lie in [0, 1], got {self.tau}",

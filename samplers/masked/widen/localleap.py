@@ -22,7 +22,7 @@ from torch.nn.functional import max_pool1d
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Canvas, Proposal, Sampler
+from ..contracts import Canvas, MaskedSampler, Proposal
 
 
 @register("localleap", stage="widen", paper="arXiv:2510.07081", checked="reference")
@@ -43,7 +43,7 @@ class LocalLeap(Policy):
     def exact(self) -> str:
         return "relaxed" if self.radius else "greedy"
 
-    def check(self, sampler: Sampler) -> None:
+    def check(self, sampler: MaskedSampler) -> None:
         if self.relaxed < 0 and all(part.name != "entropy" for part in sampler.spec.parts):
             raise SpecError(
                 f"localleap: relaxed must lie in [0, 1], got {self.relaxed}",

@@ -26,7 +26,7 @@ from pardec.models.errors import SpecError
 from ...ops.rank import argmax
 from ...ops.tree_walk import descend, reached
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Laws, Verdict
+from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register("bild", stage="accept", paper="arXiv:2302.07863", checked="hand")
@@ -38,14 +38,17 @@ class BigLittle(Policy):
         if not self.rollback >= 0:
             raise SpecError(f"bild: rollback is in nats and at least 0, got {self.rollback}")
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
-        rows, above = torch.arange(len(laws.p), device=laws.p.device)[:, None], draft.parent.clamp(min=0)
-        surprise = -laws.logits.log_softmax(-1)[rows, above, draft.ids]  # [B, T]
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
+        rows, above = (
+            torch.arange(len(distributions.p), device=distributions.p.device)[:, None],
+            draft.parent.clamp(min=0),
+        )
+        surprise = -distributions.logits.log_softmax(-1)[rows, above, draft.ids]  # [B, T]
         path, count = descend(draft, draft.tested & (surprise <= self.rollback))
-        last = laws.p[rows[:, 0], path.gather(1, count[:, None])[:, 0]]
-        following = argmax(last) if laws.greedy else chances.draw(last, "next")
+        last = distributions.p[rows[:, 0], path.gather(1, count[:, None])[:, 0]]
+        following = argmax(last) if distributions.greedy else uniforms.draw(last, "next")
         on_path = torch.arange(path.shape[1], device=path.device) <= count[:, None]
-        missing = (1 - laws.p[rows, above, draft.ids]).gather(1, path).masked_fill(~on_path, 0)
+        missing = (1 - distributions.p[rows, above, draft.ids]).gather(1, path).masked_fill(~on_path, 0)
         missing[:, 0] = 0  # node 0 was committed before
         kept = (surprise <= self.rollback).float()
         return Verdict(path, count, following, reached(draft, path, count), kept, missing.cumsum(1)[:, -1])

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ...ops.verification import follow
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Laws, Verdict
+from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register(
@@ -29,5 +29,5 @@ class Greedy(Policy):
     argmax: ClassVar[bool] = True  # at any temperature the argmax comes out
     follows: ClassVar[bool] = True
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
-        return follow(draft, laws.pick)
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
+        return follow(draft, distributions.pick)

@@ -32,8 +32,8 @@ from pardec.models.errors import SpecError
 from ...ops.relaxed import relaxed
 from ...ops.verification import Exact, Trial, judge
 from ...registry import Policy, register
-from ..code_features import Looks
-from ..contracts import Chances, Draft, Laws, Scene, Verdict
+from ..code_features import CodeFeatures
+from ..contracts import DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 
 _COMPARED = 10000  # rows of the authors' table of distances
 
@@ -57,13 +57,15 @@ class Grouped(Policy):
     def exact(self) -> str:
         return "relaxed" if self.group > 1 and self.prob and self.dist else "distribution"
 
-    def start(self, scene: Scene) -> Looks:
-        return Looks(scene.model.decoder.embedding)
+    def start(self, context: DecodeContext) -> CodeFeatures:
+        return CodeFeatures(context.model.decoder.embedding)
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: Looks) -> Verdict:
+    def accept(
+        self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: CodeFeatures
+    ) -> Verdict:
         if self.exact == "distribution":
-            return judge(draft, laws.p, chances)
-        return relaxed(draft, laws.p, chances, _Group(self, laws.raw, state.table))
+            return judge(draft, distributions.p, uniforms)
+        return relaxed(draft, distributions.p, uniforms, _Group(self, distributions.raw, state.table))
 
 
 class _Group(Exact):

@@ -27,7 +27,7 @@ from ...ops.tree_walk import Walk
 from ...ops.verification import asked, judge, total
 from ...registry import Policy, register
 from ...rng import wide
-from ..contracts import AtOnce, Chances, Draft, Laws, Siblings, Speculation, Verdict
+from ..contracts import AtOnce, Draft, Siblings, SpeculativeSampler, TargetDistributions, Uniforms, Verdict
 
 _HALVINGS = 36  # of an interval as long as k: nothing of the acceptance is lost that float32 laws could show
 
@@ -37,7 +37,7 @@ _HALVINGS = 36  # of an interval as long as k: nothing of the acceptance is lost
 class KSeq(Policy):
     siblings: ClassVar[Siblings] = "with"
 
-    def check(self, speculation: Speculation) -> None:
+    def check(self, speculation: SpeculativeSampler) -> None:
         if not getattr(speculation.draft, "shaped", False):
             name = speculation.spec.parts[0].name
             raise SpecError(
@@ -50,14 +50,14 @@ class KSeq(Policy):
                 hint="draft in the shape template, or accept with rrs",
             )
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         if draft.q is None or draft.point is not None:
-            return judge(draft, laws.p, chances)
-        rows = torch.arange(len(laws.p), device=laws.p.device)
-        p = wide(laws.p)
+            return judge(draft, distributions.p, uniforms)
+        rows = torch.arange(len(distributions.p), device=distributions.p.device)
+        p = wide(distributions.p)
         mine = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T]
         theirs = wide(draft.q.gather(-1, draft.ids[..., None])[..., 0])
-        known = chances.accepts(draft.width) if isinstance(chances, AtOnce) else None
+        known = uniforms.accepts(draft.width) if isinstance(uniforms, AtOnce) else None
         walk, tested, ratio = Walk(draft), torch.zeros_like(draft.tested), torch.zeros_like(mine)
         r = p[:, 0]
         for _ in range(draft.deepest):
@@ -66,13 +66,13 @@ class KSeq(Policy):
             q = wide(draft.q[rows, child.long().argmax(1)])
             rho = division(r, q, k)
             bar = rho * theirs
-            u = asked(draft, chances, child, bar, mine) if known is None else known
+            u = asked(draft, uniforms, child, bar, mine) if known is None else known
             first = walk.step(child & (u * bar < mine))
             child &= walk.index <= first[:, None]
             tested |= child
             ratio = torch.where(child, (mine / bar.clamp(min=1e-12)).clamp(max=1), ratio)
             r = torch.where(walk.alive[:, None], p[rows, walk.here], left(r, q, k, rho))
-        return Verdict(walk.path, walk.count, chances.draw(r, "next"), tested, ratio.to(laws.p.dtype))
+        return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio.to(distributions.p.dtype))
 
 
 def division(p: Tensor, q: Tensor, k: Tensor) -> Tensor:

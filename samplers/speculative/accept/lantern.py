@@ -43,8 +43,8 @@ from ...ops.transport import moved
 from ...ops.tree_walk import longest, reached
 from ...ops.verification import Trial, judge, total
 from ...registry import Policy, register
-from ..code_features import Looks, appearance, neighbours
-from ..contracts import Chances, Draft, Laws, Scene, Verdict
+from ..code_features import CodeFeatures, appearance, neighbours
+from ..contracts import DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register("lantern", stage="accept", paper="arXiv:2410.03355", checked="golden/acceptance reference")
@@ -71,23 +71,25 @@ class Lantern(Policy):
     def exact(self) -> str:
         return "distribution" if not self.k or not self.delta or self.ratio == 1 else "relaxed"
 
-    def start(self, scene: Scene) -> Looks | None:
+    def start(self, context: DecodeContext) -> CodeFeatures | None:
         if self.exact == "distribution":
             return None
         # The published rule clears one neighbour more than it borrows from.
-        nearest = neighbours(appearance(scene.model), self.k + 1)
-        return Looks(nearest.to(scene.text.device))
+        nearest = neighbours(appearance(context.model), self.k + 1)
+        return CodeFeatures(nearest.to(context.text.device))
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: Looks | None) -> Verdict:
+    def accept(
+        self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: CodeFeatures | None
+    ) -> Verdict:
         if self.exact == "distribution" or state is None:
-            return judge(draft, laws.p, chances)
+            return judge(draft, distributions.p, uniforms)
         nearest = state.table
-        if laws.greedy:
-            return self._greedy(draft, laws, nearest)
+        if distributions.greedy:
+            return self._greedy(draft, distributions, nearest)
         if self.mode == "reference":
-            return replace(relaxed(draft, laws.p, chances, _Published(self, nearest)), deviation=None)
-        law, off = moved(draft, laws.p, nearest[:, : self.k], self.delta, self.ratio)
-        made = judge(draft, law, chances)
+            return replace(relaxed(draft, distributions.p, uniforms, _Published(self, nearest)), deviation=None)
+        distribution, off = moved(draft, distributions.p, nearest[:, : self.k], self.delta, self.ratio)
+        made = judge(draft, distribution, uniforms)
         on_path = torch.arange(made.path.shape[1], device=off.device) <= made.count[:, None]
         return replace(made, deviation=off.gather(1, made.path).masked_fill(~on_path, 0).cumsum(1)[:, -1])
 
@@ -99,22 +101,22 @@ class Lantern(Policy):
             limit = torch.where(own > 0, limit.clamp(max=self.delta), -1)
         return within(r, token, nearest[:, : self.k], limit[:, 0])
 
-    def _greedy(self, draft: Draft, laws: Laws, nearest: Tensor) -> Verdict:
+    def _greedy(self, draft: Draft, distributions: TargetDistributions, nearest: Tensor) -> Verdict:
         """The longest path of tokens that are the likeliest with what they borrow."""
-        p, above = laws.logits.softmax(-1), draft.parent.clamp(min=0)
+        p, above = distributions.logits.softmax(-1), draft.parent.clamp(min=0)
         rows = torch.arange(len(p), device=p.device)[:, None]
-        behind, top = p[rows, above].flatten(0, 1), laws.pick.gather(1, above).flatten()
+        behind, top = p[rows, above].flatten(0, 1), distributions.pick.gather(1, above).flatten()
         token = draft.ids.flatten()
-        raised = behind.gather(1, token[:, None])[:, 0] + self.borrowed(behind, token, nearest)[0]
+        boosted = behind.gather(1, token[:, None])[:, 0] + self.borrowed(behind, token, nearest)[0]
         best = behind.gather(1, top[:, None])[:, 0]
         likeliest = (token == top).view_as(draft.tokens)
-        beats = ((raised > best) | ((raised == best) & (token < top))).view_as(draft.tokens)
+        beats = ((boosted > best) | ((boosted == best) & (token < top))).view_as(draft.tokens)
         stands = draft.tested & (likeliest | beats)
         path, count = longest(draft, stands, torch.zeros_like(p[..., 0]))
         taken = torch.arange(path.shape[1], device=p.device) <= count[:, None]
         taken[:, 0] = False  # node 0 was committed before
         other = (taken & ~likeliest.gather(1, path)).sum(1).to(p.dtype)
-        following = laws.pick.gather(1, path.gather(1, count[:, None]))[:, 0]
+        following = distributions.pick.gather(1, path.gather(1, count[:, None]))[:, 0]
         deviation = other if self.mode == "principled" else None
         return Verdict(path, count, following, reached(draft, path, count), stands.to(p.dtype), deviation)
 
@@ -137,8 +139,8 @@ class _Published:
         itself = torch.zeros_like(cleared).scatter_(1, trial.token[:, None], True)
         rest = r.masked_fill(cleared | itself, 0)
         if trial.q is not None:
-            of_law = (r - trial.q.masked_fill(cleared, 0)).clamp(min=0)
-            rest = of_law if trial.point is None else torch.where(trial.point[:, None], rest, of_law)
+            of_distribution = (r - trial.q.masked_fill(cleared, 0)).clamp(min=0)
+            rest = of_distribution if trial.point is None else torch.where(trial.point[:, None], rest, of_distribution)
         mass = total(rest)
         rest = torch.where(mass > 0, rest / mass, 1 / r.shape[1])
         return torch.where((trial.bar > 0)[:, None], rest, r)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ...ops.verification import follow
 from ...registry import Policy, register
 from ...rng import gumbel, wide
-from ..contracts import Chances, Draft, Laws, Verdict
+from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register("match", stage="accept", paper="arXiv:2305.10427", exact="distribution", checked="reference joint")
@@ -33,16 +33,16 @@ class Match(Policy):
 
     noise: Literal["fresh", "seeded"] = "fresh"  # seeded: one noise per position for the whole request
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
-        return follow(draft, laws.pick if laws.greedy else self.drawn(draft, laws, chances))
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
+        return follow(draft, distributions.pick if distributions.greedy else self.drawn(draft, distributions, uniforms))
 
-    def drawn(self, draft: Draft, laws: Laws, chances: Chances) -> Tensor:
+    def drawn(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms) -> Tensor:
         """[B, T] int64: a draw from the law behind each node; alike at equal nodes of one position."""
-        width = laws.logits.shape[-1]
+        width = distributions.logits.shape[-1]
         deepest = draft.width - 1 if draft.parents is None else draft.deepest
-        levels = torch.arange(1, deepest + 2, device=laws.logits.device)
+        levels = torch.arange(1, deepest + 2, device=distributions.logits.device)
         where = draft.start[:, None] + levels  # the positions that the laws are of, one a level
-        noise = gumbel(chances.noise(where, "match", width, fixed=self.noise == "seeded"))
+        noise = gumbel(uniforms.noise(where, "match", width, fixed=self.noise == "seeded"))
         if draft.parents is not None:
             noise = noise.gather(1, draft.depth.clamp(max=deepest)[..., None].expand(-1, -1, width))
-        return (wide(torch.log_softmax(laws.logits, -1)) + noise).argmax(-1)
+        return (wide(torch.log_softmax(distributions.logits, -1)) + noise).argmax(-1)

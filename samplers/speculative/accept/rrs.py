@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ...ops.verification import judge
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Laws, Siblings, Verdict
+from ..contracts import Draft, Siblings, TargetDistributions, Uniforms, Verdict
 
 
 @register("rrs", stage="accept", paper="arXiv:2402.14160", exact="distribution", checked="reference joint")
@@ -32,5 +32,5 @@ class RecursiveRejection(Policy):
         """How drafters draw them."""
         return "with" if self.replacement else "without"
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
-        return judge(draft, laws.p, chances)
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
+        return judge(draft, distributions.p, uniforms)

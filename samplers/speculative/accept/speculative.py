@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ...ops.verification import judge
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Laws, Verdict
+from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register(
@@ -30,5 +30,5 @@ from ..contracts import Chances, Draft, Laws, Verdict
 )
 @dataclass(frozen=True)
 class Speculative(Policy):
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
-        return judge(draft, laws.p, chances)
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
+        return judge(draft, distributions.p, uniforms)

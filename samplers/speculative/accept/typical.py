@@ -26,7 +26,7 @@ from pardec.models.errors import SpecError
 from ...ops.rank import argmax
 from ...ops.tree_walk import longest, reached
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Laws, Verdict
+from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register("typical", stage="accept", paper="arXiv:2401.10774", checked="golden/acceptance reference")
@@ -41,8 +41,8 @@ class Typical(Policy):
             if not getattr(self, name) >= 0:
                 raise SpecError(f"typical: {name} must be at least 0, got {getattr(self, name)}")
 
-    def accept(self, draft: Draft, laws: Laws, chances: Chances, state: None) -> Verdict:
-        p = laws.p
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
+        p = distributions.p
         rows, above = torch.arange(len(p), device=p.device), draft.parent.clamp(min=0)
         mine = p[rows[:, None], above, draft.ids]  # [B, T]
         fits = draft.tested & (mine > self.bar(p).gather(1, above))
@@ -53,11 +53,11 @@ class Typical(Policy):
         missing[:, 0] = 0  # node 0 was committed before
         deviation = missing.cumsum(1)[:, -1]
         last = p[rows, end]
-        if self.reference or laws.greedy:
+        if self.reference or distributions.greedy:
             following = argmax(last)
             deviation = deviation + 1 - last.gather(1, following[:, None])[:, 0]
         else:
-            following = chances.draw(last, "next")
+            following = uniforms.draw(last, "next")
         return Verdict(path, count, following, reached(draft, path, count), fits.float(), deviation)
 
     def bar(self, p: Tensor) -> Tensor:

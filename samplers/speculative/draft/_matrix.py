@@ -35,12 +35,12 @@ class Matrix:
         place = torch.where(tokens < 0, len(self.table) - 2, tokens + self._first(len(tokens)))
         return self.table[place, ranks].long()
 
-    def write(self, rows: Tensor, tokens: Tensor, laws: Tensor, real: Tensor) -> None:
+    def write(self, rows: Tensor, tokens: Tensor, distributions: Tensor, real: Tensor) -> None:
         """What follows `tokens` [n, T] of live `rows` [n], where `real`, is ranked by `laws` [n, T, V].
 
         Of equal tokens the one with the greatest index (and, in one table for all, in the greatest row) stays.
         """
-        top = laws.topk(min(self.k, laws.shape[-1])).indices.int().flatten(0, 1)
+        top = distributions.topk(min(self.k, distributions.shape[-1])).indices.int().flatten(0, 1)
         first = 0 if self.shared else rows[:, None] * self.vocab
         place, order = torch.where(real & (tokens >= 0), tokens + first, -1).flatten().sort(stable=True)
         last = place != torch.cat((place[1:], place.new_full((1,), -1)))

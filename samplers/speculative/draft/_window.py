@@ -13,14 +13,14 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...spec import Policy
-from ..contracts import Chances, Draft, Outcome, Scene, Speculation
+from ..contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, Uniforms
 from ._grid import above, beside, columns
 from ._history import repeated
 
 Init = Literal["random", "prompt", "repeat", "ngram", "left", "up"]
 
 
-def fresh(init: Init, guesses: Tensor, known: np.ndarray, scene: Scene, chances: Chances) -> Tensor:
+def fresh(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeContext, uniforms: Uniforms) -> Tensor:
     """`guesses` [B, K] for the places behind each row's text, with new ones behind the first known[b].
 
     random: any token; prompt: any of the prompt's; repeat: the token before, again; ngram: what followed the last two
@@ -30,11 +30,11 @@ def fresh(init: Init, guesses: Tensor, known: np.ndarray, scene: Scene, chances:
     """
     if (known >= guesses.shape[1]).all():
         return guesses
-    made = _made(init, guesses, known, scene, chances)
-    allowed = scene.request.allowed
+    made = _made(init, guesses, known, context, uniforms)
+    allowed = context.request.allowed
     if allowed is None or allowed.forced is None:
         return made
-    text, place = scene.text, torch.arange(made.shape[1], device=made.device)
+    text, place = context.text, torch.arange(made.shape[1], device=made.device)
     rows, length, first = (torch.from_numpy(each).to(made.device)[:, None] for each in (text.rows, text.length, known))
     forced = allowed.forced.to(made.device)
     only = forced[rows, (length + place).clamp(max=forced.shape[1] - 1)]
@@ -47,30 +47,30 @@ def refuse_flat(name: str, init: Init | None, model: LanguageModel) -> None:
         columns(model, f"{name}: init={init}", "init=repeat copies the token before")
 
 
-def _made(init: Init, guesses: Tensor, known: np.ndarray, scene: Scene, chances: Chances) -> Tensor:
-    text, width = scene.text, guesses.shape[1]
+def _made(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeContext, uniforms: Uniforms) -> Tensor:
+    text, width = context.text, guesses.shape[1]
     if init == "ngram":
-        return _continued(guesses, known, scene)
+        return _continued(guesses, known, context)
     place = torch.arange(width, device=guesses.device)
     first = torch.from_numpy(known).to(guesses.device)[:, None]
     if init == "repeat":
         before = torch.cat((text.last[:, None], guesses), 1)
         return before.gather(1, torch.minimum(place + 1, first))
     positions = place + torch.from_numpy(text.length).to(guesses.device)[:, None]
-    drawn = any_of("prompt" if init == "prompt" else "random", positions, scene, chances)
+    drawn = any_of("prompt" if init == "prompt" else "random", positions, context, uniforms)
     if init == "left" or init == "up":
         copied = beside if init == "left" else above
-        return copied(text, guesses, known, drawn, columns(scene.model, f"init={init}", ""))
+        return copied(text, guesses, known, drawn, columns(context.model, f"init={init}", ""))
     return torch.where(place < first, guesses, drawn)
 
 
-def any_of(init: Literal["random", "prompt"], positions: Tensor, scene: Scene, chances: Chances) -> Tensor:
+def any_of(init: Literal["random", "prompt"], positions: Tensor, context: DecodeContext, uniforms: Uniforms) -> Tensor:
     """[B, K] tokens for `positions` [B, K]: any of the vocabulary, or of each row's prompt; equally likely."""
-    u = chances.noise(positions, "init", 1)[..., 0]
-    if init == "random" or scene.request.conditions:  # no prompt of a picture is tokens
-        return (u * scene.model.vocab_size).long()
-    count = torch.from_numpy(scene.text.prompt).to(positions.device)[:, None]
-    return scene.text.tokens.gather(1, (u * count).long())
+    u = uniforms.noise(positions, "init", 1)[..., 0]
+    if init == "random" or context.request.conditions:  # no prompt of a picture is tokens
+        return (u * context.model.vocab_size).long()
+    count = torch.from_numpy(context.text.prompt).to(positions.device)[:, None]
+    return context.text.tokens.gather(1, (u * count).long())
 
 
 def ahead(values: Tensor, first: np.ndarray, width: int) -> Tensor:
@@ -86,11 +86,11 @@ def refuse_narrow(name: str, window: int) -> None:
         raise SpecError(f"{name}: window must be at least 2, got {window}", hint="it counts the last known token too")
 
 
-def _continued(guesses: Tensor, known: np.ndarray, scene: Scene) -> Tensor:
+def _continued(guesses: Tensor, known: np.ndarray, context: DecodeContext) -> Tensor:
     """The n-gram policy, on the host."""
     filled = guesses.cpu().numpy().copy()
     for at in range(len(filled)):
-        tokens = np.concatenate((scene.text.row(at), filled[at, : known[at]]))
+        tokens = np.concatenate((context.text.row(at), filled[at, : known[at]]))
         missing = filled.shape[1] - int(known[at])
         if missing > 0:
             filled[at, known[at] :] = repeated(tokens, _behind(tokens), missing)
@@ -148,7 +148,7 @@ class JacobiWindow(Policy):
     def exact(self) -> str:
         return "relaxed" if self.exits else "greedy"
 
-    def check(self, speculation: Speculation) -> None:
+    def check(self, speculation: SpeculativeSampler) -> None:
         if self.exits and not getattr(speculation.accept, "follows", False):
             raise SpecError(
                 "an early exit commits guesses that were never drawn from a law",
@@ -160,29 +160,29 @@ class JacobiWindow(Policy):
         # The forward that takes in what an early exit left is the first one of the next block.
         return 2 * self.window - 1 if self.exits else self.window
 
-    def start(self, scene: Scene) -> Iterate:
-        none = np.zeros_like(scene.text.length)
-        tokens = torch.zeros(len(none), self.width(scene.model) - 1, dtype=torch.int64, device=scene.text.device)
+    def start(self, context: DecodeContext) -> Iterate:
+        none = np.zeros_like(context.text.length)
+        tokens = torch.zeros(len(none), self.width(context.model) - 1, dtype=torch.int64, device=context.text.device)
         return Iterate(tokens, none, none, none, none)
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Iterate) -> Draft:
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Iterate) -> Draft:
         begins = state.open == 0
         counts = np.full_like(room, self.window - 1)
         if self.policy == "block":
             counts = np.where(begins, state.sure + counts, state.open)
         counts = np.minimum(counts, room)
         most = int(counts.max(initial=0))
-        guesses = fresh(self.init, state.tokens[:, :most], state.known, scene, chances)
+        guesses = fresh(self.init, state.tokens[:, :most], state.known, context, uniforms)
         state.turns = np.where(begins, 1, state.turns + 1)
-        return Draft.chain(scene.text, guesses, counts, sure=self._sure(state, most) if self.exits else None)
+        return Draft.chain(context.text, guesses, counts, sure=self._sure(state, most) if self.exits else None)
 
     def _sure(self, state: Iterate, most: int) -> Tensor:
         node = torch.arange(most + 1, device=state.tokens.device)
         return (node > 0) & (node <= torch.from_numpy(state.sure).to(node.device)[:, None])
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Iterate) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Iterate) -> None:
         draft, gained = outcome.draft, outcome.gained
-        pick = outcome.laws.pick if outcome.verdict.pick is None else outcome.verdict.pick
+        pick = outcome.distributions.pick if outcome.verdict.pick is None else outcome.verdict.pick
         state.tokens = ahead(pick, gained, state.tokens.shape[1])
         state.known = np.maximum(draft.sizes - gained, 0)
         if self.policy == "sliding":

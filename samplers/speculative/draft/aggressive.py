@@ -25,7 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Outcome, Scene
+from ..contracts import DecodeContext, Draft, Outcome, Uniforms
 from ._history import PerRow, chain
 
 
@@ -44,9 +44,9 @@ class Aggressive(Policy):
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
-    def start(self, scene: Scene) -> PerRow[Alignment]:
-        text = scene.text
-        given = None if self.source is None else self._read(self.source, scene.model)
+    def start(self, context: DecodeContext) -> PerRow[Alignment]:
+        text = context.text
+        given = None if self.source is None else self._read(self.source, context.model)
         return PerRow(
             Alignment(text.row(at).copy() if given is None else given, self.max_ngram) for at in range(len(text))
         )
@@ -58,15 +58,15 @@ class Aggressive(Policy):
             )
         return np.array(model.tokenizer.encode(source, add_special_tokens=False), dtype=np.int64)
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: PerRow[Alignment]) -> Draft:
-        text = scene.text
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: PerRow[Alignment]) -> Draft:
+        text = context.text
 
         def guess(at: int, budget: int) -> np.ndarray:
             return state.rows[at].ahead(text.row(at)[text.prompt[at] :])[:budget]
 
         return chain(text, self.k, room, guess)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: PerRow[Alignment]) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: PerRow[Alignment]) -> None:
         return
 
 

@@ -25,7 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Outcome, Scene
+from ..contracts import DecodeContext, Draft, Outcome, Uniforms
 from ._history import Grams, PerRow, chain, repeated
 
 
@@ -45,11 +45,11 @@ class CopySpec(Policy):
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
-    def start(self, scene: Scene) -> PerRow[Copy]:
-        return PerRow(Copy(self.suffix) for _ in range(len(scene.text)))
+    def start(self, context: DecodeContext) -> PerRow[Copy]:
+        return PerRow(Copy(self.suffix) for _ in range(len(context.text)))
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: PerRow[Copy]) -> Draft:
-        text = scene.text
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: PerRow[Copy]) -> Draft:
+        text = context.text
 
         def guess(at: int, budget: int) -> np.ndarray:
             tokens = text.row(at)
@@ -58,7 +58,7 @@ class CopySpec(Policy):
 
         return chain(text, self.k, room, guess)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: PerRow[Copy]) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: PerRow[Copy]) -> None:
         return
 
 

@@ -28,8 +28,8 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Entered, Outcome, Scene
-from ..draft_model import Nodes
+from ..contracts import DecodeContext, Draft, Entered, Outcome, Uniforms
+from ..draft_model import DraftModelState
 from ..shape._growth import packed
 
 
@@ -60,24 +60,24 @@ class EarlyExit(Policy):
         """The layers that a forward runs, of all; that the verify pass need not run them again is not counted."""
         return self.layers / target.layers
 
-    def start(self, scene: Scene) -> Shallow:
-        return Shallow(scene, scene.model, scene.cache, layers=slice(0, self.layers))
+    def start(self, context: DecodeContext) -> Shallow:
+        return Shallow(context, context.model, context.cache, layers=slice(0, self.layers))
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Shallow) -> Draft:
-        draft = state.draft(self.k, room, chances)
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Shallow) -> Draft:
+        draft = state.draft(self.k, room, uniforms)
         return state.entered(draft, self.layers) if state.drafting else draft
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Shallow) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Shallow) -> None:
         return
 
 
-class Shallow(Nodes):
+class Shallow(DraftModelState):
     """The target's first layers; keeps the states of a round by the slot that each node took, of a guided target all
     of its unguided half behind those of the other."""
 
     def _begin(self) -> None:
         super()._begin()
-        model = self.scene.model
+        model = self.context.model
         batch = len(self.start) * self.cache.copies
         self.states = torch.zeros(batch, 0, model.width, dtype=model.dtype, device=self.start.device)
 

@@ -36,8 +36,8 @@ from pardec.models.plan import Plan, Visible
 
 from ...ops.rank import argmax
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Outcome, Scene
-from ..draft_model import Nodes
+from ..contracts import DecodeContext, Draft, Outcome, Uniforms
+from ..draft_model import DraftModelState
 from ._skipping import Search, Skip, kept, uniform
 
 
@@ -67,25 +67,25 @@ class LayerSkip(Policy):
         """The sub-blocks that a forward runs, of all."""
         return 1 - len(uniform(target.layers, self.ratio)) / (2 * target.layers)
 
-    def start(self, scene: Scene) -> Skipping:
-        layers = scene.model.layers
-        made = Skipping(scene, scene.model, scene.cache, skip=uniform(layers, self.ratio))
+    def start(self, context: DecodeContext) -> Skipping:
+        layers = context.model.layers
+        made = Skipping(context, context.model, context.cache, skip=uniform(layers, self.ratio))
         if self.skip == "search":
-            drawn = scene.request.temperature and getattr(scene.sampler.accept, "noise", "") != "seeded"
-            made.search = Search(layers, self.ratio) if drawn else kept(scene.model, self.ratio, self.context)
+            drawn = context.request.temperature and getattr(context.sampler.accept, "noise", "") != "seeded"
+            made.search = Search(layers, self.ratio) if drawn else kept(context.model, self.ratio, self.context)
             made.skip = made.search.best
         return made
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Skipping) -> Draft:
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Skipping) -> Draft:
         tries = state.improve(self.context)
-        draft = state.draft(self.k, room, chances)
+        draft = state.draft(self.k, room, uniforms)
         return replace(draft, forwards=draft.forwards + tries)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Skipping) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Skipping) -> None:
         return
 
 
-class Skipping(Nodes):
+class Skipping(DraftModelState):
     """The target without some sub-blocks."""
 
     search: Search | None = None
@@ -98,7 +98,7 @@ class Skipping(Nodes):
     def improve(self, context: int) -> int:
         """One try of the search, on the rows that have `context` generated tokens, or a half or a quarter of them, and
         slots to feed them to; how many forwards it took."""
-        text, search = self.scene.text, self.search
+        text, search = self.context.text, self.search
         if search is None:
             return 0
         for count in (context, max(context // 2, 1), max(context // 4, 1)):
@@ -117,7 +117,7 @@ class Skipping(Nodes):
 
     def _match(self, skip: Skip, rows: np.ndarray, context: int) -> float:
         """The share of the first generated tokens of `rows` that the target without `skip` gives the most weight."""
-        text, device = self.scene.text, self.scene.text.device
+        text, device = self.context.text, self.context.text.device
         which = torch.from_numpy(rows).to(device)
         first = torch.from_numpy(text.prompt[rows] - 1).to(device)[:, None]
         free = torch.from_numpy(text.length[rows] - 1).to(device)[:, None]  # slots behind the committed ones

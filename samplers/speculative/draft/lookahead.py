@@ -26,7 +26,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Outcome, Scene
+from ..contracts import DecodeContext, Draft, Outcome, Uniforms
 from ..trees import compact
 from ._history import PerRow
 from ._ngrams import Pool, trie
@@ -64,8 +64,8 @@ class Lookahead(Policy):
     def width(self, model: LanguageModel) -> int:
         return (self.ngram - 1) * (self.window + self.guesses)
 
-    def start(self, scene: Scene) -> Lines:
-        text = scene.text
+    def start(self, context: DecodeContext) -> Lines:
+        text = context.text
         pools = PerRow(Pool(self.guesses) for _ in range(len(text)))
         if self.pool_from_prompt:
             for at, pool in enumerate(pools.rows):
@@ -73,9 +73,9 @@ class Lookahead(Policy):
         grid = np.zeros((len(text), 1, self.window), dtype=np.int64)
         return Lines(grid, np.ones_like(text.length), np.zeros_like(text.length), grid[:, 0], pools)
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Lines) -> Draft:
-        self._top_up(scene, chances, state)
-        text, grid = scene.text, state.grid
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Lines) -> Draft:
+        self._top_up(context, uniforms, state)
+        text, grid = context.text, state.grid
         # A row without room takes one more token, whatever is fed. Another feeds what it can still commit.
         deep = np.where(room > 0, room + 1, 0)[:, None]
         line, column = (axis.reshape(-1) for axis in np.indices(grid.shape[1:]))
@@ -100,11 +100,11 @@ class Lookahead(Policy):
         levels = int(depths.max(initial=0))
         return Draft(tree[0], tree[3], text.length - 1, tree[1], tree[2], levels=levels, verify=drafted)
 
-    def _top_up(self, scene: Scene, chances: Chances, state: Lines) -> None:
+    def _top_up(self, context: DecodeContext, uniforms: Uniforms, state: Lines) -> None:
         """New tokens where the window has none, and the text's last one in its corner."""
-        text, grid = scene.text, state.grid
+        text, grid = context.text, state.grid
         places = np.arange(grid[0].size) + text.length[:, None]
-        drawn = any_of(self.init, torch.from_numpy(places).to(text.device), scene, chances).cpu().numpy()
+        drawn = any_of(self.init, torch.from_numpy(places).to(text.device), context, uniforms).cpu().numpy()
         old = np.arange(self.window) < state.known[:, None]
         state.grid = np.where(old[:, None], grid, drawn.reshape(grid.shape))
         state.grid[:, 0, 0] = text.host[np.arange(len(text)), text.length - 1]
@@ -125,12 +125,12 @@ class Lookahead(Policy):
                 made[3, at, : len(nodes)] = 1
         return made[0], made[1], made[2], made[3].astype(bool)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Lines) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Lines) -> None:
         if outcome.draft.parents is None:  # the prompt's round
             return
         rows, nodes = np.arange(len(state.nodes)), state.nodes
         grown = np.pad(state.grid, ((0, 0), (0, 1), (0, 0)))
-        grown[rows, state.lines] = outcome.laws.pick.cpu().numpy()[rows[:, None], nodes.clip(min=0)]
+        grown[rows, state.lines] = outcome.distributions.pick.cpu().numpy()[rows[:, None], nodes.clip(min=0)]
         full = state.lines + 1 == self.ngram
         for at in np.flatnonzero(full).tolist():
             for key, *following in grown[at].T[nodes[at] >= 0].tolist():
@@ -141,7 +141,7 @@ class Lookahead(Policy):
         grown = grown[:, : state.lines.max()]
         if self.pool_from_prompt:
             for at, pool in enumerate(state.pools.rows):
-                fresh = scene.text.row(at)[max(outcome.before[at] - self.ngram + 1, 0) :]
+                fresh = context.text.row(at)[max(outcome.before[at] - self.ngram + 1, 0) :]
                 pool.learn(fresh, self.ngram)
         column = np.minimum(shift[:, None] + np.arange(self.window), self.window - 1)
         state.grid = np.take_along_axis(grown, column[:, None], 2)

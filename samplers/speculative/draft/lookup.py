@@ -26,7 +26,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Outcome, Scene
+from ..contracts import DecodeContext, Draft, Outcome, Uniforms
 from ._grid import columns
 from ._history import Cells, Grams, PerRow, Reach, chain, repeated
 
@@ -58,9 +58,9 @@ class Lookup(Policy):
         self._columns(model)
         return self.k + 1
 
-    def start(self, scene: Scene) -> PerRow[Index]:
-        wide = self._columns(scene.model)
-        return PerRow(self.index(int(prompt), wide) for prompt in scene.text.prompt)
+    def start(self, context: DecodeContext) -> PerRow[Index]:
+        wide = self._columns(context.model)
+        return PerRow(self.index(int(prompt), wide) for prompt in context.text.prompt)
 
     def index(self, prompt: int = 0, columns: int = 0) -> Index:
         """What is remembered of one row; of pictures, whose cells begin behind the prompt."""
@@ -74,8 +74,8 @@ class Lookup(Policy):
         """Of a picture; 0 where the text is a line."""
         return columns(model, "lookup: context=grid", "leave context out") if self.context == "grid" else 0
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: PerRow[Index]) -> Draft:
-        text = scene.text
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: PerRow[Index]) -> Draft:
+        text = context.text
         return chain(text, self.k, room, lambda at, budget: self.found(text.row(at), state.rows[at], budget))
 
     def found(self, tokens: np.ndarray, index: Index, count: int) -> np.ndarray:
@@ -90,5 +90,5 @@ class Lookup(Policy):
             return tokens[:0]
         return tokens[place : place + count] if self.prefer == "first" else repeated(tokens, place, count)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: PerRow[Index]) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: PerRow[Index]) -> None:
         return

@@ -26,8 +26,8 @@ from pardec.models.model import LanguageModel
 from ...conditioning import dressed
 from ...registry import Policy, register
 from ...spec import ModelName
-from ..contracts import Chances, Draft, Outcome, Scene, Speculation
-from ..draft_model import Nodes
+from ..contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, Uniforms
+from ..draft_model import DraftModelState
 
 _KEPT = 2  # drafting models that stay loaded
 
@@ -46,7 +46,7 @@ class Model(Policy):
         if self.k < 1:
             raise SpecError(f"model: k must be at least 1, got {self.k}")
 
-    def check(self, speculation: Speculation) -> None:
+    def check(self, speculation: SpeculativeSampler) -> None:
         if not self.name:
             raise SpecError(
                 "model: name is not given: the checkpoint that drafts",
@@ -61,19 +61,19 @@ class Model(Policy):
         assert self.name is not None, "checked when the spec was resolved"
         return loaded(self.name, target.device, target.dtype).parameters / target.parameters
 
-    def start(self, scene: Scene) -> Nodes:
+    def start(self, context: DecodeContext) -> DraftModelState:
         assert self.name is not None, "checked when the spec was resolved"
-        drafter = loaded(self.name, scene.model.device, scene.model.dtype)
-        refuse_other(drafter, scene.model)
-        drafter = dressed(drafter, scene.request)
-        longest = int(scene.text.limit.max())
-        cache = drafter.new_cache(len(scene.text), longest, scratch=scene.cache.capacity - longest)
-        return Nodes(scene, drafter, cache, own=True)
+        drafter = loaded(self.name, context.model.device, context.model.dtype)
+        refuse_other(drafter, context.model)
+        drafter = dressed(drafter, context.request)
+        longest = int(context.text.limit.max())
+        cache = drafter.new_cache(len(context.text), longest, scratch=context.cache.capacity - longest)
+        return DraftModelState(context, drafter, cache, own=True)
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Nodes) -> Draft:
-        return state.draft(self.k, room, chances)
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: DraftModelState) -> Draft:
+        return state.draft(self.k, room, uniforms)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Nodes) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: DraftModelState) -> None:
         state.settle(outcome)
 
 

@@ -28,7 +28,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Outcome, Scene
+from ..contracts import DecodeContext, Draft, Outcome, Uniforms
 from ..trees import Template, compact, ranked
 from ._matrix import Matrix
 
@@ -72,24 +72,24 @@ class Recycling(Policy):
     def width(self, model: LanguageModel) -> int:
         return 1 + sum(self._counts)
 
-    def start(self, scene: Scene) -> _Recycled:
-        text, vocab = scene.text, scene.model.vocab_size
+    def start(self, context: DecodeContext) -> _Recycled:
+        text, vocab = context.text, context.model.vocab_size
         tree = ranked(self._counts, self.k).to(text.device)
         if not self.keep:
             return _Recycled(Matrix(len(text), vocab, self.k, text.device), tree)
-        if scene.request.temperature and getattr(scene.sampler.accept, "noise", "") != "seeded":
+        if context.request.temperature and getattr(context.sampler.accept, "noise", "") != "seeded":
             raise SpecError(
                 "recycling: with keep=true a sampled text would depend on the requests before it",
                 hint="accept with match:noise=seeded, whose draws do not depend on the drafts, or leave keep out",
             )
         kept: WeakKeyDictionary[Any, Matrix] = vars(self)["_kept"]
-        stack = scene.model.decoder
+        stack = context.model.decoder
         if stack not in kept or kept[stack].table.device != text.device:
             kept[stack] = Matrix(None, vocab, self.k, text.device)
         return _Recycled(kept[stack], tree)
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: _Recycled) -> Draft:
-        text, tree, matrix = scene.text, state.tree, state.matrix
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: _Recycled) -> Draft:
+        text, tree, matrix = context.text, state.tree, state.matrix
         tokens = torch.full((len(text), len(tree.parents)), -1, device=text.device)
         tokens[:, 0] = text.last
         for level in tree.levels:
@@ -106,29 +106,29 @@ class Recycling(Policy):
             levels=min(len(tree.levels), tokens.shape[1] - 1),
         )
 
-    def observe(self, outcome: Outcome, scene: Scene, state: _Recycled) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: _Recycled) -> None:
         draft = outcome.draft
         batch, width = draft.tokens.shape
         device = draft.tokens.device
         real = torch.arange(width, device=device) < torch.from_numpy(draft.sizes).to(device)[:, None]
-        state.matrix.write(torch.arange(batch, device=device), draft.tokens, outcome.laws.raw, real)
+        state.matrix.write(torch.arange(batch, device=device), draft.tokens, outcome.distributions.raw, real)
 
     @property
-    def warm(self) -> Callable[[np.ndarray, Hidden, Scene, _Recycled], None] | None:
+    def warm(self) -> Callable[[np.ndarray, Hidden, DecodeContext, _Recycled], None] | None:
         """What the loop calls with the prompt's forward."""
         return self._warm if self.prefill else None
 
-    def _warm(self, rows: np.ndarray, hidden: Hidden, scene: Scene, state: _Recycled) -> None:
-        text = scene.text
+    def _warm(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: _Recycled) -> None:
+        text = context.text
         device, width = text.device, int(text.length[rows].max())
         which = torch.from_numpy(rows).to(device)
         tokens, lengths = text.tokens[which], torch.from_numpy(text.length[rows]).to(device)[:, None]
-        step = max(1, _LOGITS // (len(rows) * scene.model.vocab_size))
+        step = max(1, _LOGITS // (len(rows) * context.model.vocab_size))
         for start in range(0, width, step):
             places = torch.arange(start, min(start + step, width), device=device).expand(len(rows), -1)
             real = places < lengths
-            laws = hidden.logits(torch.where(real, places, -1))
-            state.matrix.write(which, tokens[:, start : start + step][:, : places.shape[1]], laws, real)
+            distributions = hidden.logits(torch.where(real, places, -1))
+            state.matrix.write(which, tokens[:, start : start + step][:, : places.shape[1]], distributions, real)
 
 
 @dataclass(frozen=True)

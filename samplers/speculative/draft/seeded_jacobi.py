@@ -20,7 +20,7 @@ from typing import ClassVar
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ..contracts import Speculation
+from ..contracts import SpeculativeSampler
 from ._window import JacobiWindow
 
 
@@ -30,7 +30,7 @@ class SeededJacobi(JacobiWindow):
     name: ClassVar[str] = "seeded_jacobi"
     brings: ClassVar[str] = "match:noise=seeded"
 
-    def check(self, speculation: Speculation) -> None:
+    def check(self, speculation: SpeculativeSampler) -> None:
         if getattr(speculation.accept, "noise", None) != "seeded":
             raise SpecError(
                 f"seeded_jacobi converges on seeded draws only, and {speculation.spec} has others",

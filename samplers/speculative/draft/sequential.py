@@ -16,7 +16,7 @@ import numpy as np
 from pardec.models.model import LanguageModel
 
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Outcome, Scene
+from ..contracts import DecodeContext, Draft, Outcome, Uniforms
 
 
 @register("sequential", stage="draft", paper="arXiv:1706.03762", exact="greedy", checked="golden/llamagen reference")
@@ -25,8 +25,8 @@ class Sequential(Policy):
     def width(self, model: LanguageModel) -> int:
         return 1
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: None) -> Draft:
-        return Draft.none(scene.text)
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: None) -> Draft:
+        return Draft.none(context.text)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: None) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: None) -> None:
         return

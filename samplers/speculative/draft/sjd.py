@@ -33,7 +33,7 @@ from pardec.models.model import LanguageModel
 
 from ...ops.redraw import coupled, perturbed
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Outcome, Scene
+from ..contracts import DecodeContext, Draft, Outcome, Uniforms
 from ..uniforms import drawn
 from ._window import Init, ahead, fresh, refuse_flat, refuse_narrow
 
@@ -44,7 +44,7 @@ _TEXT, _PICTURE = 16, 32  # the window where none is given
 class Places:
     """The newest law of the places behind each row's text, K of them, and what stood there in the round before."""
 
-    law: Tensor  # [B, K, V] float32
+    distribution: Tensor  # [B, K, V] float32
     known: np.ndarray  # [B] on the host: the first so many have a law
     old: Tensor  # [B, K] int64, of all that have a law but the last
     q: Tensor  # [B, K, V] float32: what `old` was drawn from
@@ -78,49 +78,49 @@ class Sjd(Policy):
             return self.init
         return "random" if self.uniform or model.imaging is None else "left"
 
-    def start(self, scene: Scene) -> Places:
-        batch, device = len(scene.text), scene.text.device
+    def start(self, context: DecodeContext) -> Places:
+        batch, device = len(context.text), context.text.device
         token = torch.zeros(batch, 0, dtype=torch.int64, device=device)
-        law = torch.zeros(batch, 0, scene.model.vocab_size, device=device)
-        return Places(law, np.zeros_like(scene.text.length), token, law, token.bool())
+        distribution = torch.zeros(batch, 0, context.model.vocab_size, device=device)
+        return Places(distribution, np.zeros_like(context.text.length), token, distribution, token.bool())
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Places) -> Draft:
-        counts = np.minimum(room, self.width(scene.model) - 1)
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Places) -> Draft:
+        counts = np.minimum(room, self.width(context.model) - 1)
         most = int(counts.max(initial=0))
         known = np.minimum(state.known, most)
-        anew, law = self._anew(scene, chances, state)[:, :most], state.law[:, :most]
+        anew, distribution = self._anew(context, uniforms, state)[:, :most], state.distribution[:, :most]
         missing = most - anew.shape[1]
-        tokens = fresh(self.opening(scene.model), pad(anew, (0, missing)), known, scene, chances)
+        tokens = fresh(self.opening(context.model), pad(anew, (0, missing)), known, context, uniforms)
         if not known.any() and not self.uniform:
-            return Draft.chain(scene.text, tokens, counts)
+            return Draft.chain(context.text, tokens, counts)
         new = torch.arange(-1, most, device=tokens.device) >= torch.from_numpy(known).to(tokens.device)[:, None]
-        q = pad(law, (0, 0, 1, missing))
+        q = pad(distribution, (0, 0, 1, missing))
         if self.uniform:
             q = q.masked_fill(new[..., None], 1 / q.shape[-1])
-        return Draft.chain(scene.text, tokens, counts, q=q, point=None if self.uniform else new)
+        return Draft.chain(context.text, tokens, counts, q=q, point=None if self.uniform else new)
 
-    def _anew(self, scene: Scene, chances: Chances, state: Places) -> Tensor:
+    def _anew(self, context: DecodeContext, uniforms: Uniforms, state: Places) -> Tensor:
         """[B, K]: a token from each law; meaningless where there is none."""
-        p = state.law
+        p = state.distribution
         place = torch.arange(p.shape[1], device=p.device)
-        positions = place + torch.from_numpy(scene.text.length).to(p.device)[:, None]
+        positions = place + torch.from_numpy(context.text.length).to(p.device)[:, None]
         if self.refresh == "gumbel":  # noise of a place, which nothing else is decided by
-            return perturbed(p, chances.noise(positions, "refresh", p.shape[-1], fixed=True))
+            return perturbed(p, uniforms.noise(positions, "refresh", p.shape[-1], fixed=True))
         # Not so these: a second draw coupled by the same numbers would not be from its law, given the first.
-        u, keep = chances.noise(positions, "refresh", 2).unbind(-1)
+        u, keep = uniforms.noise(positions, "refresh", 2).unbind(-1)
         if self.refresh == "independent":
             return drawn(p, u)
         had = place < torch.from_numpy(state.known - 1).to(p.device)[:, None]
         each = (p, state.old, state.q, state.point, had, keep, u)
         return coupled(*(values.flatten(0, 1) for values in each)).view_as(state.old)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Places) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Places) -> None:
         draft, gained = outcome.draft, outcome.gained
         state.known = np.maximum(draft.sizes - gained, 0)
         most = int(state.known.max())
-        state.law = ahead(outcome.laws.p, gained, most)
+        state.distribution = ahead(outcome.distributions.p, gained, most)
         state.old = ahead(draft.tokens, gained + 1, most)
-        state.q = state.law if draft.q is None else ahead(draft.q, gained + 1, most)
+        state.q = state.distribution if draft.q is None else ahead(draft.q, gained + 1, most)
         if draft.point is not None:
             state.point = ahead(draft.point, gained + 1, most)
         else:

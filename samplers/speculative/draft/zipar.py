@@ -28,7 +28,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Outcome, Scene, Speculation
+from ..contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, Uniforms
 from ._grid import columns
 
 
@@ -52,7 +52,7 @@ class Zipar(Policy):
         if self.window is not None and self.window < 1:
             raise SpecError(f"zipar: window must be at least 1, got {self.window}")
 
-    def check(self, speculation: Speculation) -> None:
+    def check(self, speculation: SpeculativeSampler) -> None:
         if not getattr(speculation.accept, "follows", False):
             raise SpecError(
                 "zipar commits cells that were drawn before the row above them was full",
@@ -75,17 +75,17 @@ class Zipar(Policy):
             )
         return self.window or max(1, wide // 2)
 
-    def start(self, scene: Scene) -> Board:
-        cells = int((scene.text.limit - scene.text.prompt).max())
-        shape = (len(scene.text), cells)
-        return Board(np.zeros(shape, np.int64), np.zeros(shape, bool), np.full((len(scene.text), 1), -1))
+    def start(self, context: DecodeContext) -> Board:
+        cells = int((context.text.limit - context.text.prompt).max())
+        shape = (len(context.text), cells)
+        return Board(np.zeros(shape, np.int64), np.zeros(shape, bool), np.full((len(context.text), 1), -1))
 
-    def propose(self, scene: Scene, room: np.ndarray, chances: Chances, state: Board) -> Draft:
-        text, wide = scene.text, columns(scene.model, "zipar", "")
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Board) -> Draft:
+        text, wide = context.text, columns(context.model, "zipar", "")
         cells = np.arange(state.said.shape[1])
         last = (text.length - text.prompt - 1)[:, None]  # the cell of node 0
         later = state.said & (cells > last)
-        stand_in = self._begun(state, wide, self._lag(scene.model), last)
+        stand_in = self._begun(state, wide, self._lag(context.model), last)
         # Nodes: the last committed cell, later ones in their order, and the stand-in, which is behind all of them.
         nodes = later | (cells == last) | (cells == stand_in)
         sizes = nodes.sum(1)
@@ -117,8 +117,8 @@ class Zipar(Policy):
         begins = (fresh > 0) & (above >= lag) & (above < wide)
         return np.where(begins, fresh * wide - 1, -1)
 
-    def observe(self, outcome: Outcome, scene: Scene, state: Board) -> None:
-        text, pick = scene.text, outcome.verdict.pick
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Board) -> None:
+        text, pick = context.text, outcome.verdict.pick
         cells = np.arange(state.said.shape[1])
         if pick is not None and (state.fed >= 0).any():
             row, node = np.nonzero((state.fed >= 0) & (state.fed + 1 < len(cells)))

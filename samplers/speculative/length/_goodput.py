@@ -30,16 +30,16 @@ class Costs:
         return Costs(*found.clip(min=0).tolist())
 
 
-def lengths(chance: np.ndarray, most: int, costs: Costs, context: float) -> np.ndarray:
+def lengths(uniform: np.ndarray, most: int, costs: Costs, context: float) -> np.ndarray:
     """[B] int64: tokens to draft for each row, at most `most`, so that the round's tokens per time are the most.
 
     Token j of row b adds chance[b] ** j tokens and one position to feed; the longest row says how often the drafter
     runs. For each number of drafter forwards the best choice is a prefix of all tokens by what they add.
     """
-    rows = len(chance)
+    rows = len(uniform)
     idle = costs.fixed + costs.token * rows + costs.context * context
     best, chosen = rows / max(idle, 1e-12), np.zeros(rows, dtype=np.int64)
-    gains = chance[:, None] ** np.arange(1, most + 1)
+    gains = uniform[:, None] ** np.arange(1, most + 1)
     for deep in range(1, most + 1):
         gain = gains[:, :deep].ravel()
         order = np.argsort(-gain, kind="stable")

@@ -21,7 +21,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Outcome, Scene
+from ..contracts import DecodeContext, Outcome
 from ._rounds import levels
 
 
@@ -48,23 +48,23 @@ class Calibrated(Policy):
         if self.buckets < 1 or not self.prior > 0:
             raise SpecError(f"calibrated: buckets and prior must be above 0, got {self.buckets} and {self.prior}")
 
-    def start(self, scene: Scene) -> _Counts:
-        rows = len(scene.text)
+    def start(self, context: DecodeContext) -> _Counts:
+        rows = len(context.text)
         empty = np.zeros((rows, self.buckets))
         return _Counts(empty, empty.copy(), np.zeros((rows, 0), dtype=np.int64), np.ones(rows))
 
-    def budget(self, most: int, scene: Scene, state: _Counts) -> np.ndarray:
-        rows = len(scene.text)
+    def budget(self, most: int, context: DecodeContext, state: _Counts) -> np.ndarray:
+        rows = len(context.text)
         state.bucket, state.whole = np.zeros((rows, 0), dtype=np.int64), np.ones(rows)
         return np.full(rows, most)
 
-    def stop(self, confidence: Tensor, step: int, scene: Scene, state: _Counts) -> Tensor:
+    def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: _Counts) -> Tensor:
         bucket = (confidence.cpu().numpy() * self.buckets).astype(np.int64).clip(0, self.buckets - 1)
         state.bucket = np.column_stack((state.bucket, bucket))
-        state.whole = state.whole * self.chance(state, bucket)
+        state.whole = state.whole * self.uniform(state, bucket)
         return torch.from_numpy(1 - state.whole > self.h)
 
-    def chance(self, state: _Counts, bucket: np.ndarray) -> np.ndarray:
+    def uniform(self, state: _Counts, bucket: np.ndarray) -> np.ndarray:
         """[B] how likely a token of each row's `bucket` [B] is to be accepted."""
         row = np.arange(len(bucket))
         middle = (bucket + 0.5) / self.buckets
@@ -73,7 +73,7 @@ class Calibrated(Policy):
         )
         return found
 
-    def observe(self, outcome: Outcome, scene: Scene, state: _Counts) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: _Counts) -> None:
         accepted, drafted = levels(outcome)
         step = np.arange(state.bucket.shape[1])
         known = (step < drafted[:, None]) & (step <= accepted[:, None])

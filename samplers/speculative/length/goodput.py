@@ -25,7 +25,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Outcome, Scene
+from ..contracts import DecodeContext, Outcome
 from ._goodput import Costs, Round, lengths
 from ._rounds import levels
 
@@ -60,24 +60,24 @@ class Goodput(Policy):
             if not 0 < getattr(self, name) <= 1:
                 raise SpecError(f"goodput: {name} must lie in (0, 1], got {getattr(self, name)}")
 
-    def start(self, scene: Scene) -> _Memory:
-        rows = len(scene.text)
+    def start(self, context: DecodeContext) -> _Memory:
+        rows = len(context.text)
         return _Memory(np.zeros(rows), np.zeros(rows))
 
-    def budget(self, most: int, scene: Scene, state: _Memory) -> np.ndarray:
-        rows, costs = len(scene.text), Costs(1, self.c, self.token, self.context)
+    def budget(self, most: int, context: DecodeContext, state: _Memory) -> np.ndarray:
+        rows, costs = len(context.text), Costs(1, self.c, self.token, self.context)
         if self.measured:
             state.begun = time.perf_counter()
             if (tried := len(state.rounds)) < _TRIED:
                 return np.full(rows, (most, 0, (most + 1) // 2)[tried % 3])
             costs = Costs.fitted(state.rounds[-_RECENT:])
-        chance = (_WEIGHT * self.prior + state.accepted) / (_WEIGHT + state.tested)
-        return lengths(chance, most, costs, float(scene.text.length.sum()))
+        uniform = (_WEIGHT * self.prior + state.accepted) / (_WEIGHT + state.tested)
+        return lengths(uniform, most, costs, float(context.text.length.sum()))
 
-    def stop(self, confidence: Tensor, step: int, scene: Scene, state: _Memory) -> None:
+    def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: _Memory) -> None:
         return None
 
-    def observe(self, outcome: Outcome, scene: Scene, state: _Memory) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: _Memory) -> None:
         accepted, drafted = levels(outcome)
         state.tested = state.tested * self.decay + np.minimum(accepted + 1, drafted)
         state.accepted = state.accepted * self.decay + accepted

@@ -19,7 +19,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Outcome, Scene
+from ..contracts import DecodeContext, Outcome
 from ._rounds import levels
 
 
@@ -40,17 +40,17 @@ class Heuristic(Policy):
             if getattr(self, name) < least:
                 raise SpecError(f"heuristic: {name} must be at least {least}, got {getattr(self, name)}")
 
-    def start(self, scene: Scene) -> _Wanted:
-        return _Wanted(np.full(len(scene.text), self.first))
+    def start(self, context: DecodeContext) -> _Wanted:
+        return _Wanted(np.full(len(context.text), self.first))
 
-    def budget(self, most: int, scene: Scene, state: _Wanted) -> np.ndarray:
+    def budget(self, most: int, context: DecodeContext, state: _Wanted) -> np.ndarray:
         state.k = state.k.clip(1, most)
         return state.k
 
-    def stop(self, confidence: Tensor, step: int, scene: Scene, state: _Wanted) -> None:
+    def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: _Wanted) -> None:
         return None
 
-    def observe(self, outcome: Outcome, scene: Scene, state: _Wanted) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: _Wanted) -> None:
         accepted, drafted = levels(outcome)
         step = np.where(accepted == drafted, self.more, -self.less)
         state.k = np.maximum(1, state.k + np.where(drafted > 0, step, 0))

@@ -18,7 +18,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Outcome, Scene
+from ..contracts import DecodeContext, Outcome
 
 
 @register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
@@ -30,11 +30,11 @@ class Unsure(Policy):
         if not 0 <= self.tau <= 1:
             raise SpecError(f"unsure: tau must lie in [0, 1], got {self.tau}")
 
-    def budget(self, most: int, scene: Scene, state: None) -> np.ndarray:
-        return np.full(len(scene.text), most)
+    def budget(self, most: int, context: DecodeContext, state: None) -> np.ndarray:
+        return np.full(len(context.text), most)
 
-    def stop(self, confidence: Tensor, step: int, scene: Scene, state: None) -> Tensor:
+    def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: None) -> Tensor:
         return confidence < self.tau
 
-    def observe(self, outcome: Outcome, scene: Scene, state: None) -> None:
+    def observe(self, outcome: Outcome, context: DecodeContext, state: None) -> None:
         return

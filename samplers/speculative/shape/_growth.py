@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..contracts import Draft, Scene, Voice
+from ..contracts import DecodeContext, Draft, DraftModel
 from ..sequences import Sequences
 
 
@@ -50,11 +50,11 @@ class Tree:
         chosen[:, 0] = True
         return chosen
 
-    def cut(self, kept: Tensor, voice: Voice) -> tuple[Draft, Tensor]:
+    def cut(self, kept: Tensor, draft_model: DraftModel) -> tuple[Draft, Tensor]:
         """The draft of the nodes `kept` [B, M] bool, and which of the old ones they are, [B, T]."""
         sizes = kept.sum(1).cpu().numpy()
         nodes = packed(kept, int(sizes.max())).clamp(min=0)
-        voice.prune(nodes)
+        draft_model.prune(nodes)
         renamed = kept.long().cumsum(1) - 1
         parents = self.parents.gather(1, nodes)
         parents = torch.where(parents < 0, -1, renamed.gather(1, parents.clamp(min=0)))
@@ -70,20 +70,20 @@ def packed(chosen: Tensor, width: int) -> Tensor:
     return torch.where(chosen.gather(1, order), order, -1)
 
 
-def left_off(scene: Scene, logits: Tensor, nodes: Tensor, step: int) -> np.ndarray | None:
+def left_off(context: DecodeContext, logits: Tensor, nodes: Tensor, step: int) -> np.ndarray | None:
     """[B] bool: the rows that leave off behind the level `step`, from 0, about to be drawn; None where all go on.
 
     Args:
         logits: [B, K, V] processed, behind `nodes` [B, K].
     """
-    length = scene.sampler.length
+    length = context.sampler.length
     if length is None:
         return None
     sure = logits.softmax(-1).amax(-1).masked_fill(nodes < 0, 0).amax(1)
-    stop = length.stop(sure, step, scene, scene.state(length))
+    stop = length.stop(sure, step, context, context.state(length))
     return None if stop is None else stop.cpu().numpy()
 
 
-def drops(scene: Scene) -> bool:
+def drops(context: DecodeContext) -> bool:
     """Whether the token that made the controller stop is left out."""
-    return bool(getattr(scene.sampler.length, "drops", False))
+    return bool(getattr(context.sampler.length, "drops", False))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...rng import gumbel, wide
-from ..contracts import Chances, Scene
+from ..contracts import DecodeContext, Uniforms
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,10 +19,10 @@ class Siblings:
     tokens: Tensor  # [B, K, W] int64
     share: Tensor  # [B, K, W] float32: the probability of each under its law given the earlier ones
     real: Tensor  # [B, K, W] bool: the law may have fewer tokens than were asked for
-    law: Tensor  # [B, K, V] float32: of the first child
+    distribution: Tensor  # [B, K, V] float32: of the first child
 
 
-def siblings(logits: Tensor, count: int, scene: Scene, chances: Chances, keys: Tensor) -> Siblings:
+def siblings(logits: Tensor, count: int, context: DecodeContext, uniforms: Uniforms, keys: Tensor) -> Siblings:
     """`count` children behind each node: at temperature 0 the likeliest tokens, else draws.
 
     Draws are without replacement (Gumbel noise and a top-k in descending order draws one after the other from what is
@@ -32,29 +32,29 @@ def siblings(logits: Tensor, count: int, scene: Scene, chances: Chances, keys: T
         logits: [B, K, V] processed.
         keys: [B, K] int64, a number for each node that no other of the round has.
     """
-    law = logits.softmax(-1)
-    vocab = law.shape[-1]
-    drawn = scene.request.temperature > 0
-    if drawn and scene.siblings == "with":
-        mass = wide(law).cumsum(-1)
-        where = chances.noise(keys, "siblings", count) * mass[..., -1:]
-        last = (law > 0).long().cumsum(-1).argmax(-1, keepdim=True)  # catches what rounding leaves over
+    distribution = logits.softmax(-1)
+    vocab = distribution.shape[-1]
+    drawn = context.request.temperature > 0
+    if drawn and context.siblings == "with":
+        mass = wide(distribution).cumsum(-1)
+        where = uniforms.noise(keys, "siblings", count) * mass[..., -1:]
+        last = (distribution > 0).long().cumsum(-1).argmax(-1, keepdim=True)  # catches what rounding leaves over
         tokens = torch.minimum(torch.searchsorted(mass, where, right=True), last)
-        share = law.gather(-1, tokens)
-        return Siblings(tokens, share, share > 0, law)
+        share = distribution.gather(-1, tokens)
+        return Siblings(tokens, share, share > 0, distribution)
     rank = wide(logits.log_softmax(-1))
     if drawn:
-        rank = rank + gumbel(chances.noise(keys, "siblings", vocab))
+        rank = rank + gumbel(uniforms.noise(keys, "siblings", vocab))
     some = min(count, vocab)
     tokens = rank.topk(some).indices
-    chance = law.gather(-1, tokens)
-    left = 1 - (chance.cumsum(-1) - chance)
-    share = (chance / left.clamp(min=torch.finfo(law.dtype).tiny)).clamp(max=1)
+    uniform = distribution.gather(-1, tokens)
+    left = 1 - (uniform.cumsum(-1) - uniform)
+    share = (uniform / left.clamp(min=torch.finfo(distribution.dtype).tiny)).clamp(max=1)
     missing = (0, count - some)
-    return Siblings(pad(tokens, missing), pad(share, missing), pad(chance > 0, missing), law)
+    return Siblings(pad(tokens, missing), pad(share, missing), pad(uniform > 0, missing), distribution)
 
 
-def laws_given(tokens: Tensor, parent: Tensor, law: Tensor, *, replaced: bool) -> Tensor:
+def given_distributions(tokens: Tensor, parent: Tensor, distribution: Tensor, *, replaced: bool) -> Tensor:
     """q [B, T, V]: the law of each node given its earlier siblings.
 
     Args:
@@ -64,10 +64,10 @@ def laws_given(tokens: Tensor, parent: Tensor, law: Tensor, *, replaced: bool) -
         replaced: siblings were drawn with replacement.
     """
     if replaced:
-        return law
+        return distribution
     width = tokens.shape[1]
     order = torch.arange(width, device=tokens.device)
     earlier = (parent[:, :, None] == parent[:, None, :]) & (order < order[:, None])  # [B, node, earlier node]
     index = tokens[:, None].expand(-1, width, -1)
-    left = law.scatter_reduce(2, index, (~earlier).to(law.dtype), "prod")
-    return left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(law.dtype).tiny)
+    left = distribution.scatter_reduce(2, index, (~earlier).to(distribution.dtype), "prod")
+    return left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(distribution.dtype).tiny)

@@ -20,7 +20,7 @@ import torch
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Scene, Speculation, Voice
+from ..contracts import DecodeContext, Draft, DraftModel, SpeculativeSampler, Uniforms
 from ._growth import Tree, drops, left_off, packed
 
 
@@ -35,7 +35,7 @@ class Beam(Policy):
             if getattr(self, name) < 1:
                 raise SpecError(f"beam: {name} must be at least 1, got {getattr(self, name)}")
 
-    def check(self, speculation: Speculation) -> None:
+    def check(self, speculation: SpeculativeSampler) -> None:
         if getattr(speculation.accept, "siblings", "without") == "with":
             raise SpecError(
                 "beam keeps the likeliest children, and this acceptance needs independent draws",
@@ -45,19 +45,21 @@ class Beam(Policy):
     def width(self, k: int) -> int:
         return 1 + self.beams * (k - 1) + self.nodes  # heard, and what is kept without having been heard
 
-    def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: None) -> Draft:
-        text, device = scene.text, scene.text.device
+    def grow(
+        self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
+    ) -> Draft:
+        text, device = context.text, context.text.device
         tree, live = Tree(text), budget > 0
         frontier = torch.from_numpy(np.where(live, 0, -1)).to(device)[:, None]
         for depth in range(int(budget.max())):
-            logits = voice.hear(tree.draft(), frontier)
-            ended = left_off(scene, logits, frontier, depth)
-            law = logits.double().softmax(-1)
-            chance, tokens = law.topk(min(self.beams, law.shape[-1]))
+            logits = draft_model.forward(tree.draft(), frontier)
+            ended = left_off(context, logits, frontier, depth)
+            distribution = logits.double().softmax(-1)
+            uniform, tokens = distribution.topk(min(self.beams, distribution.shape[-1]))
             more = live if ended is None else live & ~ended
-            going = torch.from_numpy(more if drops(scene) else live).to(device)[:, None] & (frontier >= 0)
+            going = torch.from_numpy(more if drops(context) else live).to(device)[:, None] & (frontier >= 0)
             given = tree.values.gather(1, frontier.clamp(min=0)) * going
-            tree.add(tokens, given[..., None] * chance, frontier)
+            tree.add(tokens, given[..., None] * uniform, frontier)
             live = more & (budget > depth + 1)
             level = (tree.depths == depth + 1) & (tree.values > 0) & torch.from_numpy(live).to(device)[:, None]
             rank = tree.values.masked_fill(~level, 0).sort(dim=1, descending=True, stable=True).indices[:, : self.beams]
@@ -66,4 +68,4 @@ class Beam(Policy):
             if not width:
                 break
             frontier = packed(level, width)
-        return tree.cut(tree.best(self.nodes), voice)[0]
+        return tree.cut(tree.best(self.nodes), draft_model)[0]

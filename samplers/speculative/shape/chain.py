@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...ops.rank import argmax
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Scene, Voice
+from ..contracts import DecodeContext, Draft, DraftModel, Uniforms
 from ._growth import drops, left_off
 
 
@@ -28,25 +28,27 @@ class Chain(Policy):
     def width(self, k: int) -> int:
         return k + 1
 
-    def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: None) -> Draft:
-        text, drawn = scene.text, scene.request.temperature > 0
+    def grow(
+        self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
+    ) -> Draft:
+        text, drawn = context.text, context.request.temperature > 0
         tokens, counts, live = [text.last], np.zeros_like(budget), budget > 0
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         for step in range(int(budget.max())):
             draft = Draft(torch.stack(tokens, 1), counts + 1, text.length - 1)
             nodes = torch.from_numpy(np.where(live, step, -1)).to(text.device)[:, None]
-            logits = voice.hear(draft, nodes)
-            ended = left_off(scene, logits, nodes, step)
+            logits = draft_model.forward(draft, nodes)
+            ended = left_off(context, logits, nodes, step)
             if drawn:
-                laws.append(logits[:, 0].softmax(-1))
-                tokens.append(chances.draw(laws[-1], "draft", step))
+                distributions.append(logits[:, 0].softmax(-1))
+                tokens.append(uniforms.draw(distributions[-1], "draft", step))
             else:
                 tokens.append(argmax(logits[:, 0]))
             more = live if ended is None else live & ~ended
-            counts = counts + (more if drops(scene) else live)
+            counts = counts + (more if drops(context) else live)
             live = more & (budget > step + 1)
             if not live.any():
                 break
         deep = int(counts.max())
-        q = torch.stack([torch.zeros_like(laws[0]), *laws[:deep]], 1) if laws else None
+        q = torch.stack([torch.zeros_like(distributions[0]), *distributions[:deep]], 1) if distributions else None
         return Draft(torch.stack(tokens[: deep + 1], 1), counts + 1, text.length - 1, q=q)

@@ -25,9 +25,9 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
-from ..contracts import Chances, Draft, Scene, Voice
+from ..contracts import DecodeContext, Draft, DraftModel, Uniforms
 from ._growth import Tree, drops, left_off, packed
-from ._siblings import laws_given, siblings
+from ._siblings import given_distributions, siblings
 
 
 @register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy", checked="joint")
@@ -46,28 +46,30 @@ class DySpec(Policy):
     def width(self, k: int) -> int:
         return 1 + self.nodes * k  # heard before the last level, and the last level of what is kept
 
-    def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: None) -> Draft:
-        text, drawn, device = scene.text, scene.request.temperature > 0, scene.text.device
+    def grow(
+        self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
+    ) -> Draft:
+        text, drawn, device = context.text, context.request.temperature > 0, context.text.device
         tree, live = Tree(text), budget > 0
         reach = torch.ones(len(text), 1, dtype=torch.float64, device=device)  # [B, M] value of each node's token
         column = torch.zeros_like(tree.tokens)  # [B, M] where the law behind each node's parent stands
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         frontier = torch.from_numpy(np.where(live, 0, -1)).to(device)[:, None]
         for depth in range(int(budget.max())):
             order = torch.arange(frontier.shape[1], device=device)
-            logits = voice.hear(tree.draft(), frontier)
-            ended = left_off(scene, logits, frontier, depth)
+            logits = draft_model.forward(tree.draft(), frontier)
+            ended = left_off(context, logits, frontier, depth)
             keys = depth * (self.nodes + 1) + order
-            made = siblings(logits, min(self.children, self.nodes), scene, chances, keys.expand_as(frontier))
+            made = siblings(logits, min(self.children, self.nodes), context, uniforms, keys.expand_as(frontier))
             more = live if ended is None else live & ~ended
-            going = torch.from_numpy(more if drops(scene) else live).to(device)[:, None, None]
+            going = torch.from_numpy(more if drops(context) else live).to(device)[:, None, None]
             given = reach.gather(1, frontier.clamp(min=0))[..., None] * going
             lost = (1 - made.share.double()).cumprod(-1)
             place = given * torch.cat((torch.ones_like(lost[..., :1]), lost[..., :-1]), -1)
             place = place.masked_fill(~made.real | (frontier < 0)[..., None], 0)
             token = place * made.share
-            seen = sum(law.shape[1] for law in laws)
-            laws.append(made.law)
+            seen = sum(distribution.shape[1] for distribution in distributions)
+            distributions.append(made.distribution)
             tree.add(made.tokens, place if drawn else token, frontier)
             reach = torch.cat((reach, token.flatten(1)), 1)
             columns = (seen + order)[None, :, None].expand_as(made.tokens)
@@ -79,10 +81,10 @@ class DySpec(Policy):
             if not width:
                 break
             frontier = packed(next_level, width)
-        draft, nodes = tree.cut(tree.best(self.nodes), voice)
+        draft, nodes = tree.cut(tree.best(self.nodes), draft_model)
         if not drawn:
             return draft
-        where = column.gather(1, nodes)[..., None].expand(-1, -1, laws[0].shape[-1])
-        law = torch.cat(laws, 1).gather(1, where)
-        q = laws_given(draft.tokens, draft.parent, law, replaced=scene.siblings == "with")
+        where = column.gather(1, nodes)[..., None].expand(-1, -1, distributions[0].shape[-1])
+        distribution = torch.cat(distributions, 1).gather(1, where)
+        q = given_distributions(draft.tokens, draft.parent, distribution, replaced=context.siblings == "with")
         return Draft(draft.tokens, draft.sizes, draft.base, draft.parents, draft.depths, draft.levels, q=q)

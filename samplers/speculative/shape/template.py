@@ -25,9 +25,9 @@ from pardec.models.errors import SpecError
 
 from ...registry import Policy, register
 from ...spec_values import MOST
-from ..contracts import Chances, Draft, Scene, Voice
+from ..contracts import DecodeContext, Draft, DraftModel, Uniforms
 from ._growth import drops, left_off
-from ._siblings import laws_given, siblings
+from ._siblings import given_distributions, siblings
 
 
 @register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy", checked="joint")
@@ -51,34 +51,38 @@ class Template(Policy):
     def width(self, k: int) -> int:
         return 1 + int(np.cumprod(self.levels[:k]).sum())
 
-    def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: None) -> Draft:
-        text, batch, device = scene.text, len(scene.text), scene.text.device
+    def grow(
+        self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
+    ) -> Draft:
+        text, batch, device = context.text, len(context.text), context.text.device
         base, sizes, live = text.length - 1, np.ones_like(budget), budget > 0
         tokens, verify = text.last[:, None], torch.ones(batch, 1, dtype=torch.bool, device=device)
         parents, depths = torch.tensor([-1], device=device), torch.zeros(1, dtype=torch.int64, device=device)
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         level = torch.zeros(1, dtype=torch.int64, device=device)  # the nodes of the level above
         for depth, count in enumerate(self.levels[: int(budget.max())]):
             draft = Draft(tokens, np.full_like(sizes, len(parents)), base, parents, depths) if depth else None
             nodes = torch.where(torch.from_numpy(live).to(device)[:, None], level, -1)
-            logits = voice.hear(draft or Draft.none(text), nodes)
-            ended = left_off(scene, logits, nodes, depth)
-            made = siblings(logits, count, scene, chances, level.expand(batch, -1))
-            laws.append(made.law)
+            logits = draft_model.forward(draft or Draft.none(text), nodes)
+            ended = left_off(context, logits, nodes, depth)
+            made = siblings(logits, count, context, uniforms, level.expand(batch, -1))
+            distributions.append(made.distribution)
             above = level.repeat_interleave(count)
             level = len(parents) + torch.arange(len(above), device=device)
             tokens = torch.cat((tokens, made.tokens.flatten(1)), 1)
             verify = torch.cat((verify, made.real.flatten(1) & verify[:, above]), 1)
             parents, depths = torch.cat((parents, above)), torch.cat((depths, torch.full_like(above, depth + 1)))
             more = live if ended is None else live & ~ended
-            sizes = sizes + len(level) * (more if drops(scene) else live)
+            sizes = sizes + len(level) * (more if drops(context) else live)
             live = more & (budget > depth + 1)
             if not live.any():
                 break
         fed = int(sizes.max())
         tokens, verify, parents, depths = tokens[:, :fed], verify[:, :fed], parents[:fed], depths[:fed]
         q = None
-        if scene.request.temperature:
-            law = torch.cat(laws, 1)[:, parents.clamp(min=0)]
-            q = laws_given(tokens, parents.expand(batch, -1), law, replaced=scene.siblings == "with")
-        return Draft(tokens, sizes, base, parents, depths, levels=len(laws), verify=verify, q=q)
+        if context.request.temperature:
+            distribution = torch.cat(distributions, 1)[:, parents.clamp(min=0)]
+            q = given_distributions(
+                tokens, parents.expand(batch, -1), distribution, replaced=context.siblings == "with"
+            )
+        return Draft(tokens, sizes, base, parents, depths, levels=len(distributions), verify=verify, q=q)

@@ -104,8 +104,8 @@ def test_a_row_says_what_was_measured(model: pardec.Model) -> None:
 
 
 def test_a_law_is_drawn_from_and_stands_beside_no_other_loop(model: pardec.Model, cli: Cli, folder: Path) -> None:
-    law = {"temperature": 1.0, "top_k": 3}
-    (row,) = bench(model, ["sequential"], batches=(2,), new=(8,), block_length=8, law=law, pairs=1)
+    distribution = {"temperature": 1.0, "top_k": 3}
+    (row,) = bench(model, ["sequential"], batches=(2,), new=(8,), block_length=8, distribution=distribution, pairs=1)
     assert (row["steps"], row["beside"]) == (8, {})
     size = ("--batch", "1", "--new", "8", "--pairs", "1", "--device", "cpu", "--json")
     code, out, _ = cli("bench", "decode", folder, "-s", "sequential", *size, "--temperature", "0.7", "--top-p", "0.9")

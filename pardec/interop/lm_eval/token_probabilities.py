@@ -63,7 +63,7 @@ class Batches:
             start += len(batch)
 
 
-class Laws:
+class TokenProbabilities:
     """Asks a model for probabilities. The head runs on the positions asked, a part of them at a time."""
 
     def __init__(self, model: LanguageModel, batches: Batches, *, cfg: float | None = None) -> None:
