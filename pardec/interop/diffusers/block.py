@@ -19,7 +19,7 @@ from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.ops.rank import top
 from pardec.samplers.rng import Keyed
 
-from .callbacks import AttentionPattern, Watch
+from .callbacks import StepView, Watch
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Block:
             layers=1,
             width=vocab,
         )
-        self.seen: list[AttentionPattern] = []
+        self.seen: list[StepView] = []
         watched = replace(sampler, widen=(*sampler.widen, Watch(self.seen)))
         canvases = tuple(sample.cpu().clone())
         self.loop = MaskedLoop(
