@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
 import importlib.util
@@ -15,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
 
-from .outline import Outline, Unreadable, explanation, outlines
+from .outline import Outline, Unreadable, annotation, explanation, outlines
 from .spec import written
 
 Family = Literal["masked", "ar", "continuous"]
@@ -240,22 +241,13 @@ def _source(cls: type) -> tuple[str, int]:
         return "<unknown>", 0
 
 
-def _text(cls: type) -> list[str]:
-    try:
-        return inspect.getsource(cls).split("\n")
-    except (OSError, TypeError):
-        return []
-
-
 def _parameters(cls: type) -> tuple[Mapping[str, str], ...]:
-    """Name, type, default and the comment behind each field, as the source has it."""
-    lines = [line for base in cls.__mro__[:-1] for line in _text(base)]
+    """Name, type, default and the description of each field: `tau: Annotated[float, "least probability"] = 0.9`."""
 
     def describe(field: Field[Any]) -> Mapping[str, str]:
-        line = next((line for line in lines if line.strip().startswith(f"{field.name}:")), "")
-        default = "" if field.default is MISSING else written(field.default)
-        doc = line.partition("  # ")[2].strip()
         kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
+        kind, doc = annotation(ast.parse(kind, mode="eval").body)
+        default = "" if field.default is MISSING else written(field.default)
         return {"name": field.name, "type": kind, "default": default, "doc": doc}
 
     # @dataclass runs before @register, so the fields are there.

@@ -67,7 +67,7 @@ class _Page:
             self.tree = ast.parse(text)
         except (OSError, SyntaxError, ValueError) as error:
             raise Unreadable(file) from error
-        self.module, self.lines = module, text.split("\n")
+        self.module = module
         self.summary = (ast.get_docstring(self.tree) or "").split("\n")[0]
 
     def base(self, name: str) -> tuple[_Page, ast.ClassDef]:
@@ -110,13 +110,20 @@ def _fields(page: _Page, node: ast.ClassDef) -> dict[str, Mapping[str, Any]]:
         return found
     for entry in node.body:
         if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
-            kind = ast.unparse(entry.annotation)
-            if kind.startswith("ClassVar"):
+            if ast.unparse(entry.annotation).startswith("ClassVar"):
                 continue
-            line = page.lines[entry.lineno - 1]
-            held = {"name": entry.target.id, "type": kind, "doc": line.partition("  # ")[2].strip()}
+            kind, doc = annotation(entry.annotation)
+            held = {"name": entry.target.id, "type": kind, "doc": doc}
             found[entry.target.id] = held if entry.value is None else {**held, "default": _value(entry.value)}
     return found
+
+
+def annotation(node: ast.expr) -> tuple[str, str]:
+    """The type of a field, and what its `Annotated` says it is."""
+    doc: ast.expr = ast.Constant("")
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value).split(".")[-1] == "Annotated":
+        node, doc, *_ = node.slice.elts  # type: ignore[attr-defined]  # Annotated takes two at least
+    return ast.unparse(node), str(_value(doc))
 
 
 def _value(node: ast.expr) -> Any:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
@@ -38,18 +38,18 @@ from ._drafting import Drafter
 @register("cspd", stage="vectors", paper="arXiv:2411.11925", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class CSpD(Ahead):
-    draft: ModelName | None = None  # of the drafting checkpoint: embedded name, folder or hub id
-    k: int = 8  # steps that the draft takes before the target tests them
-    mode: Literal["reference", "exact"] = "reference"  # as published, or keeping the target's law
-    steps: int = 64  # of the schedule; more than there are tokens are not taken
-    guidance: Guidance = "linear"  # how cfg grows over the steps: linear or constant
-    last: Last | None = None  # what a token is: map, x1 or noise; none: map, or x1 with mode=exact
-    head: int | None = None  # transitions of both heads; none takes the model's
-    prefill: float = 0.15  # share of the steps that the target takes alone, the first ones
-    tau: float = 42.0  # mode=reference: how much wider the last transition's kernels are made for the test
-    derived: bool = False  # mode=reference: the other transitions count as derived, and not as published
-    reference: bool = False  # mode=reference: the published tries for what is rejected, zeros included
-    slack: float = 1.0  # mode=exact: factor of the ratio; above 1 accepts more than keeps the law
+    draft: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
+    k: Annotated[int, "steps that the draft takes before the target tests them"] = 8
+    mode: Annotated[Literal["reference", "exact"], "as published, or keeping the target's law"] = "reference"
+    steps: Annotated[int, "of the schedule; more than there are tokens are not taken"] = 64
+    guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
+    last: Annotated[Last | None, "what a token is: map, x1 or noise; none: map, or x1 with mode=exact"] = None
+    head: Annotated[int | None, "transitions of both heads; none takes the model's"] = None
+    prefill: Annotated[float, "share of the steps that the target takes alone, the first ones"] = 0.15
+    tau: Annotated[float, "mode=reference: how much wider the last transition's kernels are made for the test"] = 42.0
+    derived: Annotated[bool, "mode=reference: the other transitions count as derived, and not as published"] = False
+    reference: Annotated[bool, "mode=reference: the published tries for what is rejected, zeros included"] = False
+    slack: Annotated[float, "mode=exact: factor of the ratio; above 1 accepts more than keeps the law"] = 1.0
 
     def __post_init__(self) -> None:
         if self.last is None:

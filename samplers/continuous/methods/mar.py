@@ -12,6 +12,7 @@ Exact: distribution: the baseline of the family. What others keep, they keep of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
@@ -23,10 +24,10 @@ from ._groups import Groups
 @register("mar", stage="vectors", paper="arXiv:2406.11838", exact="distribution", checked="golden/mar")
 @dataclass(frozen=True)
 class MAR(Groups):
-    steps: int = 64  # K; more than there are tokens are not taken
-    guidance: Guidance = "linear"  # how cfg grows over the steps: linear or constant
-    last: Last = "map"  # what a token is: map, x1 or noise
-    head: int | None = None  # transitions of the head; none takes the model's
+    steps: Annotated[int, "K; more than there are tokens are not taken"] = 64
+    guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
+    last: Annotated[Last, "what a token is: map, x1 or noise"] = "map"
+    head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
 
     def start(self, easel: Easel) -> None:
         return None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -40,12 +41,14 @@ class Iterate:
 @register("seeded_jacobi", stage="vectors", paper="arXiv:2002.03629", checked="hand")
 @dataclass(frozen=True)
 class SeededJacobi(Ahead):
-    window: int = 8  # groups that are drawn at once
-    tol: float = 1e-3  # how much a number may change for its token to count as settled, in units of the tokens
-    steps: int = 64  # of the schedule; more than there are tokens are not taken
-    guidance: Guidance = "linear"  # how cfg grows over the steps: linear or constant
-    last: Last = "map"  # what a token is: map, x1 or noise
-    head: int | None = None  # transitions of the head; none takes the model's
+    window: Annotated[int, "groups that are drawn at once"] = 8
+    tol: Annotated[float, "how much a number may change for its token to count as settled, in units of the tokens"] = (
+        1e-3
+    )
+    steps: Annotated[int, "of the schedule; more than there are tokens are not taken"] = 64
+    guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
+    last: Annotated[Last, "what a token is: map, x1 or noise"] = "map"
+    head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ Exact: distribution: what a model of vectors says of a picture in a given order,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
@@ -22,9 +22,9 @@ from ._groups import Groups
 class Sequential(Groups):
     steps: ClassVar[int] = 1 << 20  # type: ignore[misc]  # more than there are tokens: each step draws one
 
-    guidance: Guidance = "linear"  # how cfg grows over the steps: linear or constant
-    last: Last = "map"  # what a token is: map, x1 or noise
-    head: int | None = None  # transitions of the head; none takes the model's
+    guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
+    last: Annotated[Last, "what a token is: map, x1 or noise"] = "map"
+    head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
 
     def start(self, easel: Easel) -> None:
         return None

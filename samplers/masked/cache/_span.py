@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -30,8 +30,8 @@ class SpanCache(Policy):
     stores: ClassVar[bool] = True
     forces: ClassVar[bool] = True  # the published loop for shifted families commits untested on a refresh
 
-    refresh: int = 0  # ask everything every so many steps: 0 only when a block is entered, 1 always
-    reference: bool = False  # the published order of refreshes and, in shifted families, of commits
+    refresh: Annotated[int, "ask everything every so many steps: 0 only when a block is entered, 1 always"] = 0
+    reference: Annotated[bool, "the published order of refreshes and, in shifted families, of commits"] = False
 
     def __post_init__(self) -> None:
         if self.refresh < 0:

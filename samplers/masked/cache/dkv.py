@@ -20,7 +20,7 @@ Exact: no, but for `refresh=1` with `prompt=refresh`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,11 +39,15 @@ class DelayedCache(Policy):
     stores: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (8, 4), "prompt": ("refresh", "keep")}
 
-    refresh: int = 8  # ask everything every so many steps: 0 only when a block is entered, 1 always
-    full: int | None = None  # steps at the start of a block that ask everything; none: 2, or 1 where rows are shifted
-    settle: Literal["self", "next", "both"] = "self"  # what must be settled: a token, the one it predicts, or both
-    prompt: Literal["refresh", "keep"] = "refresh"  # whether the prompt is asked again with everything
-    reference: bool = False  # the published sets in shifted families
+    refresh: Annotated[int, "ask everything every so many steps: 0 only when a block is entered, 1 always"] = 8
+    full: Annotated[
+        int | None, "steps at the start of a block that ask everything; none: 2, or 1 where rows are shifted"
+    ] = None
+    settle: Annotated[
+        Literal["self", "next", "both"], "what must be settled: a token, the one it predicts, or both"
+    ] = "self"
+    prompt: Annotated[Literal["refresh", "keep"], "whether the prompt is asked again with everything"] = "refresh"
+    reference: Annotated[bool, "the published sets in shifted families"] = False
 
     def __post_init__(self) -> None:
         if self.refresh < 0:

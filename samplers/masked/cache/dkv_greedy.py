@@ -15,7 +15,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -33,8 +33,8 @@ class GreedyDelayedCache(Policy):
     stores: ClassVar[bool] = True
     ahead: ClassVar[bool] = True  # asks the select beforehand what it will commit
 
-    refresh: int = 2  # ask everything every so many steps of a block: 0 only when it is entered, 1 always
-    window: int = 4  # open positions asked around each coming one
+    refresh: Annotated[int, "ask everything every so many steps of a block: 0 only when it is entered, 1 always"] = 2
+    window: Annotated[int, "open positions asked around each coming one"] = 4
 
     def __post_init__(self) -> None:
         if self.refresh < 0:

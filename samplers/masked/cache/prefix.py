@@ -16,7 +16,7 @@ entering a block only the last one and the new one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from ._span import SpanCache
 class Prefix(SpanCache):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}  # by `pardec tune`
 
-    before: int = 0  # positions before the block that are asked with it
+    before: Annotated[int, "positions before the block that are asked with it"] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ Exact: no; in block-causal families, where nothing after the block is seen, yes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -31,9 +31,9 @@ class Vicinity(SpanCache):
     forces: ClassVar[bool] = False
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"warmup": (0, 4)}  # by `pardec tune`
 
-    before: int = 16  # positions before the block that are asked with it
-    after: int = 16  # positions after the block that are asked with it
-    warmup: int = 4  # full forwards at the start of a request
+    before: Annotated[int, "positions before the block that are asked with it"] = 16
+    after: Annotated[int, "positions after the block that are asked with it"] = 16
+    warmup: Annotated[int, "full forwards at the start of a request"] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,6 +13,7 @@ Exact: greedy, up to the end token.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from ..contracts import Canvas, Request
 @register("eos", stage="finish", paper="arXiv:2502.09992", exact="greedy", checked="golden/llada")
 @dataclass(frozen=True)
 class Eos(Policy):
-    reference: bool = False  # stop at the end of a block only
+    reference: Annotated[bool, "stop at the end of a block only"] = False
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
         done: np.ndarray = canvas.first_committed(request.stop_ids) < canvas.settled

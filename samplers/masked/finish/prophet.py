@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -42,15 +42,23 @@ _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
 class Prophet(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}  # by `pardec tune`
 
-    region: Literal["answer", "block", "all"] | None = None  # where the gap is taken; none: answer if it has a start
-    start: int | None = None  # first position of the answer, counted from the prompt's end; below 0 it never fills
-    length: int = 5  # positions of the answer
-    early: float = 7.5  # gap in logits that suffices below a third of the way
-    mid: float = 5.0  # below two thirds
-    late: float = 2.5  # from there on
-    progress: Literal["steps", "committed"] | None = None  # share of the schedule's steps, or of the tokens committed
-    decided: bool = False  # positions of the answer that are committed already count, as published
-    gap: Literal["mean", "least"] | None = None  # of the region; none: the mean of an answer, the least elsewhere
+    region: Annotated[
+        Literal["answer", "block", "all"] | None, "where the gap is taken; none: answer if it has a start"
+    ] = None
+    start: Annotated[
+        int | None, "first position of the answer, counted from the prompt's end; below 0 it never fills"
+    ] = None
+    length: Annotated[int, "positions of the answer"] = 5
+    early: Annotated[float, "gap in logits that suffices below a third of the way"] = 7.5
+    mid: Annotated[float, "below two thirds"] = 5.0
+    late: Annotated[float, "from there on"] = 2.5
+    progress: Annotated[
+        Literal["steps", "committed"] | None, "share of the schedule's steps, or of the tokens committed"
+    ] = None
+    decided: Annotated[bool, "positions of the answer that are committed already count, as published"] = False
+    gap: Annotated[
+        Literal["mean", "least"] | None, "of the region; none: the mean of an answer, the least elsewhere"
+    ] = None
 
     def __post_init__(self) -> None:
         if self.length < 1:

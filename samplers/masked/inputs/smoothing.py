@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -37,9 +38,9 @@ class Mixture:
 @register("smoothing", stage="inputs", paper="arXiv:2510.08666", checked="reference")
 @dataclass(frozen=True)
 class Smoothing(Policy):
-    weight: float = 0.15  # of the mixture, at the first forward
-    growth: float = 0.02  # more at each forward
-    most: float = 0.3  # weight at which it stays
+    weight: Annotated[float, "of the mixture, at the first forward"] = 0.15
+    growth: Annotated[float, "more at each forward"] = 0.02
+    most: Annotated[float, "weight at which it stays"] = 0.3
 
     def __post_init__(self) -> None:
         for name in ("weight", "growth", "most"):

@@ -16,7 +16,7 @@ Exact: no; `alpha=0` changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -47,10 +47,10 @@ class Book:
 class Credit(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}  # by `pardec tune`
 
-    alpha: float = 0.7  # weight of the credit in the logits; 0 is off
-    beta: float = 0.8  # what is left of it after a step
-    gamma: float = 0.2  # power of the probability that is credited; below 1 it favours low ones
-    free: bool = False  # the variant without parameters; alpha, beta and gamma stay at their defaults
+    alpha: Annotated[float, "weight of the credit in the logits; 0 is off"] = 0.7
+    beta: Annotated[float, "what is left of it after a step"] = 0.8
+    gamma: Annotated[float, "power of the probability that is credited; below 1 it favours low ones"] = 0.2
+    free: Annotated[bool, "the variant without parameters; alpha, beta and gamma stay at their defaults"] = False
 
     def __post_init__(self) -> None:
         for name, most in (("alpha", np.inf), ("beta", 1), ("gamma", np.inf)):

@@ -12,7 +12,7 @@ Exact: greedy with `of=raw`, which is the order that `sequential` is defined in.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from ...registry import Policy, register
 from ..contracts import Canvas, Evidence, Proposal
@@ -27,7 +27,7 @@ from ..contracts import Canvas, Evidence, Proposal
 )
 @dataclass(frozen=True)
 class Confidence(Policy):
-    of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
+    of: Annotated[Literal["raw", "filtered"], "the distribution that is measured"] = "raw"
 
     @property
     def exact(self) -> str:

@@ -10,7 +10,7 @@ Dream 7B: Diffusion Large Language Models, https://arxiv.org/abs/2508.15487
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from ...registry import Policy, register
 from ..contracts import Canvas, Evidence, Proposal
@@ -21,7 +21,7 @@ from ..contracts import Canvas, Evidence, Proposal
 )
 @dataclass(frozen=True)
 class Entropy(Policy):
-    of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
+    of: Annotated[Literal["raw", "filtered"], "the distribution that is measured"] = "raw"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         distribution = evidence.distribution if self.of == "raw" else evidence.filtered

@@ -10,7 +10,7 @@ Train for the Worst, Plan for the Best ("top probability margin"), https://arxiv
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from ...registry import Policy, register
 from ..contracts import Canvas, Evidence, Proposal
@@ -19,7 +19,7 @@ from ..contracts import Canvas, Evidence, Proposal
 @register("margin", stage="propose", paper="arXiv:2502.06768", checked="golden/dimple golden/dream reference")
 @dataclass(frozen=True)
 class Margin(Policy):
-    of: Literal["raw", "filtered"] = "raw"  # the distribution that is measured
+    of: Annotated[Literal["raw", "filtered"], "the distribution that is measured"] = "raw"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         found = (evidence.distribution if self.of == "raw" else evidence.filtered).confidence

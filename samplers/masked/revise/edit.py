@@ -14,6 +14,7 @@ Exact: no; `tau=1` edits nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -35,8 +36,8 @@ class CodeFeatures:
 @register("edit", stage="revise", paper="arXiv:2602.08676", checked="reference")
 @dataclass(frozen=True)
 class Edit(Policy):
-    tau: float = 0.9  # an edit needs more probability than this
-    post: int = 16  # most forwards on a block that is complete
+    tau: Annotated[float, "an edit needs more probability than this"] = 0.9
+    post: Annotated[int, "most forwards on a block that is complete"] = 16
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:

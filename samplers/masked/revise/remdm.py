@@ -13,6 +13,7 @@ Exact: no; `rounds=0` changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -35,9 +36,9 @@ class Rounds:
 @register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference")
 @dataclass(frozen=True)
 class Remdm(Policy):
-    at: float = 0.875  # share of the block committed from which on tokens are reopened
-    rounds: int = 4  # steps of a block that reopen
-    tokens: int = 1  # positions reopened by each
+    at: Annotated[float, "share of the block committed from which on tokens are reopened"] = 0.875
+    rounds: Annotated[int, "steps of a block that reopen"] = 4
+    tokens: Annotated[int, "positions reopened by each"] = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.at <= 1:

@@ -18,7 +18,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -46,8 +46,8 @@ class Drafted:
 class Wino(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.6, 0.7, 0.8)}  # by `pardec tune`
 
-    draft: float = 0.6  # least probability of a drafted candidate, where the spec names no select
-    verify: float = 0.9  # least leave-one-out probability of a committed token; 0 never revokes
+    draft: Annotated[float, "least probability of a drafted candidate, where the spec names no select"] = 0.6
+    verify: Annotated[float, "least leave-one-out probability of a committed token; 0 never revokes"] = 0.9
 
     def __post_init__(self) -> None:
         for name in ("draft", "verify"):

@@ -15,7 +15,7 @@ Exact: no; tau = 1 with one token a step leaves the best one at each.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -43,8 +43,8 @@ class State:
 class Carry(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
-    tau: float = 0.9  # least score, a probability
-    steps: int | None = None  # for the whole canvas; none is one a token
+    tau: Annotated[float, "least score, a probability"] = 0.9
+    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:

@@ -19,7 +19,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,11 +48,11 @@ class State:
 class Confident(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.98, 0.9, 0.8, 0.7)}  # by `pardec tune`
 
-    tau: float | None = 0.95  # score to exceed, a probability; none leaves the schedule alone
-    steps: int | None = None  # for the whole canvas; none is one a token
-    eps: float = 1e-3  # where the time ends
-    order: Literal["score", "left"] = "score"  # what is committed where nothing is sure enough
-    reference: bool = False  # the published order among equal scores
+    tau: Annotated[float | None, "score to exceed, a probability; none leaves the schedule alone"] = 0.95
+    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
+    eps: Annotated[float, "where the time ends"] = 1e-3
+    order: Annotated[Literal["score", "left"], "what is committed where nothing is sure enough"] = "score"
+    reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
         if self.tau is not None and not 0 <= self.tau <= 1:

@@ -13,7 +13,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class EntropyBound(Policy):
     measures: ClassVar[str] = "filtered"  # what it measures then
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.1, 0.01, 0.03, 0.3)}  # by `pardec tune`
 
-    gamma: float = 0.1  # most entropy beside the largest, nats
+    gamma: Annotated[float, "most entropy beside the largest, nats"] = 0.1
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:

@@ -10,7 +10,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ class EntropyThreshold(Policy):
     prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.45, 0.1, 0.2, 0.7)}  # by `pardec tune`
 
-    tau: float = 0.45  # most entropy, nats
+    tau: Annotated[float, "most entropy, nats"] = 0.45
 
     def __post_init__(self) -> None:
         if not self.tau >= 0:

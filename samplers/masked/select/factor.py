@@ -12,7 +12,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,8 +29,8 @@ from ..contracts import Canvas, Proposal
 class Factor(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}  # by `pardec tune`
 
-    f: float = 1.0  # how far (r + 1)(1 - c) may go
-    reference: bool = False  # the published loop's last candidate
+    f: Annotated[float, "how far (r + 1)(1 - c) may go"] = 1.0
+    reference: Annotated[bool, "the published loop's last candidate"] = False
 
     def __post_init__(self) -> None:
         if not self.f >= 0:

@@ -14,7 +14,7 @@ Exact: yes with one token a step in order of confidence, otherwise no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -42,9 +42,9 @@ class Block:
 class Fixed(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
-    steps: int | None = None  # for the whole canvas; none is one a token
-    order: Literal["confidence", "random"] = "confidence"  # by score, or at random
-    reference: bool = False  # the published order among equal scores
+    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
+    order: Annotated[Literal["confidence", "random"], "by score, or at random"] = "confidence"
+    reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:

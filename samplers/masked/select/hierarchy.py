@@ -14,7 +14,7 @@ Exact: no; `low=1,high=none` is `sequential`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,9 +30,11 @@ from ..contracts import Canvas, Proposal
 class Hierarchy(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.9, 0.95, 0.8), "low": (0.4, 0.6)}  # by `pardec tune`
 
-    high: float | None = 0.9  # score above which a position is committed wherever it stands; none: no such rule
-    low: float = 0.4  # score above which the best of a run is
-    reference: bool = False  # all of a run's equal best
+    high: Annotated[
+        float | None, "score above which a position is committed wherever it stands; none: no such rule"
+    ] = 0.9
+    low: Annotated[float, "score above which the best of a run is"] = 0.4
+    reference: Annotated[bool, "all of a run's equal best"] = False
 
     def __post_init__(self) -> None:
         for name in ("high", "low"):

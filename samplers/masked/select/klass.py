@@ -15,7 +15,7 @@ Exact: no; `kl=0` is `sequential`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -46,10 +46,12 @@ class Past:
 class Klass(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
 
-    tau: float = 0.9  # score above which a position is sure, a probability
-    kl: float = 0.01  # divergence below which it stands still, nats
-    history: int = 2  # steps for which it has to
-    steps: int | None = None  # the published schedule where nothing passes, steps for the whole canvas; none: one token
+    tau: Annotated[float, "score above which a position is sure, a probability"] = 0.9
+    kl: Annotated[float, "divergence below which it stands still, nats"] = 0.01
+    history: Annotated[int, "steps for which it has to"] = 2
+    steps: Annotated[
+        int | None, "the published schedule where nothing passes, steps for the whole canvas; none: one token"
+    ] = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:

@@ -15,7 +15,7 @@ Exact: no; `tau=1` is `sequential`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -33,9 +33,13 @@ from ..contracts import Canvas, Proposal
 class Learned(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (None, 0.99, 0.9, 0.7)}  # by `pardec tune`
 
-    filter: str | None = None  # an embedded one, a folder with filter.safetensors, file.py:function; none: the model's
-    tau: float | None = None  # the filter's own probability above which a candidate is final; none: as it was judged
-    force: bool = False  # take a filter of another model too
+    filter: Annotated[
+        str | None, "an embedded one, a folder with filter.safetensors, file.py:function; none: the model's"
+    ] = None
+    tau: Annotated[
+        float | None, "the filter's own probability above which a candidate is final; none: as it was judged"
+    ] = None
+    force: Annotated[bool, "take a filter of another model too"] = False
 
     def __post_init__(self) -> None:
         if self.tau is not None and not 0 <= self.tau <= 1:

@@ -13,6 +13,7 @@ Exact: greedy, as long as `of` is.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
@@ -26,7 +27,9 @@ from ..contracts import Canvas, Choice, MaskedSampler, Proposal
 @register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy", checked="hand")
 @dataclass(frozen=True)
 class Oracle(Policy):
-    of: str = "sequential"  # the sampler whose text is reached, as a spec; in double quotes if it has : + or @
+    of: Annotated[str, "the sampler whose text is reached, as a spec; in double quotes if it has : + or @"] = (
+        "sequential"
+    )
 
     def __post_init__(self) -> None:
         if "oracle" in self.of:

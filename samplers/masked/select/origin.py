@@ -13,7 +13,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -42,8 +42,8 @@ class State:
 class Origin(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
-    steps: int | None = None  # for the whole canvas; none is one a token
-    eps: float = 1e-3  # where the time ends
+    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
+    eps: Annotated[float, "where the time ends"] = 1e-3
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:

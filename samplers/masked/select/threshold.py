@@ -14,7 +14,7 @@ Exact: no; tau = 1 leaves only what the model is certain of.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ from ..contracts import Canvas, MaskedSampler, Proposal
 class Threshold(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}
 
-    tau: float = 0.9  # least score, a probability (minus an entropy in nats with the entropy proposer)
-    fall: float = 0.0  # the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout
+    tau: Annotated[float, "least score, a probability (minus an entropy in nats with the entropy proposer)"] = 0.9
+    fall: Annotated[float, "the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout"] = 0.0
 
     def __post_init__(self) -> None:
         if not self.tau <= 1:

@@ -15,7 +15,7 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -45,10 +45,10 @@ class State:
 class Timesteps(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
 
-    steps: int | None = None  # for the whole canvas; none is one a token
-    eps: float = 1e-3  # where the time ends
-    alg_temp: float | None = None  # draw positions by softmax(score / alg_temp); none or 0 takes the best
-    reference: bool = False  # the published order among equal scores
+    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
+    eps: Annotated[float, "where the time ends"] = 1e-3
+    alg_temp: Annotated[float | None, "draw positions by softmax(score / alg_temp); none or 0 takes the best"] = None
+    reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:

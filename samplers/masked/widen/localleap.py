@@ -14,7 +14,7 @@ Exact: no; `radius=0` adds nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 from torch.nn.functional import max_pool1d
@@ -30,8 +30,8 @@ from ..contracts import Canvas, MaskedSampler, Proposal
 class LocalLeap(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}  # by `pardec tune`
 
-    relaxed: float = 0.75  # least score near an anchor, a probability (see `threshold` for other proposers)
-    radius: int = 4  # positions on each side of an anchor; 0 adds nothing
+    relaxed: Annotated[float, "least score near an anchor, a probability (see `threshold` for other proposers)"] = 0.75
+    radius: Annotated[int, "positions on each side of an anchor; 0 adds nothing"] = 4
 
     def __post_init__(self) -> None:
         if not self.relaxed <= 1:

@@ -18,6 +18,7 @@ Exact: no. With rollback=0 only what is certain is kept, which is plain decoding
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
@@ -32,7 +33,9 @@ from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
 @register("bild", stage="accept", paper="arXiv:2302.07863", checked="hand")
 @dataclass(frozen=True)
 class BigLittle(Policy):
-    rollback: float = 2.0  # nats: a token of probability exp(-rollback) is just kept; the paper tunes it, 1 to 10
+    rollback: Annotated[
+        float, "nats: a token of probability exp(-rollback) is just kept; the paper tunes it, 1 to 10"
+    ] = 2.0
 
     def __post_init__(self) -> None:
         if not self.rollback >= 0:

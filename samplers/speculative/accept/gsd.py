@@ -22,7 +22,7 @@ Exact: no, but with group=0, prob=0 or dist=0. At temperature 0 it is `greedy`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -41,10 +41,10 @@ _COMPARED = 10000  # rows of the authors' table of distances
 @register("gsd", stage="accept", paper="arXiv:2508.07747", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Grouped(Policy):
-    group: int = 14  # ranks that are looked at around a token's own
-    prob: float = 0.15  # probabilities of a group's tokens differ by less from the token's
-    dist: float = 0.5  # squared distances of their input embeddings from the token's are less
-    mode: Literal["vectorised", "reference"] = "vectorised"  # reference: the authors' special cases too
+    group: Annotated[int, "ranks that are looked at around a token's own"] = 14
+    prob: Annotated[float, "probabilities of a group's tokens differ by less from the token's"] = 0.15
+    dist: Annotated[float, "squared distances of their input embeddings from the token's are less"] = 0.5
+    mode: Annotated[Literal["vectorised", "reference"], "reference: the authors' special cases too"] = "vectorised"
 
     def __post_init__(self) -> None:
         for name in ("group", "dist"):

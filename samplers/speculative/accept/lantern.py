@@ -29,7 +29,7 @@ Exact: no, but with k=0, delta=0 or ratio=1.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -50,10 +50,14 @@ from ..contracts import DecodeContext, Draft, TargetDistributions, Uniforms, Ver
 @register("lantern", stage="accept", paper="arXiv:2410.03355", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Lantern(Policy):
-    k: int = 1000  # nearest tokens that one may borrow from
-    delta: float = 0.1  # probability borrowed at most: by a token (reference), in all behind a node (principled)
-    ratio: float | None = None  # a token's probability grows at most so many times; in reference mode instead of delta
-    mode: Literal["principled", "reference"] = "principled"  # reference: as published, without a bound
+    k: Annotated[int, "nearest tokens that one may borrow from"] = 1000
+    delta: Annotated[
+        float, "probability borrowed at most: by a token (reference), in all behind a node (principled)"
+    ] = 0.1
+    ratio: Annotated[
+        float | None, "a token's probability grows at most so many times; in reference mode instead of delta"
+    ] = None
+    mode: Annotated[Literal["principled", "reference"], "reference: as published, without a bound"] = "principled"
 
     def __post_init__(self) -> None:
         if self.k < 0:

@@ -15,7 +15,7 @@ Exact: distribution. At temperature 0 it is `greedy`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
 class Match(Policy):
     follows: ClassVar[bool] = True
 
-    noise: Literal["fresh", "seeded"] = "fresh"  # seeded: one noise per position for the whole request
+    noise: Annotated[Literal["fresh", "seeded"], "seeded: one noise per position for the whole request"] = "fresh"
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         return follow(draft, distributions.pick if distributions.greedy else self.drawn(draft, distributions, uniforms))

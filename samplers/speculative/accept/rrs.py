@@ -16,6 +16,7 @@ Exact: distribution.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from ...ops.verification import judge
 from ...registry import Policy, register
@@ -25,7 +26,7 @@ from ..contracts import Draft, Siblings, TargetDistributions, Uniforms, Verdict
 @register("rrs", stage="accept", paper="arXiv:2402.14160", exact="distribution", checked="reference joint")
 @dataclass(frozen=True)
 class RecursiveRejection(Policy):
-    replacement: bool = False  # siblings are drawn independently, as in SpecInfer
+    replacement: Annotated[bool, "siblings are drawn independently, as in SpecInfer"] = False
 
     @property
     def siblings(self) -> Siblings:

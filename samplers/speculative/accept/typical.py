@@ -17,6 +17,7 @@ Exact: no. At temperature 0 it is `greedy`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -32,9 +33,9 @@ from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
 @register("typical", stage="accept", paper="arXiv:2401.10774", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Typical(Policy):
-    epsilon: float = 0.09  # a probability above this is always enough
-    delta: float = 0.3  # share of exp(-entropy) that is enough; the authors take the root of epsilon
-    reference: bool = False  # as the authors' code: the next token is the likeliest
+    epsilon: Annotated[float, "a probability above this is always enough"] = 0.09
+    delta: Annotated[float, "share of exp(-entropy) that is enough; the authors take the root of epsilon"] = 0.3
+    reference: Annotated[bool, "as the authors' code: the next token is the likeliest"] = False
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -123,11 +123,13 @@ class JacobiWindow(Policy):
 
     name: ClassVar[str]  # in the registry
 
-    window: int = 16  # tokens fed in a forward, the last known one included
-    policy: Literal["sliding", "block"] = "sliding"  # block: a window is finished before the next one begins
-    init: Init = "prompt"  # fresh guesses: any token, any of the prompt's, the one before, or to the left, up
-    exit_iterations: int | None = None  # of a block: what stands after so many is taken as it is
-    exit_tokens: int = 0  # of a block: it is taken as it is when no more than this many tokens changed
+    window: Annotated[int, "tokens fed in a forward, the last known one included"] = 16
+    policy: Annotated[Literal["sliding", "block"], "block: a window is finished before the next one begins"] = "sliding"
+    init: Annotated[Init, "fresh guesses: any token, any of the prompt's, the one before, or to the left, up"] = (
+        "prompt"
+    )
+    exit_iterations: Annotated[int | None, "of a block: what stands after so many is taken as it is"] = None
+    exit_tokens: Annotated[int, "of a block: it is taken as it is when no more than this many tokens changed"] = 0
 
     def __post_init__(self) -> None:
         name = self.name

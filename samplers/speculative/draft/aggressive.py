@@ -18,6 +18,7 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -32,9 +33,9 @@ from ._history import PerRow, chain
 @register("aggressive", stage="draft", paper="arXiv:2106.04970", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Aggressive(Policy):
-    k: int = 32  # tokens drafted
-    max_ngram: int = 8  # longest ending of the output that is looked for in the source
-    source: str | None = None  # the text that the output repeats; none takes each row's prompt
+    k: Annotated[int, "tokens drafted"] = 32
+    max_ngram: Annotated[int, "longest ending of the output that is looked for in the source"] = 8
+    source: Annotated[str | None, "the text that the output repeats; none takes each row's prompt"] = None
 
     def __post_init__(self) -> None:
         for name in ("k", "max_ngram"):

@@ -17,7 +17,7 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -34,8 +34,10 @@ from ._history import Grams, PerRow, chain, repeated
 class CopySpec(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}  # by `pardec tune`
 
-    k: int = 10  # tokens drafted
-    suffix: int = 1  # tokens that must stand before for a copy to begin; the paper tries 1 to 10 and uses 3 and 5
+    k: Annotated[int, "tokens drafted"] = 10
+    suffix: Annotated[
+        int, "tokens that must stand before for a copy to begin; the paper tries 1 to 10 and uses 3 and 5"
+    ] = 1
 
     def __post_init__(self) -> None:
         for name in ("k", "suffix"):

@@ -16,7 +16,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -40,8 +40,8 @@ class EarlyExit(Policy):
     sized: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}  # by `pardec tune`
 
-    layers: int = 2  # of the target, that draft
-    k: int = 5  # tokens drafted, which is how deep a tree grows
+    layers: Annotated[int, "of the target, that draft"] = 2
+    k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
     def __post_init__(self) -> None:
         for name in ("layers", "k"):

@@ -25,7 +25,7 @@ Exact: greedy and distribution, with an exact acceptance. How many tokens are dr
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,10 +48,12 @@ class LayerSkip(Policy):
     sized: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}  # by `pardec tune`
 
-    ratio: float = 0.45  # share of the inner layers' sub-blocks that is skipped
-    skip: Literal["uniform", "search"] = "uniform"  # whole layers evenly spread, or what the search finds
-    k: int = 5  # tokens drafted, which is how deep a tree grows
-    context: int = 32  # generated tokens that a choice is scored on, over several requests where they are short
+    ratio: Annotated[float, "share of the inner layers' sub-blocks that is skipped"] = 0.45
+    skip: Annotated[Literal["uniform", "search"], "whole layers evenly spread, or what the search finds"] = "uniform"
+    k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
+    context: Annotated[
+        int, "generated tokens that a choice is scored on, over several requests where they are short"
+    ] = 32
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:

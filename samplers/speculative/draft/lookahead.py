@@ -17,7 +17,7 @@ Exact: greedy, and distribution with an exact acceptance: every guess is a point
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -47,12 +47,12 @@ class Lines:
 @register("lookahead", stage="draft", paper="arXiv:2402.02057", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Lookahead(Policy):
-    window: int = 7  # columns of the window, the text's last token included
-    ngram: int = 5  # tokens of the n-grams in the pool, the key included
-    guesses: int = 7  # n-grams kept behind each token, and drafted
-    init: Literal["random", "prompt"] = "prompt"  # fresh guesses: any token, or any of the prompt's
-    pool_from_prompt: bool = True  # the n-grams of the prompt, and then of the text, enter the pool
-    reference: bool = False  # as published: the last token of a guess is not drafted
+    window: Annotated[int, "columns of the window, the text's last token included"] = 7
+    ngram: Annotated[int, "tokens of the n-grams in the pool, the key included"] = 5
+    guesses: Annotated[int, "n-grams kept behind each token, and drafted"] = 7
+    init: Annotated[Literal["random", "prompt"], "fresh guesses: any token, or any of the prompt's"] = "prompt"
+    pool_from_prompt: Annotated[bool, "the n-grams of the prompt, and then of the text, enter the pool"] = True
+    reference: Annotated[bool, "as published: the last token of a guess is not drafted"] = False
 
     def __post_init__(self) -> None:
         for name, least in (("window", 1), ("ngram", 2), ("guesses", 1)):

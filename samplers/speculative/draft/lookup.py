@@ -18,7 +18,7 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -38,10 +38,12 @@ Index = Grams | Reach | Cells
 class Lookup(Policy):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}  # by `pardec tune`
 
-    k: int = 10  # tokens drafted
-    max_ngram: int = 3  # longest match looked for; without meaning for prefer=longest
-    prefer: Literal["first", "last", "longest"] = "last"  # longest: whose match reaches back furthest
-    context: Literal["line", "grid"] = "line"  # what has to match: the last tokens, or the cells to the left and above
+    k: Annotated[int, "tokens drafted"] = 10
+    max_ngram: Annotated[int, "longest match looked for; without meaning for prefer=longest"] = 3
+    prefer: Annotated[Literal["first", "last", "longest"], "longest: whose match reaches back furthest"] = "last"
+    context: Annotated[
+        Literal["line", "grid"], "what has to match: the last tokens, or the cells to the left and above"
+    ] = "line"
 
     def __post_init__(self) -> None:
         for name in ("k", "max_ngram"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ class Model(Policy):
     sized: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}  # by `pardec tune`
 
-    name: ModelName | None = None  # of the drafting checkpoint: embedded name, folder or hub id
-    k: int = 5  # tokens drafted, which is how deep a tree grows
+    name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
+    k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
     def __post_init__(self) -> None:
         if self.k < 1:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -38,10 +38,12 @@ _LOGITS = 1 << 24  # of the prompt's laws, so many numbers are made at a time
 @register("recycling", stage="draft", paper="arXiv:2408.08696", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Recycling(Policy):
-    k: int = 8  # candidates remembered for each token
-    tree: str = "8-21-25-15-8-3"  # nodes at each depth
-    prefill: bool = True  # the prompt's forward fills the matrix too
-    keep: bool = False  # the sampler object keeps one matrix for all rows and requests; drafts then depend on them
+    k: Annotated[int, "candidates remembered for each token"] = 8
+    tree: Annotated[str, "nodes at each depth"] = "8-21-25-15-8-3"
+    prefill: Annotated[bool, "the prompt's forward fills the matrix too"] = True
+    keep: Annotated[
+        bool, "the sampler object keeps one matrix for all rows and requests; drafts then depend on them"
+    ] = False
 
     def __post_init__(self) -> None:
         if self.k < 1:

@@ -21,7 +21,7 @@ Exact: greedy, and distribution with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -54,11 +54,16 @@ class Places:
 @register("sjd", stage="draft", paper="arXiv:2410.01699", exact="greedy", checked="golden/llamagen joint")
 @dataclass(frozen=True)
 class Sjd(Policy):
-    window: int | None = None  # tokens fed in a forward, the last known one included; none: 32 of a picture, 16 of text
-    refresh: Literal["coupled", "independent", "gumbel"] = "coupled"  # independent: as first published
-    init: Init | None = None  # fresh guesses: any token, any of the prompt's, the one before, what followed before, or
-    # the token of a picture's cell to the left or above; none: left in a picture, random in text
-    uniform: bool = False  # with init=random: fresh guesses are tested as draws from the uniform law
+    window: Annotated[
+        int | None, "tokens fed in a forward, the last known one included; none: 32 of a picture, 16 of text"
+    ] = None
+    refresh: Annotated[Literal["coupled", "independent", "gumbel"], "independent: as first published"] = "coupled"
+    init: Annotated[
+        Init | None,
+        "fresh guesses: any token, any of the prompt's, the one before, what followed before, or the token of the cell "
+        "to the left or above; none: left in an image, random in text",
+    ] = None
+    uniform: Annotated[bool, "with init=random: fresh guesses are tested as draws from the uniform law"] = False
 
     def __post_init__(self) -> None:
         if self.window is not None:

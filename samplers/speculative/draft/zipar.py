@@ -19,7 +19,7 @@ it is sequential decoding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class Board:
 class Zipar(Policy):
     brings: ClassVar[str] = "match"
 
-    window: int | None = None  # cells of a row that are there when the next one begins; none: half a row
+    window: Annotated[int | None, "cells of a row that are there when the next one begins; none: half a row"] = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:

@@ -13,6 +13,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -36,10 +37,10 @@ class _Counts:
 @register("calibrated", stage="length", paper="arXiv:2405.19715", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Calibrated(Policy):
-    h: float = 0.7  # probability of a rejection at which to stop
-    buckets: int = 32  # of equal width, over max q
-    prior: float = 2.0  # tokens that the middle of a bucket counts as
-    decay: float = 0.99  # what is left of a count after a round
+    h: Annotated[float, "probability of a rejection at which to stop"] = 0.7
+    buckets: Annotated[int, "of equal width, over max q"] = 32
+    prior: Annotated[float, "tokens that the middle of a bucket counts as"] = 2.0
+    decay: Annotated[float, "what is left of a count after a round"] = 0.99
 
     def __post_init__(self) -> None:
         for name, value in (("h", self.h), ("decay", self.decay)):

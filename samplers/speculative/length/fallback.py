@@ -13,7 +13,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -29,7 +29,7 @@ from ..contracts import DecodeContext, Outcome
 class Fallback(Policy):
     drops: ClassVar[bool] = True
 
-    below: float = 0.6  # probability of the drafter's likeliest token, under which the target takes over
+    below: Annotated[float, "probability of the drafter's likeliest token, under which the target takes over"] = 0.6
 
     def __post_init__(self) -> None:
         if not 0 <= self.below <= 1:

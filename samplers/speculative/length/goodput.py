@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from torch import Tensor
@@ -45,12 +46,12 @@ class _Memory:
 @register("goodput", stage="length", paper="arXiv:2406.14066", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Goodput(Policy):
-    c: float = 0.1  # cost of a drafter's forward
-    token: float = 0.005  # cost of each position fed to the target
-    context: float = 0.0  # cost of each token of context, over all rows
-    prior: float = 0.7  # acceptance that is assumed at first
-    decay: float = 0.95  # what is left of a count after a round
-    measured: bool = False  # fit the costs to the clock
+    c: Annotated[float, "cost of a drafter's forward"] = 0.1
+    token: Annotated[float, "cost of each position fed to the target"] = 0.005
+    context: Annotated[float, "cost of each token of context, over all rows"] = 0.0
+    prior: Annotated[float, "acceptance that is assumed at first"] = 0.7
+    decay: Annotated[float, "what is left of a count after a round"] = 0.95
+    measured: Annotated[bool, "fit the costs to the clock"] = False
 
     def __post_init__(self) -> None:
         for name in ("c", "token", "context"):

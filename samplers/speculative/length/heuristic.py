@@ -12,6 +12,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import Tensor
@@ -31,9 +32,9 @@ class _Wanted:
 @register("heuristic", stage="length", paper="arXiv:2405.04304", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Heuristic(Policy):
-    first: int = 5  # tokens of the first draft
-    more: int = 2  # tokens added after a full acceptance
-    less: int = 1  # tokens taken off after a rejection
+    first: Annotated[int, "tokens of the first draft"] = 5
+    more: Annotated[int, "tokens added after a full acceptance"] = 2
+    less: Annotated[int, "tokens taken off after a rejection"] = 1
 
     def __post_init__(self) -> None:
         for name, least in (("first", 1), ("more", 0), ("less", 0)):

@@ -11,6 +11,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import Tensor
@@ -24,7 +25,7 @@ from ..contracts import DecodeContext, Outcome
 @register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Unsure(Policy):
-    tau: float = 0.4  # probability of the drafter's likeliest token; SWIFT's is 0.8
+    tau: Annotated[float, "probability of the drafter's likeliest token; SWIFT's is 0.8"] = 0.4
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:

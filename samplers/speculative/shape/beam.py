@@ -13,6 +13,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -27,8 +28,8 @@ from ._growth import Tree, drops, left_off, packed
 @register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Beam(Policy):
-    beams: int = 10  # nodes expanded a level, and children looked at of each
-    nodes: int = 60  # drafted tokens, in all
+    beams: Annotated[int, "nodes expanded a level, and children looked at of each"] = 10
+    nodes: Annotated[int, "drafted tokens, in all"] = 60
 
     def __post_init__(self) -> None:
         for name in ("beams", "nodes"):

@@ -16,7 +16,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -35,8 +35,8 @@ from ._siblings import given_distributions, siblings
 class DySpec(Policy):
     adapts: ClassVar[bool] = True
 
-    nodes: int = 64  # drafted tokens, in all
-    children: int = 8  # the most of one node
+    nodes: Annotated[int, "drafted tokens, in all"] = 64
+    children: Annotated[int, "the most of one node"] = 8
 
     def __post_init__(self) -> None:
         for name in ("nodes", "children"):

@@ -16,6 +16,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from ._siblings import given_distributions, siblings
 @register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Template(Policy):
-    widths: str = "1-1-3-1-1-1-1-1"  # children of each node, level by level; the drafter's k cuts it
+    widths: Annotated[str, "children of each node, level by level; the drafter's k cuts it"] = "1-1-3-1-1-1-1-1"
 
     def __post_init__(self) -> None:
         for part in self.widths.split("-"):
