@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pardec.environment import processor
-from pardec.models.model import Facts, LanguageModel
+from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.masked.canvas import Writing
 from pardec.samplers.masked.contracts import Evidence, QuerySpec, Request
@@ -40,10 +40,19 @@ class Bare:
     """One row of open positions that no model looks at: logits are handed in."""
 
     def __init__(self, spec: str, vocab: int, positions: int) -> None:
-        facts = Facts(vocab - 1, (vocab - 2,), vocab - 3, None, 0, "bidirectional", None)
+        decoding_config = DecodingConfig(vocab - 1, (vocab - 2,), vocab - 3, None, 0, "bidirectional", None)
         where: dict[str, Any] = {"path": None, "device": torch.device("cpu"), "dtype": torch.float32}
         model = LanguageModel(
-            torch.nn.Module(), facts, {}, None, "bare", family="bare", vocab_size=vocab, layers=0, width=0, **where
+            torch.nn.Module(),
+            decoding_config,
+            {},
+            None,
+            "bare",
+            family="bare",
+            vocab_size=vocab,
+            layers=0,
+            width=0,
+            **where,
         )
         row = torch.full((positions,), vocab - 1)
         self.loop = MaskedLoop(model, registry.resolve(spec), Request((row,), (0,), positions, Keyed((0,))))

@@ -30,7 +30,7 @@ def measure(model: pardec.Model, task: str, count: int, seed: int, batch: int) -
     """A row a sampler: share of problems answered exactly, and mean forwards a problem."""
     given: dict[str, Any] = {"limit": count, "problem_seed": seed, "batch_size": batch, "max_new_tokens": 64}
     drafts_for_itself = f"model:name={model.name}"
-    samplers = [spec for spec in SPECS[model.language_model.facts.masked] if spec != drafts_for_itself]
+    samplers = [spec for spec in SPECS[model.language_model.decoding_config.masked] if spec != drafts_for_itself]
     table = pardec.compare(model, task, samplers, references=False, replays=0, **given)
     return [
         {

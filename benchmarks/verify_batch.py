@@ -96,7 +96,7 @@ def peer(model: pardec.Model, count: int, new: int, pairs: int) -> dict[str, Any
         return made
 
     def ours() -> pardec.Result:
-        ends = sorted({*model.language_model.facts.eos_ids})
+        ends = sorted({*model.language_model.decoding_config.eos_ids})
         never = [transformers.MinNewTokensLengthLogitsProcessor(0, 10**9, ends, device="cpu")] if ends else None
         return model.generate(PROMPTS[:count], max_new_tokens=new, stop_ids=[], logits_processor=never)
 

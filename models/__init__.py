@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .hidden import Hidden
     from .kv_cache import KVCache
     from .loading.catalog import embedded_names
-    from .model import Facts, LanguageModel
+    from .model import DecodingConfig, LanguageModel
     from .plan import Plan, Visible
 
 _HOME = {
@@ -23,7 +23,7 @@ _HOME = {
     "CapacityError": "errors",
     "Decoder": "decoder",
     "DecoderConfig": "decoder_config",
-    "Facts": "language_model",
+    "DecodingConfig": "language_model",
     "Hidden": "hidden",
     "KVCache": "kv_cache",
     "LanguageModel": "language_model",
@@ -41,7 +41,7 @@ __all__ = [
     "CapacityError",
     "Decoder",
     "DecoderConfig",
-    "Facts",
+    "DecodingConfig",
     "Hidden",
     "KVCache",
     "LanguageModel",

@@ -132,7 +132,7 @@ def load_any(
         shape, positions, limit = spec.decoder(config), spec.positions(config), spec.sliding(config)
     generation = read_json(source.folder / "generation_config.json")
     configs.checked(generation, f"{source.name}: generation_config.json")
-    facts = establish(spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block)
+    decoding_config = establish(spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block)
     published = published or inspect(weight_files(source.folder))
     stored = stored_dtype(published)
     kind, kind_reason = fitting(quantize, dtype) or choose_dtype(dtype, place, stored)
@@ -153,7 +153,7 @@ def load_any(
         where += ", by CUDA graphs"
     return LanguageModel(
         decoder=GraphRunner(stack, Graphs()) if cuda_graphs else stack,
-        facts=facts,
+        decoding_config=decoding_config,
         config=config,
         tokenizer=tokenizer,
         name=source.name,

@@ -23,7 +23,7 @@ Attention = Literal["bidirectional", "block-causal", "causal"]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DecodingConfig:
     """What a family and a checkpoint fix about decoding."""
 
     mask_id: int | None
@@ -45,7 +45,7 @@ class LanguageModel:
     """A checkpoint ready to run. Made by `pardec.models.load.load`."""
 
     decoder: Stack
-    facts: Facts
+    decoding_config: DecodingConfig
     config: dict[str, Any]  # as published
     tokenizer: Any | None  # a transformers tokenizer; None if the checkpoint has none
     name: str
@@ -85,13 +85,17 @@ class LanguageModel:
 
     def visible(self) -> Visible:
         """The attention pattern of the family."""
-        if self.facts.attention == "bidirectional":
+        if self.decoding_config.attention == "bidirectional":
             return Visible.bidirectional()
-        return Visible.causal() if self.facts.attention == "causal" else Visible.segments(self.facts.block)
+        return (
+            Visible.causal()
+            if self.decoding_config.attention == "causal"
+            else Visible.segments(self.decoding_config.block)
+        )
 
     def rows(self, positions: Tensor) -> Tensor:
         """The query whose logits predict each position: itself, or the one before for a shifted family (0 stays 0)."""
-        return positions if self.facts.shift == 0 else (positions - self.facts.shift).clamp(min=0)
+        return positions if self.decoding_config.shift == 0 else (positions - self.decoding_config.shift).clamp(min=0)
 
     def embed(self, weights: Tensor) -> Tensor:
         """Mixtures of input embeddings: weights [..., V] -> [..., E]."""

@@ -137,7 +137,7 @@ class Model:
         """Whose samplers it takes: "masked", "ar", or "continuous" where tokens are vectors."""
         if isinstance(self.network, ContinuousModel):
             return "continuous"
-        return "masked" if self.network.facts.masked else "ar"
+        return "masked" if self.network.decoding_config.masked else "ar"
 
     @property
     def name(self) -> str:

@@ -76,7 +76,7 @@ def replay(case: Case, model: pardec.Model, tensors: dict[str, Tensor], call: Ca
     output = case.get("final_canvas") or case["output_ids"]
     ours_out = result.sequences[0].tolist()
     made = result.nfe[0]
-    mask_id = model.language_model.facts.mask_id
+    mask_id = model.language_model.decoding_config.mask_id
     if "leftmost" in spec and mask_id in output:  # one token a step, and fewer steps than tokens
         when, made = result.trace.commit_step[0], min(made, len(busy))
         ours_out = [mask_id if when[at] >= made else token for at, token in enumerate(ours_out)]

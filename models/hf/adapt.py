@@ -16,7 +16,7 @@ from ..loading.quantize import fitting, quantize_linears, quantizer
 from ..loading.sources import Source, read_json
 from ..loading.tokenizers import load_tokenizer
 from ..loading.weights import inspect, weight_files
-from ..model import Facts, LanguageModel
+from ..model import DecodingConfig, LanguageModel
 from .hf_logging import quiet
 
 
@@ -64,13 +64,16 @@ def load_adapter(
         tokenizer = load_tokenizer(source.tokenizer)
         generation = read_json(source.folder / "generation_config.json")
         configs.checked(generation, f"{source.name}: generation_config.json")
-        facts = _facts(flat, generation, tokenizer, adapter.vocab)
+        decoding_config = _decoding_config(flat, generation, tokenizer, adapter.vocab)
     else:  # what its files say of ids is said of its text
-        tokenizer, facts = None, Facts(mask_id=None, eos_ids=(), pad_id=0, bos_id=None, shift=1, attention="causal")
+        tokenizer, decoding_config = (
+            None,
+            DecodingConfig(mask_id=None, eos_ids=(), pad_id=0, bos_id=None, shift=1, attention="causal"),
+        )
     place = f"on {adapter.device} ({reason})" if device_map is None else "spread by device_map"
     return LanguageModel(
         decoder=adapter,
-        facts=facts,
+        decoding_config=decoding_config,
         config=config,
         tokenizer=tokenizer,
         name=source.name,
@@ -91,9 +94,11 @@ def load_adapter(
     )
 
 
-def _facts(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, vocab: int) -> Facts:
+def _decoding_config(
+    config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, vocab: int
+) -> DecodingConfig:
     ends = end_ids(config, generation, vocab)
-    return Facts(
+    return DecodingConfig(
         mask_id=None,
         eos_ids=tuple(ends),
         pad_id=pad_id(config, generation, tokenizer, ends, vocab),

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ArgumentError, ModelError
 from ..families import FamilySpec
-from ..model import Facts
+from ..model import DecodingConfig
 
 
 def establish(
@@ -18,7 +18,7 @@ def establish(
     vocab: int,
     mask_id: int | None = None,
     block: int | None = None,
-) -> Facts:
+) -> DecodingConfig:
     """Facts of one checkpoint; `mask_id` and `block` override. Raises ModelError for ids outside the vocabulary."""
     if mask_id is not None and spec.mask is None:
         raise ArgumentError(
@@ -45,7 +45,7 @@ def establish(
         getattr(tokenizer, "bos_token_id", None),
     )
     bos = _first(*(number for number in said if number is None or 0 <= number < vocab))
-    return Facts(
+    return DecodingConfig(
         mask_id=mask,
         eos_ids=tuple(ends),
         pad_id=pad_id(config, generation, tokenizer, ends, vocab),

@@ -32,11 +32,15 @@ class Plain:
         Raises ModelError for other stacks.
         """
         decoder = model.decoder
-        if not isinstance(decoder, Decoder) or model.facts.attention != "bidirectional" or decoder.config.grid:
+        if (
+            not isinstance(decoder, Decoder)
+            or model.decoding_config.attention != "bidirectional"
+            or decoder.config.grid
+        ):
             raise ModelError(f"{model.name} is no bidirectional model of text on the native stack")
-        assert model.facts.mask_id is not None, "of a masked model"
+        assert model.decoding_config.mask_id is not None, "of a masked model"
         self.decoder, self.cached = decoder, cached
-        self.mask, self.shift = model.facts.mask_id, model.facts.shift
+        self.mask, self.shift = model.decoding_config.mask_id, model.decoding_config.shift
         angles = torch.arange(length)[:, None] * torch.tensor(decoder.config.frequencies)
         cos, sin = torch.cat([angles.cos(), angles.cos()], -1), torch.cat([-angles.sin(), angles.sin()], -1)
         self.cos, self.sin = (table[None, :, None].to(model.device) for table in (cos, sin))  # as `rotate` takes them

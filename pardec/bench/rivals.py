@@ -44,7 +44,7 @@ def rivals(model: LanguageModel, call: Call) -> Rivals:
             found.runs["transformers"] = _generate(model, call)
     elif call.request.stop_ids or len(set(call.prompts)) > 1:
         found.left_out["plain"] = found.left_out["diffusers"] = "its rows are equally long, and none ends early"
-    elif model.facts.attention == "bidirectional":
+    elif model.decoding_config.attention == "bidirectional":
         caches = {str(registry.resolve(f"sequential@{cache}", "masked").spec): cache for cache in ("none", "dual")}
         cache = caches.get(str(call.sampler.spec))
         prompt, length, block = call.prompts[0], call.lengths[0], call.request.block_length
@@ -87,9 +87,9 @@ def _generate(model: LanguageModel, call: Call) -> Callable[[], Tensor]:
     """Greedy, over prompts that are padded on the left where they are not equally long."""
     network: Any = published(model)
     network.generation_config.eos_token_id = list(call.request.stop_ids) or None  # no processor is needed for none
-    network.generation_config.pad_token_id = model.facts.pad_id
+    network.generation_config.pad_token_id = model.decoding_config.pad_id
     longest, new = max(call.prompts), call.lengths[0] - call.prompts[0]
-    ids = torch.full((len(call.prompts), longest), model.facts.pad_id)
+    ids = torch.full((len(call.prompts), longest), model.decoding_config.pad_id)
     seen = torch.zeros_like(ids)
     for row, (canvas, given) in enumerate(zip(call.request.canvases, call.prompts, strict=True)):
         ids[row, longest - given :], seen[row, longest - given :] = canvas[:given], 1
@@ -113,7 +113,7 @@ class Shim(nn.Module):
 
     def forward(self, input_ids: Tensor, **_: Any) -> Any:
         """Logits [B, block, V] of the last block of `input_ids` [B, n], which is all that the pipeline looks at."""
-        mask, stop = self.model.facts.mask_id, input_ids.shape[1]
+        mask, stop = self.model.decoding_config.mask_id, input_ids.shape[1]
         assert mask is not None, "a masked model"
         canvas = nn.functional.pad(input_ids, (0, self.length - stop), value=mask)
         plan = Plan.full(canvas, self.model.visible())
@@ -135,7 +135,12 @@ def _pipeline(model: LanguageModel, canvas: Tensor, prompt: int, block: int) -> 
         "threshold": _NEVER,
         "editing_threshold": None,
     }
-    how |= {"minimal_topk": 1, "eos_early_stop": False, "output_type": "seq", "mask_token_id": model.facts.mask_id}
+    how |= {
+        "minimal_topk": 1,
+        "eos_early_stop": False,
+        "output_type": "seq",
+        "mask_token_id": model.decoding_config.mask_id,
+    }
 
     @torch.inference_mode()
     def run() -> Tensor:

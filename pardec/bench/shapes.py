@@ -21,7 +21,7 @@ from pardec.models.families import FAMILIES, FamilySpec, mar
 from pardec.models.kernels.cpu.panels import Panels
 from pardec.models.loading import assemble
 from pardec.models.loading.placement import choose_device, choose_dtype
-from pardec.models.model import Facts, LanguageModel
+from pardec.models.model import DecodingConfig, LanguageModel
 
 from .published import SHAPES as SHAPES
 from .published import config_of
@@ -101,7 +101,7 @@ def _language(
     mask = None if not masked else min(spec.mask[0] if spec.mask else shape.vocab, shape.vocab - 1)
     return LanguageModel(
         decoder=GraphRunner(decoder, Graphs()) if cuda_graphs else decoder,
-        facts=Facts(mask, (), 0, None, spec.shift, spec.attention, spec.block),
+        decoding_config=DecodingConfig(mask, (), 0, None, spec.shift, spec.attention, spec.block),
         config=config,
         tokenizer=None,
         name=name,

@@ -136,7 +136,7 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
     if isinstance(model, str):
         kept = {"dtype": loading.dtype, "revision": loading.revision, "mask_id": loading.mask_id}
         return {"model": model, **kept, **_bits(loading.quantize)}
-    mask_id = None if model.family == "continuous" else model.language_model.facts.mask_id
+    mask_id = None if model.family == "continuous" else model.language_model.decoding_config.mask_id
     dtype = str(model.network.dtype).removeprefix("torch.")
     kept = {"dtype": dtype, "revision": loading.revision, "mask_id": mask_id}
     return {"model": model.name, **kept, **_bits(model.quantized)}

@@ -56,7 +56,7 @@ def rows(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_n
             "no prompt is given", hint='pass text, model.generate("..."), or token ids, model.generate(input_ids=...)'
         )
     mask = open_id(model)
-    if template is not None and not model.facts.masked:
+    if template is not None and not model.decoding_config.masked:
         raise SpecError(
             f"{model.name} writes from left to right and cannot fill a template", hint="leave template= out"
         )
@@ -98,10 +98,10 @@ def check_length(model: LanguageModel, lengths: list[int]) -> None:
 
 def open_id(model: LanguageModel) -> int:
     """What stands where a token is to come: the mask id, or -1 for a model that has none."""
-    if not model.facts.masked:
+    if not model.decoding_config.masked:
         return -1
-    assert model.facts.mask_id is not None, "a masked model has one"
-    return model.facts.mask_id
+    assert model.decoding_config.mask_id is not None, "a masked model has one"
+    return model.decoding_config.mask_id
 
 
 def _encode(model: LanguageModel, prompt: Any) -> list[list[int]]:

@@ -147,14 +147,14 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         given = pictures.rows
     else:
         refuse_pictures(model, settings)
-        check_family(model.name, model.facts.masked, settings)
+        check_family(model.name, model.decoding_config.masked, settings)
         once = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
         given = several(once, settings.num_return_sequences)
     check_length(model, [len(row.canvas) for row in given])
     stops, more = _stops(model, settings)
     stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *more)))
     seeds = seeds_of(settings, len(given))
-    block_causal = model.facts.attention == "block-causal"
+    block_causal = model.decoding_config.attention == "block-causal"
     request = Request(
         canvases=tuple(row.canvas for row in given),
         prompts=tuple(len(row.prompt) for row in given),
@@ -199,8 +199,8 @@ def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:
 
 def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | SpeculativeSampler:
     """The sampler that runs; a masked spec without a cache takes the exact one of the family, if there is one."""
-    given, attention = settings.sampler, model.facts.attention
-    if not model.facts.masked:
+    given, attention = settings.sampler, model.decoding_config.attention
+    if not model.decoding_config.masked:
         made = registry.resolve(given, "ar", sampling=settings.temperature > 0)
         assert isinstance(made, SpeculativeSampler), "the family says so"
         if settings.temperature > 0 and getattr(made.accept, "argmax", False):
@@ -234,7 +234,7 @@ def _names_no_cache(given: str | Spec | Policy | None) -> bool:
 def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
     given = settings.stop_ids
     if given is None:
-        return () if settings.template is not None else tuple(model.facts.eos_ids)
+        return () if settings.template is not None else tuple(model.decoding_config.eos_ids)
     if isinstance(given, Tensor | np.ndarray):
         given = given.tolist()
     ids = tuple(given) if isinstance(given, Collection) else (given,)
@@ -296,9 +296,9 @@ def _check_ends(model: LanguageModel, request: Request) -> None:
 
 def _block_length(model: LanguageModel, settings: Settings, given: list[Row]) -> int:
     longest = max(len(row.rest) for row in given)
-    if not model.facts.masked:
+    if not model.decoding_config.masked:
         return 1
-    fixed = model.facts.block if model.facts.attention == "block-causal" else None
+    fixed = model.decoding_config.block if model.decoding_config.attention == "block-causal" else None
     asked = settings.block_length
     check_block(model.name, asked, longest, fixed)
     return fixed or asked or min(BLOCK, longest)

@@ -77,10 +77,10 @@ class Prompts(Iterator[Waiting]):
         self._samples = settings.num_return_sequences
         self._ready: deque[Waiting] = deque()  # more rows of the prompt read last
         self._seed, self._block = int(settings.seed), min(BLOCK, settings.max_new_tokens)
-        facts = None if model.family != "masked" else model.language_model.facts
+        decoding_config = None if model.family != "masked" else model.language_model.decoding_config
         self._blocks_grow = (  # a row that ends before its block does stands in a longer one just as well
-            facts is not None
-            and facts.attention != "block-causal"
+            decoding_config is not None
+            and decoding_config.attention != "block-causal"
             and settings.block_length is None
             and settings.block_align == "prompt"
         )

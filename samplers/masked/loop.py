@@ -93,12 +93,14 @@ class MaskedLoop:
 
     def __init__(self, model: LanguageModel, sampler: MaskedSampler, request: Request, *, columns: int = 0) -> None:
         """Its canvas has at least so many `columns`."""
-        facts = model.facts
-        if facts.mask_id is None:
+        decoding_config = model.decoding_config
+        if decoding_config.mask_id is None:
             raise ModelError(f"{model.name} has no mask token: it is no masked diffusion model")
-        block_causal = facts.attention == "block-causal"
-        if block_causal and not (request.absolute and request.block_length == facts.block):
-            raise ModelError(f"{model.name} decodes in blocks of {facts.block} laid from position 0, and no others")
+        block_causal = decoding_config.attention == "block-causal"
+        if block_causal and not (request.absolute and request.block_length == decoding_config.block):
+            raise ModelError(
+                f"{model.name} decodes in blocks of {decoding_config.block} laid from position 0, and no others"
+            )
         sampler = fitted(sampler, model)
         if isinstance(sampler.select, Referring):
             request = replace(request, finished=_finished(model, sampler, request))
@@ -106,12 +108,12 @@ class MaskedLoop:
         self.canvas = canvas = Canvas(
             request.canvases,
             request.prompts,
-            mask_id=facts.mask_id,
-            pad_id=facts.pad_id,
+            mask_id=decoding_config.mask_id,
+            pad_id=decoding_config.pad_id,
             block_length=request.block_length,
             absolute=request.absolute,
             block_causal=block_causal,
-            shift=facts.shift,
+            shift=decoding_config.shift,
             device=model.device,
             length=columns,
         )

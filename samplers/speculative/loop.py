@@ -61,14 +61,17 @@ class VerifyLoop:
     """The state of one request; it dies with it."""
 
     def __init__(self, model: LanguageModel, sampler: SpeculativeSampler, request: Request) -> None:
-        if model.facts.attention != "causal":
+        if model.decoding_config.attention != "causal":
             raise ModelError(f"{model.name} is no autoregressive model")
         if request.conditions:
             model = dressed(model, request, request.prefix)
         self.model, self.sampler, self.request = model, sampler, request
         prompts = [canvas[:given] for canvas, given in zip(request.canvases, request.prompts, strict=True)]
         self.text = Sequences(
-            prompts, [len(canvas) for canvas in request.canvases], pad_id=model.facts.pad_id, device=model.device
+            prompts,
+            [len(canvas) for canvas in request.canvases],
+            pad_id=model.decoding_config.pad_id,
+            device=model.device,
         )
         self.forward = VerifyForward(model, self.text, sampler.width(model))
         self.process = Processing(request, self.text)

@@ -234,7 +234,7 @@ class Run:
     def card(self, found: dict[str, Any]) -> dict[str, Any]:
         given = read_card(self.o.init) if self.o.init else {}
         before = given if given.get("name") == self.name else {}  # more of the same model
-        facts = {
+        decoding_config = {
             "started from": "random weights" if not given else "the run before" if before else given["name"],
             "distilled from": self.taught_by or "nothing",
             "data": "train splits, drawn on the fly: "
@@ -251,7 +251,7 @@ class Run:
             "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
             "seed": self.o.seed,
         }
-        recipe = {"script": "scripts/train_text.py", **facts}
+        recipe = {"script": "scripts/train_text.py", **decoding_config}
         if before:
             recipe["run before"] = before["recipe"]
         parameters = sum(p.numel() for p in self.model.parameters())

@@ -63,8 +63,16 @@ def published(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **ch
 def test_its_text_is_qwen2_that_sees_everything(rope: dict[str, Any], tmp_path: Path) -> None:
     reference = published(tmp_path, **rope)
     model = load(tmp_path, device="cpu")
-    assert (model.family, model.facts.shift, model.facts.attention) == ("dimple", 1, "bidirectional")
-    assert (model.facts.mask_id, model.facts.masked, model.facts.eos_ids) == (60, True, (2,))
+    assert (model.family, model.decoding_config.shift, model.decoding_config.attention) == (
+        "dimple",
+        1,
+        "bidirectional",
+    )
+    assert (model.decoding_config.mask_id, model.decoding_config.masked, model.decoding_config.eos_ids) == (
+        60,
+        True,
+        (2,),
+    )
     tokens = torch.randint(0, 61, (2, 18), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = reference(tokens, attention_mask=torch.zeros(2, 1, 18, 18)).logits

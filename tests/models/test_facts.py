@@ -23,62 +23,66 @@ class Words:
         return {value: key for key, value in self.words.items()}.get(number)
 
 
-def facts(family, config, generation=None, tokenizer=None, vocab=200000, **more):
+def decoding_config(family, config, generation=None, tokenizer=None, vocab=200000, **more):
     return establish(FAMILIES[family], config, generation or {}, tokenizer, vocab=vocab, **more)
 
 
 def test_the_mask_id_is_looked_for_in_order():
     named = {"mask_token_id": 7}
     words = Words({"<|mask|>": 9}, mask=11)
-    assert facts("dream", named, tokenizer=words, mask_id=5).mask_id == 5
-    assert facts("dream", named, tokenizer=words).mask_id == 7
-    assert facts("dream", {}, {"mask_token_id": None}, words).mask_id == 9
-    assert facts("dream", {}, tokenizer=Words({}, mask=11)).mask_id == 11
-    assert facts("dream", {}).mask_id == 151666
-    assert facts("sdar", {}, tokenizer=Words({"<|MASK|>": 8})).mask_id == 8
-    assert facts("sdar", {}).mask_id == 151669
-    assert facts("llada", {}).mask_id == 126336
+    assert decoding_config("dream", named, tokenizer=words, mask_id=5).mask_id == 5
+    assert decoding_config("dream", named, tokenizer=words).mask_id == 7
+    assert decoding_config("dream", {}, {"mask_token_id": None}, words).mask_id == 9
+    assert decoding_config("dream", {}, tokenizer=Words({}, mask=11)).mask_id == 11
+    assert decoding_config("dream", {}).mask_id == 151666
+    assert decoding_config("sdar", {}, tokenizer=Words({"<|MASK|>": 8})).mask_id == 8
+    assert decoding_config("sdar", {}).mask_id == 151669
+    assert decoding_config("llada", {}).mask_id == 126336
 
 
 def test_a_mask_id_outside_the_vocabulary_is_refused():
     with pytest.raises(ModelError, match="mask id 126336 lies outside the vocabulary of 160") as error:
-        facts("llada", {}, vocab=160)
+        decoding_config("llada", {}, vocab=160)
     assert "mask_token_id" in str(error.value.hint)
     with pytest.raises(ModelError, match="mask id 160 lies outside") as error:
-        facts("llada", {}, vocab=160, mask_id=160)
+        decoding_config("llada", {}, vocab=160, mask_id=160)
     assert "must be below 160" in str(error.value.hint)
 
 
 def test_end_tokens_come_from_the_configs_and_the_family():
-    assert facts("llada", {"eos_token_id": 126081}).eos_ids == (126081, 126348)
-    assert facts("llada", {"eos_token_id": 157, "mask_token_id": 3}, vocab=160).eos_ids == (157,)
-    assert facts("dream", {"eos_token_id": 151643}, {"eos_token_id": [151643, 4]}).eos_ids == (151643, 4, 151645)
+    assert decoding_config("llada", {"eos_token_id": 126081}).eos_ids == (126081, 126348)
+    assert decoding_config("llada", {"eos_token_id": 157, "mask_token_id": 3}, vocab=160).eos_ids == (157,)
+    assert decoding_config("dream", {"eos_token_id": 151643}, {"eos_token_id": [151643, 4]}).eos_ids == (
+        151643,
+        4,
+        151645,
+    )
     # A vocabulary that has something else at that id has another end of turn.
     other = Words({"hello": 151645, "<|mask|>": 3})
-    assert facts("dream", {"eos_token_id": 151643}, tokenizer=other).eos_ids == (151643,)
-    assert facts("llama", {"eos_token_id": 500}, vocab=100).eos_ids == ()
+    assert decoding_config("dream", {"eos_token_id": 151643}, tokenizer=other).eos_ids == (151643,)
+    assert decoding_config("llama", {"eos_token_id": 500}, vocab=100).eos_ids == ()
 
 
 def test_padding_falls_back_to_the_end_token():
-    assert facts("llama", {"pad_token_id": 9, "eos_token_id": 2}).pad_id == 9
-    assert facts("llama", {"eos_token_id": 2}, tokenizer=Words({}, pad=4)).pad_id == 4
-    assert facts("llama", {"pad_token_id": -1, "eos_token_id": 2}).pad_id == 2
-    assert facts("llama", {}).pad_id == 0
+    assert decoding_config("llama", {"pad_token_id": 9, "eos_token_id": 2}).pad_id == 9
+    assert decoding_config("llama", {"eos_token_id": 2}, tokenizer=Words({}, pad=4)).pad_id == 4
+    assert decoding_config("llama", {"pad_token_id": -1, "eos_token_id": 2}).pad_id == 2
+    assert decoding_config("llama", {}).pad_id == 0
 
 
 def test_the_start_token():
-    assert facts("llada", {}).bos_id == 126080
-    assert facts("llada", {"mask_token_id": 3}, vocab=160).bos_id is None
-    assert facts("llama", {"bos_token_id": 1}).bos_id == 1
-    assert facts("llama", {}, tokenizer=Words({}, bos=6)).bos_id == 6
+    assert decoding_config("llada", {}).bos_id == 126080
+    assert decoding_config("llada", {"mask_token_id": 3}, vocab=160).bos_id is None
+    assert decoding_config("llama", {"bos_token_id": 1}).bos_id == 1
+    assert decoding_config("llama", {}, tokenizer=Words({}, bos=6)).bos_id == 6
 
 
 def test_the_block_of_block_causal_models():
-    assert facts("sdar", {}).block == 4
-    assert facts("sdar", {"block_size": 16}).block == 16
-    assert facts("sdar", {"block_size": 16}, block=8).block == 8
-    assert facts("llada", {}).block is None
+    assert decoding_config("sdar", {}).block == 4
+    assert decoding_config("sdar", {"block_size": 16}).block == 16
+    assert decoding_config("sdar", {"block_size": 16}, block=8).block == 8
+    assert decoding_config("llada", {}).block is None
     with pytest.raises(ModelError, match="block must be at least 1, got 0"):
-        facts("sdar", {}, block=0)
+        decoding_config("sdar", {}, block=0)
     with pytest.raises(ModelError, match="llada models are not block-causal"):
-        facts("llada", {}, block=8)
+        decoding_config("llada", {}, block=8)

@@ -81,7 +81,11 @@ def test_causal_families_give_the_logits_of_transformers(case, tmp_path):
     reference = published(kind, tmp_path, **changes)
     model = load(tmp_path, device="cpu")
     assert model.family == kind.lower()
-    assert (model.facts.shift, model.facts.attention, model.facts.mask_id) == (1, "causal", None)
+    assert (model.decoding_config.shift, model.decoding_config.attention, model.decoding_config.mask_id) == (
+        1,
+        "causal",
+        None,
+    )
     tokens = torch.randint(0, 61, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = reference(tokens).logits
@@ -122,9 +126,13 @@ def test_diffusion_families_are_their_base_under_another_mask(kind, family, chan
     rewrite(tmp_path, model_type=family, architectures=["Remote"], auto_map={"AutoModel": "remote.Model"}, **changes)
     model = load(tmp_path, device="cpu")
     assert model.family == family.lower()
-    assert model.facts.block == block
-    assert model.facts.shift == (1 if family == "Dream" else 0)
-    assert (model.facts.mask_id, model.facts.masked, model.facts.eos_ids) == (60, True, (2,))
+    assert model.decoding_config.block == block
+    assert model.decoding_config.shift == (1 if family == "Dream" else 0)
+    assert (model.decoding_config.mask_id, model.decoding_config.masked, model.decoding_config.eos_ids) == (
+        60,
+        True,
+        (2,),
+    )
     tokens = torch.randint(0, 61, (2, 18), generator=torch.Generator().manual_seed(1))
     order = torch.arange(18)
     sees = torch.ones(18, 18, dtype=torch.bool) if block is None else order // block <= order[:, None] // block
@@ -183,7 +191,12 @@ def llada_folder(folder: Path, **changes: Any) -> Any:
 def test_llada_is_a_llama_that_sees_everything(tmp_path):
     reference = llada_folder(tmp_path)
     model = load(tmp_path, device="cpu")
-    assert (model.family, model.facts.shift, model.facts.attention, model.facts.mask_id) == (
+    assert (
+        model.family,
+        model.decoding_config.shift,
+        model.decoding_config.attention,
+        model.decoding_config.mask_id,
+    ) == (
         "llada",
         0,
         "bidirectional",

@@ -64,7 +64,12 @@ def test_the_logits_are_those_of_the_library(case, tmp_path):
     model = load(tmp_path, device="cpu")
     assert model.family.startswith("transformers ")
     assert model.limit == limit
-    assert (model.facts.shift, model.facts.attention, model.facts.mask_id, model.facts.eos_ids) == (
+    assert (
+        model.decoding_config.shift,
+        model.decoding_config.attention,
+        model.decoding_config.mask_id,
+        model.decoding_config.eos_ids,
+    ) == (
         1,
         "causal",
         None,

@@ -103,7 +103,7 @@ def test_a_checkpoint_with_such_a_config_is_refused_by_name(tmp_path: Path, chan
 
 
 def test_a_padding_id_outside_the_vocabulary_is_not_taken(tmp_path: Path) -> None:
-    assert load(llama_folder(tmp_path, pad_token_id=10**9), device="cpu").facts.pad_id == 3  # the end token
+    assert load(llama_folder(tmp_path, pad_token_id=10**9), device="cpu").decoding_config.pad_id == 3  # the end token
 
 
 @pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "a/b", "", "..", "x" * 300, 5, None])

@@ -130,7 +130,7 @@ def test_the_loaded_model_speaks_of_codes_alone(model: pardec.Model) -> None:
         64,
         None,
     )
-    assert (stack.tokenizer, stack.facts.eos_ids, stack.facts.masked) == (None, (), False)
+    assert (stack.tokenizer, stack.decoding_config.eos_ids, stack.decoding_config.masked) == (None, (), False)
     assert (imaging.kind, imaging.classes, imaging.layout.grid, imaging.drawable) == ("text", 0, (SIDE, SIDE), True)
     assert dict(imaging.defaults) == {"temperature": 1.0, "cfg": 5.0}
     assert stack.embed(torch.eye(CODES)).shape == (CODES, WIDTH)

@@ -27,7 +27,7 @@ def test_the_kind_is_what_the_loaded_model_is(name: str) -> None:
         assert told.classes == imaging.classes
     if imaging is None:
         network = model.language_model
-        assert (told.positions, told.block) == (network.max_positions, network.facts.block)
+        assert (told.positions, told.block) == (network.max_positions, network.decoding_config.block)
 
 
 def test_of_what_is_not_here_nothing_is_told() -> None:

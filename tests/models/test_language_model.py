@@ -17,9 +17,9 @@ def test_a_shifted_family_reads_the_row_before():
 
 
 def test_facts_tell_masked_models_from_ar_ones():
-    assert model("bidirectional").facts.masked
-    assert model("block-causal", block=2).facts.masked
-    assert not model("causal").facts.masked
+    assert model("bidirectional").decoding_config.masked
+    assert model("block-causal", block=2).decoding_config.masked
+    assert not model("causal").decoding_config.masked
 
 
 def test_the_pattern_follows_the_family():

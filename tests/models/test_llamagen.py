@@ -220,7 +220,12 @@ def test_a_tokenizer_of_another_codebook_is_refused(tmp_path: Path) -> None:
 
 def test_a_loaded_checkpoint_is_a_causal_model_of_one_shift(tmp_path: Path) -> None:
     model = load(write(tmp_path, tensors("t2i"), ARGUMENTS), device="cpu")
-    assert (model.facts.attention, model.facts.shift, model.facts.eos_ids, model.vocab_size) == ("causal", 1, (), VOCAB)
+    assert (
+        model.decoding_config.attention,
+        model.decoding_config.shift,
+        model.decoding_config.eos_ids,
+        model.vocab_size,
+    ) == ("causal", 1, (), VOCAB)
     assert model.max_positions == 6 + CELLS
-    assert not model.facts.masked
+    assert not model.decoding_config.masked
     assert replace(model.decoder.config, vocab=VOCAB).grid == 3  # type: ignore[attr-defined]

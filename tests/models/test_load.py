@@ -24,7 +24,7 @@ def test_a_folder_is_loaded_and_described(tmp_path):
     model = load(llama_folder(tmp_path / "mine"))
     assert (model.name, model.family, model.vocab_size, model.layers, model.width) == ("mine", "llama", 40, 2, 16)
     assert (model.max_positions, model.limit, model.tokenizer) == (64, None, None)
-    assert (model.facts.eos_ids, model.facts.bos_id, model.facts.pad_id) == ((3,), 2, 3)
+    assert (model.decoding_config.eos_ids, model.decoding_config.bos_id, model.decoding_config.pad_id) == ((3,), 2, 3)
     assert model.path == tmp_path / "mine"
     if model.device.type == "cpu":
         assert model.describe() == "mine: llama, on cpu (no GPU found), float32 (default on a CPU)"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.kv_cache import KVCache
-from pardec.models.model import Facts, LanguageModel
+from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.models.rope import default_frequencies
 
@@ -47,10 +47,10 @@ def model(
     for name, parameter in decoder.named_parameters():
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.2, generator=generator)
     decoder = decoder.to(dtype).eval().requires_grad_(False)
-    facts = Facts(VOCAB - 1, (1,), 0, None, 1 if attention == "causal" else 0, attention, block)  # type: ignore[arg-type]
+    decoding_config = DecodingConfig(VOCAB - 1, (1,), 0, None, 1 if attention == "causal" else 0, attention, block)  # type: ignore[arg-type]
     return LanguageModel(
         decoder,
-        facts,
+        decoding_config,
         {},
         None,
         "toy",

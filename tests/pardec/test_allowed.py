@@ -129,10 +129,10 @@ def test_of_two_answers_the_likelier_is_given(name: str) -> None:
     result = model.generate(prompts, max_new_tokens=1, allowed=[words])
     assert result.text is not None
     assert set(result.text) <= set(words)
-    facts = model.language_model.facts
+    decoding_config = model.language_model.decoding_config
     for row, start in enumerate(result.prompts):
-        canvas = torch.tensor([[*result.sequences[row, :start].tolist(), facts.mask_id]])
-        there = model.logits(canvas)[0, start - facts.shift]
+        canvas = torch.tensor([[*result.sequences[row, :start].tolist(), decoding_config.mask_id]])
+        there = model.logits(canvas)[0, start - decoding_config.shift]
         assert result.tokens[row] == [max(ids, key=lambda token: float(there[token]))]
 
 

@@ -41,7 +41,7 @@ def test_the_canvas_is_prompt_and_generation_right_padded(model: pardec.Model) -
         prompt = ids(model, text)
         end = len(prompt) + 6
         assert result.sequences[row, :end].tolist() == prompt + result.tokens[row]
-        assert (result.sequences[row, end:] == model.language_model.facts.pad_id).all()
+        assert (result.sequences[row, end:] == model.language_model.decoding_config.pad_id).all()
         assert result.text is not None
         assert result.text[row] == model.tokenizer.decode(result.tokens[row], skip_special_tokens=True)
 

@@ -73,20 +73,20 @@ def scorer(model: LanguageModel, rows: int = 64, **arguments: Any) -> Likelihood
 
 def naive(model: LanguageModel, canvas: list[int], position: int, cfg: tuple[float, int] | None = None) -> torch.Tensor:
     """log p(. at position | canvas) [V]; with cfg (strength, tokens hidden), guided."""
-    facts = model.facts
-    logits = pardec.Model(model).logits(torch.tensor([canvas]))[0, max(position - facts.shift, 0)]
+    decoding_config = model.decoding_config
+    logits = pardec.Model(model).logits(torch.tensor([canvas]))[0, max(position - decoding_config.shift, 0)]
     if cfg is not None:
-        assert facts.mask_id is not None
-        blind = [facts.mask_id] * cfg[1] + canvas[cfg[1] :]
-        other = pardec.Model(model).logits(torch.tensor([blind]))[0, max(position - facts.shift, 0)]
+        assert decoding_config.mask_id is not None
+        blind = [decoding_config.mask_id] * cfg[1] + canvas[cfg[1] :]
+        other = pardec.Model(model).logits(torch.tensor([blind]))[0, max(position - decoding_config.shift, 0)]
         logits = other + cfg[0] * (logits - other)
     return logits.double().log_softmax(-1)
 
 
 def chain(model: LanguageModel, prefix: list[int], target: list[int], order: Sequence[int], **more: Any) -> float:
     """The chain rule in a given order."""
-    assert model.facts.mask_id is not None
-    canvas, total = prefix + [model.facts.mask_id] * len(target), 0.0
+    assert model.decoding_config.mask_id is not None
+    canvas, total = prefix + [model.decoding_config.mask_id] * len(target), 0.0
     for i in order:
         total += float(naive(model, canvas, len(prefix) + i, **more)[target[i]])
         canvas[len(prefix) + i] = target[i]
@@ -385,12 +385,12 @@ def test_the_chain_rule_from_left_to_right_and_by_confidence(family: str) -> Non
 
 def surest(model: LanguageModel, prefix: list[int], target: list[int]) -> list[int]:
     """Order in which `sequential` would take the positions, were it handed the right tokens."""
-    assert model.facts.mask_id is not None
-    canvas, left, order = prefix + [model.facts.mask_id] * len(target), list(range(len(target))), []
+    assert model.decoding_config.mask_id is not None
+    canvas, left, order = prefix + [model.decoding_config.mask_id] * len(target), list(range(len(target))), []
     while left:
         distributions = {i: naive(model, canvas, len(prefix) + i).clone() for i in left}
         for distribution in distributions.values():
-            distribution[model.facts.mask_id] = -torch.inf
+            distribution[model.decoding_config.mask_id] = -torch.inf
         order.append(max(left, key=lambda i: float(distributions[i].log_softmax(-1).max())))
         left.remove(order[-1])
         canvas[len(prefix) + order[-1]] = target[order[-1]]

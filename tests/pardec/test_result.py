@@ -122,7 +122,7 @@ def test_the_trace_replays_to_the_sequences(result: pardec.Result, model: pardec
     for row, start in enumerate(result.prompts):
         canvas = result.sequences[row].tolist()
         end = int(result.trace.lengths[row])
-        replayed = canvas[:start] + [model.language_model.facts.pad_id] * (end - start)
+        replayed = canvas[:start] + [model.language_model.decoding_config.pad_id] * (end - start)
         for step in result.trace.steps[row]:
             for position, token in zip(step.positions, step.tokens, strict=True):
                 replayed[position] = token

@@ -99,10 +99,10 @@ def decode(
 
     Every forward asks what the rule says and what predicts the wanted positions; the first one asks all it may see.
     """
-    facts = model.facts
-    causal = facts.attention == "block-causal"
-    tokens = [*prompt, *[facts.mask_id] * new]
-    row = Row(len(prompt), len(tokens), facts.shift)
+    decoding_config = model.decoding_config
+    causal = decoding_config.attention == "block-causal"
+    tokens = [*prompt, *[decoding_config.mask_id] * new]
+    row = Row(len(prompt), len(tokens), decoding_config.shift)
     origin = 0 if causal else row.prompt
     cache, fed = model.new_cache(1, row.total), []
     while masks := [p for p in range(row.prompt, row.total) if p not in row.when]:
@@ -135,4 +135,6 @@ def _forward(model: Any, tokens: list[int], asked: list[int], rows: list[int], e
         lengths=torch.tensor([end]),
         want=torch.tensor([[asked.index(row) for row in rows]]),
     )
-    return model.forward(plan, cache).logits()[0].index_fill(1, torch.tensor([model.facts.mask_id]), -torch.inf)
+    return (
+        model.forward(plan, cache).logits()[0].index_fill(1, torch.tensor([model.decoding_config.mask_id]), -torch.inf)
+    )

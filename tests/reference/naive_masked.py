@@ -112,13 +112,13 @@ def logits_of(model: Any, tokens: list[int], given: list[bool], cfg: float | Non
 
     def forward(row: list[int]) -> np.ndarray:
         raw = model.forward(Plan.full(torch.tensor([row]), model.visible())).logits()[0].double().numpy()
-        return raw[[max(p - model.facts.shift, 0) for p in range(len(row))]]
+        return raw[[max(p - model.decoding_config.shift, 0) for p in range(len(row))]]
 
     out = forward(tokens)
     if cfg is not None:
-        blind = forward([model.facts.mask_id if known else t for t, known in zip(tokens, given, strict=True)])
+        blind = forward([model.decoding_config.mask_id if known else t for t, known in zip(tokens, given, strict=True)])
         out = blind + cfg * (out - blind)
-    out[:, model.facts.mask_id] = -np.inf
+    out[:, model.decoding_config.mask_id] = -np.inf
     return out
 
 
@@ -140,7 +140,7 @@ def decode(
     eos: tuple[int, ...] | None = None,
 ) -> tuple[list[int], list[int], int]:
     """Tokens, the forward that committed each position (-1 given, -2 never) and the number of forwards."""
-    tokens, mask, facts = list(canvas), model.facts.mask_id, model.facts
+    tokens, mask, decoding_config = list(canvas), model.decoding_config.mask_id, model.decoding_config
     open_ = {p for p in range(start, len(tokens)) if tokens[p] == mask}
     given = [p not in open_ for p in range(len(tokens))]
     when = [-1 if known else -2 for known in given]
@@ -172,6 +172,6 @@ def decode(
         ends = [p for p in range(start, len(tokens)) if eos and when[p] >= 0 and tokens[p] in eos]
         if ends and min(ends) < min(open_, default=len(tokens)):
             for p in open_:
-                tokens[p] = facts.pad_id
+                tokens[p] = decoding_config.pad_id
             break
     return tokens, when, nfe

@@ -59,7 +59,7 @@ def prophet(
             here = [p for p in opened if lo <= p < lo + block]
             rows = model.forward(Plan.full(torch.tensor([tokens]), model.visible())).logits()[0].clone()
             rows[:, mask] = -torch.inf
-            rows = torch.stack([rows[max(p - model.facts.shift, 0)] for p in range(len(tokens))])
+            rows = torch.stack([rows[max(p - model.decoding_config.shift, 0)] for p in range(len(tokens))])
             two, sure = rows.topk(2).values, rows.softmax(-1).amax(-1)
             passed += 1
             told.steps += 1

@@ -18,12 +18,12 @@ from tests.reference.naive_masked import softmax
 def distributions(model: Any, tokens: list[int], mask: int) -> np.ndarray:
     """[L, V] probabilities of every position, the mask id left out."""
     plan = Plan.full(torch.tensor([tokens]), model.visible())
-    return _shifted(model.forward(plan).logits()[0], model.facts.shift, mask)
+    return _shifted(model.forward(plan).logits()[0], model.decoding_config.shift, mask)
 
 
 def leave_one_out(model: Any, tokens: list[int], block: range, mask: int) -> dict[int, np.ndarray]:
     """The law of each block position, seen from a masked twin that sees everything but the position itself."""
-    shift, length = model.facts.shift, len(tokens)
+    shift, length = model.decoding_config.shift, len(tokens)
     twins = list(block)
     places = list(range(length)) + [max(p - shift, 0) for p in twins]
     seen = np.zeros((len(places), len(places)), dtype=bool)

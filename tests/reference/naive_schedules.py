@@ -107,7 +107,7 @@ def decode(
     absolute: bool = False,
 ) -> tuple[list[int], list[int], int]:
     """Tokens, the forward that committed each position (those that committed nothing not counted), and their number."""
-    tokens, open_ = list(canvas), [p for p in range(start, len(canvas)) if canvas[p] == model.facts.mask_id]
+    tokens, open_ = list(canvas), [p for p in range(start, len(canvas)) if canvas[p] == model.decoding_config.mask_id]
     given = [p not in open_ for p in range(len(tokens))]
     when = [-1] * len(tokens)
     origin_ = 0 if absolute else start

@@ -159,7 +159,7 @@ def decode(
 
     Candidates are argmaxes: with a temperature or a filter the rule only sees the distribution so shaped.
     """
-    tokens, mask = list(canvas), model.facts.mask_id
+    tokens, mask = list(canvas), model.decoding_config.mask_id
     open_ = {p for p in range(start, len(tokens)) if tokens[p] == mask}
     given = [p not in open_ for p in range(len(tokens))]
     when = [-1 if known else -2 for known in given]

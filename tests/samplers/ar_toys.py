@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pardec.models.decoder import Decoder, DecoderConfig
-from pardec.models.model import Facts, LanguageModel
+from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
@@ -53,10 +53,10 @@ def toy_ar(
                 weight.copy_(torch.from_numpy(drawn.standard_normal(weight.shape)) * 0.5)
         decoder.head.weight.mul_(sharp)
     decoder.to(dtype).eval().requires_grad_(False)
-    facts = Facts(None, tuple(eos), 0, None, 1, "causal")
+    decoding_config = DecodingConfig(None, tuple(eos), 0, None, 1, "causal")
     where = {"path": None, "device": torch.device("cpu"), "dtype": dtype}
     return LanguageModel(
-        decoder, facts, {}, None, "toy", family="toy", vocab_size=vocab, layers=layers, width=width, **where
+        decoder, decoding_config, {}, None, "toy", family="toy", vocab_size=vocab, layers=layers, width=width, **where
     )
 
 

@@ -37,7 +37,7 @@ def compare(
     new: Sequence[int],
     **options: Any,
 ) -> Finished:
-    options.setdefault("absolute", model.facts.attention == "block-causal")
+    options.setdefault("absolute", model.decoding_config.attention == "block-causal")
     options.setdefault("block_length", BLOCK)
     canvases = [row + [MASK] * count for row, count in zip(given, new, strict=True)]
     got = run(model, spec, request(canvases, [len(row) for row in given], **options))

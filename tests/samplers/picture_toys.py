@@ -14,7 +14,7 @@ from torch import Tensor
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.images.contracts import Condition
 from pardec.models.images.llamagen import Captions, LlamaGenImaging
-from pardec.models.model import Facts, LanguageModel
+from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
@@ -59,7 +59,7 @@ def toy_pictures(
         part.eval().requires_grad_(False)
     return LanguageModel(
         decoder,
-        Facts(None, (), 0, None, 1, "causal"),
+        DecodingConfig(None, (), 0, None, 1, "causal"),
         {},
         None,
         "toy pictures",

@@ -45,7 +45,7 @@ def agree(model: LanguageModel, spec: str, rule: naive.Rule, steps: int | None, 
     """A ragged batch, every row as the naive decoder has it."""
     lengths, new = (3, 6, 1, 5), (7, 6, 9, 2)
     given = prompts(lengths)
-    absolute = model.facts.attention == "block-causal"
+    absolute = model.decoding_config.attention == "block-causal"
     got = fill(model, spec, given, new)
     for row, (prompt, count) in enumerate(zip(given, new, strict=True)):
         keyed = Keyed((100 + row,))

@@ -239,7 +239,7 @@ SELECTS = (
 
 def stale(model: Any, spec: str, rows: list[list[int]], starts: list[int], **options: Any) -> tuple[int, Finished]:
     """How many times a forward saw a position with the K/V of another token than the one that stood there."""
-    options.setdefault("absolute", model.facts.attention == "block-causal")
+    options.setdefault("absolute", model.decoding_config.attention == "block-causal")
     tokens: dict[int, list[np.ndarray]] = {}
     for event in decode(model, registry.resolve(spec), request(rows, starts, **options)):
         if isinstance(event, Started):

@@ -32,7 +32,7 @@ class ByHand:
         """Feeds the tokens at `asked`, overwriting their K/V, and commits the surest open position of `block`."""
         open_ = [p for p in block if self.tokens[p] == MASK]
         at = torch.tensor([list(asked)])
-        rows = [max(p - self.model.facts.shift, 0) for p in open_]
+        rows = [max(p - self.model.decoding_config.shift, 0) for p in open_]
         plan = Plan(
             tokens=torch.tensor([[self.tokens[p] for p in asked]]),
             positions=at,

@@ -92,7 +92,7 @@ def test_rows_that_join_decode_the_same() -> None:
         for each in (plain, other):
             prompts = toys.prompts([4, 7, 3, 5, 6, 9], vocab=11)
             items = [{"input_ids": ids, "max_new_tokens": 3 + 5 * (at % 3)} for at, ids in enumerate(prompts)]
-            spec = "threshold:tau=0.2@dual" if plain.facts.masked else "lookup"
+            spec = "threshold:tau=0.2@dual" if plain.decoding_config.masked else "lookup"
             served = Model(each).serve_batch(iter(items), batch_size=3, sampler=spec)
             found.append({row.index: (row.tokens, row.nfe, row.finish) for row in served})
             assert served.waits is None

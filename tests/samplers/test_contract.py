@@ -105,7 +105,9 @@ def test_every_composition_keeps_the_contract(spec: str, temperature: float) -> 
     distribution = {**LAWS[drawn(spec, 3)], "temperature": temperature, "stop_ids": (EOS,)}
     canvases = [[*prompt, *[MASK] * new] for prompt, new in zip(given, NEW, strict=True)]
     told = events(
-        model, spec, request(canvases, LENGTHS, absolute=model.facts.attention == "block-causal", **distribution)
+        model,
+        spec,
+        request(canvases, LENGTHS, absolute=model.decoding_config.attention == "block-causal", **distribution),
     )
     whole = told[-1]
     assert isinstance(whole, Finished)
@@ -152,7 +154,7 @@ def test_nothing_of_a_request_outlives_it_however_it_ends(spec: str) -> None:
         states = [state for state in loop.memory.values() if type(state).__weakrefoffset__]
         seen.extend(map(weakref.ref, (loop.canvas, loop.forward, *states)))
 
-    absolute = model.facts.attention == "block-causal"
+    absolute = model.decoding_config.attention == "block-causal"
     for way in ("end token", "budget", "stop", "error"):
         chosen = {"end token": biased(model, EOS, 20.0), "error": altered(model, break_at_third)}.get(way, model)
         canvases = [[*prompt, *[MASK] * 6] for prompt in given]

@@ -176,7 +176,7 @@ def test_a_stage_that_chooses_the_mask_id_is_refused_by_name(stage: str) -> None
 
 def test_masks_that_were_given_and_padding_are_nobodys_choice() -> None:
     model = toy(sharp=1.2)
-    model = replace(model, facts=replace(model.facts, pad_id=MASK))
+    model = replace(model, decoding_config=replace(model.decoding_config, pad_id=MASK))
     given = [[1, MASK, 2], [3, 4, 5, 6]]
     done = fill(model, "threshold:tau=0.1+eos", given, 8, stop_ids=(EOS, 0, 1, 2, 3))
     assert done.tokens[0, 1] == MASK

@@ -97,7 +97,7 @@ def test_laws_that_move_too_far_hold_a_position_back() -> None:
 def test_it_remembers_the_laws_of_the_active_block_alone() -> None:
     model, given = toy(sharp=1.2), prompts((4, 7))
     spec = registry.resolve("klass")
-    loop = MaskedLoop(model, spec, request([row + [model.facts.mask_id] * 12 for row in given], [4, 7]))
+    loop = MaskedLoop(model, spec, request([row + [model.decoding_config.mask_id] * 12 for row in given], [4, 7]))
     for _ in range(3):
         loop.step()
     state = loop.state(spec.select)

@@ -148,7 +148,7 @@ def test_take_rows_reaches_everything_that_a_state_holds() -> None:
 
 def test_a_model_without_a_mask_token_is_refused() -> None:
     model = toy()
-    model = replace(model, facts=replace(model.facts, mask_id=None))
+    model = replace(model, decoding_config=replace(model.decoding_config, mask_id=None))
     with pytest.raises(ModelError, match="toy has no mask token"):
         run(model, "sequential", request(ROWS, STARTS))
 

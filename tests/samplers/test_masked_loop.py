@@ -43,7 +43,7 @@ def compare(
 def compare_canvases(
     model: Any, spec: str, select: Any, canvases: list[list[int]], starts: list[int], **options: Any
 ) -> Finished:
-    absolute = options.setdefault("absolute", model.facts.attention == "block-causal")
+    absolute = options.setdefault("absolute", model.decoding_config.attention == "block-causal")
     stop_ids = options.get("stop_ids", ())
     seeds = tuple(range(100, 100 + len(canvases)))
     got = run(model, spec, request(canvases, starts, **options))

@@ -111,9 +111,9 @@ def test_min_p_comes_after_the_other_filters_in_both_families() -> None:
 
 def naive(model: LanguageModel, given: list[int], new: int, penalty: float, least: int) -> list[int]:
     """Confidence decoding of one row, one token a step: the surest open position takes its argmax."""
-    mask, shift = model.facts.mask_id, model.facts.shift
+    mask, shift = model.decoding_config.mask_id, model.decoding_config.shift
     assert mask is not None
-    ends, start = model.facts.eos_ids, len(given)
+    ends, start = model.decoding_config.eos_ids, len(given)
     canvas = given + [mask] * new
     while mask in canvas:
         raw = pardec.Model(model).logits(torch.tensor([canvas]))[0]
@@ -138,7 +138,7 @@ def naive(model: LanguageModel, given: list[int], new: int, penalty: float, leas
 def test_a_masked_row_is_that_of_a_naive_loop(family: str) -> None:
     model, given = toys.toy(family), toys.prompts([3, 5])
     for penalty, least in ((1.0, 0), (2.5, 0), (1.0, 6), (2.5, 4)):
-        asked: dict[str, Any] = {"block_length": 8, "stop_ids": model.facts.eos_ids, "min_new_tokens": least}
+        asked: dict[str, Any] = {"block_length": 8, "stop_ids": model.decoding_config.eos_ids, "min_new_tokens": least}
         asked |= {"repetition_penalty": penalty} if penalty != 1 else {}
         done = toys.fill(model, "confidence", given, 8, **asked)
         for row, prompt in enumerate(given):
@@ -163,10 +163,10 @@ def test_a_token_does_not_stand_in_its_own_way() -> None:
 def test_masked_rows_are_the_same_alone_and_in_a_batch(spec: str, temperature: float) -> None:
     model, given = toys.toy(), toys.prompts([3, 5, 4])
     asked: dict[str, Any] = {"repetition_penalty": 1.7, "min_p": 0.1, "min_new_tokens": 3, "temperature": temperature}
-    asked |= {"stop_ids": model.facts.eos_ids, "block_length": 4}
+    asked |= {"stop_ids": model.decoding_config.eos_ids, "block_length": 4}
     whole = toys.fill(model, spec, given, 8, seeds=(7, 8, 9), **asked)
     for row, prompt in enumerate(given):
         alone = toys.fill(model, spec, [prompt], 8, seeds=(7 + row,), **asked)
         assert toys.same(whole, row, alone, 0)
-        end = model.facts.eos_ids
+        end = model.decoding_config.eos_ids
         assert not set(end) & set(whole.tokens[row, len(prompt) : len(prompt) + 3].tolist())

@@ -30,7 +30,9 @@ def naive(model: Any, canvas: list[int], prompt: int, weights: tuple[float, floa
             plan = Plan(**{**{f: getattr(plan, f) for f in plan.__slots__}, "soft": soft})
             rows = model.forward(plan).logits()[0].clone()
             rows[:, MASK] = -torch.inf
-            distribution = {p: rows[max(p - model.facts.shift, 0)].softmax(-1) for p in block if tokens[p] == MASK}
+            distribution = {
+                p: rows[max(p - model.decoding_config.shift, 0)].softmax(-1) for p in block if tokens[p] == MASK
+            }
             expected = {p: sum(distribution[p][v] * table[v] for v in range(len(table))) for p in distribution}
             best = max(distribution, key=lambda p: (float(distribution[p].max()), -p))
             tokens[best] = int(distribution[best].argmax())

@@ -243,7 +243,7 @@ def test_08_siblings_drawn_without_replacement_are_tested_in_their_order(monkeyp
 
 def test_09_the_pad_id_is_a_token_like_any_other() -> None:
     model = toy_ar(1, VOCAB)
-    assert model.facts.pad_id == 0
+    assert model.decoding_config.pad_id == 0
     given = [[0], [0, 0, 3, 0], [5, 0, 0, 0, 0, 0], [4, 1, 7, 2, 6, 5, 3, 1]]
     for drafter in (Forest(), Chain(right(model)), Chain(lambda text: 0)):
         check_plain(model, run(model, greedy(drafter), given, 7), given, 7)

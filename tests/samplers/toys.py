@@ -14,7 +14,7 @@ from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
-from pardec.models.model import Facts, LanguageModel
+from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Event, Finished
@@ -51,10 +51,10 @@ def toy(
         decoder.head.weight.mul_(sharp)
     decoder.eval().requires_grad_(False)
     block = BLOCK if attention == "block-causal" else None
-    facts = Facts(vocab - 1, (vocab - 2,), vocab - 3, None, shift, attention, block)
+    decoding_config = DecodingConfig(vocab - 1, (vocab - 2,), vocab - 3, None, shift, attention, block)
     where = {"path": None, "device": torch.device("cpu"), "dtype": torch.float32}
     return LanguageModel(
-        decoder, facts, {}, None, "toy", family="toy", vocab_size=vocab, layers=2, width=width, **where
+        decoder, decoding_config, {}, None, "toy", family="toy", vocab_size=vocab, layers=2, width=width, **where
     )
 
 
@@ -121,10 +121,10 @@ def fill(
 ) -> Finished:
     """Decodes `new` tokens after each prompt; a block-causal family lays its grid from position 0."""
     counts = [new] * len(given) if isinstance(new, int) else new
-    mask = model.facts.mask_id
+    mask = model.decoding_config.mask_id
     assert mask is not None
     rows = [list(prompt) + [mask] * count for prompt, count in zip(given, counts, strict=True)]
-    options.setdefault("absolute", model.facts.attention == "block-causal")
+    options.setdefault("absolute", model.decoding_config.attention == "block-causal")
     return run(model, spec, request(rows, [len(prompt) for prompt in given], **options))
 
 
@@ -157,10 +157,19 @@ class Table:
 def table(distributions: Tensor) -> LanguageModel:
     """A model of hand-made laws [L, V]; pad, end and mask are the last three ids."""
     size = distributions.shape[1]
-    facts = Facts(size - 1, (size - 2,), size - 3, None, 0, "bidirectional", None)
+    decoding_config = DecodingConfig(size - 1, (size - 2,), size - 3, None, 0, "bidirectional", None)
     where = {"path": None, "device": torch.device("cpu"), "dtype": torch.float32}
     return LanguageModel(
-        Table(distributions), facts, {}, None, "table", family="table", vocab_size=size, layers=1, width=1, **where
+        Table(distributions),
+        decoding_config,
+        {},
+        None,
+        "table",
+        family="table",
+        vocab_size=size,
+        layers=1,
+        width=1,
+        **where,
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
-from pardec.models.model import Facts, LanguageModel
+from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal, Request
 from pardec.samplers.masked.loop import MaskedLoop
@@ -77,10 +77,10 @@ class Block:
         """What is no mask and not of the `prompt` ([W] bool) was committed before, and may be revised."""
         rows, width = sample.shape
         self.handed = Handed()
-        facts = Facts(mask_id, (), 0, None, 0, "bidirectional")
+        decoding_config = DecodingConfig(mask_id, (), 0, None, 0, "bidirectional")
         model = LanguageModel(
             self.handed,
-            facts,
+            decoding_config,
             config={},
             tokenizer=None,
             name="the pipeline's model",

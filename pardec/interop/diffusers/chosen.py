@@ -25,7 +25,7 @@ def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | MaskedSa
         sampler = scheduler.config.sampler
     if isinstance(model, Model):
         plain = sampler is None and isinstance(scheduler, BlockRefinementScheduler)
-        return scheduler if plain and model.language_model.facts.attention == "block-causal" else None
+        return scheduler if plain and model.language_model.decoding_config.attention == "block-causal" else None
     if isinstance(scheduler, EntropyBoundScheduler):
         raise SpecError(
             f"EntropyBoundScheduler does not run in diffusers' loop with a {type(model).__name__}",

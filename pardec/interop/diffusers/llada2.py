@@ -73,7 +73,7 @@ def run(pipeline: Any, call: Mapping[str, Any], scheduler: Any) -> tuple[Tensor,
 def _block_length(pipeline: Any, asked: int | None) -> int:
     if asked is not None:
         return asked
-    own = pipeline.model.language_model.facts.block if isinstance(pipeline.model, Model) else None
+    own = pipeline.model.language_model.decoding_config.block if isinstance(pipeline.model, Model) else None
     return int(own or pipeline.scheduler.config.block_length)
 
 
@@ -130,7 +130,7 @@ class Network(nn.Module):
         self.logits: Tensor | None = None  # [B, W, V] of the last forward
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Any:
-        still = input_ids[:, -self.block :].eq(self.model.facts.mask_id or 0)
+        still = input_ids[:, -self.block :].eq(self.model.decoding_config.mask_id or 0)
         if not (self.whole or self.logits is None or still.any()):
             return SimpleNamespace(logits=self.logits)  # the loop looks once more before it leaves a block
         self._note(input_ids)
@@ -149,7 +149,7 @@ class Network(nn.Module):
         if self.cache is None:
             self.cache = model.new_cache(batch, self.length)
         logits = model.forward(plan, self.cache).logits().clone()
-        logits[..., model.facts.mask_id] = -torch.inf
+        logits[..., model.decoding_config.mask_id] = -torch.inf
         self.given.append(input_ids.clone())
         self.fed.append(range(start, end))
         self.logits = logits

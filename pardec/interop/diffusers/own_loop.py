@@ -67,7 +67,7 @@ def prepared(pipeline: Any, rows: Sequence[Sequence[int]], sampler: MaskedSample
     given: dict[str, Any] = {"input_ids": rows, "max_new_tokens": new}
     if not any(rows):  # what stands behind no prompt is a template
         given = {"template": [[None] * new] * len(rows)}
-        ends = model.language_model.facts.eos_ids if ends is None else ends
+        ends = model.language_model.decoding_config.eos_ids if ends is None else ends
     ready = model.prepare(
         sampler=sampler,
         block_length=_block_length(pipeline, call["block_length"], new),
@@ -82,7 +82,7 @@ def prepared(pipeline: Any, rows: Sequence[Sequence[int]], sampler: MaskedSample
 
 def _block_length(pipeline: Any, asked: int | None, new: int) -> int | None:
     """None leaves it to a block-causal model where the call names none."""
-    block_causal = pipeline.model.language_model.facts.attention == "block-causal"
+    block_causal = pipeline.model.language_model.decoding_config.attention == "block-causal"
     if asked is None and block_causal:
         return None
     block = getattr(pipeline.scheduler.config, "block_length", BLOCK) if asked is None else asked

@@ -63,10 +63,10 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
             tokenizer = model.tokenizer
         super().__init__(model=model, scheduler=scheduler, tokenizer=tokenizer)
         if isinstance(model, Model):
-            facts = model.language_model.facts
-            self.mask_token_id = facts.mask_id
+            decoding_config = model.language_model.decoding_config
+            self.mask_token_id = decoding_config.mask_id
             own = getattr(tokenizer, "eos_token_id", None)
-            self.eos_token_id = next(iter(facts.eos_ids), None) if own is None else own
+            self.eos_token_id = next(iter(decoding_config.eos_ids), None) if own is None else own
         self.result: Result | None = None
 
     @classmethod
@@ -195,10 +195,10 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         if input_ids is None and attention_mask is not None:
             raise SpecError("attention_mask goes with input_ids", hint="leave it out; text brings its own")
         if isinstance(self.model, Model):
-            facts = self.model.language_model.facts
-            if mask_token_id not in (None, facts.mask_id):
+            decoding_config = self.model.language_model.decoding_config
+            if mask_token_id not in (None, decoding_config.mask_id):
                 raise SpecError(
-                    f"mask_token_id={mask_token_id}, and the mask token of {self.model.name} is {facts.mask_id}",
+                    f"mask_token_id={mask_token_id}, and {self.model.name} has the mask token {decoding_config.mask_id}",
                     hint=f"load it with mask_id={mask_token_id}",
                 )
         scheduler = lockstep(self.model, self.scheduler, sampler)

@@ -91,8 +91,8 @@ class Likelihood:
         if not isinstance(mc_num, int) or isinstance(mc_num, bool) or mc_num < 1:
             raise SpecError(f"mc_num is a whole number of at least 1, got {mc_num!r}", hint="mc_num=128")
         self.distributions, self.kind, self.mc_num, self.check_greedy = distributions, kind, mc_num, check_greedy
-        self.facts = distributions.model.facts
-        if distributions.cfg is not None and not self.facts.masked:
+        self.decoding_config = distributions.model.decoding_config
+        if distributions.cfg is not None and not self.decoding_config.masked:
             raise SpecError(
                 f"cfg guides masked models and {distributions.model.name} is an AR model", hint="leave cfg out"
             )
@@ -113,13 +113,13 @@ class Likelihood:
     def _units(self, context: list[int], answer: list[int], seed: int) -> list[Unit]:
         """The answer as one unit, or block by block where later blocks see only finished ones."""
         ids, start, key = context + answer, len(context), key_of(seed, context)
-        block = self.facts.block if self.facts.attention == "block-causal" else None
+        block = self.decoding_config.block if self.decoding_config.attention == "block-causal" else None
         inner = [] if block is None else range(start - start % block + block, len(ids), block)
         edges = [start, *inner, len(ids)] if answer else []
         return [Unit(ids[:a], ids[a:b], start, key) for a, b in pairwise(edges)]
 
     def _score(self, units: Sequence[Unit]) -> list[tuple[float, bool]]:
-        if not self.facts.masked:
+        if not self.decoding_config.masked:
             return self._exact(units)
         if self.kind == "confident":
             return [(done.log_prob, done.greedy) for done in self._filled(units)]
@@ -137,7 +137,7 @@ class Likelihood:
 
     def _weighted(self, units: Sequence[Unit], patterns: Sequence[list[Pattern]]) -> list[float]:
         """The weighted sum over each unit's patterns of the log-probabilities they ask for."""
-        mask = self.facts.mask_id
+        mask = self.decoding_config.mask_id
         assert mask is not None
         queries = []
         for unit, several in zip(units, patterns, strict=True):
@@ -151,7 +151,7 @@ class Likelihood:
 
     def _filled(self, units: Sequence[Unit], *, while_greedy: bool = False) -> list[_Progress]:
         """Each unit filled the surest position first, or only until greedy decoding would have left it."""
-        mask = self.facts.mask_id
+        mask = self.decoding_config.mask_id
         assert mask is not None
         made = [_Progress(unit, list(range(len(unit.target)))) for unit in units]
         live = made

@@ -110,8 +110,8 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        facts = self.model.language_model.facts
-        return facts.eos_ids[0] if facts.eos_ids else facts.pad_id
+        decoding_config = self.model.language_model.decoding_config
+        return decoding_config.eos_ids[0] if decoding_config.eos_ids else decoding_config.pad_id
 
     @property
     def prefix_token_id(self) -> int:
@@ -159,7 +159,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval's results record of the model: its arguments, the samplers as resolved, the versions."""
-        masked = self.model.language_model.facts.masked
+        masked = self.model.language_model.decoding_config.masked
         scored = {"likelihood": self.likelihood.kind, "mc_num": self.likelihood.mc_num} if masked else {}
         made = {"model": self.model.name, **self.defaults, "specs": sorted(self.specs), "seed": self.seed}
         return {"pardec": {**made, **scored, **self.model.environment()}}
@@ -213,7 +213,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         return self._fitting(ids, self._limit - new)
 
     def _generate(self, prompts: list[list[int]], arguments: dict[str, Any], seeds: list[int]) -> list[str]:
-        given = {**arguments, "seed": seeds, "stop_ids": list(self.model.language_model.facts.eos_ids)}
+        given = {**arguments, "seed": seeds, "stop_ids": list(self.model.language_model.decoding_config.eos_ids)}
         result = self.model.generate(input_ids=prompts, **given)
         self.specs.add(result.spec)
         assert result.text is not None, "there is a tokenizer"
@@ -229,7 +229,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of whole texts, in windows of the model's length, each token predicted once."""
-        room = self.max_length - (1 if self.model.language_model.facts.masked else 0)
+        room = self.max_length - (1 if self.model.language_model.decoding_config.masked else 0)
         windows = [
             [
                 make_disjoint_window(window)
@@ -245,7 +245,9 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
 
     def _score(self, pairs: list[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[tuple[float, bool]]:
         """Scores (context ids, answer ids), the longest first, a batch of them at a time."""
-        room = self.max_length + (0 if self.model.language_model.facts.masked else 1)  # the last token is not fed
+        room = self.max_length + (
+            0 if self.model.language_model.decoding_config.masked else 1
+        )  # the last token is not fed
         fitting = []
         for context, answer in pairs:
             if len(answer) >= room:

@@ -80,8 +80,8 @@ class TokenProbabilities:
 
     @torch.inference_mode()
     def _forward(self, queries: Sequence[Query]) -> list[Answer]:
-        model, mask = self.model, self.model.facts.mask_id
-        tokens = _padded([query.ids for query in queries], model.facts.pad_id)  # [B, L]
+        model, mask = self.model, self.model.decoding_config.mask_id
+        tokens = _padded([query.ids for query in queries], model.decoding_config.pad_id)  # [B, L]
         at = _padded([query.at for query in queries], -1)  # [B, K]
         targets = _padded([query.targets for query in queries], 0)  # [B, K]
         lengths = torch.tensor([len(query.ids) for query in queries])
@@ -112,7 +112,7 @@ class TokenProbabilities:
             conditional, unconditional = logits.chunk(2)
             logits = unconditional + self.cfg * (conditional - unconditional)
         log_prob = logits.gather(-1, targets[..., None]).squeeze(-1) - logits.logsumexp(-1)
-        if (mask := self.model.facts.mask_id) is not None:
+        if (mask := self.model.decoding_config.mask_id) is not None:
             logits = logits.index_fill(-1, torch.tensor([mask], device=logits.device), -torch.inf)
         top, best = logits.max(-1)
         return log_prob, best, top - logits.logsumexp(-1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pardec.models.hf.attention import ATTENTION
 from pardec.models.hf.causal_lm import HFAdapter
-from pardec.models.model import Facts, LanguageModel
+from pardec.models.model import DecodingConfig, LanguageModel
 
 from ...api import Model
 
@@ -59,7 +59,7 @@ def _view(model: Any) -> LanguageModel:
     view = LanguageModel(
         decoder=stack,
         # What ends a text and what fills it up is said in each call.
-        facts=Facts(mask_id=None, eos_ids=(), pad_id=0, bos_id=None, shift=1, attention="causal"),
+        decoding_config=DecodingConfig(mask_id=None, eos_ids=(), pad_id=0, bos_id=None, shift=1, attention="causal"),
         config=model.config.to_dict(),
         tokenizer=None,
         name=name,

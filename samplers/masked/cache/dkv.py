@@ -62,7 +62,7 @@ class DelayedCache(Policy):
         return "greedy" if self.refresh == 1 and self.prompt == "refresh" else "relaxed"
 
     def fitted(self, model: LanguageModel) -> DelayedCache:
-        return self if self.full is not None else replace(self, full=_full(model.facts.shift))
+        return self if self.full is not None else replace(self, full=_full(model.decoding_config.shift))
 
     def start(self, canvas: Canvas) -> Since:
         return Since.of(canvas)

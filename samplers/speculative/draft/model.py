@@ -85,7 +85,7 @@ def loaded(name: str, device: torch.device, dtype: torch.dtype) -> LanguageModel
 
 def refuse_other(drafter: LanguageModel, target: LanguageModel) -> None:
     """Raises ModelError unless `drafter` says the law of the same tokens as `target`, one behind the other."""
-    if drafter.facts.attention != "causal":
+    if drafter.decoding_config.attention != "causal":
         raise ModelError(f"{drafter.name} cannot draft: it is no autoregressive model", "draft with a causal one")
     ours, theirs = (model.tokenizer and model.tokenizer.get_vocab() for model in (target, drafter))
     same = ours == theirs if ours and theirs else target.vocab_size == drafter.vocab_size
