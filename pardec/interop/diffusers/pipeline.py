@@ -198,7 +198,7 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
             decoding_config = self.model.language_model.decoding_config
             if mask_token_id not in (None, decoding_config.mask_id):
                 raise SpecError(
-                    f"mask_token_id={mask_token_id}, and {self.model.name} has the mask token {decoding_config.mask_id}",
+                    f"mask_token_id={mask_token_id}, and {self.model.name} has mask token {decoding_config.mask_id}",
                     hint=f"load it with mask_id={mask_token_id}",
                 )
         scheduler = lockstep(self.model, self.scheduler, sampler)
