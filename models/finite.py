@@ -2,9 +2,9 @@
 
     highest(logits) = the sum of each row's highest logit: finite iff no row holds NaN or +inf, or nothing but -inf
 
-A logit of -inf is a token that is ruled out, whoever says so; but infinity in the head's weights makes such logits, too,
-so that these are looked at once per model. What only the error path does may take seconds: every weight is read, then
-the forward is run again layer by layer.
+A logit of -inf is a token that is ruled out, whoever says so; but infinity in the head's weights makes such logits,
+too, so that these are looked at once per model. What only the error path does may take seconds: every weight is read,
+then the forward is run again layer by layer.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ def demand_head(model: LanguageModel) -> None:
         plain = weight.held if isinstance(weight, Panels) else weight
         if weight.ndim < 2 or weight.is_meta or type(plain) not in (Tensor, torch.nn.Parameter):
             continue
-        if not bool(plain.detach().sum().isfinite()):  # or many that are huge
-            if (found := by_weights(model.name, "logits", model.decoder, head)) is not None:
-                raise found
+        if bool(plain.detach().sum().isfinite()):
+            continue
+        if (found := by_weights(model.name, "logits", model.decoder, head)) is not None:  # else many that are huge
+            raise found
     model.head_read = True
 
 

@@ -202,7 +202,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
             return arguments
         if self.model.language_model.facts.masked:
             raise SpecError(
-                f"no_repeat_ngram_size={ngram} reads a text from its beginning, and {self.model.name} fills it anywhere",
+                f"no_repeat_ngram_size={ngram} reads a text from its beginning; {self.model.name} fills it anywhere",
                 hint="leave it out; repetition_penalty works there",
             )
         if ngram < 0:
