@@ -28,9 +28,10 @@ SIZES = {
     "llamagen": ("dim", "n_layer", "n_head", "vocab_size", "ffn_hidden", "block_size", "cls_token_num"),
     "gpt2": ("n_embd", "n_layer", "n_head", "vocab_size", "n_inner"),
     "mar": ("encoder_depth", "decoder_embed_dim", "num_sampling_steps", "img_size"),
-} | {
-    kind: ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size")
-    for kind in ("dream", "sdar", "qwen2", "qwen3")
+    **dict.fromkeys(
+        ("dream", "sdar", "qwen2", "qwen3"),
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"),
+    ),
 }
 INNER = {  # of the parts of Janus
     "text_config": ("hidden_size", "num_hidden_layers", "vocab_size"),
