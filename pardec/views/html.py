@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from pardec.models.plain import plain
 from pardec.views import drawn, replays
 from pardec.views.cells import Cell, cells, heading, last_step
 from pardec.views.colour import ink, shade
@@ -60,7 +61,7 @@ def fragment(result: Result) -> str:
     rows = cells(result)
     last = last_step(rows)
     lines = "\n".join(f"<p>{''.join(_span(cell, last) for cell in row)}</p>" for row in rows)
-    return f'<style>{_STYLE}</style><div class="pardec"><small>{escape(heading(result))}</small>\n{lines}</div>'
+    return plain(f'<style>{_STYLE}</style><div class="pardec"><small>{escape(heading(result))}</small>\n{lines}</div>')
 
 
 def _span(cell: Cell, last: int) -> str:

@@ -47,6 +47,7 @@ class Nodes:
         own: bool = False,
     ) -> None:
         """`own`: the cache is not the target's, so the committed tokens have to be fed to it, too."""
+        finite.demand_head(model)
         self.scene, self.model, self.cache = scene, model, cache
         self.layers, self.skip, self.own = layers, skip, own
         self.held = np.zeros_like(scene.text.length)

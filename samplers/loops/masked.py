@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.finite import demand_head
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.assembly import fitted
 from pardec.samplers.canvas import NEVER, Canvas, Revision, Writing
@@ -98,6 +99,7 @@ class MaskedLoop:
         block_causal = facts.attention == "block-causal"
         if block_causal and not (request.absolute and request.block_length == facts.block):
             raise ModelError(f"{model.name} decodes in blocks of {facts.block} laid from position 0, and no others")
+        demand_head(model)
         sampler = fitted(sampler, model)
         if isinstance(sampler.select, Referring):
             request = replace(request, finished=_finished(model, sampler, request))

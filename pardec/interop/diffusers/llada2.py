@@ -24,7 +24,8 @@ from pardec.interop.diffusers.arguments import shaping
 from pardec.interop.diffusers.chosen import shown
 from pardec.interop.diffusers.own_loop import prepared
 from pardec.interop.diffusers.prompts import padded
-from pardec.models.errors import SpecError
+from pardec.models import finite
+from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels.sight import seen
 from pardec.models.kv_cache import KVCache
 from pardec.models.language_model import LanguageModel
@@ -119,6 +120,7 @@ class Network(nn.Module):
     def __init__(self, model: LanguageModel, block: int, length: int) -> None:
         """For rows of at most `length` tokens, and what is left of their last block."""
         super().__init__()
+        finite.demand_head(model)
         self.model, self.block, self.length = model, block, -(-length // block) * block
         self.device, self.dtype = model.device, model.dtype
         self.whole = True  # whether what it says of a block without open positions is read
@@ -149,6 +151,9 @@ class Network(nn.Module):
             self.cache = model.new_cache(batch, self.length)
         logits = model.forward(plan, self.cache).logits().clone()
         logits[..., model.facts.mask_id] = -torch.inf
+        if not bool(finite.highest(logits).isfinite()):
+            found = finite.failure(model, [(plan, self.cache)])
+            raise found or ModelError(f"{model.name} gives logits that are not finite")
         self.given.append(input_ids.clone())
         self.fed.append(range(start, end))
         self.logits = logits
