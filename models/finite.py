@@ -2,8 +2,9 @@
 
     highest(logits) = the sum of each row's highest logit: finite iff no row holds NaN or +inf, or nothing but -inf
 
-A logit of -inf is a token that is ruled out, whoever says so. What only the error path does may take seconds: every
-weight is read, then the forward is run again layer by layer.
+A logit of -inf is a token that is ruled out, whoever says so; but infinity in the head's weights makes such logits,
+too, so that these are looked at once per model. What only the error path does may take seconds: every weight is read,
+then the forward is run again layer by layer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from .errors import ModelError, PardecError, SpecError
 from .hidden import Hidden
+from .kernels.cpu.panels import Panels
 from .kv_cache import KVCache
 from .plan import Plan
 
@@ -65,6 +67,27 @@ def by_weights(name: str, what: str, *parts: Any) -> ModelError | None:
     """The error of a model called `name` whose `what` are not finite, if weights of its networks `parts` are not."""
     wrong = damaged(named_weights(*parts))
     return None if wrong is None else ModelError(f"{name} gives {what} that are not finite: {wrong}", _AGAIN)
+
+
+def demand_head(model: LanguageModel) -> None:
+    """Raises ModelError where a matrix of the model's head holds NaN or infinity; looks once, with one sum of each.
+
+    Infinity there gives its token a logit of +inf in some places and of -inf in others, and a capped logit is finite
+    again. Matrices in fewer bits are left out, whose scales would make the whole row NaN, and so are those that
+    accelerate keeps elsewhere.
+    """
+    if model.head_read:
+        return
+    head = getattr(model.decoder, "head", None)
+    for weight in getattr(head, "parameters", tuple)():
+        plain = weight.held if isinstance(weight, Panels) else weight
+        if weight.ndim < 2 or weight.is_meta or type(plain) not in (Tensor, torch.nn.Parameter):
+            continue
+        if bool(plain.detach().sum().isfinite()):
+            continue
+        if (found := by_weights(model.name, "logits", model.decoder, head)) is not None:  # else many that are huge
+            raise found
+    model.head_read = True
 
 
 def pixels(name: str, made: Tensor, decoder: Any) -> Tensor:

@@ -65,6 +65,7 @@ class LanguageModel:
     quantized: str | None = None  # what its matrices are kept in, where that is not the dtype
     processes: int = 1  # that hold a share each
     whole: int | None = field(default=None, repr=False)  # numbers of the checkpoint, where this process has a share
+    head_read: bool = field(default=False, init=False, repr=False)  # its weights are finite: see `finite.demand_head`
 
     @property
     def parameters(self) -> int:

@@ -38,6 +38,7 @@ from pardec.samplers.ops.verification import judge
 from pardec.samplers.rng import Keyed as Source
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.uniforms import RoundUniforms
+from tests.grids import thinned
 from tests.models.toys import model
 
 triton = pytest.importorskip("triton")
@@ -315,8 +316,22 @@ def forced(case: str) -> bool:
     return case.startswith(("attention tree float32", "attention trees float32"))
 
 
+def seldom(case: str) -> bool:
+    """What differs from two cases in one thing each that these have: a kind's dim beside another's, a second half."""
+    if case.startswith("attention"):
+        _, kind, *rest = case.split()
+        return (kind in ("causal", "blocks") and rest == ["dim=64"]) or (
+            (kind in ("causal", "mask") and rest == ["float32", "dim=64"])
+            or (kind in ("blocks", "bidirectional") and rest[-1] == "apart=True")
+        )
+    return case.startswith(("head float16", "norms float16", "stack float16"))
+
+
+QUICK = [case for case in CASES if not seldom(case)]
+
+
 @ARCHES
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", thinned(((case,) for case in CASES), lambda case: not seldom(case)))
 def test_what_a_wrapper_launches_compiles_and_fits(case: str, arch: int) -> None:
     found = compiled(case, arch)
     assert found, "nothing was launched"
@@ -326,7 +341,7 @@ def test_what_a_wrapper_launches_compiles_and_fits(case: str, arch: int) -> None
 
 @ARCHES
 def test_every_kernel_is_launched_by_some_case(arch: int) -> None:
-    assert written().keys() == {launch.kernel for case in CASES for launch in compiled(case, arch)}
+    assert written().keys() == {launch.kernel for case in QUICK for launch in compiled(case, arch)}
 
 
 @triton.jit

@@ -96,6 +96,11 @@ class HFAdapter:
         """The input embeddings [V, E]."""
         return cast(Tensor, self._embed.weight)
 
+    @property
+    def head(self) -> nn.Module | None:
+        """What makes logits of states."""
+        return self._head
+
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` rows of `capacity` slots, each layer's part where the layer runs."""
         return KVCache(

@@ -16,7 +16,10 @@ from ..errors import ModelError, PardecError, one_line
 from .weights import Published
 
 _LAYERS = frozenset(
-    ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_depth", "decoder_depth", "diffloss_d")
+    (
+        *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_depth", "decoder_depth", "diffloss_d"),
+        *("depth", "num_res_blocks"),  # of the parts of Janus that see and draw
+    )
 )
 _SIZES = frozenset(
     (
@@ -24,6 +27,7 @@ _SIZES = frozenset(
         *("intermediate_size", "moe_intermediate_size", "mlp_hidden_size", "ffn_hidden", "n_inner", "multiple_of"),
         *("head_dim", "num_attention_heads", "num_key_value_heads", "n_heads", "n_head", "n_kv_heads", "n_kv_head"),
         *("vocab_size", "embedding_size", "class_num", "buffer_size", "token_size"),
+        "img_size",
         *("num_experts", "num_local_experts", "n_routed_experts", "block_size", "block_length", "cls_token_num"),
     )
 )

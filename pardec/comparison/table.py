@@ -6,13 +6,14 @@ import csv
 import html
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.printable import plain
+from pardec.models.printable import in_json, plain
 
 from ..io.data_frames import frame
 from ..io.jsonl import Row
@@ -126,7 +127,7 @@ class Table:
 
     def to_json(self, path: PathLike = None) -> str:
         """One document: config, environment, notes, rows."""
-        return _written(json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n", path)
+        return _written(in_json(json.dumps(self.document(), indent=2, ensure_ascii=False)) + "\n", path)
 
     def to_csv(self, path: PathLike = None) -> str:
         """One line a sampler; what holds for one task or draft position only stands in columns named FIGURE[WHICH]."""
@@ -139,11 +140,11 @@ class Table:
 
     def to_markdown(self, path: PathLike = None) -> str:
         """The columns that settle most questions, aligned; below the notes, and what the columns mean."""
-        cells = self.cells()
+        cells = [[cell.replace("|", "\\|") for cell in line] for line in self.cells()]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]
         lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-        notes = "".join(f"\n- {note}" for note in self.notes)
+        notes = "".join(f"\n- {_single(note).replace('<', chr(92) + '<')}" for note in self.notes)
         legend = "".join(f"\n- {head}: {meaning}" for head, meaning in self.legend().items())
         return _written("\n".join(lines) + "\n" + (f"{notes}\n" if notes else "") + f"\nColumns:\n{legend}\n", path)
 
@@ -158,7 +159,7 @@ class Table:
             for at, cell in enumerate(line)) + "</tr>"
             for line in body
         ]  # fmt: skip
-        lines += ["</table>", *(f"<p>{html.escape(note)}</p>" for note in self.notes)]
+        lines += ["</table>", *(f"<p>{html.escape(plain(note))}</p>" for note in self.notes)]
         told = "".join(f"<dt>{html.escape(head)}</dt><dd>{html.escape(text)}</dd>" for head, text in meant.items())
         lines.append(f"<details><summary>What the columns mean</summary><dl>{told}</dl></details>")
         return _written("\n".join(lines) + "\n", path)
@@ -171,7 +172,7 @@ class Table:
         """The same as rich draws it: where it is too wide names stand below, and columns in several tables."""
         from .drawing import drawn
 
-        head, *body = ([plain(cell) for cell in line] for line in self.cells(mark=""))
+        head, *body = self.cells(mark="")
         yield from drawn(head, body, self.legend(), [plain(note) for note in self.notes], options.max_width)
 
     def _repr_html_(self) -> str:
@@ -192,17 +193,30 @@ class Table:
     def cells(self, mark: str = "`") -> list[list[str]]:
         """The short table as text: a line of heads, then one a sampler. Columns that hold nothing are left out."""
         (names, *columns) = self._shown()
-        marked = [f"{mark}{cell}{mark}" for cell in names[1]]
+        marked = [_marked(cell, mark) for cell in names[1]]
         lines = zip(marked, *(cells for _, cells in columns), strict=True)
         return [[short.head for short, _ in (names, *columns)], *map(list, lines)]
 
     def _shown(self) -> list[tuple[_Short, list[str]]]:
-        shown = [(short, [short.write(row) for row in self.rows]) for short in _SHORT]
+        shown = [(short, [_single(short.write(row)) for row in self.rows]) for short in _SHORT]
         return [(short, cells) for short, cells in shown if any(cells)]
 
     def _flat(self) -> list[dict[str, Any]]:
         deepest = max((len(row["acceptance_by_position"] or ()) for row in self.rows), default=0)
         return [_flat(row, deepest) for row in self.rows]
+
+
+def _single(text: str) -> str:
+    """Text of a file that was loaded, say, as one line that no terminal obeys and that ends no line of a table."""
+    return plain(" ".join(text.split("\n")))
+
+
+def _marked(text: str, mark: str) -> str:
+    """A name between marks that say that it is code; more of them where it holds one, as Markdown has it."""
+    if not mark or mark not in text:
+        return f"{mark}{text}{mark}"
+    most = mark * (1 + max(map(len, re.findall(f"{re.escape(mark)}+", text))))
+    return f"{most} {text} {most}"
 
 
 def _share(row: Mapping[str, Any], name: str) -> str:

@@ -10,6 +10,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from pardec.models.printable import plain
+
 
 def asset(package: str, name: str) -> str:
     """The text of a file that lies in `package`."""
@@ -35,9 +37,9 @@ def document(
     """
     return fill(
         asset("pardec.views", "web/document.html"),
-        title=escape(title),
+        title=plain(escape(title)),
         style="\n".join(styles),
-        body=body,
+        body=plain(body),
         data=embedded({} if data is None else data),
         script="\n".join(scripts),
     )
@@ -60,10 +62,13 @@ def embedded(data: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
+    """The value without numbers that JSON lacks, and with texts that reorder no line of the page."""
+    if isinstance(value, str):
+        return plain(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(held) for key, held in value.items()}
+        return {plain(str(key)): _finite(held) for key, held in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(held) for held in value]
     return value

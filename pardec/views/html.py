@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from pardec.models.printable import plain
+
 from . import image_view
 from . import replay as replays
 from .colour import ink, shade
@@ -61,7 +63,7 @@ def fragment(result: Result) -> str:
     rows = cells(result)
     last = last_step(rows)
     lines = "\n".join(f"<p>{''.join(_span(cell, last) for cell in row)}</p>" for row in rows)
-    return f'<style>{_STYLE}</style><div class="pardec"><small>{escape(heading(result))}</small>\n{lines}</div>'
+    return plain(f'<style>{_STYLE}</style><div class="pardec"><small>{escape(heading(result))}</small>\n{lines}</div>')
 
 
 def _span(cell: Cell, last: int) -> str:

@@ -190,7 +190,7 @@ def fragment(result: Result) -> str:
             "</figure>"
         )
     said = f"<small>{escape(heading(result))}<br>{_legend(top)}</small>"
-    return f'<style>{_STYLE}</style><div class="pardec-drawn">{said}<div>{"".join(figures)}</div></div>'
+    return plain(f'<style>{_STYLE}</style><div class="pardec-drawn">{said}<div>{"".join(figures)}</div></div>')
 
 
 def _counted(result: Result, row: int) -> str:

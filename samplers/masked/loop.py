@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.finite import demand_head
 from pardec.models.model import LanguageModel
 
 from ..batching import put_rows, unjoinable
@@ -101,6 +102,7 @@ class MaskedLoop:
             raise ModelError(
                 f"{model.name} decodes in blocks of {decoding_config.block} laid from position 0, and no others"
             )
+        demand_head(model)
         sampler = fitted(sampler, model)
         if isinstance(sampler.select, Referring):
             request = replace(request, finished=_finished(model, sampler, request))

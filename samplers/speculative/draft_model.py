@@ -48,6 +48,7 @@ class DraftModelState:
         own: bool = False,
     ) -> None:
         """`own`: the cache is not the target's, so the committed tokens have to be fed to it, too."""
+        finite.demand_head(model)
         self.context, self.model, self.cache = context, model, cache
         self.layers, self.skip, self.own = layers, skip, own
         self.held = np.zeros_like(context.text.length)

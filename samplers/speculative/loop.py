@@ -63,6 +63,7 @@ class VerifyLoop:
     def __init__(self, model: LanguageModel, sampler: SpeculativeSampler, request: Request) -> None:
         if model.decoding_config.attention != "causal":
             raise ModelError(f"{model.name} is no autoregressive model")
+        finite.demand_head(model)
         if request.conditions:
             model = dressed(model, request, request.prefix)
         self.model, self.sampler, self.request = model, sampler, request

@@ -10,11 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers import JanusForConditionalGeneration
+
 import pardec
 from pardec.images import pngs
 from pardec.io.prompt_files import read_file
 from tests.fuzz.mutate import DEEP, text_of
 from tests.fuzz.surfaces import IDS, checkpoints
+from tests.models.test_janus import config as janus
+from tests.models.test_janus import processor
+from tests.models.toys import llama_folder
 
 HUGE = 10**9
 SIZES = {
@@ -22,15 +27,34 @@ SIZES = {
     "llada": ("d_model", "n_layers", "n_heads", "vocab_size", "mlp_hidden_size"),
     "llamagen": ("dim", "n_layer", "n_head", "vocab_size", "ffn_hidden", "block_size", "cls_token_num"),
     "gpt2": ("n_embd", "n_layer", "n_head", "vocab_size", "n_inner"),
-    "mar": ("encoder_depth", "decoder_embed_dim", "num_sampling_steps"),
+    "mar": ("encoder_depth", "decoder_embed_dim", "num_sampling_steps", "img_size"),
+    **dict.fromkeys(
+        ("dream", "sdar", "qwen2", "qwen3"),
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"),
+    ),
 }
+INNER = {  # of the parts of Janus
+    "text_config": ("hidden_size", "num_hidden_layers", "vocab_size"),
+    "vision_config": ("hidden_size", "num_hidden_layers", "depth"),
+    "vq_config": ("num_res_blocks", "num_embeddings", "embed_dim", "base_channels"),
+}
+
+
+def relatives(folder: Path) -> dict[str, Path]:
+    """Checkpoints of more families, as far as they come before the tensors are read."""
+    kinds = {"sdar": {"mask_token_id": 4, "block_size": 4}, "qwen2": {}, "qwen3": {}}
+    made = {kind: llama_folder(folder / kind, model_type=kind, **more) for kind, more in kinds.items()}
+    made["janus"] = folder / "janus"
+    JanusForConditionalGeneration(janus()).save_pretrained(made["janus"])
+    processor().save_pretrained(made["janus"])
+    return made
 
 
 class Bombs:
     """The bombs, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.made = folder, checkpoints(folder)
+        self.folder, self.made = folder, checkpoints(folder) | relatives(folder)
         self.masked, self.ar = (pardec.load(self.made[name], device="cpu") for name in ("dream", "llama"))
         self.picture = pardec.load(self.made["llamagen"], device="cpu")
 
@@ -39,6 +63,11 @@ class Bombs:
         for kind, keys in SIZES.items():
             for key in keys:
                 yield f"{kind} {key}", partial(self.config, kind, {key: HUGE})
+                if kind in ("sdar", "qwen3", "dream"):
+                    yield f"{kind} {key} below zero", partial(self.config, kind, {key: -1})
+        for part, keys in INNER.items():
+            for key in keys:
+                yield f"janus {part} {key}", partial(self.inside, part, key)
         nested: dict[str, Any] = {"hidden_size": HUGE, "num_attention_heads": 1, "head_dim": HUGE}
         yield "a head as wide as the model", partial(self.config, "llama", nested)
         yield "a deep config", partial(self.config, "llama", {"rope_scaling": DEEP})
@@ -64,6 +93,11 @@ class Bombs:
         yield "a great picture", partial(pngs.read, self.picture_of(30_000))
         yield "a picture beyond all bounds", partial(pngs.read, self.picture_of(2**31 - 1))
         yield "text of a picture", partial(pngs.read, self.picture_of(8, text=b"\0" * 2**28))
+
+    def inside(self, part: str, key: str) -> object:
+        """Loads Janus with a huge size in one of its parts."""
+        whole = json.loads((self.made["janus"] / "config.json").read_text(encoding="utf-8"))
+        return self.config("janus", {part: whole[part] | {key: HUGE}})
 
     def config(self, kind: str, changes: dict[str, Any]) -> object:
         """Loads a checkpoint with another config."""

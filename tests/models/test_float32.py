@@ -58,6 +58,18 @@ def test_products(rows, columns, count):
 
 
 @pytest.mark.usefixtures("in_c")
+@pytest.mark.parametrize("mean", [0, 2])
+@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("length", [40, 64, 77, 96, 130, 168, 192])
+def test_products_of_short_rows(length, count, mean):
+    """A sum that only grows is rounded most; PyTorch makes those of few rows in many parts."""
+    x, matrix = normal(count, length) + mean, normal(12000 // count, length, seed=1) + mean
+    weight = panels.empty(*matrix.shape)
+    weight.fill(matrix)
+    as_near(weight.times(x), F.linear(x, matrix), x.double() @ matrix.double().t())
+
+
+@pytest.mark.usefixtures("in_c")
 @pytest.mark.parametrize("scale", [1, 3])
 @pytest.mark.parametrize("slots", [100, 512, 2048])
 @pytest.mark.parametrize("queries", [1, 2, 33, 64])

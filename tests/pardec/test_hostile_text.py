@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +16,17 @@ from rich.console import Console
 
 import pardec
 from pardec.cli.common import dump, say, show
+from pardec.comparison.report import page as report
+from pardec.comparison.run import Run
+from pardec.comparison.table import Table
 from pardec.io.saving import ResultError
 from pardec.models.errors import SpecError
 from pardec.views import html, image_view, terminal
 
 SCRIPT = "<script>alert(1)</script>"
 ESCAPE = "\x1b]0;owned\x07\x9b2J\u202e"
+NULL = f"{ESCAPE}\0|\n# x"
+BREAKS = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)><b owned>&{{data}}`|"
 BAD = ("\x1b]", "\x07", "\x9b", "\u202e")
 
 
@@ -62,6 +69,68 @@ def test_a_terminal_gets_no_command(kind: str, request: pytest.FixtureRequest) -
     for shown in (repr(made), in_terminal(made)):
         assert "\\x1b]0;owned\\x07\\x9b2J\\u202e" in shown.replace("\n", "")
         assert not any(sign in shown for sign in BAD)
+
+
+@pytest.mark.parametrize("kind", ["text", "pictures"])
+def test_a_notebook_and_a_page_get_no_control_characters(kind: str, request: pytest.FixtureRequest) -> None:
+    made = hostile(request.getfixturevalue(kind), NULL)
+    for shown in (made._repr_html_(), html.page(made)):
+        assert "owned" in shown
+        assert not any(sign in shown for sign in (*BAD, "\0", "\x1b"))
+
+
+@pytest.fixture(scope="module")
+def compared(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("compared")
+    file = home / "cups.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"Ann has {i}.", "answer": f"{i}"}) + "\n" for i in range(2)))
+    given: dict[str, Any] = {"max_new_tokens": 4, "progress": False, "out": home / "run"}
+    pardec.compare(model, samplers=("threshold", "sequential"), prompts=file, scorer="number", **given)
+    return home / "run"
+
+
+_KEPT = ("key", "id", "format", "exact", "finish", "family", "kind")  # not what a reader would see
+
+
+def swapped(value: Any, said: str, key: str = "") -> Any:
+    """Every text of a value with `said` behind it."""
+    if isinstance(value, dict):
+        return {name: swapped(held, said, name) for name, held in value.items()}
+    if isinstance(value, list):
+        return [swapped(held, said, key) for held in value]
+    return value + said if isinstance(value, str) and key not in _KEPT else value
+
+
+@pytest.mark.parametrize("said", [BREAKS, NULL], ids=["markup", "control"])
+def test_a_comparison_of_hostile_files_shows_them_as_text(compared: Path, tmp_path: Path, said: str) -> None:
+    """Of samplers, tasks, prompts, models, devices and errors, in every form of the table and in its report."""
+    home = tmp_path / "run"
+    shutil.copytree(compared, home)
+    for name in ("config.json", "environment.json"):
+        (home / name).write_text(json.dumps(swapped(json.loads((home / name).read_text()), said)))
+    rows = [swapped(json.loads(row), said) for row in (home / "rows.jsonl").read_text().splitlines()]
+    rows[0] |= {"error": said, "score": None, "lenient": None, "nfe": None}
+    (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for file in (home / "traces").glob("*/result.json"):
+        held = json.loads(file.read_text())
+        file.write_text(json.dumps(held | {name: held[name] + said for name in ("model", "spec")}))
+    run = Run.load(home)
+    table = Table(run)
+    console = Console(force_terminal=True, width=100, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(table)
+    page, plot, markdown = report(run), table._repr_html_(), table.to_markdown()
+    for shown in (page, plot, markdown, capture.get(), repr(table), table.to_json()):
+        assert not any(sign in shown for sign in (*BAD, "\0"))
+        assert "owned" in shown
+    assert (page.count("<script"), page.count("</script")) == (2, 2)
+    for shown in (page, plot):
+        assert "<img" not in shown
+        assert "<b " not in shown
+    head, _, *lines = markdown.partition("\n\n")[0].splitlines()
+    assert len(lines) == 2  # one a sampler, of as many cells
+    assert {len(re.split(r"(?<!\\)\|", line)) for line in (head, *lines)} == {len(table.legend()) + 2}
+    assert json.loads(table.to_json())["rows"] == table.rows
 
 
 def test_a_result_whose_seeds_are_script_is_no_result(text: pardec.Result, tmp_path: Path) -> None:

@@ -252,8 +252,31 @@ def test_what_a_pipeline_is_made_of_is_checked(dream: pardec.Model, tmp_path: Pa
     for elsewhere in ("meta", torch.float16):
         with pytest.raises(SpecError, match="asked for"):
             pipeline.to(elsewhere)
-    with pytest.raises(SpecError, match="not saved"):
-        pipeline.save_pretrained(tmp_path)
+    with pytest.raises(SpecError, match="push_to_hub was given"):
+        pipeline.save_pretrained(tmp_path, push_to_hub=True)
+    there = PardecPipeline.from_pretrained("tiny-dream", device_map="cpu", low_cpu_mem_usage=True)
+    assert there.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["tiny-dream", "folder"])
+@pytest.mark.parametrize("kind", [PardecScheduler, BlockRefinementScheduler])
+def test_what_is_saved_is_loaded_again(name: str, kind: Any, folder: Path, tmp_path: Path) -> None:
+    made = kind("factor:f=0.5", block_length=4) if kind is PardecScheduler else kind(block_length=4, threshold=0.4)
+    before = PardecPipeline.from_pretrained(folder if name == "folder" else name, scheduler=made, device="cpu")
+    before.save_pretrained(tmp_path / "saved")
+    after = PardecPipeline.from_pretrained(tmp_path / "saved", device="cpu", torch_dtype=torch.float32)
+    assert type(after.scheduler) is kind
+    told, again = (
+        {name: value for name, value in each.scheduler.config.items() if name[0] != "_"} for each in (before, after)
+    )
+    assert told == again
+    assert (after.mask_token_id, after.eos_token_id) == (before.mask_token_id, before.eos_token_id)
+    calls = [pipeline(TEXTS, gen_length=8, temperature=0.0) for pipeline in (before, after)]
+    assert torch.equal(calls[0].sequences, calls[1].sequences)
+    assert calls[0].texts == calls[1].texts
+    source = before.model.language_model.path
+    with pytest.raises(SpecError, match="lies in the folder that"):
+        before.save_pretrained(source / "inside")
 
 
 def test_a_saved_pipeline_is_loaded_with_its_scheduler(folder: Path, tmp_path: Path) -> None:

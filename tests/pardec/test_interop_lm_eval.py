@@ -287,6 +287,8 @@ def test_generation_arguments_do_what_they_do_in_lm_evals_own_model(
     for asked in (
         {"repetition_penalty": 1.5},
         {"min_new_tokens": 12},
+        {"no_repeat_ngram_size": 1},
+        {"no_repeat_ngram_size": 2, "repetition_penalty": 0.5},
         {"max_length": length + 5},
         {"until": [plain[9:12], plain[4:6]]},
     ):
@@ -310,6 +312,37 @@ def test_a_length_of_prompt_and_answer_leaves_room_or_says_so(beside: Any) -> No
     ours, _ = beside()
     with pytest.raises(SpecError, match="max_length=3 leaves nothing"):
         ours.generate_until(asks("generate_until", (QUESTIONS[0], {"max_length": 3})))
+
+
+@pytest.mark.parametrize("asked", [{"max_gen_toks": 20}, {"max_tokens": 40}, {"max_gen_toks": 63}], ids=str)
+@pytest.mark.parametrize("longest", [50, 60, 64])
+def test_a_long_context_is_cut_as_by_lm_evals_own_model(beside: Any, asked: dict[str, Any], longest: int) -> None:
+    """`max_gen_toks` says what is left of the context, and `max_length` where the answer ends."""
+    ours, hf = beside()
+    assert len(hf.tok_encode(LONG)) > 64
+    call = asks("generate_until", (LONG, {"until": [], "max_length": longest, **asked}))
+    assert ours.generate_until(call) == hf.generate_until(call)
+
+
+def test_runs_that_are_not_to_come_again_are_of_texts_that_grow_at_their_end(dream: pardec.Model, llama: Any) -> None:
+    call = asks("generate_until", (QUESTIONS[0], {"until": [], "max_gen_toks": 8, "no_repeat_ngram_size": 2}))
+    with pytest.raises(SpecError, match="no_repeat_ngram_size=2 reads a text from its beginning"):
+        PardecLM(dream).generate_until(call)
+    call[0].args[1]["no_repeat_ngram_size"] = -1
+    with pytest.raises(SpecError, match="at least 1, got -1"):
+        PardecLM(llama).generate_until(call)
+    call[0].args[1]["no_repeat_ngram_size"] = 0
+    assert PardecLM(dream).generate_until(call)
+
+
+def test_numbers_that_are_not_finite_are_no_likelihood(checkpoint: Path) -> None:
+    for name, at in (("norm.weight", 5), ("head.weight", (4, 5))):
+        model = pardec.load(checkpoint, device="cpu", dtype="float32")
+        weight = dict(model.network.decoder.named_parameters())[name]  # type: ignore[union-attr]
+        weight.data[at] = float("inf")
+        for ask in ("loglikelihood", "loglikelihood_rolling"):
+            with pytest.raises(ModelError, match=f"its weight {name} holds NaN or infinity"):
+                getattr(PardecLM(model), ask)(asks(ask, ("Tom has ", "3 cups")), disable_tqdm=True)
 
 
 # --- likelihoods ---

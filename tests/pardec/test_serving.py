@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pardec
 from pardec.api import Model
 from pardec.models.errors import SpecError
 from pardec.result import Result
+from tests.grids import thinned
 from tests.pardec.painters import painter
 from tests.pardec.vector_painters import vector_painter
 
@@ -60,6 +62,21 @@ def llama() -> Model:
     return pardec.load("tiny-llama", device="cpu")
 
 
+# Greedy and ending at the end token, beside a draw that goes on to the length asked for.
+ENDED = (
+    "threshold:tau=0.7",
+    "threshold:tau=0.7+eos@dual:refresh=3",
+    "credit+localleap+prophet:region=block@dual",
+    "wino@dual",
+    "edit+threshold:tau=0.6",
+    "sequential",
+    "recycling:tree=4-6-4",
+    "jacobi:window=6",
+    "model:name=tiny-llama-draft,k=3+dyspec",
+    "layerskip:ratio=0.5,k=3,skip=uniform",
+    "lookahead:window=4,ngram=3",
+    "lookup+typical",
+)
 MASKED = (
     "threshold:tau=0.7",
     "threshold:tau=0.7@prefix",
@@ -80,8 +97,12 @@ MASKED = (
 )
 
 
-@pytest.mark.parametrize("sampler", MASKED)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def drawn_or_ended(sampler: str, temperature: float) -> bool:
+    """All are drawn; one of each way to join also ends at its end tokens."""
+    return temperature > 0 or sampler in ENDED
+
+
+@pytest.mark.parametrize(("sampler", "temperature"), thinned(product(MASKED, [0.0, 1.0]), drawn_or_ended))
 def test_masked_rows_join_at_any_step(dream: Model, sampler: str, temperature: float) -> None:
     ends = [] if temperature else None
     waits = same_alone(dream, problems(), sampler=sampler, temperature=temperature, stop_ids=ends)
@@ -118,8 +139,7 @@ VERIFIED = (
 )
 
 
-@pytest.mark.parametrize("sampler", VERIFIED)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("sampler", "temperature"), thinned(product(VERIFIED, [0.0, 1.0]), drawn_or_ended))
 def test_verified_rows_join_between_rounds(llama: Model, sampler: str, temperature: float) -> None:
     ends = [] if temperature else None
     waits = same_alone(llama, problems(), sampler=sampler, temperature=temperature, stop_ids=ends)

@@ -160,6 +160,30 @@ def test_pieces_make_up_the_results_text(model: pardec.Model, spec: str) -> None
         assert any(piece for row in pieces for piece in row[:-1])
 
 
+@pytest.mark.filterwarnings("ignore::pardec.EmptyAnswer")
+@pytest.mark.parametrize("stop", [None, ["1", "om", "never"]])
+@pytest.mark.parametrize(
+    ("name", "sampler"),
+    [
+        *(("tiny-dream", spec) for spec in ("threshold", "leftmost", "wino+eos", "remdm+threshold+eos@dual")),
+        *(("tiny-llama", spec) for spec in ("sequential", "jacobi", "lookup", "earlyexit")),
+    ],
+)
+def test_a_stream_tells_every_row_of_several_sequences(name: str, sampler: str, stop: list[str] | None) -> None:
+    """Numbers, texts and ends are those of `generate`; what is left for `RowFinished` may be nothing."""
+    decoded = pardec.load(name, device="cpu")
+    given: dict[str, Any] = {"sampler": sampler, "temperature": 1.2, "seed": 3, "max_new_tokens": 24}
+    given |= {"num_return_sequences": 3} | ({} if stop is None else {"stop": stop})
+    result = decoded.generate(TEXTS[:2], **given)
+    events = list(decoded.stream(TEXTS[:2], **given))
+    ends = {event.row: event for event in events if isinstance(event, RowFinished)}
+    assert sorted(ends) == list(range(6))
+    assert ["".join(row) for row in pieces_of(iter(events), 6)] == result.text
+    assert [ends[row].reason for row in range(6)] == result.finish
+    assert [ends[row].nfe for row in range(6)] == result.nfe
+    assert len(set(result.text or ())) > 2
+
+
 def test_what_a_template_gives_is_text_too_and_its_end_tokens_end_nothing(model: pardec.Model) -> None:
     given: dict[str, Any] = {"template": [50, None, 3, None, 51, None, None], "stop_ids": [3], "max_new_tokens": 7}
     result = model.generate(TEXTS, **given)

@@ -20,11 +20,13 @@ DRAWS = 20_000  # of each drafter, with `speculative` if it can go with that
 FEW = 4_000  # with each other acceptance
 SHORT, LONG, CUT = WORLDS.values()
 SPECS = sorted(specs(), key=lambda spec: spec.endswith("+speculative"))
+LENGTHS = {card.name for card in registry.cards() if card.stage == "length"}
 DRAFTERS = {spec.rsplit("+", 1)[0]: spec for spec in SPECS}
 
 
 def draws(spec: str) -> int:
-    return DRAWS if spec in DRAFTERS.values() else FEW
+    """A length controller draws nothing itself; the rounds that it acts on come in the longer rows."""
+    return DRAWS if spec in DRAFTERS.values() and not LENGTHS & set(spec.split("+")) else FEW
 
 
 def fits(readings: list[Reading]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.images.llamagen import LlamaGenImaging
+from pardec.models.kernels.cpu import panels
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.masked import loop as masked
@@ -142,6 +143,73 @@ def test_a_logits_stage_is_named(value: float, said: str) -> None:
     asked = request([[*given, *[MASK] * 6] for given in GIVEN], [3, 5])
     with pytest.raises(SpecError, match=f"{said} at position 6 of row . after Spoils, a stage of the sampler"):
         list(masked.decode(toy(), made, asked))
+
+
+# --- infinity in the head alone ---
+
+
+def pierced(model: Any, value: float, name: str = "head.weight") -> Any:
+    """The model with one number of its head replaced: the token has a logit of -inf wherever that state is below 0."""
+    with torch.no_grad():
+        dict(model.decoder.named_parameters())[name][5, 2] = value
+    return model
+
+
+@pytest.mark.parametrize("value", [INF, -INF, NAN])
+def test_a_number_of_the_head_that_is_none_is_named_before_anything_is_decoded(value: float) -> None:
+    said = r"toy gives logits that are not finite: its weight head.weight holds NaN or infinity \(1 of"
+    for given in GIVEN:  # one where the token is ruled out, and nothing looks wrong, and one where it is not
+        with pytest.raises(ModelError, match=said):
+            fill(pierced(toy(), value), "sequential", [given], 6)
+        with pytest.raises(ModelError, match=said):
+            run_ar(pierced(toy_ar(3, 8), value), "sequential", [given], 6)
+
+
+def test_the_head_is_read_once_and_huge_numbers_in_it_are_no_error() -> None:
+    model = toy()
+    finite.demand_head(model)
+    finite.demand_head(pierced(model, INF))  # it was sound when it was read
+    huge = toy()
+    dict(huge.decoder.named_parameters())["head.weight"].data[:, 0] = 3e38
+    finite.demand_head(huge)
+    with pytest.raises(ModelError, match="head.weight"):
+        finite.demand_head(replace(pierced(toy(), INF), name="a copy of toy"))
+
+
+def test_heads_of_every_kind_are_read() -> None:
+    class Held:
+        """A stack with nothing but a head."""
+
+        def __init__(self, weight: Tensor, bias: bool = False) -> None:
+            self.head = torch.nn.Linear(8, 12, bias=bias)
+            self.head.weight = torch.nn.Parameter(weight, requires_grad=False)
+            self.named_parameters = self.head.named_parameters
+
+    def holding(*given: Any, **more: Any) -> LanguageModel:
+        return replace(toy(), decoder=Held(*given, **more))
+
+    whole = torch.ones(12, 8)
+    spoiled = whole.clone()
+    spoiled[11, 3] = INF
+    lying = panels.empty(12, 8)
+    lying.fill(spoiled)
+    for weight in (spoiled, spoiled.half(), spoiled.bfloat16(), lying):
+        with pytest.raises(ModelError, match=r"its weight weight holds NaN or infinity \(1 of 96"):
+            finite.demand_head(holding(weight))
+    finite.demand_head(holding((whole * 6e4).half()))  # their sum is no float16
+    finite.demand_head(holding(torch.empty(12, 8, device="meta")))  # accelerate brings it when it runs
+    ruled = holding(whole, bias=True)
+    ruled.decoder.head.bias.data[3] = -INF  # type: ignore[attr-defined]
+    finite.demand_head(ruled)  # a bias of -inf rules a token out everywhere, and means to
+    finite.demand_head(replace(toy(), decoder=object()))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("near")
+def test_the_head_of_a_drafting_model_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafting = replace(pierced(toy_ar(4, 8), INF), name="drafting toy")
+    monkeypatch.setattr(second, "loaded", lambda *_: drafting)
+    with pytest.raises(ModelError, match="drafting toy gives .*: its weight head.weight "):
+        run_ar(toy_ar(3, 8), "model:name=x", [[1, 2]], 5)
 
 
 # --- the mask id ---

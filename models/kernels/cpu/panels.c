@@ -21,6 +21,8 @@
 #define ROWS 8                  /* of x at once: ROWS * VECTORS sums are as many as registers hold beside the rest */
 #define MOST 4                  /* panels that go together where there are fewer rows */
 #define DEPTH 192               /* numbers k of a panel at once, at most: 36 KiB */
+#define PARTS 4                 /* of a sum at least, where it is that long: one unbroken sum of some 100 is rounded */
+#define SHORT 16                /* two to three times as much as PyTorch's of few rows. No part need be shorter */
 #define CHUNK 96                /* rows of x that go over all panels before the next do, so that they stay in a cache */
 #define LINE 16                 /* numbers that are fetched together */
 
@@ -76,13 +78,20 @@ static const Tile TILE_OF[ROWS][3] = {NAMES(1), NAMES(2), NAMES(3), NAMES(4), NA
 /* Row where block `b` of `blocks` begins, in which `rows` rows go. */
 static int begin(int rows, int blocks, int b) { return (int)((ptrdiff_t)rows * b / blocks); }
 
+/* Parts of a sum of `length` numbers: of a long one by what the cache holds, of a short one by what it is rounded by. */
+static int parts_of(int length)
+{
+    int fit = (length + DEPTH - 1) / DEPTH, few = least(PARTS, (length + SHORT - 1) / SHORT);
+    return fit > few ? fit : few;
+}
+
 static int blocks_of(int rows) { return (rows + ROWS - 1) / ROWS; }
 
 /* `rows` rows of `x`, turned (see `turn`), times the panels at `w`, `columns` wide in all. */
 static void strip(const float *x, const float *w, const float *base, ptrdiff_t base_step, float *out,
                   ptrdiff_t out_step, int rows, int columns, int panels, int length)
 {
-    int parts = (length + DEPTH - 1) / DEPTH, blocks = blocks_of(rows);
+    int parts = parts_of(length), blocks = blocks_of(rows);
     int pace = (WIDTH + blocks - 1) / blocks, lines = (pace + LINE - 1) / LINE; /* a block's share of what is fetched */
     float edge[ROWS * WIDTH];
     for (int part = 0; part < parts; part++) {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import diffusers
 from diffusers import BlockRefinementScheduler, EntropyBoundScheduler
 
-from pardec.models.errors import ModelError
+from pardec.models.errors import ModelError, SpecError
 from pardec.models.loading.sources import read_json
 
 from .scheduler import PardecScheduler
@@ -40,3 +43,26 @@ def parts(name: str | os.PathLike[str]) -> tuple[str | Path, dict[str, Any]]:
 
         beside["tokenizer"] = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
     return folder / "model", beside
+
+
+def save(pipeline: Any, folder: Path) -> None:
+    """Writes what `parts` reads: the files that the pardec model was loaded from, the scheduler and the tokenizer.
+
+    What `pardec.load` was told beside the name is not written, so it has to be told again. Raises SpecError where the
+    model's files are gone, or the folder is theirs.
+    """
+    model, source = pipeline.model, pipeline.model.language_model.path
+    if source is None or not source.is_dir():
+        raise SpecError(f"the files of {model.name} are not there to be saved", hint="load it from a folder")
+    if (folder / "model").resolve().is_relative_to(source.resolve()):
+        raise SpecError(f"{folder} lies in the folder that {model.name} was loaded from", hint="name another folder")
+    shutil.copytree(source, folder / "model", dirs_exist_ok=True)
+    index: dict[str, Any] = {"_class_name": "PardecPipeline", "_diffusers_version": diffusers.__version__}
+    index |= {"model": ["pardec.api", "Model"]}
+    for name, part in (("scheduler", pipeline.scheduler), ("tokenizer", pipeline.tokenizer)):
+        if part is not None:
+            part.save_pretrained(folder / name)
+            index[name] = [type(part).__module__, type(part).__name__]
+    if model.tokenizer is not None and not (folder / "model" / "tokenizer.json").exists():  # an embedded one's
+        model.tokenizer.save_pretrained(folder / "model")
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -19,7 +19,8 @@ from diffusers import LLaDA2Pipeline
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from torch import Tensor, nn
 
-from pardec.models.errors import SpecError
+from pardec.models import finite
+from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels.attention_pattern import seen
 from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
@@ -120,6 +121,7 @@ class Network(nn.Module):
     def __init__(self, model: LanguageModel, block: int, length: int) -> None:
         """For rows of at most `length` tokens, and what is left of their last block."""
         super().__init__()
+        finite.demand_head(model)
         self.model, self.block, self.length = model, block, -(-length // block) * block
         self.device, self.dtype = model.device, model.dtype
         self.whole = True  # whether what it says of a block without open positions is read
@@ -150,6 +152,9 @@ class Network(nn.Module):
             self.cache = model.new_cache(batch, self.length)
         logits = model.forward(plan, self.cache).logits().clone()
         logits[..., model.decoding_config.mask_id] = -torch.inf
+        if not bool(finite.highest(logits).isfinite()):
+            found = finite.failure(model, [(plan, self.cache)])
+            raise found or ModelError(f"{model.name} gives logits that are not finite")
         self.given.append(input_ids.clone())
         self.fed.append(range(start, end))
         self.logits = logits

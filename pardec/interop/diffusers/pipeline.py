@@ -23,7 +23,7 @@ from . import llada2, own_loop
 from .arguments import called_alike, defaults
 from .callbacks import TENSORS
 from .chosen import lockstep
-from .folders import parts
+from .folders import parts, save
 
 
 class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
@@ -83,6 +83,9 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         for theirs, ours in (("torch_dtype", "dtype"), ("local_files_only", "offline")):
             if theirs in kwargs:
                 kwargs[ours] = kwargs.pop(theirs)
+        kwargs.pop("low_cpu_mem_usage", None)  # as always here
+        if isinstance(place := kwargs.get("device_map"), str) and place != "auto" and "device" not in kwargs:
+            kwargs["device"] = kwargs.pop("device_map")  # one device, as diffusers writes it
         known = inspect.signature(load).parameters
         for argument in kwargs:
             if argument not in known:
@@ -91,16 +94,18 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         return cls(load(name, **kwargs), **{**beside, **own})
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """As diffusers does it; refused with a pardec model, whose folder is what it was loaded from."""
+        """As diffusers does it; with a pardec model the files that it was loaded from, for `from_pretrained`."""
         if not isinstance(self.model, Model):
             super().save_pretrained(save_directory, *args, **kwargs)
             if self.tokenizer is not None:  # which diffusers leaves out
                 self.tokenizer.save_pretrained(Path(save_directory) / "tokenizer")
             return
-        raise SpecError(
-            f"a PardecPipeline is not saved; its model lies in {self.model.path}",
-            hint="save the scheduler, pipe.scheduler.save_pretrained(folder)",
-        )
+        if args or kwargs:
+            raise SpecError(
+                f"the files of a pardec model are saved as they are; {', '.join(kwargs) or 'more'} was given",
+                hint="pipe.save_pretrained(folder)",
+            )
+        save(self, Path(save_directory))
 
     @property
     def device(self) -> torch.device:

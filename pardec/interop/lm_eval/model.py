@@ -178,11 +178,12 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
             seen[tuple(prompt)] += 1
         groups: dict[str, list[int]] = {}
         for i, arguments in enumerate(asked):
-            groups.setdefault(json.dumps(arguments, sort_keys=True), []).append(i)
+            key = json.dumps([arguments, read[i].no_repeat_ngram_size], sort_keys=True)
+            groups.setdefault(key, []).append(i)
         texts: dict[int, str] = {}
         with tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar:
             for group in groups.values():
-                arguments = asked[group[0]]
+                arguments = self._processed(asked[group[0]], read[group[0]].no_repeat_ngram_size)
                 group.sort(key=lambda i: -len(prompts[i]))
 
                 def decode(rows: Sequence[int], arguments: dict[str, Any] = arguments) -> dict[int, str]:
@@ -196,15 +197,30 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
                     bar.update(count)
         return [texts[i] for i in range(len(requests))]
 
+    def _processed(self, arguments: dict[str, Any], ngram: int) -> dict[str, Any]:
+        """The arguments with what keeps runs of `ngram` tokens from standing twice; 0 is off."""
+        if not ngram:
+            return arguments
+        if self.model.language_model.decoding_config.masked:
+            raise SpecError(
+                f"no_repeat_ngram_size={ngram} reads a text from its beginning; {self.model.name} fills it anywhere",
+                hint="leave it out; repetition_penalty works there",
+            )
+        if ngram < 0:
+            raise SpecError(f"no_repeat_ngram_size must be at least 1, got {ngram}", hint="0 is off")
+        from transformers import NoRepeatNGramLogitsProcessor
+
+        return {**arguments, "logits_processor": [NoRepeatNGramLogitsProcessor(ngram)]}
+
     def _prompt(self, context: str, made: Generation) -> list[int]:
         """Ids of a context, with room after them for what is to be generated."""
         # lm-eval's `hf` looks for the tokenizer's own token here, and for the prefix where it scores.
         ids = self._encoded(context, self.tokenizer.bos_token) or [self.prefix_token_id]
         if self._limit is None:
             return ids
-        if made.max_length is not None:
-            return self._fitting(ids, self._limit - 1)
         new = Settings.of(made.arguments).max_new_tokens
+        if made.max_length is not None and new >= self._limit:  # it decides alone; lm-eval's `hf` gives up here
+            return self._fitting(ids, self._limit - 1)
         if new >= self._limit:
             raise SpecError(
                 f"{new} new tokens leave no room for a prompt in the {self._limit} of {self.model.name}",

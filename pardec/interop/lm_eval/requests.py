@@ -67,6 +67,7 @@ class Generation:
 
     arguments: dict[str, Any]  # of `Model.generate`
     max_length: int | None = None  # of prompt and answer together; wins over max_new_tokens, as in transformers
+    no_repeat_ngram_size: int = 0  # runs of so many tokens stand once in prompt and answer; 0 is off; AR models only
 
     def after(self, prompt: int) -> dict[str, Any]:
         """The arguments behind a prompt of so many tokens. Raises SpecError where `max_length` leaves no room."""
@@ -90,7 +91,7 @@ def generation(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generat
     """
     rest = dict(asked)
     until = rest.pop("until", None) or ()
-    longest = rest.pop("max_length", None)
+    longest, ngram = rest.pop("max_length", None), rest.pop("no_repeat_ngram_size", None)
     for name in _SHORTEST:
         if (value := rest.pop(name, None)) is not None:
             rest.setdefault("min_new_tokens", value)
@@ -119,7 +120,7 @@ def generation(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> Generat
         if value is not None and _IDLE.get(name, object()) != value and name not in _warned:
             _warned.add(name)
             _log.warning("pardec has no generation argument %s; %s=%r is left out", name, name, value)
-    return Generation(made, None if longest is None else int(longest))
+    return Generation(made, None if longest is None else int(longest), int(ngram or 0))
 
 
 def _of_length(arguments: dict[str, Any], new: int) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pardec.models import finite
+from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
@@ -70,7 +72,11 @@ class TokenProbabilities:
         self.model, self.batches, self.cfg = model, batches, cfg
 
     def ask(self, queries: Sequence[Query]) -> list[Answer]:
-        """One answer a query, in their order; rows of about one length go through a forward together."""
+        """One answer a query, in their order; rows of about one length go through a forward together.
+
+        Raises ModelError, naming where they come from, for logits that are not finite.
+        """
+        finite.demand_head(self.model)
         order = sorted(range(len(queries)), key=lambda i: -len(queries[i].ids))
         made: list[Answer] = []
         for _, answers in self.batches.run([queries[i] for i in order], self._forward):
@@ -101,6 +107,9 @@ class TokenProbabilities:
             for rows, wanted in zip(torch.split(want, step, 1), torch.split(targets, step, 1), strict=True)
         ]
         log_prob, best, score = (torch.cat(part, 1).cpu() for part in zip(*parts, strict=True))
+        if not all(bool(score[i, : len(query.at)].isfinite().all()) for i, query in enumerate(queries)):
+            found = finite.failure(model, [(plan, None)], cfg=self.cfg)
+            raise found or ModelError(f"{model.name} gives logits that are not finite")
         return [
             Answer(log_prob[i, :count].double(), best[i, :count], score[i, :count].double())
             for i, count in enumerate(len(query.at) for query in queries)
