@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 if __name__ != "pardec":
     raise ImportError(f"this package imports as 'pardec', not as {__name__!r}")
 
-__version__ = "0.1.0"
-
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "samplers")):
     __path__.append(
         os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     )  # a checkout: the floors stand at its root
 
 from .lazy import submodule
+from .version import __version__
 
 if TYPE_CHECKING:
     from pardec.models.errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError

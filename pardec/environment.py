@@ -11,14 +11,14 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from .version import __version__
+
 PACKAGES = ("torch", "transformers", "diffusers", "accelerate", "tokenizers", "safetensors", "triton", "torchao")
 
 
 @cache
 def versions() -> dict[str, str]:
     """Versions of pardec, Python and the packages that decide numbers; no import of any of them."""
-    from . import __version__
-
     found = {"pardec": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:
         try:

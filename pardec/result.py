@@ -1,160 +1,25 @@
-"""What `generate` returns: tokens, text, how many forwards it took, and the whole decode order; saved and loaded."""
+"""What `generate` returns: a `ResultData` that prints, shows and saves itself."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from torch import Tensor
+from typing import Any
 
 from pardec.models.printable import plain
-from pardec.samplers.trace import Trace
 
-from .views.token_text import Pieces
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-CELL = "■ "  # what a vector is shown as where there is no picture
+from .io import data_frames, saving
+from .result_data import ResultData
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds from the first forward to the last commit; loading, tokenizing and decoding to text are outside."""
-
-    total_s: float
-    tokens: int  # the sum of Result.generated
-    parts: Mapping[str, float] = field(default_factory=dict)  # seconds of the model's parts, where the loop tells them
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.total_s if self.total_s > 0 else 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """One finished request of B rows. Tensors are on the CPU.
-
-    Attributes:
-        sequences: [B, L] int64, prompt and generation, right-padded; for a masked model the whole canvas. Where tokens
-            are vectors, which have no ids, [B, 0].
-        tokens: ids per row behind the prompt, cut after the first end token that was generated, or the token that
-            completes a stop string; of vectors none.
-        latents: the vectors of pictures, [B, h, w, d] float32; None where tokens are ids.
-        text: the same as text, special tokens left out and cut before a stop string; None without a tokenizer.
-        generated: per row, how many generated tokens stand before the first end token; the token that completes a
-            stop string counts.
-        nfe: forwards each row took part in; a guided call counts once.
-        forward_rows: rows of model forwards; a guided call counts twice.
-        tokens_fed: positions queried over all forwards.
-        spec: the resolved sampler with every parameter.
-        draft_forwards: per row, forwards of a drafting model, where there is one.
-        deviation: per row, what a relaxed acceptance adds up to in total variation; each says how it counts. 0 where
-            the output is exact, None where a relaxed sampler does not say.
-        padding: positions fed beside `tokens_fed`, in forwards of rows of unequal length (verify loop).
-        exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is drawn from the same
-            law, else "relaxed".
-        trace: which forward committed each position, and what each forward queried. Where tokens are vectors its
-            forwards are calls of the backbone, and 0 stands for the id that a vector does not have.
-        finish: per row "stop" (first end token or stop string) or "length" (nothing left to fill).
-        prompts: per row how many tokens were given before the generated region.
-        seeds: per row; a row with its seed gives the same tokens alone and in any batch.
-        settings: the arguments as resolved.
-        pieces: sequences as text, one piece a token; None without a tokenizer. Vectors are shown as a grid of `CELL`.
-        images: the pictures; None for text, and without a decoder.
-        shown: per picture the caption or class that was asked for, None where features were given; None for text.
-        grid: rows and columns of cells of a picture; None for text.
-        stride: tokens from a row of a picture to the next: its columns, and an end-of-row token where a family has it.
-    """
-
-    sequences: Tensor
-    tokens: list[list[int]]
-    text: list[str] | None
-    generated: list[int]
-    nfe: list[int]
-    forward_rows: list[int]
-    tokens_fed: list[int]
-    spec: str
-    exact: str
-    trace: Trace
-    timing: Timing
-    finish: list[str]
-    prompts: list[int]
-    stop_ids: tuple[int, ...]
-    seeds: list[int]
-    model: str
-    settings: Mapping[str, Any]
-    environment: Mapping[str, str]
-    images: list[Image] | None = None
-    shown: list[str | int | None] | None = None
-    grid: tuple[int, int] | None = None
-    stride: int | None = None
-    tokenizer: Any = field(default=None, repr=False)
-    saved_pieces: list[list[str]] | None = field(default=None, repr=False)
-    latents: Tensor | None = None
-    draft_forwards: list[int] = field(default_factory=list)
-    deviation: list[float | None] = field(default_factory=list)
-    padding: int = 0
-
-    @property
-    def tokens_per_forward(self) -> float:
-        """Generated tokens over forwards, both summed over the rows."""
-        return sum(self.generated) / max(sum(self.nfe), 1)
-
-    @property
-    def acceptance_length(self) -> float | None:
-        """Tokens gained per round of the verify loop, the next token included, and what an end token cuts off not; the
-        prompt's round is left out, and so are tokens without an alternative. None for masked models and vectors."""
-        if not self.trace.accepted or self.latents is not None:
-            return None
-        gained = [count for row in self.trace.gained for count in row[1:] if count]
-        return sum(gained) / len(gained) if gained else None
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Share of the drafted tokens that were accepted, over all rows; None where nothing was drafted."""
-        drafted = sum(map(sum, self.trace.drafted))
-        return sum(map(sum, self.trace.accepted)) / drafted if drafted else None
-
-    def span(self, row: int) -> slice:
-        """Where in the trace the tokens of a row stand: behind the prompt, up to and with the first end token."""
-        start = self.prompts[row]
-        return slice(start, start + (len(self.tokens[row]) if self.latents is None else self.generated[row]))
-
-    @cached_property
-    def pieces(self) -> list[list[str]] | None:
-        if self.latents is not None and self.grid is not None:
-            rows, columns = self.grid
-            return [([CELL] * (columns - 1) + [f"{CELL}\n"]) * rows for _ in self.tokens]
-        if self.saved_pieces is not None or self.tokenizer is None:
-            return self.saved_pieces
-        read = Pieces(self.tokenizer)
-        return [read(row[:end]) for row, end in zip(self.sequences.tolist(), self.trace.lengths.tolist(), strict=True)]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Each row as plain values."""
-        return [
-            plain_row(
-                text=self.text[row] if self.text is not None else None,
-                tokens=tokens,
-                finish=self.finish[row],
-                nfe=self.nfe[row],
-                generated=self.generated[row],
-                seed=self.seeds[row],
-            )
-            for row, tokens in enumerate(self.tokens)
-        ]
+@dataclass(frozen=True, eq=False, repr=False)
+class Result(ResultData):
+    __doc__ = ResultData.__doc__
 
     def to_pandas(self) -> Any:
         """`rows()` as a pandas DataFrame. Raises PardecError without pandas."""
-        from .io.data_frames import frame
-
-        return frame(self.rows())
+        return data_frames.frame(self.rows())
 
     def __repr__(self) -> str:
         shown: object = self.text[0] if self.text else self.tokens[0]
@@ -177,9 +42,7 @@ class Result:
         Raises:
             ResultError: something that is no saved result stands there, or it cannot be written.
         """
-        from .io.saving import save
-
-        return save(self, Path(path))
+        return saving.save(self, Path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
@@ -188,39 +51,4 @@ class Result:
         Raises:
             ResultError: nothing is there, or it is no saved result, or a part of it is missing or misshapen.
         """
-        from .io.saving import load
-
-        return load(Path(path))
-
-
-def one_row(result: Result, row: int) -> Result:
-    """Row `row` of a result as a result of its own; its share of the time is an equal one."""
-    count, length = len(result.tokens), int(result.trace.lengths[row])
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, np.ndarray | Tensor):
-            return value[row : row + 1, :length] if value.ndim > 1 else value[row : row + 1]
-        return type(value)([value[row]]) if isinstance(value, list | tuple) and len(value) == count else value
-
-    trace = replace(result.trace, **{f.name: cut(getattr(result.trace, f.name)) for f in fields(result.trace)})
-    whole = ("trace", "timing", "stop_ids", "grid", "latents")
-    parts = {f.name: cut(getattr(result, f.name)) for f in fields(result) if f.name not in whole}
-    shares = {name: seconds / count for name, seconds in result.timing.parts.items()}
-    timing = Timing(result.timing.total_s / count, result.generated[row], shares)
-    latents = None if result.latents is None else result.latents[row : row + 1]
-    return replace(result, trace=trace, timing=timing, latents=latents, **parts)
-
-
-def plain_row(
-    *, text: str | None, tokens: list[int], finish: str, nfe: int, generated: int, seed: int
-) -> dict[str, Any]:
-    """One row as JSON holds it, the fields of `pardec generate --json` and of rows files."""
-    return {
-        "text": text,
-        "tokens": tokens,
-        "finish": finish,
-        "nfe": nfe,
-        "generated": generated,
-        "tokens_per_forward": generated / max(nfe, 1),
-        "seed": seed,
-    }
+        return saving.load(Path(path), cls)

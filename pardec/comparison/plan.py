@@ -16,8 +16,8 @@ from pardec.models.loading.quantize import check
 from pardec.models.loading.sources import locate, read_json
 from pardec.samplers.cards import Family
 
-from .. import __version__
 from ..tasks import Task
+from ..version import __version__
 from . import entries, sources, units
 from .entries import Entry, SamplerLike
 from .run import FORMAT

@@ -7,7 +7,7 @@ from typing import Any
 
 from pardec.models.errors import SpecError
 
-from . import Job, Sink, failed, finished
+from .base import Job, Sink, failed, finished
 
 
 class Local:

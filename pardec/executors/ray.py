@@ -19,7 +19,7 @@ from typing import Any
 
 from pardec.models.errors import PardecError, SpecError, install
 
-from . import BatchError, Job, Sink, described, failed, finished
+from .base import BatchError, Job, Sink, described, failed, finished
 
 TRIES = 3  # of a batch whose actor dies
 CPU_WORKERS = 2  # where there is no GPU

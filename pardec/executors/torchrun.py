@@ -16,7 +16,7 @@ from typing import Any
 
 from pardec.models.errors import SpecError
 
-from . import Job, Sink, failed, finished
+from .base import Job, Sink, failed, finished
 
 # One process may decode for hours after another has nothing left to do; torchrun itself sees to those that die.
 PATIENCE = timedelta(days=30)

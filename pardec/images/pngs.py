@@ -101,7 +101,7 @@ def sheet(
 
 
 def made_by(result: Any) -> list[Made]:
-    """What is each picture's own: caption or class, seed, forwards, tokens. `result` is a Result of pictures."""
+    """What is each picture's own: caption or class, seed, forwards, tokens. `result` is a ResultData of pictures."""
     return [
         {
             **named(result.shown[row] if result.shown else None),
@@ -148,7 +148,7 @@ def about(
 
 
 def of_result(result: Any, row: int) -> Made:
-    """What the file of one picture of a Result says."""
+    """What the file of one picture of a ResultData says."""
     return about(
         model=result.model,
         spec=result.spec,

@@ -27,7 +27,7 @@ from pardec.models.loading.json_text import parse
 from pardec.samplers.trace import Fed, Trace
 
 from ..images import pngs
-from ..result import Result, Timing
+from ..result_data import R, ResultData, Timing
 from .result_schema import check
 
 FORMAT = "pardec.result/2"
@@ -43,7 +43,7 @@ class ResultError(PardecError, ValueError):
     """A result cannot be saved there, or what lies there is no saved result."""
 
 
-def save(result: Result, target: Path) -> Path:
+def save(result: ResultData, target: Path) -> Path:
     """Writes `result` to a folder, or to one file if `target` ends in .json."""
     tensors = {
         **({} if result.latents is None else {"latents": result.latents}),
@@ -66,8 +66,8 @@ def save(result: Result, target: Path) -> Path:
     return target
 
 
-def load(source: Path) -> Result:
-    """Reads what `save` wrote."""
+def load(source: Path, kind: type[R]) -> R:
+    """Reads what `save` wrote, as a `kind` of result."""
     try:
         folder = source.is_dir()
         file = source / "result.json" if folder else source
@@ -75,7 +75,7 @@ def load(source: Path) -> Result:
         if not isinstance(held, dict) or held.get("format") != FORMAT:
             raise ResultError(f"{file} is no saved result of this version", hint=_SAVED)
         tensors = load_file(source / "tensors.safetensors") if folder else held["tensors"]
-        return _read(held, tensors, _pictures(held, source if folder else None))
+        return _read(kind, held, tensors, _pictures(held, source if folder else None))
     except ResultError:
         raise
     except OSError as error:
@@ -93,7 +93,7 @@ def load(source: Path) -> Result:
         raise ResultError(f"{source} is damaged or no saved result: {what}", hint=_SAVED) from error
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def _plain(result: ResultData) -> dict[str, Any]:
     """All but the tensors, as JSON can hold it."""
     return {
         "format": FORMAT,
@@ -117,7 +117,7 @@ def _plain(result: Result) -> dict[str, Any]:
     }
 
 
-def _files(result: Result) -> list[bytes]:
+def _files(result: ResultData) -> list[bytes]:
     """The pictures as PNG files."""
     return [pngs.png(picture, pngs.of_result(result, row)) for row, picture in enumerate(result.images or [])]
 
@@ -147,7 +147,7 @@ def _image(folder: Path, row: int) -> Path:
     return folder / "images" / f"{row}.png"
 
 
-def _read(held: dict[str, Any], found: dict[str, Any], images: list[Image.Image] | None) -> Result:
+def _read(kind: type[R], held: dict[str, Any], found: dict[str, Any], images: list[Image.Image] | None) -> R:
     tensors: dict[str, Tensor] = {name: torch.as_tensor(found[name], dtype=dtype) for name, dtype in _TENSORS.items()}
     sequences, shape = tensors["sequences"], tensors["commit_step"].shape
     grid = None if held.get("grid") is None else (int(held["grid"][0]), int(held["grid"][1]))
@@ -180,7 +180,7 @@ def _read(held: dict[str, Any], found: dict[str, Any], images: list[Image.Image]
     )
     timing = held["timing"]
     parts = {str(name): float(seconds) for name, seconds in timing.get("parts", {}).items()}
-    return Result(
+    return kind(
         sequences=sequences,
         latents=latents,
         trace=trace,

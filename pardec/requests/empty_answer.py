@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.loading.catalog import EMBEDDED
 
 if TYPE_CHECKING:
-    from ..api import Model
+    from ..engine import Engine
     from ..result import Result
 
 
@@ -16,7 +16,7 @@ class EmptyAnswer(UserWarning):
     """Answers without a token, which another prompt may fill."""
 
 
-def why(model: Model, *, plain: bool, way_out: str) -> str | None:
+def why(model: Engine, *, plain: bool, way_out: str) -> str | None:
     """What the model would answer, in words; None where nothing is known of it.
 
     Args:
@@ -31,7 +31,7 @@ def why(model: Model, *, plain: bool, way_out: str) -> str | None:
     return None
 
 
-def tasks_of(model: Model) -> list[str]:
+def tasks_of(model: Engine) -> list[str]:
     """The tasks that the card of an embedded model tells figures of; none of any other model."""
     if model.path is None or model.path.parent != EMBEDDED:
         return []
@@ -41,7 +41,7 @@ def tasks_of(model: Model) -> list[str]:
     return list(dict.fromkeys(task for one in figures.values() for task in one.get("problems", {})))
 
 
-def warn(model: Model, result: Result, prompt: Any, *, stacklevel: int) -> None:
+def warn(model: Engine, result: Result, prompt: Any, *, stacklevel: int) -> None:
     """Warns of the rows of `result` that are empty, if anything can be done about it."""
     count = sum(not generated for generated in result.generated)
     if not count or result.text is None:

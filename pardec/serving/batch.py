@@ -25,13 +25,14 @@ from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 
 from ..requests.continuous import VectorCall
-from ..result import Result, one_row
+from ..result import Result
+from ..result_data import one_row
 from .queue import Waiting, together
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ..api import Model
+    from ..engine import Engine
 
 Loop = MaskedLoop | VerifyLoop
 
@@ -97,7 +98,7 @@ class Serving(Iterator[Served]):
 
     def __init__(
         self,
-        model: Model,
+        model: Engine,
         queue: Iterator[Waiting],
         batch_size: int,
         guard: Callable[[], AbstractContextManager[None]],

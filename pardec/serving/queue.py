@@ -19,7 +19,7 @@ from ..requests.settings import Settings
 from ..requests.text import BLOCK, Call
 
 if TYPE_CHECKING:
-    from ..api import Model
+    from ..engine import Engine
 
 OWN = (
     *("prompt", "messages", "input_ids", "label", "prompt_embeds"),
@@ -54,7 +54,7 @@ class Waiting:
 class Prompts(Iterator[Waiting]):
     """Each prompt, checked when its turn comes."""
 
-    def __init__(self, model: Model, prompts: Iterable[Any], arguments: Mapping[str, Any]) -> None:
+    def __init__(self, model: Engine, prompts: Iterable[Any], arguments: Mapping[str, Any]) -> None:
         if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             raise SpecError(
                 f"prompts are an iterable of prompts, got {type(prompts).__name__}",

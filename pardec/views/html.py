@@ -14,7 +14,7 @@ from .document import asset, document, fill, spec, web
 from .token_grid import Cell, cells, heading, last_step
 
 if TYPE_CHECKING:
-    from ..result import Result
+    from ..result_data import ResultData
 
 _STYLE = """
 .pardec { font: 15px/2 ui-monospace, monospace; }
@@ -25,7 +25,7 @@ _STYLE = """
 """
 
 
-def page(result: Result) -> str:
+def page(result: ResultData) -> str:
     """One file without network: a slider and a play button over the forwards of each row."""
     if result.images:
         return _page(result, "drawn", {"scale": replays.scale(), **image_view.data(result)})
@@ -36,7 +36,7 @@ def page(result: Result) -> str:
     return _page(result, "replay", {"scale": replays.scale(), "prompts": prompts})
 
 
-def _page(result: Result, name: str, data: dict[str, Any]) -> str:
+def _page(result: ResultData, name: str, data: dict[str, Any]) -> str:
     """The page with `web/<name>.html` in its middle, with its style and its scripts."""
     settings = {**result.settings, "seeds": result.seeds[:8], **result.environment}
     facts = "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd>" for name, value in settings.items())
@@ -56,7 +56,7 @@ def _page(result: Result, name: str, data: dict[str, Any]) -> str:
     )
 
 
-def fragment(result: Result) -> str:
+def fragment(result: ResultData) -> str:
     """The coloured text alone, or the pictures, for a notebook."""
     if result.images:
         return image_view.fragment(result)

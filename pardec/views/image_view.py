@@ -21,12 +21,12 @@ from pardec.models.printable import plain
 from ..images import pngs
 from .blocks import fitting, half_blocks
 from .colour import shade
-from .picture import FRAMES, MARGIN, cut, encode
+from .frames import FRAMES, MARGIN, cut, encode
 from .token_grid import heading
 from .unfinished import blanked
 
 if TYPE_CHECKING:
-    from ..result import Result
+    from ..result_data import ResultData
 
 LEAST = 192  # pixels that a picture is made high at least, by whole factors
 LINE, SIZE = 24, 15
@@ -39,7 +39,7 @@ _STYLE = """
 """
 
 
-def steps(result: Result, row: int) -> np.ndarray:
+def steps(result: ResultData, row: int) -> np.ndarray:
     """[h, w]: which forward committed each cell; -2 where none did, as an interrupted row may have it."""
     assert result.grid is not None, "a result of pictures has a grid"
     start = result.prompts[row]
@@ -48,14 +48,14 @@ def steps(result: Result, row: int) -> np.ndarray:
     return result.trace.forward[row, start : start + rows * stride].reshape(rows, stride)[:, :columns]
 
 
-def gained(result: Result, row: int) -> np.ndarray:
+def gained(result: ResultData, row: int) -> np.ndarray:
     """[h, w]: how many tokens the forward committed that committed each cell; 0 where none did."""
     when = steps(result, row)
     counts = np.bincount(when[when >= 0], minlength=1)
     return np.where(when >= 0, counts[when.clip(min=0)], 0)
 
 
-def most(result: Result) -> int:
+def most(result: ResultData) -> int:
     """The most tokens that a forward gained in any row."""
     return max(int(gained(result, row).max()) for row in range(len(result.prompts)))
 
@@ -68,7 +68,7 @@ def heat(counts: np.ndarray, top: int, size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(colours[counts]).resize(size, Image.Resampling.NEAREST)
 
 
-def title(result: Result, row: int) -> str:
+def title(result: ResultData, row: int) -> str:
     """What the picture was to show."""
     shown = result.shown[row] if result.shown else None
     if isinstance(shown, str):
@@ -76,7 +76,7 @@ def title(result: Result, row: int) -> str:
     return f"picture {row}" if shown is None else "no class" if shown < 0 else f"class {shown}"
 
 
-def accepted(result: Result, row: int) -> str:
+def accepted(result: ResultData, row: int) -> str:
     """How many of the drafted vectors of a row were accepted, in words; empty where none was drafted, and for ids."""
     drafted = sum(result.trace.drafted[row]) if result.latents is not None and result.trace.drafted else 0
     return f"{sum(result.trace.accepted[row])} of {drafted} drafts accepted" if drafted else ""
@@ -85,7 +85,7 @@ def accepted(result: Result, row: int) -> str:
 # --- PNG and GIF ---
 
 
-def png(result: Result) -> bytes:
+def png(result: ResultData) -> bytes:
     """Every picture beside its map."""
     top = most(result)
     tiles = []
@@ -96,7 +96,7 @@ def png(result: Result) -> bytes:
     return encode([_page(tiles, heading(result), _legend(top))], "PNG")
 
 
-def gif(result: Result) -> bytes:
+def gif(result: ResultData) -> bytes:
     """One frame a forward: cells that are not known yet are blank. The finished pictures stay longer."""
     pictures = _grown(result)
     when = [steps(result, row) for row in range(len(pictures))]
@@ -112,7 +112,7 @@ def gif(result: Result) -> bytes:
     return encode(frames, "GIF")
 
 
-def _grown(result: Result) -> list[Image.Image]:
+def _grown(result: ResultData) -> list[Image.Image]:
     """The pictures, small ones made larger."""
     factor = max(-(-LEAST // one.height) for one in result.images or [])
     return [
@@ -148,7 +148,7 @@ def _legend(top: int) -> str:
 # --- HTML ---
 
 
-def data(result: Result) -> dict[str, Any]:
+def data(result: ResultData) -> dict[str, Any]:
     """What the page's script draws."""
     pictures = []
     for row, picture in enumerate(result.images or []):
@@ -169,14 +169,14 @@ def data(result: Result) -> dict[str, Any]:
     return {"pictures": pictures, "most": most(result)}
 
 
-def _tested(result: Result, row: int) -> dict[str, Any]:
+def _tested(result: ResultData, row: int) -> dict[str, Any]:
     """Of vectors that were drafted, per forward how many it tested, and how many of them it accepted."""
     if not accepted(result, row):
         return {}
     return {"drafted": result.trace.drafted[row], "accepted": result.trace.accepted[row]}
 
 
-def fragment(result: Result) -> str:
+def fragment(result: ResultData) -> str:
     """The pictures and their maps alone, for a notebook."""
     top = most(result)
     figures = []
@@ -193,7 +193,7 @@ def fragment(result: Result) -> str:
     return plain(f'<style>{_STYLE}</style><div class="pardec-drawn">{said}<div>{"".join(figures)}</div></div>')
 
 
-def _counted(result: Result, row: int) -> str:
+def _counted(result: ResultData, row: int) -> str:
     parts = (f"seed {result.seeds[row]}", f"{result.nfe[row]} forwards", accepted(result, row))
     return escape(", ".join(filter(None, parts)))
 
@@ -217,7 +217,7 @@ class _Sized:
             yield half_blocks(fitting(self.sheet, options.max_width, 48))
 
 
-def finished(result: Result) -> Group:
+def finished(result: ResultData) -> Group:
     """The finished pictures, and what each shows."""
     line = partial(Text, style="dim")
     each = range(len(result.prompts))

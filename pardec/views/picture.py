@@ -6,20 +6,19 @@ Pillow's own font has Latin letters; other scripts show as boxes, their colours 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import BytesIO
 from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
+from . import frames, image_view
 from .colour import ink, shade
+from .frames import MARGIN, cut, encode
 from .token_grid import Cell, cells, heading, last_step
 
 if TYPE_CHECKING:
-    from ..result import Result
+    from ..result_data import ResultData
 
-WIDTH, MARGIN, LINE, SIZE = 900, 16, 30, 17  # pixels
-FRAME_MS, HOLD_MS = 250, 2500
-FRAMES = 240  # an animation of more forwards skips some
+WIDTH, LINE, SIZE = 900, 30, 17  # pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,41 +29,28 @@ class _Box:
     cell: Cell
 
 
-def png(result: Result) -> bytes:
+def png(result: ResultData) -> bytes:
     """The finished canvas, each token on the colour of the forward that committed it."""
     if result.images:
-        from . import image_view
-
         return image_view.png(result)
     drawing = _Drawing(result)
     return encode([drawing.frame(drawing.last)], "PNG")
 
 
-def gif(result: Result) -> bytes:
+def gif(result: ResultData) -> bytes:
     """One frame a forward, from the empty canvas to the finished one, which stays longer."""
     if result.images:
-        from . import image_view
-
         return image_view.gif(result)
     drawing = _Drawing(result)
-    stride = -(-(drawing.last + 2) // FRAMES)
+    stride = -(-(drawing.last + 2) // frames.FRAMES)
     steps = [*range(-1, drawing.last, stride), drawing.last]
     return encode([drawing.frame(step) for step in steps], "GIF")
-
-
-def encode(frames: list[Image.Image], kind: str) -> bytes:
-    """The frames as one file, a PNG of the first or a GIF of all."""
-    held = BytesIO()
-    durations = [FRAME_MS] * (len(frames) - 1) + [HOLD_MS]
-    extra = {"save_all": True, "append_images": frames[1:], "duration": durations, "loop": 0} if kind == "GIF" else {}
-    frames[0].save(held, kind, **extra)
-    return held.getvalue()
 
 
 class _Drawing:
     """Where every token stands, and how the canvas looks after each forward."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: ResultData) -> None:
         self.font = ImageFont.load_default(SIZE)
         self.title = heading(result)
         rows = cells(result)
@@ -107,10 +93,3 @@ class _Drawing:
 
 def _flat(text: str) -> str:
     return text.replace("\n", " ")
-
-
-def cut(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
-    """The text, cut so that it fits `width` pixels."""
-    while text and font.getlength(text) > width:
-        text = text[:-4].rstrip(". ") + "..." if len(text) > 4 else ""
-    return text

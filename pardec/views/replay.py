@@ -8,7 +8,7 @@ from .colour import ramp
 from .token_text import Pieces
 
 if TYPE_CHECKING:
-    from ..result import Result
+    from ..result_data import ResultData
 
 
 def scale() -> dict[str, list[str]]:
@@ -16,7 +16,7 @@ def scale() -> dict[str, list[str]]:
     return {"grounds": [ground for ground, _ in ramp()], "inks": [ink for _, ink in ramp()]}
 
 
-def run(result: Result, row: int, name: str) -> dict[str, Any]:
+def run(result: ResultData, row: int, name: str) -> dict[str, Any]:
     """One row of a result.
 
     Returns:
@@ -40,12 +40,12 @@ def run(result: Result, row: int, name: str) -> dict[str, Any]:
     }
 
 
-def prompt(result: Result, row: int) -> str:
+def prompt(result: ResultData, row: int) -> str:
     """What stood before the generated region, as text."""
     return "".join(pieces(result, row)[: result.prompts[row]])
 
 
-def pieces(result: Result, row: int) -> list[str]:
+def pieces(result: ResultData, row: int) -> list[str]:
     """The tokens of a row as text, ids without a tokenizer."""
     if result.pieces is not None:
         return result.pieces[row]

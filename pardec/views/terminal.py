@@ -19,7 +19,7 @@ from .token_grid import cells, heading, last_step
 from .token_text import Pieces
 
 if TYPE_CHECKING:
-    from ..result import Result
+    from ..result_data import ResultData
 
 OPEN, SPECIAL = "·", "∎"
 REVISED = "red"  # taken back, or overwritten, by the latest step
@@ -119,7 +119,7 @@ class Watch:
         return line
 
 
-def finished(result: Result) -> Group:
+def finished(result: ResultData) -> Group:
     """A finished run, each token in the colour of the forward that committed it; pictures as pictures."""
     if result.images:
         return image_view.finished(result)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .token_text import Pieces
 
 if TYPE_CHECKING:
-    from ..result import Result
+    from ..result_data import ResultData
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Cell:
     score: float
 
 
-def cells(result: Result) -> list[list[Cell]]:
+def cells(result: ResultData) -> list[list[Cell]]:
     """Per row, the given tokens and the generated ones up to the first end token."""
     trace = result.trace
     texts = result.pieces or [Pieces(None)(row) for row in trace.tokens.tolist()]
@@ -37,7 +37,7 @@ def last_step(rows: list[list[Cell]]) -> int:
     return max((cell.step for row in rows for cell in row), default=0)
 
 
-def heading(result: Result) -> str:
+def heading(result: ResultData) -> str:
     """The run in one line."""
     forwards = ", ".join(map(str, result.nfe[:8])) + (", ..." if len(result.nfe) > 8 else "")
     return f"{result.model} | {result.spec} | forwards {forwards} | {result.tokens_per_forward:.2f} tokens a forward"

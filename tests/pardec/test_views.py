@@ -111,7 +111,7 @@ def test_pictures_have_a_frame_for_every_forward(result: pardec.Result) -> None:
 
 
 def test_a_long_run_skips_frames(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pardec.views.picture.FRAMES", 4)
+    monkeypatch.setattr("pardec.views.frames.FRAMES", 4)
     long = model.generate("Tom", max_new_tokens=16, sampler="sequential", stop_ids=[])
     assert Image.open(io.BytesIO(gif(long))).n_frames <= 5  # type: ignore[attr-defined]
 

@@ -1,0 +1,240 @@
+"""A loaded network and the three steps of a request: prepare, run, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+import torch
+
+from pardec.models import kernels as models_kernels
+from pardec.models.continuous.contracts import ContinuousModel
+from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.kernels.cpu.library import prepare
+from pardec.models.parallel.threads import stepping, suited
+from pardec.models.printable import plain
+from pardec.samplers import ops as samplers_kernels
+from pardec.samplers.continuous import loop as continuous
+from pardec.samplers.events import Event, Finished, RowFinished
+from pardec.samplers.masked import loop as masked
+from pardec.samplers.speculative import loop as speculative
+from pardec.samplers.speculative.contracts import SpeculativeSampler
+
+from .environment import versions
+from .requests import continuous as vector_requests
+from .requests import text as requests
+from .requests.continuous import VectorCall
+from .requests.images import drawn
+from .requests.settings import VECTORS, Arguments, Settings
+from .requests.text import Call
+from .result import Result
+from .result_data import Timing, plain_row
+from .serving.streaming import Texts
+
+if TYPE_CHECKING:
+    from pardec.models.images.contracts import Pictures
+    from pardec.models.model import LanguageModel
+    from pardec.samplers.cards import Family
+
+
+class OutOfMemory(PardecError, MemoryError):
+    """The device has no room for the request."""
+
+
+class Engine:
+    """A loaded network. Holds no state of any request, so calls may be interleaved."""
+
+    def __init__(self, network: LanguageModel | ContinuousModel) -> None:
+        self.network = network
+        if network.device.type == "cpu" and network.dtype == torch.float32:
+            for package in (models_kernels, samplers_kernels):
+                prepare(Path(package.__path__[0]))
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The network of a model whose tokens are ids. Raises ModelError for one whose tokens are vectors."""
+        if isinstance(self.network, ContinuousModel):
+            raise ModelError(f"{self.name} draws vectors and is no language model", "model.network is what was loaded")
+        return self.network
+
+    @property
+    def family(self) -> Family:
+        """Whose samplers it takes: "masked", "ar", or "continuous" where tokens are vectors."""
+        if isinstance(self.network, ContinuousModel):
+            return "continuous"
+        return "masked" if self.network.decoding_config.masked else "ar"
+
+    @property
+    def name(self) -> str:
+        return self.network.name
+
+    @property
+    def quantized(self) -> str | None:
+        """What its matrices are kept in ("int8", "int4", "fp8"); None where that is the dtype."""
+        return None if isinstance(self.network, ContinuousModel) else self.network.quantized
+
+    @property
+    def imaging(self) -> Pictures | None:
+        """The picture side of a model of pictures, None of one of text."""
+        return self.network.imaging
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer, or None."""
+        return None if isinstance(self.network, ContinuousModel) else self.network.tokenizer
+
+    @property
+    def _reader(self) -> Any:
+        """The tokenizer, where ids are text: those of a model of pictures are codes."""
+        return self.tokenizer if self.imaging is None else None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The checkpoint's config.json as published."""
+        return self.network.config
+
+    @property
+    def path(self) -> Path | None:
+        """The folder the weights came from."""
+        return self.network.path
+
+    def __repr__(self) -> str:
+        return plain(f"<Model {self.network.describe()}>")
+
+    def prepare(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Call | VectorCall:
+        """Reads the prompt and checks every argument, without a forward."""
+        if isinstance(self.network, ContinuousModel):
+            return vector_requests.prepare(self.network, prompt, Settings.of(arguments, VECTORS))
+        call = requests.prepare(self.network, prompt, Settings.of(arguments))
+        if self.network.processes > 1 and any(part.name == "goodput" for part in call.sampler.spec.parts):
+            raise SpecError(
+                "goodput decides by the clock, and the processes that share a model have to decide alike",
+                hint="leave it out, or let the drafts have a fixed length",
+            )
+        return call
+
+    def run(self, call: Call | VectorCall, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
+        """Decodes; the one place that calls the loop. With `text`, and for a callback, events tell their text.
+
+        Without `steps` there is no event a step, which spares making it.
+        """
+        texts = Texts(self._reader if text or call.callback is not None else None, call)
+        size = f"{len(call.seeds)} rows of up to {max(call.lengths)} tokens"
+        with memory_errors(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
+            decoded = self._decode(call, steps=steps)
+            with closing(cast("Generator[Event]", decoded)) as events:  # freed at once, however this ends
+                for told in stepping(events, self.set_threads):
+                    event = texts(told)
+                    if call.callback is not None:
+                        call.callback(event)
+                    yield event
+
+    @property
+    def set_threads(self) -> int | None:
+        return suited(self.network.device, self.network.parameters)
+
+    @property
+    def threads(self) -> int:
+        """How many threads of a CPU decode."""
+        return self.set_threads or torch.get_num_threads()
+
+    def text(self, tokens: list[int]) -> str | None:
+        """Ids as text, special tokens left out; None without a tokenizer, and of a model of pictures."""
+        return None if self._reader is None else str(self._reader.decode(tokens, skip_special_tokens=True))
+
+    def _text(self, call: Call | VectorCall, row: int, tokens: list[int]) -> str | None:
+        """The text of a row that has ended, cut before its stop string."""
+        text, stops = self.text(tokens), call.stops(row)
+        return text if text is None or stops is None else stops.cut(text)
+
+    def row(self, call: Call | VectorCall, end: RowFinished) -> dict[str, Any]:
+        """A row that has just finished, as plain values."""
+        tokens, generated = call.generated(end.row, end.tokens.tolist())
+        return plain_row(
+            text=self._text(call, end.row, tokens),
+            tokens=tokens,
+            finish=end.reason,
+            nfe=end.nfe,
+            generated=generated,
+            seed=call.seeds[end.row],
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Versions, device, dtype and a CPU's threads, as results record them; what matrices are kept in, if other."""
+        device, dtype = self.network.device, str(self.network.dtype)
+        found = {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
+        if device.type == "cpu":
+            found["threads"] = str(self.threads)
+        if self.quantized is not None:
+            found["quantize"] = self.quantized
+        if not isinstance(self.network, ContinuousModel) and self.network.processes > 1:
+            found["processes"] = str(self.network.processes)
+        return found
+
+    def result(self, call: Call | VectorCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
+        """What a run came to; `seconds` is its length. Without `draw`, codes or vectors are not decoded to pictures."""
+        imaging = self.imaging
+        made = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
+        tokens, generated = [tokens for tokens, _ in made], [count for _, count in made]
+        sequences, latents = torch.as_tensor(end.tokens), None
+        if end.latents is not None:
+            assert imaging is not None, "vectors are those of pictures"
+            latents = torch.from_numpy(end.latents).reshape(len(made), *imaging.layout.grid, -1)
+            sequences = sequences[:, :0]  # vectors have no ids
+        images = None
+        if imaging is not None and draw:
+            codes = latents if latents is not None else [imaging.layout.codes(torch.tensor(row)) for row in tokens]
+            images = drawn(imaging, codes)
+        return Result(
+            sequences=sequences,
+            latents=latents,
+            tokens=tokens,
+            text=None if self._reader is None else [str(self._text(call, *row)) for row in enumerate(tokens)],
+            generated=generated,
+            nfe=list(end.nfe),
+            forward_rows=list(end.forward_rows),
+            tokens_fed=list(end.tokens_fed),
+            draft_forwards=list(end.draft_forwards or [0] * len(made)),
+            deviation=list(end.deviation or [None if call.sampler.exact == "relaxed" else 0.0] * len(made)),
+            padding=end.padding,
+            spec=str(call.sampler.spec),
+            exact=call.sampler.exact,
+            trace=end.trace,
+            timing=Timing(seconds, sum(generated), dict(end.seconds)),
+            finish=list(end.reasons),
+            prompts=list(call.prompts),
+            stop_ids=call.stop_ids,
+            seeds=list(call.seeds),
+            model=self.name,
+            settings=call.settings,
+            environment=self.environment(),
+            tokenizer=self._reader,
+            images=images,
+            shown=call.shown,
+            grid=None if imaging is None else imaging.layout.grid,
+            stride=None if imaging is None else imaging.layout.stride,
+        )
+
+    def _decode(self, call: Call | VectorCall, *, steps: bool) -> Iterator[Event]:
+        """The loop of the sampler's family."""
+        if isinstance(call, VectorCall):
+            assert isinstance(self.network, ContinuousModel), "prepared for such a model"
+            return continuous.decode(self.network, call.sampler, call.request, steps=steps)
+        if isinstance(call.sampler, SpeculativeSampler):
+            return speculative.decode(self.language_model, call.sampler, call.request, steps=steps)
+        return masked.decode(self.language_model, call.sampler, call.request, steps=steps)
+
+
+@contextmanager
+def memory_errors(what: str, hint: str) -> Iterator[None]:
+    """Says in one line that memory ran out, and what would help."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemory(f"out of memory: {what}", hint=hint) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and "out of memory" not in str(error).lower():
+            raise
+        raise OutOfMemory(f"out of memory: {what}", hint=hint) from error
