@@ -23,17 +23,17 @@ _HOME = {
     "CapacityError": "errors",
     "Decoder": "decoder",
     "DecoderConfig": "decoder_config",
-    "DecodingConfig": "language_model",
+    "DecodingConfig": "model",
     "Hidden": "hidden",
     "KVCache": "kv_cache",
-    "LanguageModel": "language_model",
+    "LanguageModel": "model",
     "ModelError": "errors",
     "PardecError": "errors",
     "Plan": "plan",
     "SpecError": "errors",
     "UnknownNameError": "errors",
     "Visible": "plan",
-    "embedded_names": "catalog",
+    "embedded_names": "loading.catalog",
 }
 
 __all__ = [

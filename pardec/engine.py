@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 
-from pardec.models import kernels as models_kernels
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.kernels import cpu
 from pardec.models.kernels.cpu.library import prepare
 from pardec.models.parallel.threads import stepping, suited
 from pardec.models.printable import plain
@@ -49,7 +49,7 @@ class Engine:
     def __init__(self, network: LanguageModel | ContinuousModel) -> None:
         self.network = network
         if network.device.type == "cpu" and network.dtype == torch.float32:
-            for package in (models_kernels, samplers_kernels):
+            for package in (cpu, samplers_kernels):
                 prepare(Path(package.__path__[0]))
 
     @property

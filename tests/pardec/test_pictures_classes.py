@@ -28,9 +28,9 @@ def test_every_size_colour_and_shape_is_one_class() -> None:
 
 def test_a_picture_of_a_class_scores_right_for_it_and_for_no_other() -> None:
     rng = random.Random(0)
-    scenes = [classes.context(label, rng) for label in range(36)]
-    assert [str(context.things[0]) for context in scenes] == list(classes.NAMES)
-    assert all(len(context.things) == 1 for context in scenes)
+    scenes = [classes.scene(label, rng) for label in range(36)]
+    assert [str(scene.things[0]) for scene in scenes] == list(classes.NAMES)
+    assert all(len(scene.things) == 1 for scene in scenes)
     pictures = draw(scenes, list(range(36)))
     assert all(score.right for score in classes.score(pictures, range(36)))
     others = [(label + 1) % 36 for label in range(36)]
@@ -39,12 +39,12 @@ def test_a_picture_of_a_class_scores_right_for_it_and_for_no_other() -> None:
 
 def test_places_and_backgrounds_of_a_class_are_free() -> None:
     rng = random.Random(1)
-    scenes = [classes.context(5, rng) for _ in range(400)]
-    assert len({context.place for context in scenes}) == 9
-    assert len({context.background for context in scenes}) == 3
-    assert {context.split for context in scenes} == {"train", "heldout"}
+    scenes = [classes.scene(5, rng) for _ in range(400)]
+    assert len({scene.place for scene in scenes}) == 9
+    assert len({scene.background for scene in scenes}) == 3
+    assert {scene.split for scene in scenes} == {"train", "heldout"}
     again = random.Random(1)
-    assert scenes == [classes.context(5, again) for _ in range(400)]
+    assert scenes == [classes.scene(5, again) for _ in range(400)]
 
 
 def test_what_is_wrong_is_told() -> None:
@@ -63,7 +63,7 @@ def test_what_is_wrong_is_told() -> None:
 @pytest.mark.parametrize("label", [-1, 36])
 def test_no_class_is_refused(label: int) -> None:
     with pytest.raises(SpecError, match=f"there is no class {label}") as caught:
-        classes.context(label, random.Random(0))
+        classes.scene(label, random.Random(0))
     assert "0 to 35" in str(caught.value.hint)
 
 

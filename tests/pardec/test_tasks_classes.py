@@ -10,7 +10,7 @@ from PIL.Image import fromarray
 
 import pardec
 from pardec.comparison.metrics import distance
-from pardec.images.classes import NAMES, context
+from pardec.images.classes import NAMES, scene
 from pardec.images.drawing import draw
 from pardec.models.errors import SpecError
 from pardec.tasks import Problem
@@ -20,7 +20,7 @@ task = pardec.task("classes")
 
 def pictures(problems: list[Problem], first: int) -> np.ndarray:
     """True pictures of the classes of problems."""
-    scenes = [context(problem.label or 0, random.Random(first + at)) for at, problem in enumerate(problems)]
+    scenes = [scene(problem.label or 0, random.Random(first + at)) for at, problem in enumerate(problems)]
     return draw(scenes, range(first, first + len(problems)))
 
 

@@ -100,9 +100,9 @@ def test_a_chain_is_a_tree_with_one_path() -> None:
     for distribution in (None, q):
         found = []
         for parents in (None, [-1, 0, 1, 2, 3]):
-            uniforms = Given(uniforms)
-            made = Speculative().accept(tree(tokens, parents, distribution), distributions(p), uniforms, None)
-            found.append((made.count, made.tested, made.ratio, uniforms.left))
+            given_uniforms = Given(uniforms)
+            made = Speculative().accept(tree(tokens, parents, distribution), distributions(p), given_uniforms, None)
+            found.append((made.count, made.tested, made.ratio, given_uniforms.left))
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other)  # type: ignore[arg-type]
 
