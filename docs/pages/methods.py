@@ -1,0 +1,181 @@
+"""One page a method, from its card and the text of its file, and the index of all of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pages import figures
+from pages.benchmarks import Row, Table
+from pages.figures import Point
+from pages.text import escaped, paper, prose, table
+
+import pardec
+
+FAMILIES = {
+    "masked": "masked diffusion models",
+    "ar": "autoregressive models",
+    "continuous": "models whose tokens are vectors",
+}
+STAGES = {
+    "cache": "which positions a forward computes",
+    "inputs": "what is added to the input embeddings of open positions",
+    "logits": "how the logits change",
+    "propose": "a candidate token and a score for each position",
+    "select": "which candidates are committed",
+    "widen": "which further candidates are committed",
+    "revise": "what is taken back or overwritten",
+    "finish": "when a row is done, or all the rest is committed at once",
+    "draft": "where drafted tokens come from",
+    "shape": "how a draft model's proposals form a tree",
+    "length": "how many tokens are drafted each round",
+    "accept": "which drafted tokens stand, and which token follows",
+    "vectors": "how the vectors of an image are drawn",
+}
+EXACT = {
+    "greedy": "greedy: the tokens are those of `sequential` at temperature 0",
+    "distribution": "distribution: tokens are drawn from the same distribution as `sequential` draws from",
+    "relaxed": "relaxed: the output may differ from that of `sequential`",
+}
+CHECKS = {
+    "golden": "recorded outputs of the authors' own code come out again",
+    "reference": "a plain version, written from the paper and apart from the package, gives the same",
+    "joint": "what is drawn follows the enumerated joint distribution of a small model",
+    "hand": "cases worked out by hand, identities and limits",
+}
+# A spec in which a method of each stage works: {} stands for the method.
+_EXAMPLE = {
+    "cache": "threshold:tau=0.9@{}",
+    "inputs": "{}+threshold:tau=0.9",
+    "logits": "{}+threshold:tau=0.9",
+    "propose": "{}+fixed:steps=16",
+    "widen": "threshold:tau=0.9+{}",
+    "revise": "threshold:tau=0.9+{}",
+    "finish": "threshold:tau=0.9+{}",
+    "shape": "model:name=tiny-llama-draft,k=5+{}",
+    "length": "model:name=tiny-llama-draft,k=5+{}",
+    "accept": "model:name=tiny-llama-draft,k=5+{}",
+}
+_NEEDS = {"model": "model:name=tiny-llama-draft", "cspd": "cspd:draft=tiny-mar-draft", "dkv_greedy": "dkv_greedy"}
+_MODEL = {"masked": "tiny-dream", "ar": "tiny-llama", "continuous": "tiny-mar"}
+
+
+def pages(measured: Sequence[Table]) -> dict[str, str]:
+    """The page of every method that ships with the package, and their index."""
+    cards = pardec.list_samplers()
+    count = Counter(card.name for card in cards)
+    files = {(c.name, c.family): c.name if count[c.name] == 1 else f"{c.name}-{c.family}" for c in cards}
+    found = {
+        f"reference/methods/{files[card.name, card.family]}.md": _page(
+            card, [table for table in measured if table.family == card.family]
+        )
+        for card in cards
+    }
+    found["reference/methods/index.md"] = _index(cards, files)
+    return found
+
+
+def example(card: Any) -> str:
+    """A spec in which the method works on the embedded model of its family."""
+    return _EXAMPLE.get(card.stage, "{}").format(_NEEDS.get(card.name, card.name))
+
+
+def _page(card: Any, tables: Sequence[Table]) -> str:
+    kinds = dict.fromkeys(word.partition("/")[0] for word in card.checked)
+    facts = [
+        ("Stage", f"[{card.stage}](../../concepts/stages.md#{card.stage}): {STAGES[card.stage]}"),
+        ("For", FAMILIES[card.family]),
+        ("Output", f"{EXACT[card.exact]} ([what these words promise](../../concepts/exactness.md))"),
+        *([("Paper", paper(card.paper))] if card.paper else []),
+        ("Checked", "; ".join(f"{kind} ({CHECKS[kind]})" for kind in kinds) or "by the tests that every method passes"),
+        ("Example spec", f"`{example(card)}`"),
+    ]
+    rule, differs, keeps = _parts(card.explanation)
+    lines = [f"# `{card.name}`", escaped(card.summary), table(("", ""), facts), "## Rule", prose(rule)]
+    if differs:
+        lines += ["## Where it differs from the published method", prose(differs)]
+    if keeps:
+        lines += ["## Exactness", prose(keeps)]
+    lines += ["## Parameters", _parameters(card.parameters), "## Measured", _measured(card, tables)]
+    return "\n\n".join(lines) + "\n"
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    """A docstring without its summary: the rule, where it deviates, and what it keeps."""
+    parts: list[list[str]] = [[], [], []]
+    now = 0
+    for line in text.split("\n")[1:]:
+        if line.startswith(("Deviates", "Exact:")):
+            now = 1 if line.startswith("Deviates") else 2
+        elif not line.strip() and now == 2:
+            now = 0
+        parts[now].append(line)
+    rule, differs, keeps = ("\n".join(part).strip("\n") for part in parts)
+    return rule, differs, keeps
+
+
+def _parameters(parameters: Sequence[Any]) -> str:
+    if not parameters:
+        return "None."
+    rows = [(f"`{p['name']}`", f"`{p['type']}`", f"`{p['default']}`" if p["default"] else "", escaped(p["doc"])) for p in parameters]
+    return table(("name", "type", "default", "what it is"), rows)
+
+
+def _measured(card: Any, tables: Sequence[Table]) -> str:
+    quoted = []
+    for one in tables:
+        rows = [row for row in one.rows if card.name in row.names]
+        if rows:
+            quoted.append(_quote(card, one, rows))
+    if quoted:
+        return "\n\n".join(quoted)
+    task = {"masked": "arithmetic", "ar": "arithmetic", "continuous": "classes"}[card.family]
+    return (
+        "No committed benchmark names this method. To measure it: "
+        f"`pardec compare {_MODEL[card.family]} --task {task} -s sequential -s {example(card)} --out runs/{card.name}`."
+    )
+
+
+def _quote(card: Any, one: Table, rows: Sequence[Row]) -> str:
+    baseline = [row for row in one.rows[:1] if row not in rows]
+    shown = [(f"`{row.spec}`", *(row.cells[column] for column in one.columns)) for row in (*baseline, *rows)]
+    where = f" ({one.heading})" if one.heading else ""
+    lines = [f"### {one.title}{where}"]
+    quality = next((name for name in ("accuracy", "exact") if rows[0].number(name) is not None), None)
+    if quality and "forwards" in one.columns:
+        points = [
+            Point(x, y, row.spec, card.name in row.names)
+            for row in one.rows
+            if (x := row.number("forwards")) is not None and (y := row.number(quality)) is not None
+        ]
+        lines.append(figures.scatter(points, "forwards for a text" if card.family == "masked" else "forwards for an image", "right, %"))
+        lines.append(f"Each point is a sampler of that table; those with `{card.name}` are in colour.")
+    elif "acceptance length" in one.columns:
+        lines.append(figures.bars([(r.spec, n) for r in rows if (n := r.number("acceptance length")) is not None], "tokens a forward of the target (acceptance length)"))
+    lines.append(table(("spec", *one.columns), shown))
+    lines.append(f"[The whole table](../../benchmarks/pages/{one.page}.md) is made by `{one.command}`.")
+    return "\n\n".join(lines)
+
+
+def _index(cards: Sequence[Any], files: dict[tuple[str, str], str]) -> str:
+    lines = [
+        "# Methods",
+        "Every method that the package has, by stage. A spec string joins them "
+        "([how specs are written](../../concepts/specs.md)); `pardec show NAME` prints the same text as a method's page.",
+    ]
+    for family, words in FAMILIES.items():
+        lines.append(f"## For {words}")
+        for stage in dict.fromkeys(card.stage for card in cards if card.family == family):
+            chosen = [card for card in cards if card.stage == stage]
+            lines += [f"### {stage}: {STAGES[stage]}", table(("method", "exact", "checked", "paper", "what it does"), [_row(card, files) for card in chosen])]
+    names = "\n".join(files[card.name, card.family] for card in sorted(cards, key=lambda card: (card.name, card.family)))
+    lines.append(f"```{{toctree}}\n:hidden:\n\n{names}\n```")
+    return "\n\n".join(lines) + "\n"
+
+
+def _row(card: Any, files: dict[tuple[str, str], str]) -> tuple[str, ...]:
+    kinds = ", ".join(dict.fromkeys(word.partition("/")[0] for word in card.checked))
+    link = f"[`{card.name}`]({files[card.name, card.family]}.md)"
+    return link, card.exact, kinds, paper(card.paper), escaped(re.sub(r"\s+", " ", card.summary))
