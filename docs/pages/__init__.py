@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pages import benchmarks, cli, methods, tables
+from pages import benchmarks, choosing, cli, methods, tables
 
 
 def write(docs: Path) -> None:
@@ -16,10 +16,11 @@ def write(docs: Path) -> None:
         **benchmarks.pages(docs.parent / "benchmarks"),
         **cli.pages(),
         **tables.pages(),
+        **choosing.snippets(measured),
     }
     for folder in {(docs / name).parent for name in made}:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.md"):
+        for old in folder.iterdir():
             if str(old.relative_to(docs)) not in made:
                 old.unlink()
     for name, text in made.items():
