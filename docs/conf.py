@@ -1,4 +1,4 @@
-"""Sphinx's settings. Pages about methods, commands, families and benchmarks are written by `pages` before each build."""
+"""Sphinx's settings; `pages` writes the pages on methods, commands, families and benchmarks before each build."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]  # pardec as it stands in this checkout, and the generators
 
-import pages
+import pages  # noqa: E402
 
-import pardec
+import pardec  # noqa: E402
 
 project = "pardec"
 copyright = "the pardec authors; Apache-2.0"

@@ -20,12 +20,16 @@ ACCENT = "var(--color-brand-primary,#0a4bff)"
 MONO = "font-family:var(--font-stack--monospace,monospace)"
 
 
-def text(x: float, y: float, said: str, *, size: int = 12, colour: str = INK, anchor: str = "start", more: str = "") -> str:
+def text(
+    x: float, y: float, said: str, *, size: int = 12, colour: str = INK, anchor: str = "start", more: str = ""
+) -> str:
     style = f"font-size:{size}px;fill:{colour};text-anchor:{anchor};{more}"
     return f'<text x="{x:g}" y="{y:g}" style="{style}" xml:space="preserve">{escape(said)}</text>'
 
 
-def box(x: float, y: float, w: float, h: float, *, fill: str = EMPTY, alpha: float = 1, edge: str = EDGE, dash: str = "") -> str:
+def box(
+    x: float, y: float, w: float, h: float, *, fill: str = EMPTY, alpha: float = 1, edge: str = EDGE, dash: str = ""
+) -> str:
     style = f"fill:{fill};fill-opacity:{alpha:g};stroke:{edge};stroke-width:1;stroke-dasharray:{dash or 'none'}"
     return f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" style="{style}"/>'
 
@@ -33,7 +37,8 @@ def box(x: float, y: float, w: float, h: float, *, fill: str = EMPTY, alpha: flo
 def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
     """A line with a head, across or down."""
     dx, dy = (x2 > x1) - (x2 < x1), (y2 > y1) - (y2 < y1)
-    head = f"{x2:g},{y2:g} {x2 - 7 * dx - 4 * dy:g},{y2 - 7 * dy - 4 * dx:g} {x2 - 7 * dx + 4 * dy:g},{y2 - 7 * dy + 4 * dx:g}"
+    corners = ((x2, y2), (x2 - 7 * dx - 4 * dy, y2 - 7 * dy - 4 * dx), (x2 - 7 * dx + 4 * dy, y2 - 7 * dy + 4 * dx))
+    head = " ".join(f"{x:g},{y:g}" for x, y in corners)
     line = f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" style="stroke:{SOFT}"/>'
     return f'{line}<polygon points="{head}" style="fill:{SOFT}"/>'
 
@@ -41,7 +46,9 @@ def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
 def save(name: str, width: int, height: int, label: str, parts: Sequence[str]) -> None:
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(label)}" style="font-family:var(--font-stack,sans-serif)">\n' + "\n".join(parts) + "\n</svg>\n"
+        f'aria-label="{escape(label)}" style="font-family:var(--font-stack,sans-serif)">\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
     (FOLDER / f"{name}.svg").write_text(svg, encoding="utf-8")
 
@@ -55,7 +62,10 @@ def canvas() -> None:
     result = model.generate(question, sampler="fixed:steps=5", max_new_tokens=24)
     start, pieces = result.prompts[0], result.pieces[0]
     width = 28
-    parts = [text(8, 16, "forward", size=11, colour=SOFT), text(70, 16, "the 24 positions after the prompt", size=11, colour=SOFT)]
+    parts = [
+        text(8, 16, "forward", size=11, colour=SOFT),
+        text(70, 16, "the 24 positions after the prompt", size=11, colour=SOFT),
+    ]
     known: set[int] = set()
     for number, step in enumerate([None, *result.trace.steps[0]]):
         y = 26 + 32 * number
@@ -65,10 +75,22 @@ def canvas() -> None:
         for column in range(24):
             position = start + column
             fill, alpha = (ACCENT, 0.28) if position in new else (EMPTY, 1)
-            parts.append(box(70 + width * column, y, width - 3, 25, fill=fill, alpha=alpha, dash="" if position in known else "2 2"))
+            parts.append(
+                box(
+                    70 + width * column,
+                    y,
+                    width - 3,
+                    25,
+                    fill=fill,
+                    alpha=alpha,
+                    dash="" if position in known else "2 2",
+                )
+            )
             if position in known:
                 said = pieces[position].strip().replace("<eos>", "end").replace("answer", "ans.")
-                parts.append(text(70 + width * column + (width - 3) / 2, y + 17, said, size=11, anchor="middle", more=MONO))
+                parts.append(
+                    text(70 + width * column + (width - 3) / 2, y + 17, said, size=11, anchor="middle", more=MONO)
+                )
     save("canvas", 70 + width * 24 + 8, 26 + 32 * 6, "A canvas after each of five forwards", parts)
 
 
@@ -96,11 +118,18 @@ def stages() -> None:
         ("length", "how many\ntokens"), ("draft", "drafted\ntokens"), ("shape", "chain or\ntree"),
         ("forward", "the target,\nonce"), ("accept", "which stand,\nand the next"),
     ]  # fmt: skip
-    vectors = [("forward", "the\ntransformer"), ("vectors", "which vectors are\ndrawn, and how"), ("head", "a denoising\npath each")]
+    vectors = [
+        ("forward", "the\ntransformer"),
+        ("vectors", "which vectors are\ndrawn, and how"),
+        ("head", "a denoising\npath each"),
+    ]
     parts = [text(8, 18, "Masked diffusion models: one step", size=13)]
     parts += _chain(28, masked, forward="forward")
     parts += [text(8, 128, "Autoregressive models: one round", size=13), *_chain(138, drafted, forward="forward")]
-    parts += [text(8, 238, "Models whose tokens are vectors: one step", size=13), *_chain(248, vectors, forward="forward")]
+    parts += [
+        text(8, 238, "Models whose tokens are vectors: one step", size=13),
+        *_chain(248, vectors, forward="forward"),
+    ]
     save("stages", 926, 318, "The stages of the three decoding loops", parts)
 
 
@@ -126,7 +155,10 @@ def caches() -> None:
                 x = left + width * (6 * number + column)
                 parts.append(box(x, y, width - 3, 25, fill=ACCENT if hot else EMPTY, alpha=0.45 if hot else 1))
     y = 28 + 34 * len(rows) + 6
-    parts += [box(left, y, 22, 14, fill=ACCENT, alpha=0.45), text(left + 30, y + 11, "computed by this forward", size=11)]
+    parts += [
+        box(left, y, 22, 14, fill=ACCENT, alpha=0.45),
+        text(left + 30, y + 11, "computed by this forward", size=11),
+    ]
     parts += [box(left + 220, y, 22, 14), text(left + 250, y + 11, "keys and values read from the cache", size=11)]
     save("caches", left + width * 24 + 8, y + 24, "Positions that a forward computes, by cache", parts)
 
@@ -139,11 +171,20 @@ def drafting() -> None:
         x = 90 + 88 * number
         parts += [box(x, 8, 72, 28), text(x + 36, 26, word, anchor="middle", more=MONO), arrow(x + 36, 38, x + 36, 64)]
         right = word == verdicts[number]
-        parts += [box(x, 66, 72, 28, fill=ACCENT, alpha=0.28), text(x + 36, 84, verdicts[number], anchor="middle", more=MONO)]
+        parts += [
+            box(x, 66, 72, 28, fill=ACCENT, alpha=0.28),
+            text(x + 36, 84, verdicts[number], anchor="middle", more=MONO),
+        ]
         parts.append(arrow(x + 36, 96, x + 36, 124))
-        parts += [box(x, 126, 72, 28, fill=ACCENT if right else EMPTY, alpha=0.28 if right else 1, dash="" if right else "3 2")]
+        parts += [
+            box(
+                x, 126, 72, 28, fill=ACCENT if right else EMPTY, alpha=0.28 if right else 1, dash="" if right else "3 2"
+            )
+        ]
         parts.append(text(x + 36, 144, verdicts[number], anchor="middle", more=MONO))
-        parts.append(text(x + 36, 170, "accepted" if right else "the target's own", size=11, colour=SOFT, anchor="middle"))
+        parts.append(
+            text(x + 36, 170, "accepted" if right else "the target's own", size=11, colour=SOFT, anchor="middle")
+        )
     parts += [text(460, 26, "four tokens, drafted cheaply", size=11, colour=SOFT)]
     parts += [text(460, 84, "one forward scores all of them", size=11, colour=SOFT)]
     parts += [text(460, 144, "four tokens for one forward", size=11, colour=SOFT)]

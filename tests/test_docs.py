@@ -110,7 +110,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     nowhere = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(folder / "trees"), str(DOCS), str(folder)],
+        [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-W",
+            "--keep-going",
+            "-q",
+            "-d",
+            str(folder / "trees"),
+            str(DOCS),
+            str(folder),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -186,7 +197,5 @@ def test_the_example_of_every_method_is_a_valid_spec() -> None:
     loaded = {family: pardec.load(name, device="cpu") for family, name in models.items()}
     for card in pardec.list_samplers():
         asked: dict[str, Any] = {"label": [0]} if card.family == "continuous" else {"prompt": "Tom has 8 cups."}
-        try:
+        if card.name != "block":  # for block-causal models, of which none is embedded
             loaded[card.family].prepare(**asked, sampler=example(card))
-        except pardec.SpecError as error:
-            assert card.name == "block", error  # for block-causal models, of which none is embedded

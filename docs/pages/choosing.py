@@ -40,7 +40,10 @@ def _row(one: Table, spec: str) -> Row:
 
 def _rows(one: Table, specs: Sequence[str], columns: Sequence[str]) -> str:
     cells = [(f"`{spec}`", *(_row(one, spec).cells[column] for column in columns)) for spec in specs]
-    names = [{"exact": "right", "fed a token": "positions per token"}.get(name, name) if one.page == "samplers" else name for name in columns]
+    names = [
+        {"exact": "right", "fed a token": "positions per token"}.get(name, name) if one.page == "samplers" else name
+        for name in columns
+    ]
     return table(("spec", *names), cells) + f"\n\nBy `{one.command}`.\n"
 
 
@@ -51,7 +54,7 @@ def _figure(one: Table) -> str:
         if (x := row.number("forwards")) is not None and (y := row.number("exact")) is not None
     ]
     said = "*All samplers and caches of the sweep; those of the table below are in colour. Point at one for its name.*"
-    return f"{figures.scatter(points, 'forwards for a text', 'right, %')}\n\n{said}\n\n"
+    return f"{figures.scatter(points, 'forwards per text', 'right, %')}\n\n{said}\n\n"
 
 
 def _tasks(tables: Sequence[Table]) -> str:
@@ -59,7 +62,10 @@ def _tasks(tables: Sequence[Table]) -> str:
     rows = [
         (
             f"`{row.spec}`",
-            *(f"{cells['acceptance length']} ({cells['measured speed-up']})" for cells in (_row(one, row.spec).cells for one in tables)),
+            *(
+                f"{cells['acceptance length']} ({cells['measured speed-up']})"
+                for cells in (_row(one, row.spec).cells for one in tables)
+            ),
         )
         for row in tables[0].rows
     ]

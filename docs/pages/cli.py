@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 import typer
-from pages.text import escaped, table
 
+from pages.text import escaped, table
 from pardec.cli.app import app
 
 
@@ -46,7 +46,13 @@ def _help(command: Any) -> Iterator[str]:
 def _usage(name: str, command: Any) -> str:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     words = [one.name.upper() + ("..." if one.nargs != 1 else "") for one in arguments]
-    return " ".join([name, *(word if one.required else f"[{word}]" for word, one in zip(words, arguments, strict=True)), "[OPTIONS]"])
+    return " ".join(
+        [
+            name,
+            *(word if one.required else f"[{word}]" for word, one in zip(words, arguments, strict=True)),
+            "[OPTIONS]",
+        ]
+    )
 
 
 def _parameter(one: Any) -> tuple[str, ...]:

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import pardec
 from pages import figures
 from pages.benchmarks import Row, Table
 from pages.figures import Point
 from pages.text import escaped, paper, prose, table
-
-import pardec
 
 FAMILIES = {
     "masked": "masked diffusion models",
@@ -86,14 +85,22 @@ def _page(card: Any, tables: Sequence[Table]) -> str:
     kinds = dict.fromkeys(word.partition("/")[0] for word in card.checked)
     facts = [
         ("Stage", f"[{card.stage}](../../concepts/stages.md#{card.stage}): {STAGES[card.stage]}"),
-        ("For", FAMILIES[card.family]),
+        ("For", f"{FAMILIES[card.family]} ([all methods](index.md))"),
         ("Output", f"{EXACT[card.exact]} ([what these words promise](../../concepts/exactness.md))"),
         *([("Paper", paper(card.paper))] if card.paper else []),
         ("Checked", "; ".join(f"{kind} ({CHECKS[kind]})" for kind in kinds) or "by the tests that every method passes"),
         ("Example spec", f"`{example(card)}`"),
     ]
     rule, differs, keeps = _parts(card.explanation)
-    lines = [f"# `{card.name}`", escaped(card.summary), table(("", ""), facts), "## Rule", prose(rule)]
+    # Out of the menu, which every page repeats: the index leads here.
+    lines = [
+        "---\norphan: true\n---",
+        f"# `{card.name}`",
+        escaped(card.summary),
+        table(("", ""), facts),
+        "## Rule",
+        prose(rule),
+    ]
     if differs:
         lines += ["## Where it differs from the published method", prose(differs)]
     if keeps:
@@ -119,7 +126,10 @@ def _parts(text: str) -> tuple[str, str, str]:
 def _parameters(parameters: Sequence[Any]) -> str:
     if not parameters:
         return "None."
-    rows = [(f"`{p['name']}`", f"`{p['type']}`", f"`{p['default']}`" if p["default"] else "", escaped(p["doc"])) for p in parameters]
+    rows = [
+        (f"`{p['name']}`", f"`{p['type']}`", f"`{p['default']}`" if p["default"] else "", escaped(p["doc"]))
+        for p in parameters
+    ]
     return table(("name", "type", "default", "what it is"), rows)
 
 
@@ -150,11 +160,21 @@ def _quote(card: Any, one: Table, rows: Sequence[Row]) -> str:
             for row in one.rows
             if (x := row.number("forwards")) is not None and (y := row.number(quality)) is not None
         ]
-        lines.append(figures.scatter(points, "forwards for a text" if card.family == "masked" else "forwards for an image", "right, %"))
+        lines.append(
+            figures.scatter(
+                points, "forwards per text" if card.family == "masked" else "forwards per image", "right, %"
+            )
+        )
         lines.append(f"Each point is a sampler of that table; those with `{card.name}` are in colour.")
     elif "acceptance length" in one.columns:
-        lines.append(figures.bars([(r.spec, n) for r in rows if (n := r.number("acceptance length")) is not None], "tokens a forward of the target (acceptance length)"))
-    lines.append(table(("spec", *one.columns), shown))
+        lines.append(
+            figures.bars(
+                [(r.spec, n) for r in rows if (n := r.number("acceptance length")) is not None],
+                "tokens a forward of the target (acceptance length)",
+            )
+        )
+    names = ("right" if name == "exact" and one.page == "samplers" else name for name in one.columns)
+    lines.append(table(("spec", *names), shown))
     lines.append(f"[The whole table](../../benchmarks/pages/{one.page}.md) is made by `{one.command}`.")
     return "\n\n".join(lines)
 
@@ -162,16 +182,17 @@ def _quote(card: Any, one: Table, rows: Sequence[Row]) -> str:
 def _index(cards: Sequence[Any], files: dict[tuple[str, str], str]) -> str:
     lines = [
         "# Methods",
-        "Every method that the package has, by stage. A spec string joins them "
-        "([how specs are written](../../concepts/specs.md)); `pardec show NAME` prints the same text as a method's page.",
+        "Every method of the package, by stage. A spec string joins them ([how specs are written]"
+        "(../../concepts/specs.md)). `pardec show NAME` prints the rule and the parameters that a method's page has.",
     ]
     for family, words in FAMILIES.items():
         lines.append(f"## For {words}")
         for stage in dict.fromkeys(card.stage for card in cards if card.family == family):
             chosen = [card for card in cards if card.stage == stage]
-            lines += [f"### {stage}: {STAGES[stage]}", table(("method", "exact", "checked", "paper", "what it does"), [_row(card, files) for card in chosen])]
-    names = "\n".join(files[card.name, card.family] for card in sorted(cards, key=lambda card: (card.name, card.family)))
-    lines.append(f"```{{toctree}}\n:hidden:\n\n{names}\n```")
+            lines += [
+                f"### {stage}: {STAGES[stage]}",
+                table(("method", "exact", "checked", "paper", "what it does"), [_row(card, files) for card in chosen]),
+            ]
     return "\n\n".join(lines) + "\n"
 
 

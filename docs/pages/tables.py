@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pages.text import escaped, paper, table
-
 import pardec
+from pages.text import escaped, paper, table
 from pardec.models.families import FAMILIES
-
-_ATTENTION = {"bidirectional": "bidirectional", "block-causal": "block-causal", "causal": "causal"}
 
 
 def pages() -> dict[str, str]:
@@ -24,7 +21,10 @@ def _presets() -> str:
     for one in pardec.list_presets():
         arguments = ", ".join(f"`{key}={value}`" for key, value in one.arguments.items())
         rows.append((f"`preset:{one.name}`", f"`{one.spec}`", arguments, paper(one.paper), escaped(one.summary)))
-    head = "# Presets\n\nA preset is the setting that a paper or its code states: a spec, and the arguments of `generate` that go with it. An argument of your own wins. `pardec show preset:NAME` prints one.\n\n"
+    head = (
+        "# Presets\n\nA preset is the setting that a paper or its code states: a spec, and the arguments of `generate` "
+        "that go with it. An argument of your own wins. `pardec show preset:NAME` prints one.\n\n"
+    )
     return head + table(("preset", "spec", "arguments", "paper", "what it is"), rows) + "\n"
 
 
@@ -42,7 +42,10 @@ def _models() -> str:
     rows = []
     for card in pardec.list_models():
         rows.append((f"`{card.name}`", f"`{card.family}`", f"{card.parameters / 1e6:.1f} M", escaped(card.summary)))
-    head = "# Embedded models\n\nThese checkpoints ship with the package. They are small, and know the [tasks](tasks.md) that `pardec show NAME` lists; asked anything else they answer nothing, or nonsense.\n\n"
+    head = (
+        "# Embedded models\n\nThese checkpoints ship with the package. They are small and only know the "
+        "[tasks](tasks.md) that `pardec show NAME` lists; asked anything else they answer nothing, or nonsense.\n\n"
+    )
     return head + table(("model", "family", "parameters", "what it is"), rows) + "\n"
 
 
@@ -52,6 +55,14 @@ def _families() -> str:
         mask = f"{one.mask[0]} (`{one.mask[1]}`)" if one.mask else ""
         block = str(one.block) if one.block else ""
         shift = "the next position" if one.shift else "the same position"
-        rows.append((f"`{one.name}`", escaped(one.summary), _ATTENTION[one.attention], shift, mask, block))
-    head = "# Checkpoint families\n\nWhat each natively loaded family of token models states about its checkpoints. The mask token and the block length are defaults: a checkpoint's own files come first. [Checkpoints](../../checkpoints.md) says what was verified.\n\n"
-    return head + table(("family", "checkpoints", "attention", "logits at position i are of", "mask token", "block"), rows) + "\n"
+        rows.append((f"`{one.name}`", escaped(one.summary), one.attention, shift, mask, block))
+    head = (
+        "# Checkpoint families\n\nWhat each natively loaded family of token models states about its checkpoints. "
+        "The mask token and the block length are defaults: a checkpoint's own files come first. "
+        "[Checkpoints](../../checkpoints.md) says what was verified.\n\n"
+    )
+    return (
+        head
+        + table(("family", "checkpoints", "attention", "logits at position i are of", "mask token", "block"), rows)
+        + "\n"
+    )
