@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pardec
-from pages import figures
-from pages.benchmarks import Row, Table
-from pages.figures import Point
+from pages import measured
+from pages.benchmarks import Table
 from pages.text import escaped, paper, prose, table
 
 FAMILIES = {
@@ -58,17 +57,16 @@ _EXAMPLE = {
     "accept": "model:name=tiny-llama-draft,k=5+{}",
 }
 _NEEDS = {"model": "model:name=tiny-llama-draft", "cspd": "cspd:draft=tiny-mar-draft", "dkv_greedy": "dkv_greedy"}
-_MODEL = {"masked": "tiny-dream", "ar": "tiny-llama", "continuous": "tiny-mar"}
 
 
-def pages(measured: Sequence[Table]) -> dict[str, str]:
+def pages(tables: Sequence[Table]) -> dict[str, str]:
     """The page of every method that ships with the package, and their index."""
     cards = pardec.list_samplers()
     count = Counter(card.name for card in cards)
     files = {(c.name, c.family): c.name if count[c.name] == 1 else f"{c.name}-{c.family}" for c in cards}
     found = {
         f"reference/methods/{files[card.name, card.family]}.md": _page(
-            card, [table for table in measured if table.family == card.family]
+            card, [one for one in tables if one.family == card.family]
         )
         for card in cards
     }
@@ -105,7 +103,7 @@ def _page(card: Any, tables: Sequence[Table]) -> str:
         lines += ["## Where it differs from the published method", prose(differs)]
     if keeps:
         lines += ["## Exactness", prose(keeps)]
-    lines += ["## Parameters", _parameters(card.parameters), "## Measured", _measured(card, tables)]
+    lines += ["## Parameters", _parameters(card), "## Measured", measured.section(card, tables, example(card))]
     return "\n\n".join(lines) + "\n"
 
 
@@ -123,60 +121,25 @@ def _parts(text: str) -> tuple[str, str, str]:
     return rule, differs, keeps
 
 
-def _parameters(parameters: Sequence[Any]) -> str:
-    if not parameters:
+def _parameters(card: Any) -> str:
+    if not card.parameters:
         return "None."
+    hints = get_type_hints(card.make)
     rows = [
-        (f"`{p['name']}`", f"`{p['type']}`", f"`{p['default']}`" if p["default"] else "", escaped(p["doc"]))
-        for p in parameters
+        (f"`{p['name']}`", _kind(hints[p["name"]]), f"`{p['default']}`" if p["default"] else "", escaped(p["doc"]))
+        for p in card.parameters
     ]
-    return table(("name", "type", "default", "what it is"), rows)
+    return table(("name", "value", "default", "what it is"), rows)
 
 
-def _measured(card: Any, tables: Sequence[Table]) -> str:
-    quoted = []
-    for one in tables:
-        rows = [row for row in one.rows if card.name in row.names]
-        if rows:
-            quoted.append(_quote(card, one, rows))
-    if quoted:
-        return "\n\n".join(quoted)
-    task = {"masked": "arithmetic", "ar": "arithmetic", "continuous": "classes"}[card.family]
-    return (
-        "No committed benchmark names this method. To measure it: "
-        f"`pardec compare {_MODEL[card.family]} --task {task} -s sequential -s {example(card)} --out runs/{card.name}`."
-    )
-
-
-def _quote(card: Any, one: Table, rows: Sequence[Row]) -> str:
-    baseline = [row for row in one.rows[:1] if row not in rows]
-    shown = [(f"`{row.spec}`", *(row.cells[column] for column in one.columns)) for row in (*baseline, *rows)]
-    where = f" ({one.heading})" if one.heading else ""
-    lines = [f"### {one.title}{where}"]
-    quality = next((name for name in ("accuracy", "exact") if rows[0].number(name) is not None), None)
-    if quality and "forwards" in one.columns:
-        points = [
-            Point(x, y, row.spec, card.name in row.names)
-            for row in one.rows
-            if (x := row.number("forwards")) is not None and (y := row.number(quality)) is not None
-        ]
-        lines.append(
-            figures.scatter(
-                points, "forwards per text" if card.family == "masked" else "forwards per image", "right, %"
-            )
-        )
-        lines.append(f"Each point is a sampler of that table; those with `{card.name}` are in colour.")
-    elif "acceptance length" in one.columns:
-        lines.append(
-            figures.bars(
-                [(r.spec, n) for r in rows if (n := r.number("acceptance length")) is not None],
-                "tokens a forward of the target (acceptance length)",
-            )
-        )
-    names = ("right" if name == "exact" and one.page == "samplers" else name for name in one.columns)
-    lines.append(table(("spec", *names), shown))
-    lines.append(f"[The whole table](../../benchmarks/pages/{one.page}.md) is made by `{one.command}`.")
-    return "\n\n".join(lines)
+def _kind(hint: Any) -> str:
+    """What may stand behind the name, in words."""
+    if get_origin(hint) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(hint))
+    if get_args(hint) and type(None) in get_args(hint):
+        return " or ".join([*(_kind(one) for one in get_args(hint) if one is not type(None)), "`none`"])
+    names = {int: "integer", float: "number", str: "text", bool: "`true` or `false`"}
+    return names.get(hint, f"`{getattr(hint, '__name__', hint)}`")
 
 
 def _index(cards: Sequence[Any], files: dict[tuple[str, str], str]) -> str:

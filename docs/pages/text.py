@@ -31,8 +31,9 @@ def prose(text: str) -> str:
         if block.startswith("    "):
             lines = [line[4:] for line in block.split("\n")]
             blocks.append("```text\n" + "\n".join(lines) + "\n```")
-        else:
-            blocks.append(escaped(block))
+        else:  # each reference on a line of its own
+            lines = escaped(block).split("\n")
+            blocks.append("\n".join(line + "\\" * bool(_URL.search(line)) for line in lines).removesuffix("\\"))
     return "\n\n".join(blocks)
 
 
