@@ -56,7 +56,12 @@ _EXAMPLE = {
     "length": "model:name=tiny-llama-draft,k=5+{}",
     "accept": "model:name=tiny-llama-draft,k=5+{}",
 }
-_NEEDS = {"model": "model:name=tiny-llama-draft", "cspd": "cspd:draft=tiny-mar-draft", "dkv_greedy": "dkv_greedy"}
+# Methods that the example of their stage does not fit.
+_OWN = {
+    "model": "model:name=tiny-llama-draft,k=5",
+    "cspd": "cspd:draft=tiny-mar-draft",
+    "dkv_greedy": "random+fixed@dkv_greedy",
+}
 
 
 def pages(tables: Sequence[Table]) -> dict[str, str]:
@@ -76,7 +81,7 @@ def pages(tables: Sequence[Table]) -> dict[str, str]:
 
 def example(card: Any) -> str:
     """A spec in which the method works on the embedded model of its family."""
-    return _EXAMPLE.get(card.stage, "{}").format(_NEEDS.get(card.name, card.name))
+    return _OWN.get(card.name) or _EXAMPLE.get(card.stage, "{}").format(card.name)
 
 
 def _page(card: Any, tables: Sequence[Table]) -> str:

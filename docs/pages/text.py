@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 _SPECIAL = re.compile(r"([\\*_\[\]<>~|$#^{}])")
+_REFERENCE = re.compile(r"(https?://[^\n]*[^,.\n])\n(?=[A-Z])")  # a line that ends a reference, before another one
 _URL = re.compile(r"https?://[^\s),]+")
 
 
@@ -31,9 +32,8 @@ def prose(text: str) -> str:
         if block.startswith("    "):
             lines = [line[4:] for line in block.split("\n")]
             blocks.append("```text\n" + "\n".join(lines) + "\n```")
-        else:  # each reference on a line of its own
-            lines = escaped(block).split("\n")
-            blocks.append("\n".join(line + "\\" * bool(_URL.search(line)) for line in lines).removesuffix("\\"))
+        else:
+            blocks.append(_REFERENCE.sub(r"\1\\\n", escaped(block)))
     return "\n\n".join(blocks)
 
 
