@@ -1,0 +1,80 @@
+"""What the committed benchmarks say of one method: a figure, the rows that name it, and the command that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pages import figures
+from pages.benchmarks import Row, Table
+from pages.figures import Point
+from pages.text import table
+
+_COMPARED = {
+    "masked": "tiny-dream --task arithmetic",
+    "ar": "tiny-llama --task arithmetic",
+    "continuous": "tiny-mar --task classes",
+}
+# What rows that name no other method of its stage use.
+_DEFAULT = {"confidence": "samplers", "none": "samplers", "greedy": "speculation", "chain": "speculation"}
+
+
+def section(card: Any, tables: Sequence[Table], example: str) -> str:
+    """Every page of benchmarks whose tables have rows with the method."""
+    found = []
+    for page in dict.fromkeys(one.page for one in tables):
+        of = [(one, [row for row in one.rows if card.name in row.names]) for one in tables if one.page == page]
+        chosen = [(one, rows) for one, rows in of if rows]
+        if chosen:
+            found.append(_quote(card.name, chosen))
+    if found:
+        return "\n\n".join(found)
+    if card.name in _DEFAULT:
+        link = f"[that table](../../benchmarks/pages/{_DEFAULT[card.name]}.md)"
+        return f"It is the default of its stage: every row of {link} that names no other method of the stage uses it."
+    model = "MODEL --task arithmetic" if card.name == "block" else _COMPARED[card.family]
+    specs = dict.fromkeys(("sequential", example))
+    command = f"pardec compare {model} {' '.join(f'-s {spec}' for spec in specs)} --out runs/{card.name}"
+    return f"No committed benchmark names this method. To measure it: `{command}`."
+
+
+def _quote(name: str, chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
+    first, _ = chosen[0]
+    link = f"[The whole table](../../benchmarks/pages/{first.page}.md) is made by `{first.command}`."
+    return "\n\n".join([f"### {first.title}", *_figure(name, chosen), _table(chosen), link])
+
+
+def _table(chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
+    """The rows, behind the table's first, which is the baseline; with the heading where there are several tables."""
+    first, _ = chosen[0]
+    named = any(one.heading for one, _ in chosen)
+    shown = [
+        (*([one.heading] if named else []), f"`{row.spec}`", *(row.cells[column] for column in one.columns))
+        for one, rows in chosen
+        for row in (*(row for row in one.rows[:1] if row not in rows), *rows)
+    ]
+    names = ["right" if name == "exact" and first.page == "samplers" else name for name in first.columns]
+    return table((*(["task"] if named else []), "spec", *names), shown)
+
+
+def _figure(name: str, chosen: Sequence[tuple[Table, Sequence[Row]]]) -> list[str]:
+    first, rows = chosen[0]
+    quality = next((column for column in ("accuracy", "exact") if rows[0].number(column) is not None), None)
+    if quality and "forwards" in first.columns:
+        points = [
+            Point(x, y, row.spec, name in row.names)
+            for row in first.rows
+            if (x := row.number("forwards")) is not None and (y := row.number(quality)) is not None
+        ]
+        unit = "text" if first.family == "masked" else "image"
+        said = f"Each point is a sampler of the whole table; those with `{name}` are in colour."
+        return [figures.scatter(points, f"forwards per {unit}", "right, %"), said]
+    if "acceptance length" in first.columns:
+        bars = [
+            (f"{row.spec}, {one.heading}", length)
+            for one, rows in chosen
+            for row in rows
+            if (length := row.number("acceptance length")) is not None
+        ]
+        return [figures.bars(bars, "tokens per forward of the target (acceptance length)")]
+    return []
