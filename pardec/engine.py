@@ -16,6 +16,7 @@ from pardec.models.kernels.cpu.library import prepare
 from pardec.models.parallel.threads import stepping, suited
 from pardec.models.printable import plain
 from pardec.samplers import ops as samplers_kernels
+from pardec.samplers.cards import name_of
 from pardec.samplers.continuous import loop as continuous
 from pardec.samplers.events import Event, Finished, RowFinished
 from pardec.samplers.masked import loop as masked
@@ -108,9 +109,10 @@ class Engine:
         if isinstance(self.network, ContinuousModel):
             return vector_requests.prepare(self.network, prompt, Settings.of(arguments, VECTORS))
         call = requests.prepare(self.network, prompt, Settings.of(arguments))
-        if self.network.processes > 1 and any(part.name == "goodput" for part in call.sampler.spec.parts):
+        length = call.sampler.length if isinstance(call.sampler, SpeculativeSampler) else None
+        if self.network.processes > 1 and length is not None and length.times_rounds:
             raise SpecError(
-                "goodput decides by the clock, and the processes that share a model have to decide alike",
+                f"{name_of(length)} decides by the clock, and the processes that share a model have to decide alike",
                 hint="leave it out, or let the drafts have a fixed length",
             )
         return call

@@ -17,6 +17,7 @@ from pardec.samplers.rng import row_seed
 from ..environment import processor
 from ..executors import described
 from ..io.jsonl import Row
+from ..requests import draft_models
 from ..requests.continuous import VectorCall
 from ..requests.text import Call
 from ..result import Result
@@ -194,8 +195,8 @@ class Worker:
     def _cost_ratio(self, entry: Entry) -> float | None:
         """What a forward of the sampler's drafter costs, as the drafter has it; None where it has no word on it."""
         if entry.sampler not in self.costs:
-            ratio = getattr(resolve(entry.asked, "ar").draft, "cost_ratio", None)
-            self.costs[entry.sampler] = ratio(self.model.language_model) if ratio else None
+            sampler, target = resolve(entry.asked, "ar"), self.model.language_model
+            self.costs[entry.sampler] = sampler.draft.cost_ratio(target, draft_models.for_text(sampler, target))
         return self.costs[entry.sampler]
 
     def _failed(self, unit: Unit, error: Exception) -> Row:

@@ -11,6 +11,7 @@ from pardec.samplers import registry
 from pardec.samplers.continuous.contracts import ContinuousSampler, PictureRequest
 from pardec.samplers.rng import Keyed
 
+from . import draft_models
 from .images import FOREIGN, labels, refuse_negative, refuse_sequences
 from .settings import MAX_NEW_TOKENS, Settings, several
 from .text import seeds_of
@@ -102,6 +103,7 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
         source=settings.source or Keyed(seeds),
         temperature=float(settings.temperature),
         cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # of 1 the picture is that of no guidance
+        draft_model=draft_models.for_vectors(sampler, model),
     )
     return VectorCall(sampler, request, model.imaging.layout.tokens, seeds, settings.callback)
 

@@ -19,7 +19,7 @@ from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
-from . import allowed
+from . import allowed, draft_models
 from .early import check_block, check_family
 from .image_layout import within
 from .images import Conditions, conditions, refuse_pictures
@@ -171,6 +171,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         cfg_interval=settings.cfg_interval,
         conditions=() if pictures is None else pictures.conditions,
         prefix=None if pictures is None else pictures.prefix,
+        draft_model=draft_models.for_text(sampler, model),
         stop_ids=stop_ids,
         stops=() if stops is None else (stops,) * len(given),
         allowed=_allowed(model, settings, given),

@@ -35,6 +35,7 @@ class PictureRequest:
     source: Source
     temperature: float = 1.0  # every transition's deviation is multiplied by it; the first point's is not
     cfg: float | None = None  # noise_u + cfg * (noise_c - noise_u); None is off
+    draft_model: ContinuousModel | None = None  # the checkpoint that drafts, where the method needs one
 
 
 class ImageState:
@@ -200,6 +201,11 @@ class Method(Protocol):
     @property
     def head_steps(self) -> int | None:
         """Transitions of the head; None is the model's own."""
+        ...
+
+    @property
+    def needed_model(self) -> str | None:
+        """The checkpoint that drafts, which the caller loads and hands in as `PictureRequest.draft_model`."""
         ...
 
     def check_model(self, model: ContinuousModel) -> None:

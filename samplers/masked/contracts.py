@@ -53,6 +53,7 @@ class Request:
     cfg_interval: int | None = None  # of pictures: tokens behind the first interval + 2 are not guided; None: all are
     conditions: tuple[Condition, ...] = ()  # what the rows show, of pictures; positions before the first cell hold -1
     prefix: Prefix | None = None  # what the model makes of them
+    draft_model: LanguageModel | None = None  # the checkpoint that drafts, where the sampler's drafter needs one
     stop_ids: tuple[int, ...] = ()
     stops: tuple[Ending | None, ...] = ()  # per row, what ends it besides; () ends none
     allowed: Allowed | None = None

@@ -7,8 +7,9 @@ from pardec.models.errors import SpecError
 from ..cards import AUTOREGRESSIVE, find
 from ..spec import Spec
 from ..spec_values import Named, add_default, build, exactness, full, refuse_doubles
-from .contracts import Compatible, SpeculativeSampler
+from .contracts import Acceptance, Drafter, Length, Shape, SpeculativeSampler
 
+_BASES = {"draft": Drafter, "shape": Shape, "length": Length, "accept": Acceptance}
 _ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to none
 
 
@@ -27,13 +28,20 @@ def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
     for part in parsed.parts:
         stages[find(part.name, "ar").stage].append((part.name, build(part, "ar")))
     refuse_doubles(parsed, stages)
+    for stage, named in stages.items():
+        for name, made in named:
+            if not isinstance(made, _BASES[stage]):
+                raise SpecError(
+                    f"{name!r} is registered for the stage {stage!r} and is no {_BASES[stage].__name__}",
+                    hint=f"derive it from pardec.samplers.speculative.contracts.{_BASES[stage].__name__}",
+                )
     add_default(stages, "draft", "sequential", "ar")
     drafter = stages["draft"][0][1]
-    add_default(stages, "accept", getattr(drafter, "brings", "speculative" if sampling else "greedy"), "ar")
-    if getattr(drafter, "shaped", False):
+    add_default(stages, "accept", drafter.default_acceptance or ("speculative" if sampling else "greedy"), "ar")
+    if drafter.takes_shape:
         add_default(stages, "shape", "chain", "ar")
     for stage in ("shape", "length"):
-        if stages[stage] and not getattr(drafter, "shaped" if stage == "shape" else "sized", False):
+        if stages[stage] and not (drafter.takes_shape if stage == "shape" else drafter.takes_length):
             raise SpecError(
                 f"{stages[stage][0][0]!r} says how a drafting model drafts, and {stages['draft'][0][0]!r} has none",
                 hint=f"leave {stages[stage][0][0]!r} out, or draft with model:name=...",
@@ -45,6 +53,5 @@ def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
     chosen = {stage: named[0][1] for stage, named in stages.items() if named}
     made = SpeculativeSampler(Spec(tuple(full(*named) for named in order)), max(kept, key=_ORDER.index), **chosen)
     for stage in made.stages:
-        if isinstance(stage, Compatible):
-            stage.check(made)
+        stage.check(made)
     return made

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..ops.rank import argmax
-from ..spec import Spec
+from ..spec import Policy, Spec
 
 if TYPE_CHECKING:
     from pardec.models.hidden import Hidden
@@ -44,7 +44,7 @@ class Draft:
     depths: Tensor | None = None  # [T] or [B, T] int64, given with `parents`
     levels: int | None = None  # the greatest depth, where the drafter knows it; spares acceptances useless levels
     verify: Tensor | None = None  # [T] or [B, T] bool; False: fed, never tested. None: all are
-    sure: Tensor | None = None  # [B, T] bool; True: accepted untested; for acceptances that say `follows`
+    sure: Tensor | None = None  # [B, T] bool; True: accepted untested; for acceptances that follow a pick
     q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
     point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass all the same
     entered: Entered | None = None  # the states of the first layers, where the drafter has run them
@@ -161,7 +161,7 @@ class Outcome:
     distributions: TargetDistributions
     before: np.ndarray  # [B] lengths before the round's commit
     gained: np.ndarray  # [B] tokens committed, cut at an end token or the length limit
-    hidden: Hidden | None = None  # where the drafter `taps` layers
+    hidden: Hidden | None = None  # the drafter's `hidden_layers`
 
 
 class Uniforms(Protocol):
@@ -219,40 +219,75 @@ class DecodeContext:
     @property
     def siblings(self) -> Siblings:
         """How the acceptance wants siblings drawn."""
-        chosen: Siblings = getattr(self.sampler.accept, "siblings", "without")
-        return chosen
+        return self.sampler.accept.siblings
 
 
-class Drafter(Protocol):
-    """Where drafted tokens come from.
+class Stage(Policy):
+    """What the stages share: immutable policies, whose memory of a request is what `start` makes."""
 
-    What it may say of itself besides: `shaped` and `sized` (it asks the spec's shape and length controller), `taps`
-    (layers of the target whose outputs `Outcome.hidden` is to hold), `brings` (the acceptance that goes with it where
-    none is named), `cost_ratio(target)` (what one of the forwards that it counts costs, in forwards of the target), and
-    `warm(rows, hidden, scene, state)`, called with each group of rows of the prompt's forward, on which the head may
-    run anywhere. Where its drafts have a `highest`, its state has `failure()`, the error of one that is not finite.
-    """
+    def check(self, sampler: SpeculativeSampler) -> None:
+        """Raises SpecError where the stage cannot go with the others, when a spec is resolved."""
+
+    def start(self, context: DecodeContext) -> Any:
+        """What the stage remembers of a request, made before the prompt is fed; rows are dimension 0 of all in it."""
+        return None
+
+
+class Drafter(Stage):
+    """Where drafted tokens come from. A state whose drafts have a `highest` has `failure()`, the error of a bad one."""
+
+    takes_shape: ClassVar[bool] = False  # whether a shape can be named beside it
+    takes_length: ClassVar[bool] = False  # whether a length controller can
+    default_acceptance: ClassVar[str | None] = None  # where none is named; None: exact sampling, or greedy
+    hidden_layers: ClassVar[tuple[int, ...]] = ()  # layers of the target whose outputs `Outcome.hidden` is to hold
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft, node 0 included."""
-        ...
+        raise NotImplementedError
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether `read_prompt` is to be called."""
+        return False
+
+    @property
+    def needed_model(self) -> str | None:
+        """The checkpoint that drafts, which the caller loads and hands in as `Request.draft_model`."""
+        return None
+
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
+        """What one of the forwards that it counts costs, in forwards of the target; None where it does not know."""
+        return None
+
+    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: Any) -> None:
+        """Called with each group of rows of the prompt's forward, on which the head may run anywhere."""
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
         """A draft for every live row, at most `room` [B] deep: what may still be accepted before the bonus token."""
-        ...
+        raise NotImplementedError
 
     def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None:
         """After each round's commit; the first round, of the prompt, included."""
-        ...
 
 
-class Acceptance(Protocol):
-    """Which drafted tokens stand.
+class Acceptance(Stage):
+    """Which drafted tokens are accepted."""
 
-    What it may say of itself besides: `follows` (it has one pick for each node and accepts the child that holds it).
-    """
+    follows_pick: ClassVar[bool] = False  # it has one pick for each node and accepts the child that holds it
 
-    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict: ...
+    @property
+    def siblings(self) -> Siblings:
+        """How it wants siblings drawn."""
+        return "without"
+
+    @property
+    def seeded(self) -> bool:
+        """Whether its noise is fixed per position, so that what it picks does not depend on the draft."""
+        return False
+
+    def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict:
+        """Which nodes are accepted, and the token behind them."""
+        raise NotImplementedError
 
 
 class DraftModel(Protocol):
@@ -270,49 +305,43 @@ class DraftModel(Protocol):
         ...
 
 
-class Shape(Protocol):
-    """How a drafting model's guesses grow into a draft: a chain, or a tree.
+class Shape(Stage):
+    """How a draft model's guesses grow into a draft: a chain, or a tree."""
 
-    What it may say of itself besides: `adapts` (how many children a node has depends on which tokens they are).
-    """
+    adaptive: ClassVar[bool] = False  # how many children a node has depends on which tokens they are
 
     def width(self, k: int) -> int:
         """The most nodes, node 0 included, of a draft `k` tokens deep; those included that are pruned in the end."""
-        ...
+        raise NotImplementedError
 
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: Any
     ) -> Draft:
         """A draft at most `budget` [B] tokens deep."""
-        ...
+        raise NotImplementedError
 
 
-class Length(Protocol):
-    """How many tokens a round drafts.
+class Length(Stage):
+    """How many tokens a round drafts."""
 
-    What it may say of itself besides: `drops` (the token that made it stop is left out).
-    """
+    drops_last: ClassVar[bool] = False  # the token that made it stop is left out
+    times_rounds: ClassVar[bool] = False  # it decides by the clock, so that two processes may decide differently
 
     def budget(self, most: int, context: DecodeContext, state: Any) -> np.ndarray:
         """[B] how many tokens to draft at most, `most` being the drafter's own limit; 0 drafts none."""
-        ...
+        raise NotImplementedError
 
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: Any) -> Tensor | None:
-        """[B] bool: whether to leave off behind the drafted token `step`, from 0; None goes on everywhere.
+        """[B] bool: whether to stop behind the drafted token `step`, from 0; None continues everywhere.
 
-        `confidence` [B] is the highest probability of the law that the token is drawn from: known before the draw, so
-        that leaving the token out does not change its law. Of a tree's level it is that of the surest node.
+        `confidence` [B] is the highest probability of the distribution that the token is drawn from: known before the
+        draw, so that leaving the token out does not change its distribution. Of a tree's level it is that of the surest
+        node.
         """
-        ...
+        return None
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None: ...
-
-
-@runtime_checkable
-class Compatible(Protocol):
-    """A stage that cannot go with every other one: raises SpecError when a spec is resolved."""
-
-    def check(self, speculation: SpeculativeSampler) -> None: ...
+    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None:
+        """After each round's commit."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class VerifyLoop:
             draft, raw, hidden = self._begin()
         else:
             draft = sampler.draft.propose(self.context, text.room - 1, uniforms, self.state(sampler.draft))
-            raw, hidden = self.forward.verify(draft, getattr(sampler.draft, "taps", ()))
+            raw, hidden = self.forward.verify(draft, sampler.draft.hidden_layers)
         distributions = TargetDistributions(raw, self.process(raw, draft), greedy=not self.request.temperature)
         verdict = sampler.accept.accept(draft, distributions, uniforms, self.state(sampler.accept))
         self.forward.take(draft, verdict)
@@ -114,15 +114,14 @@ class VerifyLoop:
         """The forward over the prompts; stages that remember start with it."""
         last: list[Tensor] = []
         order: list[np.ndarray] = []
-        warm = getattr(self.sampler.draft, "warm", None)
         for stage in self.sampler.stages:
-            if callable(start := getattr(stage, "start", None)):
-                self.memory[id(stage)] = start(self.context)
-        for rows, hidden in self.forward.prompt(narrow=warm is None):
+            self.memory[id(stage)] = stage.start(self.context)
+        drafter = self.sampler.draft
+        for rows, hidden in self.forward.prompt(narrow=not drafter.reads_prompt):
             last.append(hidden.logits())
             order.append(rows)
-            if warm is not None:
-                warm(rows, hidden, self.context, self.state(self.sampler.draft))
+            if drafter.reads_prompt:
+                drafter.read_prompt(rows, hidden, self.context, self.state(drafter))
         back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)
         return Draft.none(self.text), torch.cat(last)[back], None
 

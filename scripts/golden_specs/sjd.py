@@ -16,8 +16,10 @@ from pardec.samplers.ops.verification import follow
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.contracts import (
+    Acceptance,
     DecodeContext,
     Draft,
+    Drafter,
     Outcome,
     SpeculativeSampler,
     TargetDistributions,
@@ -61,7 +63,7 @@ class _Tape:
 
 
 @dataclass(frozen=True)
-class _Taped:
+class _Taped(Drafter):
     """One of pardec's windows, whose own randomly drawn tokens are replaced by the recorded ones.
 
     Checked are how many tokens of a round are drawn from a law, which law that is, and under `jacobi` the tokens too.
@@ -102,7 +104,7 @@ class _Taped:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _Judged(Acceptance):
     """The acceptance that goes with the window, on recorded numbers."""
 
     tape: _Tape

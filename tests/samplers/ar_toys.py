@@ -12,6 +12,7 @@ import torch
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan
+from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import Request
@@ -100,6 +101,7 @@ def run(
 ) -> Finished:
     """Decodes `new` tokens after each prompt; more of `Request` goes by name: stop_ids, top_k, processors, source."""
     made = registry.resolve(spec, "ar", sampling=temperature > 0)
+    options.setdefault("draft_model", draft_models.for_text(made, model))
     *_, last = decode(model, made, request(given, new, seeds=seeds, temperature=temperature, **options), steps=False)
     assert isinstance(last, Finished)
     return last

@@ -12,9 +12,9 @@ import numpy as np
 
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
+from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import SpeculativeSampler
-from pardec.samplers.speculative.draft import model as second
 from tests.samplers.ar_toys import counted, floor, g_test, joint, run, spread, toy_ar, variation
 
 ROWS = 4000  # of one batch
@@ -73,7 +73,7 @@ class Reading:
 def drafting(vocab: int) -> Iterator[None]:
     """Lets `model` draft with another toy, whatever its name says."""
     toy = toy_ar(21, vocab, 0.8)
-    with patch.object(second, "loaded", lambda name, device, dtype: toy):
+    with patch.object(draft_models, "language_model", lambda name, device, dtype: toy):
         yield
 
 
@@ -119,7 +119,7 @@ def leading() -> list[str]:
 def shaped(drafter: str) -> bool:
     """Whether the drafter grows its drafts by a shape, which draws siblings."""
     part = registry.parse(drafter).parts[0]
-    return bool(getattr(registry.find(part.name, "ar").make, "shaped", False))
+    return bool(registry.find(part.name, "ar").make.takes_shape)
 
 
 def exact(spec: str) -> bool:

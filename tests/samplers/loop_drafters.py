@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
 from pardec.samplers.speculative.accept.greedy import Greedy
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, Uniforms
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, Outcome, SpeculativeSampler, Uniforms
 from tests.samplers.ar_toys import logits, plain_greedy, rows, speculation
 
 VOCAB = 8
@@ -21,7 +21,7 @@ LENGTHS = (3, 9, 1, 6)
 
 
 @dataclass(frozen=True)
-class Forest:
+class Forest(Drafter):
     """Random trees, different in every row and round, that hold each right continuation with probability `right`.
 
     What it drafts depends on the row's own text only, as a drafter's guesses must.
@@ -62,7 +62,7 @@ class Forest:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Drafter):
     """`k` tokens that `guess` names, given the text so far; the row's room is kept unless `over`."""
 
     guess: Callable[[list[int]], int]

@@ -16,6 +16,7 @@ from pardec.models.images.contracts import Condition
 from pardec.models.images.llamagen import Captions, LlamaGenImaging
 from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan, Visible
+from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import Request
@@ -109,6 +110,7 @@ def draw(
 ) -> Finished:
     """Draws pictures; row i has the seed 100 + i unless told otherwise. More of `Request` goes by name: cfg, top_k."""
     made = registry.resolve(spec, "ar", sampling=temperature > 0)
+    options.setdefault("draft_model", draft_models.for_text(made, model))
     given = asked(model, captions, seeds or range(100, 100 + len(captions)), temperature=temperature, **options)
     *_, last = decode(model, made, given, steps=False)
     assert isinstance(last, Finished)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from pardec.models.errors import ModelError, SpecError
-from pardec.samplers.continuous.methods import _cspd_exact, _drafting
+from pardec.requests import draft_models
+from pardec.samplers.continuous.methods import _cspd_exact
 from pardec.samplers.ops.denoising_paths import along
 from pardec.samplers.registry import resolve
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, drawn, mar, pair, pictures, toy
@@ -71,8 +72,10 @@ def test_a_request_that_cannot_be_served_is_refused() -> None:
 
 
 def test_the_draft_is_loaded_once_as_the_target_is() -> None:
-    with patch.object(_drafting, "load_continuous", wraps=_drafting.load_continuous) as loading:
-        first, again = (_drafting.loaded(str(GOLDEN), torch.device("cpu"), torch.float32) for _ in range(2))
+    with patch.object(draft_models, "load_continuous", wraps=draft_models.load_continuous) as loading:
+        first, again = (
+            draft_models.continuous_model(str(GOLDEN), torch.device("cpu"), torch.float32) for _ in range(2)
+        )
     assert first is again
     loading.assert_called_once_with(str(GOLDEN), device=torch.device("cpu"), dtype=torch.float32)
 
@@ -104,14 +107,14 @@ def test_a_draft_that_is_the_target_is_accepted_and_gives_its_pictures(spec: str
 def test_the_same_checkpoint_by_another_path_is_the_target() -> None:
     from pardec.models.load import load_continuous
 
-    _drafting.loaded.cache_clear()
+    draft_models.continuous_model.cache_clear()
     target = load_continuous(GOLDEN, device="cpu")
     for name in (str(GOLDEN), os.path.relpath(GOLDEN)):
-        made = _drafting.loaded(name, target.device, target.dtype)
+        made = draft_models.continuous_model(name, target.device, target.dtype)
         with patch.object(_cspd_exact, "along", side_effect=AssertionError("nothing is to be tested")):
             end = drawn(target, "cspd:draft=d,mode=exact,steps=5,k=2", draft=made)
         assert (pictures(end) == pictures(drawn(target, "mar:steps=5,last=x1"))).all()
-    _drafting.loaded.cache_clear()
+    draft_models.continuous_model.cache_clear()
 
 
 def test_equal_weights_of_another_name_are_accepted_but_for_rounding() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, Outcome, Uniforms
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 from tests.samplers.ar_toys import floor, g_test, logits, run, speculation, variation
 from tests.samplers.joints import VARIANTS, WORLDS, Reading, acceptances, drafting, leading, measure, specs
 
@@ -85,7 +85,7 @@ def test_tokens_of_the_toys_depend_on_each_other() -> None:
 Kind = Literal["disjoint", "wrong", "right"]
 
 
-class Adversary:
+class Adversary(Drafter):
     """Drafts chains: from a law on the two unlikeliest tokens, of the unlikeliest for certain, or from the target."""
 
     def __init__(self, kind: Kind, k: int = 3) -> None:

@@ -16,12 +16,12 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.images.llamagen import LlamaGenImaging
 from pardec.models.kernels.cpu import panels
 from pardec.models.model import LanguageModel
+from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.masked import loop as masked
 from pardec.samplers.masked.contracts import Allowed, Choice, MaskedSampler
 from pardec.samplers.ops.chunked_distribution import ChunkedDistribution
 from pardec.samplers.ops.distribution import Distribution
-from pardec.samplers.speculative.draft import model as second
 from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
 from tests.samplers.ar_toys import toy_ar
@@ -207,7 +207,7 @@ def test_heads_of_every_kind_are_read() -> None:
 @pytest.mark.usefixtures("near")
 def test_the_head_of_a_drafting_model_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     drafting = replace(pierced(toy_ar(4, 8), INF), name="drafting toy")
-    monkeypatch.setattr(second, "loaded", lambda *_: drafting)
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: drafting)
     with pytest.raises(ModelError, match="drafting toy gives .*: its weight head.weight "):
         run_ar(toy_ar(3, 8), "model:name=x", [[1, 2]], 5)
 
@@ -336,7 +336,7 @@ ACCEPTS = [f"sjd+{card.name}" for card in registry.cards() if card.stage == "acc
 
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second, "loaded", lambda *_: toy_ar(3, 8, layers=4))
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: toy_ar(3, 8, layers=4))
 
 
 @pytest.mark.usefixtures("near")
@@ -371,7 +371,7 @@ def test_a_drafting_model_is_named_and_does_not_pass_for_its_target(
     shape: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafting = replace(spoilt(toy_ar(4, 8), "layers.1.down_weight"), name="drafting toy")
-    monkeypatch.setattr(second, "loaded", lambda *_: drafting)
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: drafting)
     with pytest.raises(ModelError, match="drafting toy gives .*: its weight layers.1.down_weight "):
         run_ar(toy_ar(3, 8), f"model:name=x+{shape}", [[1, 2], [3]], 5, temperature=temperature)
 

@@ -19,7 +19,7 @@ from pardec.samplers.ops.transport import moved
 from pardec.samplers.speculative.accept.lantern import Lantern
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.code_features import CodeFeatures, nearest
-from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Uniforms, Verdict
+from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from tests.reference import naive_relaxed as naive
 from tests.samplers.ar_toys import counted, joint, rows, run, toy_ar, variation
 from tests.samplers.joints import drafting
@@ -30,7 +30,7 @@ BOUNDS = [(0.02, None), (0.1, None), (0.4, None), (1.0, None), (0.2, 1.5), (0.1,
 
 
 @dataclass(frozen=True)
-class With:
+class With(Acceptance):
     """A rule that has been given its neighbours."""
 
     rule: Lantern

@@ -15,8 +15,8 @@ import transformers
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
+from pardec.requests import draft_models
 from pardec.samplers import registry
-from pardec.samplers.speculative.draft import model as second
 from pardec.samplers.speculative.draft_model import DraftModelState
 from tests.samplers import toys
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
@@ -34,7 +34,7 @@ from tests.samplers.voices import (
     target,
 )
 
-LOADED = second.loaded  # the tests put toys in its place
+LOADED = draft_models.language_model  # the tests put toys in its place
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
 
@@ -180,7 +180,10 @@ def test_tables_of_one_tokenizer_may_be_padded_to_different_lengths(size: int) -
 
 def test_a_checkpoint_is_loaded_once() -> None:
     LOADED.cache_clear()
-    with patch.object(second, "load", wraps=second.load) as loading, patch.object(second, "loaded", LOADED):
+    with (
+        patch.object(draft_models, "load", wraps=draft_models.load) as loading,
+        patch.object(draft_models, "language_model", LOADED),
+    ):
         model = load("tiny-llama", dtype="float32")
         for _ in range(3):
             run(model, "model:name=tiny-llama-draft,k=2", [[5, 6, 7]], 6)
@@ -193,7 +196,7 @@ def test_the_embedded_draft_model_speaks_for_three_tokens_a_forward() -> None:
 
     model = pardec.load("tiny-llama", dtype="float32")
     prompts = [problem.prompt for problem in pardec.task("arithmetic").problems(split="heldout", n=8, seed=7)]
-    with patch.object(second, "loaded", LOADED):
+    with patch.object(draft_models, "language_model", LOADED):
         result = model.generate(prompts, sampler="model:name=tiny-llama-draft,k=5", max_new_tokens=64)
         plain = model.generate(prompts, sampler="sequential", max_new_tokens=64)
     assert result.tokens == plain.tokens

@@ -15,9 +15,9 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
+from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import SpeculativeSampler
-from pardec.samplers.speculative.draft import model as second
 from tests.samplers.drafting import SETTINGS
 from tests.samplers.picture_toys import codes, draw, features, logits, toy_pictures
 
@@ -49,7 +49,7 @@ def target() -> LanguageModel:
 
 @pytest.fixture(autouse=True)
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second, "loaded", lambda *_: toy_pictures(5, SIDE, VOCAB, 0.7, layers=3, knock=1))
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: toy_pictures(5, SIDE, VOCAB, 0.7, layers=3, knock=1))
 
 
 @cache

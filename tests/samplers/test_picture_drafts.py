@@ -14,9 +14,9 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
+from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.masked.contracts import Allowed
-from pardec.samplers.speculative.draft import model as second
 from pardec.samplers.speculative.draft._grid import above, beside
 from pardec.samplers.speculative.draft._history import Cells
 from pardec.samplers.speculative.draft.sjd import Sjd
@@ -54,7 +54,7 @@ SPECS = [
 
 @pytest.fixture(autouse=True)
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second, "loaded", lambda name, device, dtype: small())
+    monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: small())
 
 
 @cache

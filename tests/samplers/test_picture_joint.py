@@ -14,6 +14,7 @@ import torch
 from pardec.models.model import LanguageModel
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.contracts import (
+    Acceptance,
     DecodeContext,
     Draft,
     Outcome,
@@ -133,7 +134,7 @@ class Literal(Sjd):
 
 
 @dataclass(frozen=True)
-class Lockstep:
+class Lockstep(Acceptance):
     """Rows of a group commit as many tokens as the slowest one; what others have resolved besides is told in `over`."""
 
     over: dict[str, Any]

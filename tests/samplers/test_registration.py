@@ -25,6 +25,7 @@ https://arxiv.org/abs/2502.09992
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from pardec.samplers.registry import register
 
@@ -32,7 +33,7 @@ from pardec.samplers.registry import register
 @register("everything", stage="select", paper="arXiv:2502.09992")
 @dataclass(frozen=True)
 class Everything:
-    but: int = 0  # positions left out, from the right
+    but: Annotated[int, "positions left out, from the right"] = 0
 
     def select(self, proposal, canvas, state):
         chosen = proposal.eligible.clone()

@@ -18,9 +18,9 @@ import transformers
 from pardec.models.errors import SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
+from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Accepted, Finished, RowFinished, Started
-from pardec.samplers.speculative.draft import model as second
 from pardec.samplers.speculative.loop import VerifyLoop, decode
 from tests.grids import thinned
 from tests.models.toys import SMALL
@@ -91,7 +91,7 @@ DRAFTERS = [draft for draft in names("draft") if resolves(draft, sampling=False)
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second checkpoint: the target after a knock, right often and wrong often."""
-    monkeypatch.setattr(second, "loaded", lambda name, device, dtype: drafter())
+    monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: drafter())
 
 
 @cache
@@ -207,7 +207,7 @@ def test_every_drafter_is_plain_greedy_on_random_checkpoints(
     checkpoint: Callable[[str], LanguageModel], spec: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = checkpoint(name)
-    monkeypatch.setattr(second, "loaded", lambda *_: model)
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: model)
     count = mark(spec + name) % 8 + 1
     given = [(row * 3)[: len(row)] for row in prompts([length + 4 for length in LENGTHS[:count]], vocab=61)]
     done = run(model, spec, given, 12)

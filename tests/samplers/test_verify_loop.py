@@ -16,11 +16,18 @@ from transformers.generation.logits_process import (
 )
 
 from pardec.models.kv_cache import KVCache
+from pardec.requests import draft_models
 from pardec.samplers.events import Accepted, Finished, RowFinished
 from pardec.samplers.masked.contracts import Allowed
 from pardec.samplers.speculative.accept.greedy import Greedy
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
-from pardec.samplers.speculative.draft import model as second
+from pardec.samplers.speculative.contracts import (
+    Acceptance,
+    DecodeContext,
+    Draft,
+    TargetDistributions,
+    Uniforms,
+    Verdict,
+)
 from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.loop import VerifyLoop, decode
 from tests.samplers.ar_toys import (
@@ -147,7 +154,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
 @pytest.mark.parametrize("spec", ["lookup", "model:name=toy", "model:name=toy+template:widths=2-2-1"])
 def test_02_nor_do_they_in_a_drafters_own_cache(spec: str, poison: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, other = toy_ar(1, VOCAB), toy_ar(2, VOCAB)
-    monkeypatch.setattr(second, "loaded", lambda *_: other)
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: other)
     given = prompts(LENGTHS, vocab=VOCAB)
     clean = run(model, spec, given, 9)
     poisoned(monkeypatch, poison)
@@ -160,7 +167,7 @@ def test_02_nor_do_they_in_a_drafters_own_cache(spec: str, poison: float, monkey
 def test_03_a_drafter_that_is_the_target_is_accepted_wholly_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gap in its K/V behind a full acceptance would show as a lower acceptance, never as a wrong token."""
     model = toy_ar(1, VOCAB)
-    monkeypatch.setattr(second, "loaded", lambda *_: model)
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: model)
     given = prompts(LENGTHS, vocab=VOCAB)
     for shape in ("", "+template:widths=2-1-1", "+template:widths=3-2-1"):
         done = run(model, f"model:name=toy,k=3{shape}", given, 13)
@@ -202,7 +209,7 @@ def test_06_the_draft_law_is_processed_like_the_targets(
 ) -> None:
     """A drafter that is the target then has q = p: no test fails, whatever the filters, temperature and processors."""
     model = toy_ar(1, VOCAB)
-    monkeypatch.setattr(second, "loaded", lambda *_: model)
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: model)
     given, distribution = prompts(LENGTHS, vocab=VOCAB), {"temperature": 0.9, **distribution}
     for more in ({}, {"processors": PENALTIES[:1], "stop_ids": ()}):
         done = run(model, "model:name=toy,k=3+speculative", given, 13, **distribution, **more)
@@ -222,7 +229,7 @@ def test_07_a_point_mass_leaves_the_law_without_itself(token: int) -> None:
 def test_08_siblings_drawn_without_replacement_are_tested_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The joint law is the target's; with the siblings of each node turned round it is not."""
     model, other, prompt, draws = toy_ar(4, 4, 1.5), toy_ar(9, 4, 1.5), [0, 2, 1], 4000
-    monkeypatch.setattr(second, "loaded", lambda *_: other)
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: other)
     spec, distribution = "model:name=toy,k=2+template:widths=3-1+speculative", joint(model, prompt, 3)
     assert abs(g_test(counted(run(model, spec, [prompt] * draws, 3, temperature=1.0), 3, 3, 4), distribution)) < 4
 
@@ -275,7 +282,7 @@ def test_11_no_drafter_makes_a_row_longer_than_its_limit(over: int) -> None:
 def test_12_laws_are_float32_whatever_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """In half precision a small q is 0, and p/q infinite."""
     target, other = toy_ar(1, VOCAB, 6.0, dtype=torch.bfloat16), toy_ar(2, VOCAB, 6.0, dtype=torch.bfloat16)
-    monkeypatch.setattr(second, "loaded", lambda *_: other)
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: other)
     distributions: list[torch.Tensor] = []
     ratios: list[torch.Tensor] = []
     real = VerifyLoop._commit
@@ -302,7 +309,7 @@ def test_12_laws_are_float32_whatever_the_model_is(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("spec", ["sequential", "lookup", "model:name=toy", "model:name=toy+template:widths=2-2"])
 def test_13_acceptance_does_not_depend_on_who_is_in_the_batch(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = toy_ar(1, VOCAB)
-    monkeypatch.setattr(second, "loaded", lambda *_: toy_ar(2, VOCAB))
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: toy_ar(2, VOCAB))
     given = prompts((4,) * 6, vocab=VOCAB)
     whole = run(model, spec, given, 10, temperature=1.0, seeds=range(6))
     for some in ([3], [5, 3], [3, 0, 1, 2]):
@@ -376,7 +383,7 @@ def test_an_acceptance_is_handed_raw_and_processed_laws() -> None:
     seen: list[tuple[torch.Tensor, torch.Tensor, bool]] = []
 
     @dataclass(frozen=True)
-    class Spy:
+    class Spy(Acceptance):
         def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
             seen.append((distributions.raw, distributions.logits, distributions.greedy))
             return Greedy().accept(draft, distributions, uniforms, state)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pardec.models.model import LanguageModel
 from pardec.samplers.ops import verification
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, Outcome, Uniforms
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 from pardec.samplers.speculative.shape import template
 from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.samplers.ar_toys import speculation
@@ -181,7 +181,7 @@ def test_two_coupled_refreshes_need_fresh_numbers() -> None:
 # --- a drafter that looks at what the test will be ---
 
 
-class Peeking:
+class Peeking(Drafter):
     """Draws its tokens with the numbers that the acceptance tests them by."""
 
     def width(self, model: LanguageModel) -> int:

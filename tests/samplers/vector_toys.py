@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from pardec.models.continuous.mar import Reader
 from pardec.models.families.mar import networks
 from pardec.samplers.continuous.contracts import PictureRequest
 from pardec.samplers.continuous.loop import decode
-from pardec.samplers.continuous.methods import _drafting
 from pardec.samplers.events import Finished
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed, row_seeds
@@ -151,9 +149,8 @@ def drawn(
 ) -> Finished:
     """What the loop makes of a spec; a spec's draft model, whatever it is called, is `draft`."""
     seeds = seeds or row_seeds(seed, count)
-    request = PictureRequest(labels or (1,) * len(seeds), Keyed(seeds), **more)
-    with patch.object(_drafting, "loaded", lambda name, device, dtype: draft):
-        *_, end = decode(model, resolve(spec, "continuous"), request, steps=False)
+    request = PictureRequest(labels or (1,) * len(seeds), Keyed(seeds), draft_model=draft, **more)
+    *_, end = decode(model, resolve(spec, "continuous"), request, steps=False)
     assert isinstance(end, Finished)
     return end
 

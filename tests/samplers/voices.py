@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
+from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.rng import Keyed as Seeds
 from pardec.samplers.spec import parse
-from pardec.samplers.speculative.contracts import Draft, Outcome, Verdict
-from pardec.samplers.speculative.draft import model as second
+from pardec.samplers.speculative.contracts import Draft, Length, Outcome, Verdict
 from pardec.samplers.speculative.draft_model import DraftModelState
 from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.sequences import Sequences
@@ -34,7 +34,7 @@ NEW = [14, 17, 9, 20]
 @contextmanager
 def named(**models: LanguageModel) -> Iterator[None]:
     """`model:name=...` drafts with these."""
-    with patch.object(second, "loaded", lambda name, device, dtype: models[name]):
+    with patch.object(draft_models, "language_model", lambda name, device, dtype: models[name]):
         yield
 
 
@@ -195,7 +195,7 @@ def nodes(draft: Draft, row: int) -> list[tuple[int, ...]]:
 # --- controllers without a model ---
 
 
-class Pausing:
+class Pausing(Length):
     """Lets each row draft in some rounds only, and none in every fourth."""
 
     def __init__(self) -> None:
@@ -242,8 +242,8 @@ def speed(controller: Any, uniform: np.ndarray, c: float, most: int, sure: np.nd
             stop = controller.stop(said, drafted, stage, state)
             drafted += 1
             if stop is not None and bool(stop[0]):
-                drafted -= bool(getattr(controller, "drops", False))
-                time += c * bool(getattr(controller, "drops", False))
+                drafted -= controller.drops_last
+                time += c * controller.drops_last
                 break
         taken = int((luck[round_, :drafted] < row[:drafted]).cumprod().sum())
         tokens, time = tokens + taken + 1, time + 1 + c * drafted

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import ModelError, SpecError
 from pardec.samplers.cards import Family
 from pardec.samplers.registry import resolve
 from pardec.samplers.speculative.contracts import SpeculativeSampler
@@ -82,7 +82,7 @@ class Fit:
             try:
                 sampler = self._prepared({**self.arguments, **block, "sampler": candidate.spec})
                 self._known[candidate] = str(sampler.spec), sampler.exact
-            except SpecError:
+            except (SpecError, ModelError):  # a draft model that cannot be had among them
                 self._known[candidate] = None
         return self._known[candidate]
 

@@ -19,9 +19,9 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.spec import Part, Spec, parse
 from pardec.samplers.speculative.contracts import (
-    Compatible,
     DecodeContext,
     Draft,
+    Drafter,
     Outcome,
     SpeculativeSampler,
     Uniforms,
@@ -47,13 +47,12 @@ def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> Spec
         raise SpecError(f"{card.name!r} is no acceptance", hint='"pardec list samplers --stage accept" shows them')
     spec = Spec((Part("candidates", (("k", str(k)),)), *parse(accept).parts))
     sampler = SpeculativeSampler(spec, getattr(made, "exact", card.exact), Candidates(source, k), made)
-    if isinstance(made, Compatible):
-        made.check(sampler)
+    made.check(sampler)
     return sampler
 
 
 @dataclass(frozen=True)
-class Candidates:
+class Candidates(Drafter):
     """The drafter; `candidates` makes a sampler of it."""
 
     source: Any

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,28 +10,18 @@ import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel, Head, States, check_pair
-from pardec.models.load import load_continuous
 
 from ...ops.denoising_paths import Last, token, trace, width
 from ...ops.denoising_paths import Path as Trail
 from ..contracts import Easel
 from ._ahead import Group, numbered, raster
 
-_KEPT = 2  # drafting models that stay loaded
-
-
-@lru_cache(maxsize=_KEPT)
-def loaded(name: str, device: torch.device, dtype: torch.dtype) -> ContinuousModel:
-    """The checkpoint, kept for the requests to come."""
-    return load_continuous(name, device=device, dtype=dtype)
-
 
 class Drafter:
     """The model that drafts, for a request. What rows are live is none of its business."""
 
-    def __init__(self, name: str, easel: Easel) -> None:
+    def __init__(self, made: ContinuousModel, easel: Easel) -> None:
         target = easel.model
-        made = loaded(name, target.device, target.dtype)
         check_pair(made, target)
         # The same checkpoint says the same laws: what one call says of them and another must not differ by rounding.
         self.same = made is target or (made.name == target.name and _place(made) == _place(target) is not None)

@@ -38,6 +38,10 @@ class Groups(Policy):
     def head_steps(self) -> int | None:
         return self.head
 
+    @property
+    def needed_model(self) -> str | None:
+        return None
+
     def check_model(self, model: ContinuousModel) -> None:
         """Nothing is refused."""
 

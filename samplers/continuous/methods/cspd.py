@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pardec.models.continuous.contracts import ContinuousModel
-from pardec.models.errors import SpecError
+from pardec.models.errors import ModelError, SpecError
 
 from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
@@ -83,6 +83,10 @@ class CSpD(Ahead):
     def exact(self) -> str:
         return "distribution" if self.mode == "exact" and self.slack == 1 else "relaxed"
 
+    @property
+    def needed_model(self) -> str | None:
+        return self.draft
+
     def check_model(self, model: ContinuousModel) -> None:
         if not self.draft:
             raise SpecError(
@@ -96,8 +100,9 @@ class CSpD(Ahead):
                 f"cspd tests densities, and at temperature {easel.request.temperature} there are none",
                 hint="use a temperature above 0, or mar",
             )
-        assert self.draft is not None, "checked with the model"
-        return Drafter(self.draft, easel)
+        if easel.request.draft_model is None:
+            raise ModelError("cspd: the request has no draft model", "load it and hand it in as its draft_model")
+        return Drafter(easel.request.draft_model, easel)
 
     def round(self, easel: Easel, state: Drafter) -> Round:
         # All rows are at the same step as long as nothing was drafted.

@@ -26,13 +26,13 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import argmax
 from ...ops.tree_walk import descend, reached
-from ...registry import Policy, register
-from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
+from ...registry import register
+from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register("bild", stage="accept", paper="arXiv:2302.07863", checked="hand")
 @dataclass(frozen=True)
-class BigLittle(Policy):
+class BigLittle(Acceptance):
     rollback: Annotated[
         float, "nats: a token of probability exp(-rollback) is just kept; the paper tunes it, 1 to 10"
     ] = 2.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...ops.verification import follow
-from ...registry import Policy, register
-from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
+from ...registry import register
+from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register(
@@ -25,9 +25,9 @@ from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
     checked="golden/acceptance golden/llamagen reference",
 )
 @dataclass(frozen=True)
-class Greedy(Policy):
+class Greedy(Acceptance):
     argmax: ClassVar[bool] = True  # at any temperature the argmax comes out
-    follows: ClassVar[bool] = True
+    follows_pick: ClassVar[bool] = True
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         return follow(draft, distributions.pick)

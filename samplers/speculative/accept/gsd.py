@@ -31,16 +31,16 @@ from pardec.models.errors import SpecError
 
 from ...ops.relaxed import relaxed
 from ...ops.verification import Exact, Trial, judge
-from ...registry import Policy, register
+from ...registry import register
 from ..code_features import CodeFeatures
-from ..contracts import DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
+from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 
 _COMPARED = 10000  # rows of the authors' table of distances
 
 
 @register("gsd", stage="accept", paper="arXiv:2508.07747", checked="golden/acceptance reference")
 @dataclass(frozen=True)
-class Grouped(Policy):
+class Grouped(Acceptance):
     group: Annotated[int, "ranks that are looked at around a token's own"] = 14
     prob: Annotated[float, "probabilities of a group's tokens differ by less from the token's"] = 0.15
     dist: Annotated[float, "squared distances of their input embeddings from the token's are less"] = 0.5

@@ -16,7 +16,6 @@ Exact: distribution.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,26 +24,28 @@ from pardec.models.errors import SpecError
 
 from ...ops.tree_walk import Walk
 from ...ops.verification import asked, judge, total
-from ...registry import Policy, register
+from ...registry import register
 from ...rng import wide
-from ..contracts import AtOnce, Draft, Siblings, SpeculativeSampler, TargetDistributions, Uniforms, Verdict
+from ..contracts import Acceptance, AtOnce, Draft, Siblings, SpeculativeSampler, TargetDistributions, Uniforms, Verdict
 
 _HALVINGS = 36  # of an interval as long as k: nothing of the acceptance is lost that float32 laws could show
 
 
 @register("kseq", stage="accept", paper="arXiv:2310.15141", exact="distribution", checked="reference joint")
 @dataclass(frozen=True)
-class KSeq(Policy):
-    siblings: ClassVar[Siblings] = "with"
+class KSeq(Acceptance):
+    @property
+    def siblings(self) -> Siblings:
+        return "with"
 
-    def check(self, speculation: SpeculativeSampler) -> None:
-        if not getattr(speculation.draft, "shaped", False):
-            name = speculation.spec.parts[0].name
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if not sampler.draft.takes_shape:
+            name = sampler.spec.parts[0].name
             raise SpecError(
                 f"kseq accepts tokens drawn independently from a law, and {name!r} has no law to draw them from",
                 hint="accept with speculative, or draft with model:name=...",
             )
-        if getattr(speculation.shape, "adapts", False):
+        if sampler.shape is not None and sampler.shape.adaptive:
             raise SpecError(
                 "kseq lowers its bar by the number of siblings, which must not depend on the tokens drawn",
                 hint="draft in the shape template, or accept with rrs",

@@ -42,14 +42,14 @@ from ...ops.relaxed import relaxed
 from ...ops.transport import moved
 from ...ops.tree_walk import longest, reached
 from ...ops.verification import Trial, judge, total
-from ...registry import Policy, register
+from ...registry import register
 from ..code_features import CodeFeatures, appearance, neighbours
-from ..contracts import DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
+from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register("lantern", stage="accept", paper="arXiv:2410.03355", checked="golden/acceptance reference")
 @dataclass(frozen=True)
-class Lantern(Policy):
+class Lantern(Acceptance):
     k: Annotated[int, "nearest tokens that one may borrow from"] = 1000
     delta: Annotated[
         float, "probability borrowed at most: by a token (reference), in all behind a node (principled)"

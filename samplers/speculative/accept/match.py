@@ -21,17 +21,21 @@ import torch
 from torch import Tensor
 
 from ...ops.verification import follow
-from ...registry import Policy, register
+from ...registry import register
 from ...rng import gumbel, wide
-from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
+from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register("match", stage="accept", paper="arXiv:2305.10427", exact="distribution", checked="reference joint")
 @dataclass(frozen=True)
-class Match(Policy):
-    follows: ClassVar[bool] = True
+class Match(Acceptance):
+    follows_pick: ClassVar[bool] = True
 
     noise: Annotated[Literal["fresh", "seeded"], "seeded: one noise per position for the whole request"] = "fresh"
+
+    @property
+    def seeded(self) -> bool:
+        return self.noise == "seeded"
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         return follow(draft, distributions.pick if distributions.greedy else self.drawn(draft, distributions, uniforms))

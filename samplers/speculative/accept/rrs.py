@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ...ops.verification import judge
-from ...registry import Policy, register
-from ..contracts import Draft, Siblings, TargetDistributions, Uniforms, Verdict
+from ...registry import register
+from ..contracts import Acceptance, Draft, Siblings, TargetDistributions, Uniforms, Verdict
 
 
 @register("rrs", stage="accept", paper="arXiv:2402.14160", exact="distribution", checked="reference joint")
 @dataclass(frozen=True)
-class RecursiveRejection(Policy):
+class RecursiveRejection(Acceptance):
     replacement: Annotated[bool, "siblings are drawn independently, as in SpecInfer"] = False
 
     @property

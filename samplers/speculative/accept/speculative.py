@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ops.verification import judge
-from ...registry import Policy, register
-from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
+from ...registry import register
+from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register(
@@ -29,6 +29,6 @@ from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
     checked="golden/acceptance reference joint",
 )
 @dataclass(frozen=True)
-class Speculative(Policy):
+class Speculative(Acceptance):
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         return judge(draft, distributions.p, uniforms)

@@ -26,13 +26,13 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import argmax
 from ...ops.tree_walk import longest, reached
-from ...registry import Policy, register
-from ..contracts import Draft, TargetDistributions, Uniforms, Verdict
+from ...registry import register
+from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 
 
 @register("typical", stage="accept", paper="arXiv:2401.10774", checked="golden/acceptance reference")
 @dataclass(frozen=True)
-class Typical(Policy):
+class Typical(Acceptance):
     epsilon: Annotated[float, "a probability above this is always enough"] = 0.09
     delta: Annotated[float, "share of exp(-entropy) that is enough; the authors take the root of epsilon"] = 0.3
     reference: Annotated[bool, "as the authors' code: the next token is the likeliest"] = False

@@ -12,8 +12,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...spec import Policy
-from ..contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, SpeculativeSampler, Uniforms
 from ._grid import above, beside, columns
 from ._history import repeated
 
@@ -118,7 +117,7 @@ class Iterate:
 
 
 @dataclass(frozen=True)
-class JacobiWindow(Policy):
+class JacobiWindow(Drafter):
     """Guesses for a window, all of them replaced by the target's own picks in every round."""
 
     name: ClassVar[str]  # in the registry
@@ -150,8 +149,8 @@ class JacobiWindow(Policy):
     def exact(self) -> str:
         return "relaxed" if self.exits else "greedy"
 
-    def check(self, speculation: SpeculativeSampler) -> None:
-        if self.exits and not getattr(speculation.accept, "follows", False):
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if self.exits and not sampler.accept.follows_pick:
             raise SpecError(
                 "an early exit commits guesses that were never drawn from a law",
                 hint="accept with greedy or match",

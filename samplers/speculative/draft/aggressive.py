@@ -25,14 +25,14 @@ import numpy as np
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, Outcome, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 from ._history import PerRow, chain
 
 
 @register("aggressive", stage="draft", paper="arXiv:2106.04970", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
-class Aggressive(Policy):
+class Aggressive(Drafter):
     k: Annotated[int, "tokens drafted"] = 32
     max_ngram: Annotated[int, "longest ending of the output that is looked for in the source"] = 8
     source: Annotated[str | None, "the text that the output repeats; none takes each row's prompt"] = None

@@ -24,14 +24,14 @@ import numpy as np
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, Outcome, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 from ._history import Grams, PerRow, chain, repeated
 
 
 @register("copyspec", stage="draft", paper="arXiv:2502.08923", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
-class CopySpec(Policy):
+class CopySpec(Drafter):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}  # by `pardec tune`
 
     k: Annotated[int, "tokens drafted"] = 10

@@ -27,17 +27,17 @@ from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, Entered, Outcome, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, Entered, Outcome, Uniforms
 from ..draft_model import DraftModelState
 from ..shape._growth import packed
 
 
 @register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class EarlyExit(Policy):
-    shaped: ClassVar[bool] = True
-    sized: ClassVar[bool] = True
+class EarlyExit(Drafter):
+    takes_shape: ClassVar[bool] = True
+    takes_length: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}  # by `pardec tune`
 
     layers: Annotated[int, "of the target, that draft"] = 2
@@ -56,7 +56,7 @@ class EarlyExit(Policy):
             )
         return self.k + 1
 
-    def cost_ratio(self, target: LanguageModel) -> float:
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
         """The layers that a forward runs, of all; that the verify pass need not run them again is not counted."""
         return self.layers / target.layers
 

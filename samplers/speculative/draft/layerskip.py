@@ -35,17 +35,17 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ...ops.rank import argmax
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, Outcome, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 from ..draft_model import DraftModelState
 from ._skipping import Search, Skip, kept, uniform
 
 
 @register("layerskip", stage="draft", paper="arXiv:2410.06916", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class LayerSkip(Policy):
-    shaped: ClassVar[bool] = True
-    sized: ClassVar[bool] = True
+class LayerSkip(Drafter):
+    takes_shape: ClassVar[bool] = True
+    takes_length: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}  # by `pardec tune`
 
     ratio: Annotated[float, "share of the inner layers' sub-blocks that is skipped"] = 0.45
@@ -65,7 +65,7 @@ class LayerSkip(Policy):
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
-    def cost_ratio(self, target: LanguageModel) -> float:
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
         """The sub-blocks that a forward runs, of all."""
         return 1 - len(uniform(target.layers, self.ratio)) / (2 * target.layers)
 
@@ -73,7 +73,7 @@ class LayerSkip(Policy):
         layers = context.model.layers
         made = Skipping(context, context.model, context.cache, skip=uniform(layers, self.ratio))
         if self.skip == "search":
-            drawn = context.request.temperature and getattr(context.sampler.accept, "noise", "") != "seeded"
+            drawn = context.request.temperature and not context.sampler.accept.seeded
             made.search = Search(layers, self.ratio) if drawn else kept(context.model, self.ratio, self.context)
             made.skip = made.search.best
         return made

@@ -25,8 +25,8 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, Outcome, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 from ..trees import compact
 from ._history import PerRow
 from ._ngrams import Pool, trie
@@ -46,7 +46,7 @@ class Lines:
 
 @register("lookahead", stage="draft", paper="arXiv:2402.02057", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
-class Lookahead(Policy):
+class Lookahead(Drafter):
     window: Annotated[int, "columns of the window, the text's last token included"] = 7
     ngram: Annotated[int, "tokens of the n-grams in the pool, the key included"] = 5
     guesses: Annotated[int, "n-grams kept behind each token, and drafted"] = 7

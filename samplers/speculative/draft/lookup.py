@@ -25,8 +25,8 @@ import numpy as np
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, Outcome, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 from ._grid import columns
 from ._history import Cells, Grams, PerRow, Reach, chain, repeated
 
@@ -35,7 +35,7 @@ Index = Grams | Reach | Cells
 
 @register("lookup", stage="draft", paper="arXiv:2304.04487", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
-class Lookup(Policy):
+class Lookup(Drafter):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}  # by `pardec tune`
 
     k: Annotated[int, "tokens drafted"] = 10

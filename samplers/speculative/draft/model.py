@@ -13,30 +13,25 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, ClassVar
 
 import numpy as np
-import torch
 
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.load import load
 from pardec.models.model import LanguageModel
 
 from ...conditioning import dressed
-from ...registry import Policy, register
+from ...registry import register
 from ...spec import ModelName
-from ..contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
-
-_KEPT = 2  # drafting models that stay loaded
 
 
 @register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class Model(Policy):
-    shaped: ClassVar[bool] = True
-    sized: ClassVar[bool] = True
+class Model(Drafter):
+    takes_shape: ClassVar[bool] = True
+    takes_length: ClassVar[bool] = True
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}  # by `pardec tune`
 
     name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
@@ -46,25 +41,29 @@ class Model(Policy):
         if self.k < 1:
             raise SpecError(f"model: k must be at least 1, got {self.k}")
 
-    def check(self, speculation: SpeculativeSampler) -> None:
+    def check(self, sampler: SpeculativeSampler) -> None:
         if not self.name:
             raise SpecError(
                 "model: name is not given: the checkpoint that drafts",
                 hint="write model:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
             )
 
+    @property
+    def needed_model(self) -> str | None:
+        return self.name
+
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
-    def cost_ratio(self, target: LanguageModel) -> float:
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
         """Parameters of the drafter over those of the target: reading them is most of what a forward costs."""
-        assert self.name is not None, "checked when the spec was resolved"
-        return loaded(self.name, target.device, target.dtype).parameters / target.parameters
+        return None if draft_model is None else draft_model.parameters / target.parameters
 
     def start(self, context: DecodeContext) -> DraftModelState:
-        assert self.name is not None, "checked when the spec was resolved"
-        drafter = loaded(self.name, context.model.device, context.model.dtype)
-        refuse_other(drafter, context.model)
+        drafter = context.request.draft_model
+        if drafter is None:
+            raise ModelError("model: the request has no draft model", "load it and hand it in as Request.draft_model")
+        check_pair(drafter, context.model)
         drafter = dressed(drafter, context.request)
         longest = int(context.text.limit.max())
         cache = drafter.new_cache(len(context.text), longest, scratch=context.cache.capacity - longest)
@@ -77,14 +76,8 @@ class Model(Policy):
         state.settle(outcome)
 
 
-@lru_cache(maxsize=_KEPT)
-def loaded(name: str, device: torch.device, dtype: torch.dtype) -> LanguageModel:
-    """The checkpoint, kept for the requests to come."""
-    return load(name, device=device, dtype=dtype)
-
-
-def refuse_other(drafter: LanguageModel, target: LanguageModel) -> None:
-    """Raises ModelError unless `drafter` says the law of the same tokens as `target`, one behind the other."""
+def check_pair(drafter: LanguageModel, target: LanguageModel) -> None:
+    """Raises ModelError unless `drafter` predicts the same tokens as `target`, left to right."""
     if drafter.decoding_config.attention != "causal":
         raise ModelError(f"{drafter.name} cannot draft: it is no autoregressive model", "draft with a causal one")
     ours, theirs = (model.tokenizer and model.tokenizer.get_vocab() for model in (target, drafter))

@@ -15,7 +15,6 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -27,8 +26,8 @@ from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, Outcome, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 from ..trees import Template, compact, ranked
 from ._matrix import Matrix
 
@@ -37,7 +36,7 @@ _LOGITS = 1 << 24  # of the prompt's laws, so many numbers are made at a time
 
 @register("recycling", stage="draft", paper="arXiv:2408.08696", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
-class Recycling(Policy):
+class Recycling(Drafter):
     k: Annotated[int, "candidates remembered for each token"] = 8
     tree: Annotated[str, "nodes at each depth"] = "8-21-25-15-8-3"
     prefill: Annotated[bool, "the prompt's forward fills the matrix too"] = True
@@ -79,7 +78,7 @@ class Recycling(Policy):
         tree = ranked(self._counts, self.k).to(text.device)
         if not self.keep:
             return _Recycled(Matrix(len(text), vocab, self.k, text.device), tree)
-        if context.request.temperature and getattr(context.sampler.accept, "noise", "") != "seeded":
+        if context.request.temperature and not context.sampler.accept.seeded:
             raise SpecError(
                 "recycling: with keep=true a sampled text would depend on the requests before it",
                 hint="accept with match:noise=seeded, whose draws do not depend on the drafts, or leave keep out",
@@ -116,11 +115,11 @@ class Recycling(Policy):
         state.matrix.write(torch.arange(batch, device=device), draft.tokens, outcome.distributions.raw, real)
 
     @property
-    def warm(self) -> Callable[[np.ndarray, Hidden, DecodeContext, _Recycled], None] | None:
-        """What the loop calls with the prompt's forward."""
-        return self._warm if self.prefill else None
+    def reads_prompt(self) -> bool:
+        """The prompt's forward fills the matrix too."""
+        return self.prefill
 
-    def _warm(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: _Recycled) -> None:
+    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: _Recycled) -> None:
         text = context.text
         device, width = text.device, int(text.length[rows].max())
         which = torch.from_numpy(rows).to(device)

@@ -28,11 +28,11 @@ from ._window import JacobiWindow
 @dataclass(frozen=True)
 class SeededJacobi(JacobiWindow):
     name: ClassVar[str] = "seeded_jacobi"
-    brings: ClassVar[str] = "match:noise=seeded"
+    default_acceptance: ClassVar[str | None] = "match:noise=seeded"
 
-    def check(self, speculation: SpeculativeSampler) -> None:
-        if getattr(speculation.accept, "noise", None) != "seeded":
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if not sampler.accept.seeded:
             raise SpecError(
-                f"seeded_jacobi converges on seeded draws only, and {speculation.spec} has others",
-                hint=f"leave the acceptance out, which is {self.brings}, or draft with jacobi",
+                f"seeded_jacobi converges on seeded draws only, and {sampler.spec} has others",
+                hint=f"leave the acceptance out, which is {self.default_acceptance}, or draft with jacobi",
             )

@@ -15,13 +15,13 @@ import numpy as np
 
 from pardec.models.model import LanguageModel
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, Outcome, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 
 
 @register("sequential", stage="draft", paper="arXiv:1706.03762", exact="greedy", checked="golden/llamagen reference")
 @dataclass(frozen=True)
-class Sequential(Policy):
+class Sequential(Drafter):
     def width(self, model: LanguageModel) -> int:
         return 1
 

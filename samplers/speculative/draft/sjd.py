@@ -32,8 +32,8 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...ops.redraw import coupled, perturbed
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, Outcome, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 from ..uniforms import drawn
 from ._window import Init, ahead, fresh, refuse_flat, refuse_narrow
 
@@ -53,7 +53,7 @@ class Places:
 
 @register("sjd", stage="draft", paper="arXiv:2410.01699", exact="greedy", checked="golden/llamagen joint")
 @dataclass(frozen=True)
-class Sjd(Policy):
+class Sjd(Drafter):
     window: Annotated[
         int | None, "tokens fed in a forward, the last known one included; none: 32 of a picture, 16 of text"
     ] = None

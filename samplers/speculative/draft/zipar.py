@@ -27,8 +27,8 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, Outcome, SpeculativeSampler, Uniforms
 from ._grid import columns
 
 
@@ -43,8 +43,8 @@ class Board:
 
 @register("zipar", stage="draft", paper="arXiv:2412.04062", checked="hand")
 @dataclass(frozen=True)
-class Zipar(Policy):
-    brings: ClassVar[str] = "match"
+class Zipar(Drafter):
+    default_acceptance: ClassVar[str | None] = "match"
 
     window: Annotated[int | None, "cells of a row that are there when the next one begins; none: half a row"] = None
 
@@ -52,8 +52,8 @@ class Zipar(Policy):
         if self.window is not None and self.window < 1:
             raise SpecError(f"zipar: window must be at least 1, got {self.window}")
 
-    def check(self, speculation: SpeculativeSampler) -> None:
-        if not getattr(speculation.accept, "follows", False):
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if not sampler.accept.follows_pick:
             raise SpecError(
                 "zipar commits cells that were drawn before the row above them was full",
                 hint="accept with match, or with greedy at temperature 0",

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Outcome
+from ...registry import register
+from ..contracts import DecodeContext, Length, Outcome
 from ._rounds import levels
 
 
@@ -36,7 +36,7 @@ class _Counts:
 
 @register("calibrated", stage="length", paper="arXiv:2405.19715", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class Calibrated(Policy):
+class Calibrated(Length):
     h: Annotated[float, "probability of a rejection at which to stop"] = 0.7
     buckets: Annotated[int, "of equal width, over max q"] = 32
     prior: Annotated[float, "tokens that the middle of a bucket counts as"] = 2.0

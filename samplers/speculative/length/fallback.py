@@ -20,14 +20,14 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Outcome
+from ...registry import register
+from ..contracts import DecodeContext, Length, Outcome
 
 
 @register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class Fallback(Policy):
-    drops: ClassVar[bool] = True
+class Fallback(Length):
+    drops_last: ClassVar[bool] = True
 
     below: Annotated[float, "probability of the drafter's likeliest token, under which the target takes over"] = 0.6
 

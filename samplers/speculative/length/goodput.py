@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Outcome
+from ...registry import register
+from ..contracts import DecodeContext, Length, Outcome
 from ._goodput import Costs, Round, lengths
 from ._rounds import levels
 
@@ -45,7 +45,9 @@ class _Memory:
 
 @register("goodput", stage="length", paper="arXiv:2406.14066", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class Goodput(Policy):
+class Goodput(Length):
+    times_rounds: ClassVar[bool] = True
+
     c: Annotated[float, "cost of a drafter's forward"] = 0.1
     token: Annotated[float, "cost of each position fed to the target"] = 0.005
     context: Annotated[float, "cost of each token of context, over all rows"] = 0.0

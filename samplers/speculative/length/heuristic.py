@@ -19,8 +19,8 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Outcome
+from ...registry import register
+from ..contracts import DecodeContext, Length, Outcome
 from ._rounds import levels
 
 
@@ -31,7 +31,7 @@ class _Wanted:
 
 @register("heuristic", stage="length", paper="arXiv:2405.04304", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class Heuristic(Policy):
+class Heuristic(Length):
     first: Annotated[int, "tokens of the first draft"] = 5
     more: Annotated[int, "tokens added after a full acceptance"] = 2
     less: Annotated[int, "tokens taken off after a rejection"] = 1

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Outcome
+from ...registry import register
+from ..contracts import DecodeContext, Length, Outcome
 
 
 @register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class Unsure(Policy):
+class Unsure(Length):
     tau: Annotated[float, "probability of the drafter's likeliest token; SWIFT's is 0.8"] = 0.4
 
     def __post_init__(self) -> None:

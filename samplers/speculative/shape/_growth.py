@@ -86,4 +86,4 @@ def left_off(context: DecodeContext, logits: Tensor, nodes: Tensor, step: int) -
 
 def drops(context: DecodeContext) -> bool:
     """Whether the token that made the controller stop is left out."""
-    return bool(getattr(context.sampler.length, "drops", False))
+    return context.sampler.length is not None and context.sampler.length.drops_last

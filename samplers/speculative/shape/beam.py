@@ -20,14 +20,14 @@ import torch
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, DraftModel, SpeculativeSampler, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSampler, Uniforms
 from ._growth import Tree, drops, left_off, packed
 
 
 @register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
-class Beam(Policy):
+class Beam(Shape):
     beams: Annotated[int, "nodes expanded a level, and children looked at of each"] = 10
     nodes: Annotated[int, "drafted tokens, in all"] = 60
 
@@ -36,8 +36,8 @@ class Beam(Policy):
             if getattr(self, name) < 1:
                 raise SpecError(f"beam: {name} must be at least 1, got {getattr(self, name)}")
 
-    def check(self, speculation: SpeculativeSampler) -> None:
-        if getattr(speculation.accept, "siblings", "without") == "with":
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if sampler.accept.siblings == "with":
             raise SpecError(
                 "beam keeps the likeliest children, and this acceptance needs independent draws",
                 hint="use template or dyspec, or another acceptance",

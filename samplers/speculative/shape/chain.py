@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from ...ops.rank import argmax
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, DraftModel, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from ._growth import drops, left_off
 
 
 @register("chain", stage="shape", paper="arXiv:2211.17192", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
-class Chain(Policy):
+class Chain(Shape):
     def width(self, k: int) -> int:
         return k + 1
 

@@ -24,16 +24,16 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import DecodeContext, Draft, DraftModel, Uniforms
+from ...registry import register
+from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from ._growth import Tree, drops, left_off, packed
 from ._siblings import given_distributions, siblings
 
 
 @register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class DySpec(Policy):
-    adapts: ClassVar[bool] = True
+class DySpec(Shape):
+    adaptive: ClassVar[bool] = True
 
     nodes: Annotated[int, "drafted tokens, in all"] = 64
     children: Annotated[int, "the most of one node"] = 8

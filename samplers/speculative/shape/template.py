@@ -24,16 +24,16 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
+from ...registry import register
 from ...spec_values import MOST
-from ..contracts import DecodeContext, Draft, DraftModel, Uniforms
+from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from ._growth import drops, left_off
 from ._siblings import given_distributions, siblings
 
 
 @register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class Template(Policy):
+class Template(Shape):
     widths: Annotated[str, "children of each node, level by level; the drafter's k cuts it"] = "1-1-3-1-1-1-1-1"
 
     def __post_init__(self) -> None:
