@@ -33,7 +33,7 @@ from pardec.models.kernels.rotary import turn_and_store
 from pardec.models.kernels.swiglu import gated
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.ops.confidence import confidence, confidence_of
-from pardec.samplers.ops.neighbourhood import around, within
+from pardec.samplers.ops.neighbourhood import mass_within, neighbour_sums
 from pardec.samplers.ops.verification import judge
 from pardec.samplers.rng import Keyed as Source
 from pardec.samplers.speculative.contracts import Draft
@@ -233,8 +233,8 @@ def chain(nodes: int, *, vocab: int = VOCAB, laws: bool = False, points: bool = 
 
 def neighbours(dtype: torch.dtype, k: int, *, vocab: int = 16384, ids: int = 3) -> None:
     nearest = ints(vocab, k, dtype=torch.int32)
-    around(empty(4, vocab, dtype=dtype), ints(4, ids), nearest)
-    within(empty(4, vocab, dtype=dtype), ints(4), nearest, empty(4, dtype=dtype))
+    neighbour_sums(empty(4, vocab, dtype=dtype), ints(4, ids), nearest)
+    mass_within(empty(4, vocab, dtype=dtype), ints(4), nearest, empty(4, dtype=dtype))
 
 
 def stack(dtype: torch.dtype) -> None:

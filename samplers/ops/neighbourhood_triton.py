@@ -25,14 +25,14 @@ def _around(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    place = row * count + tl.program_id(1)
-    line = nearest_ptr + tl.load(ids_ptr + place).to(tl.int64) * nearest_v
+    index = row * count + tl.program_id(1)
+    line = nearest_ptr + tl.load(ids_ptr + index).to(tl.int64) * nearest_v
     total = tl.zeros([BLOCK], out_ptr.dtype.element_ty)
     for start in range(0, width, BLOCK):
         k = start + tl.arange(0, BLOCK)
         near = tl.load(line + k * nearest_k, mask=k < width, other=0)
         total += tl.load(values_ptr + row * values_n + near, mask=k < width, other=0.0)
-    tl.store(out_ptr + place, tl.sum(total, 0))
+    tl.store(out_ptr + index, tl.sum(total, 0))
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _within(
     tl.store(any_ptr + row + first, some.to(tl.int8))
 
 
-def around(values: Tensor, ids: Tensor, nearest: Tensor) -> Tensor:
+def neighbour_sums(values: Tensor, ids: Tensor, nearest: Tensor) -> Tensor:
     """[N, M] in the type of `values` [N, V]; `ids` [N, M], `nearest` [V, K]."""
     values = values if values.stride(-1) == 1 else values.contiguous()
     out = torch.empty(ids.shape, dtype=values.dtype, device=values.device)
@@ -83,8 +83,8 @@ def around(values: Tensor, ids: Tensor, nearest: Tensor) -> Tensor:
     return out
 
 
-def within(distribution: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
-    """The mass [N] and whether the first fits [N], of `law` [N, V], `token` [N], `nearest` [V, K] and `limit` [N]."""
+def mass_within(distribution: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+    """As `neighbourhood.mass_within`; `distribution` [N, V], `token` [N], `nearest` [V, K], `limit` [N]."""
     distribution = distribution if distribution.stride(-1) == 1 else distribution.contiguous()
     mass = torch.empty(len(distribution), dtype=distribution.dtype, device=distribution.device)
     some = torch.empty(len(distribution), dtype=torch.int8, device=distribution.device)

@@ -1,4 +1,4 @@
-"""Drawing the tokens of a window anew when their laws have changed, so that most of them stay."""
+"""Resampling the tokens of a window when their distributions have changed, so that most tokens stay the same."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import torch
 from torch import Tensor
 
 from ..rng import gumbel, wide
-from ..speculative.uniforms import drawn
+from ..speculative.uniforms import sample
 from .verification import residual, without
 
 
-def coupled(p: Tensor, old: Tensor, q: Tensor, point: Tensor, had: Tensor, keep: Tensor, u: Tensor) -> Tensor:
-    """A draw from each law p [N, V] that is the `old` [N] one as often as can be.
+def coupled_sample(
+    p: Tensor, old: Tensor, q: Tensor, point: Tensor, has_old: Tensor, keep: Tensor, u: Tensor
+) -> Tensor:
+    """A sample of each distribution p [N, V], equal to `old` [N] as often as possible (a maximal coupling).
 
         old stays  iff  keep q[old] < p[old],  else  x ~ norm([p - q]+),  for a point mass p without old
 
-    `q` [N, V] is the law that `old` was drawn from, unless it was a `point` [N] mass; where none `had` [N] been drawn
-    x ~ p. `keep` and `u` [N] are uniforms that no other draw of the place has used.
+    `q` [N, V] is the distribution that `old` was sampled from, except where it was a `point` [N] mass; without an old
+    token (`has_old` [N]) x ~ p. `keep` and `u` [N] are uniforms that no other sample of the position has used.
     """
     at = q.gather(-1, old[:, None])[:, 0].masked_fill(point, 1.0)
-    stays = had & (keep * at < p.gather(-1, old[:, None])[:, 0])
-    gone = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, old[:, None], True)
-    left = torch.where(point[:, None], without(p, gone), residual(p, q))
-    return torch.where(stays, old, drawn(torch.where(had[:, None], left, p), u))
+    stays = has_old & (keep * at < p.gather(-1, old[:, None])[:, 0])
+    removed = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, old[:, None], True)
+    rest = torch.where(point[:, None], without(p, removed), residual(p, q))
+    return torch.where(stays, old, sample(torch.where(has_old[:, None], rest, p), u))
 
 
-def perturbed(p: Tensor, u: Tensor) -> Tensor:
+def gumbel_sample(p: Tensor, u: Tensor) -> Tensor:
     """argmax(log p + G) for p [..., V], with Gumbel noise from uniforms `u` [..., V]; [...] int64.
 
-    The same noise under a law that has changed little mostly gives the same token.
+    With the same noise, a slightly changed distribution mostly gives the same token.
     """
     return (wide(p).log() + gumbel(u)).argmax(-1)

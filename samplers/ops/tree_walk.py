@@ -1,4 +1,4 @@
-"""Ways down a draft: from node 0 to children that were accepted, every row at its own node."""
+"""Paths through a draft, from node 0 to accepted children, every row at its own node."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ..speculative.contracts import Draft
 from .rank import argmax
 
 
-def descend(draft: Draft, taken: Tensor) -> tuple[Tensor, Tensor]:
-    """The path [B, D] from node 0 through `taken` [B, T], at each level the first such child, and its length [B]."""
-    index = torch.arange(draft.width, device=taken.device)
+def descend(draft: Draft, accepted: Tensor) -> tuple[Tensor, Tensor]:
+    """The path [B, D] from node 0 through `accepted` [B, T], at each level the first such child, and its length [B]."""
+    index = torch.arange(draft.width, device=accepted.device)
     if draft.parents is None:
-        return index.expand_as(draft.tokens), taken[:, 1:].long().cumprod(1).sum(1)
+        return index.expand_as(draft.tokens), accepted[:, 1:].long().cumprod(1).sum(1)
     walk = Walk(draft)
     for _ in range(draft.deepest):
-        walk.step(taken & walk.children)
+        walk.step(accepted & walk.children)
     return walk.path, walk.count
 
 
 def longest(draft: Draft, fits: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
     """Path [B, D] and count [B]: the deepest path of nodes `fits` [B, T]; ties go to the highest sum of `score` [B, T].
 
-    Of equal sums that of the first node stands.
+    Of equal sums the first node's path is taken.
     """
     if draft.parents is None:
         return descend(draft, fits)
@@ -38,16 +38,16 @@ def longest(draft: Draft, fits: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
     node = argmax(along.masked_fill(~last, -torch.inf))
     path = torch.zeros_like(draft.tokens[:, : draft.deepest + 1])
     for level in range(path.shape[1] - 1, 0, -1):
-        here = count >= level
-        path[:, level] = torch.where(here, node, 0)
-        node = torch.where(here, parent.gather(1, node[:, None])[:, 0], node)
+        inside = count >= level
+        path[:, level] = torch.where(inside, node, 0)
+        node = torch.where(inside, parent.gather(1, node[:, None])[:, 0], node)
     return path, count
 
 
 def reached(draft: Draft, path: Tensor, count: Tensor) -> Tensor:
-    """[B, T] bool: the nodes that may be compared, which are the children of what was accepted.
+    """[B, T] bool: the children of accepted nodes, which is where a token may have been compared.
 
-    Of the children of one node those behind the accepted one are compared by rules that draw the target's token only.
+    Exact tests stop at the first accepted sibling; rules that compare with one sampled token look at all siblings.
     """
     index = torch.arange(path.shape[1], device=path.device)
     if draft.parents is None:
@@ -57,15 +57,15 @@ def reached(draft: Draft, path: Tensor, count: Tensor) -> Tensor:
 
 
 class Walk:
-    """The way down a tree, every row at its own node."""
+    """A walk down a tree, every row at its own node."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.index = torch.arange(draft.width, device=draft.tokens.device)
-        self.here = torch.zeros_like(draft.tokens[:, 0])  # [B]
-        self.count = torch.zeros_like(self.here)  # [B]
-        self.alive = torch.ones_like(self.here, dtype=torch.bool)  # [B] no level was without an accepted node
-        self.nodes = [self.here]
+        self.node = torch.zeros_like(draft.tokens[:, 0])  # [B]
+        self.count = torch.zeros_like(self.node)  # [B]
+        self.alive = torch.ones_like(self.node, dtype=torch.bool)  # [B] every level so far had an accepted node
+        self.nodes = [self.node]
 
     @property
     def path(self) -> Tensor:
@@ -75,13 +75,13 @@ class Walk:
     @property
     def children(self) -> Tensor:
         """[B, T] bool: what may be accepted next."""
-        return self.draft.tested & (self.draft.parent == self.here[:, None]) & self.alive[:, None]
+        return self.draft.tested & (self.draft.parent == self.node[:, None]) & self.alive[:, None]
 
-    def step(self, taken: Tensor) -> Tensor:
-        """Goes to the first node of `taken` [B, T]; where there is none the row stays for good. Returns it, [B]."""
-        first = torch.where(taken, self.index, self.draft.width).amin(1)
+    def step(self, accepted: Tensor) -> Tensor:
+        """Goes to the first node of `accepted` [B, T] and returns it, [B]; a row without one (T) stays for good."""
+        first = torch.where(accepted, self.index, self.draft.width).amin(1)
         self.alive = first < self.draft.width
-        self.here = torch.where(self.alive, first, self.here)
+        self.node = torch.where(self.alive, first, self.node)
         self.count = self.count + self.alive
-        self.nodes.append(self.here)
+        self.nodes.append(self.node)
         return first

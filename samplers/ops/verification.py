@@ -1,4 +1,4 @@
-"""The two rules that most acceptances are made of: following the target's own choice, and the exact test."""
+"""The two rules behind most acceptances: comparing with the target's own choice, and the exact test."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.nn.functional import pad
 from pardec.models.kernels.choice import backend
 
 from ..rng import wide
-from ..speculative.contracts import AtOnce, Draft, Numbered, Uniforms, Verdict
+from ..speculative.contracts import BatchedUniforms, Draft, InverseCDFUniforms, Uniforms, Verdict
 from .tree_walk import Walk, descend, reached
 
-_NOTHING = 1e-12  # a residual without a heavier token is rounding: p and q are the same, and p is drawn from
+_NOTHING = 1e-12  # a residual without a larger entry is rounding error: p equals q, and p is sampled from
 
 
 def follow(draft: Draft, pick: Tensor) -> Verdict:
-    """From node 0 on, descends to the child that holds `pick` [B, T] of its parent, as long as there is one.
+    """From node 0 on, descends to the child whose token is its parent's `pick` [B, T], as long as there is one.
 
-    Greedy decoding with the argmax as the pick; an exact sample with a draw from each node's law.
+    Greedy decoding if the pick is the argmax; exact sampling if it is a sample of each node's distribution.
     """
     if draft.width == 1:
         first = torch.zeros_like(draft.tokens)
@@ -30,8 +30,8 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
         same = draft.tested & pad(draft.tokens[:, 1:] == pick[:, :-1], (1, 0))
     else:
         same = draft.tested & (draft.tokens == pick.gather(1, draft.parent.clamp(min=0)))
-    taken = same if draft.sure is None else same | (draft.tested & draft.sure)
-    path, count = descend(draft, taken)
+    accepted = same if draft.sure is None else same | (draft.tested & draft.sure)
+    path, count = descend(draft, accepted)
     end = path.gather(1, count[:, None])
     tested = reached(draft, path, count)
     if draft.sure is not None:
@@ -40,18 +40,18 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
 
 
 def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
-    """The exact test of the nodes in order, and the next token from what is left of the law.
+    """The exact test of the nodes in order, and the next token from the residual distribution.
 
         accepted  iff  u q[x] < r[x]         rejected: r <- norm([r - q]+), for a point mass r without x
 
-    r is the law of the current node, `p` [B, T, V] float32. With q the law of each node given its earlier siblings
+    r starts as the distribution behind the current node, `p` [B, T, V] float32. With q conditional on earlier siblings
     this is speculative sampling for chains, and recursive rejection sampling for siblings with and without
     replacement (arXiv:2211.17192, 2302.01318, 2305.09781).
     """
-    if draft.parents is None and isinstance(uniforms, Numbered) and backend(p.device) == "triton":
+    if draft.parents is None and isinstance(uniforms, InverseCDFUniforms) and backend(p.device) == "triton":
         from .verification_triton import judge_chains
 
-        u, next_u = uniforms.accepts(draft.width), uniforms.number("next")
+        u, next_u = uniforms.accepts(draft.width), uniforms.draw_uniform("next")
         count, following, ratio = judge_chains(draft.tokens, draft.tested, p, draft.q, draft.point, u, next_u)
         index = torch.arange(draft.width, device=p.device)
         within = draft.tested & (index <= count[:, None] + 1)
@@ -59,23 +59,34 @@ def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
     if draft.width == 1:
         first = torch.zeros_like(draft.tokens)
         return Verdict(first, first[:, 0], uniforms.draw(p[:, 0], "next"), draft.tested, first.float())
-    if draft.parents is not None and draft.q is not None:
+    if (draft.parents is not None and draft.q is not None) or not isinstance(uniforms, BatchedUniforms):
         return replace(in_turn(draft, p, uniforms, Exact()), deviation=None)
+    # Chains and trees of point masses, where the residual that a node is tested against is known beforehand.
     rows = torch.arange(len(p), device=p.device)
-    mine = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T] what the target gives each node
-    bar = at_token(draft)
-    # A point mass that was rejected leaves its siblings what the law did not give it: they are tested against less.
-    if draft.parents is None and isinstance(uniforms, AtOnce):
-        taken = draft.tested & (uniforms.accepts(draft.width) * bar < mine)
-        path, count = descend(draft, taken)
-        tested = reached(draft, path, count)
-    else:
-        path, count, tested, bar = _walked(draft, mine, bar, uniforms)
-    here = path.gather(1, count[:, None])
-    lost = tested & (draft.parent == here)  # the last node's children: none was accepted
-    r = _left(draft, p[rows, here[:, 0]], lost)
-    ratio = torch.where(tested, (mine / bar.clamp(min=_NOTHING)).clamp(max=1), 0).to(p.dtype)
+    target = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T] the target's probability of each node
+    bar = drafted_probs(draft)
+    if draft.parents is not None:
+        bar = (bar - _before(draft, wide(target))).clamp(min=0)
+    path, count = descend(draft, draft.tested & (uniforms.accepts(draft.width) * bar < target))
+    tested = reached(draft, path, count)
+    if draft.parents is not None:  # siblings behind the accepted one are not tested
+        chosen = path.gather(1, draft.depth.clamp(max=path.shape[1] - 1))
+        tested &= (draft.depth > count[:, None]) | (torch.arange(draft.width, device=p.device) <= chosen)
+    last = path.gather(1, count[:, None])
+    rejected = tested & (draft.parent == last)  # the children of the last accepted node
+    r = _residual_after(draft, p[rows, last[:, 0]], rejected)
+    ratio = torch.where(tested, (target / bar.clamp(min=_NOTHING)).clamp(max=1), 0).to(p.dtype)
     return Verdict(path, count, uniforms.draw(r, "next"), tested, ratio)
+
+
+def _before(draft: Draft, target: Tensor) -> Tensor:
+    """[B, T]: the sum of `target` [B, T] over the earlier tested siblings of each node."""
+    parent, order = draft.parent.sort(dim=1, stable=True)
+    group = parent.clamp(min=0)  # node 0 is not tested: it adds 0 to its children's sums
+    weight = target.masked_fill(~draft.tested, 0).gather(1, order)
+    before = weight.cumsum(1) - weight
+    first = torch.full_like(before, torch.inf).scatter_reduce(1, group, before, "amin")
+    return torch.empty_like(before).scatter_(1, order, before - first.gather(1, group))
 
 
 def residual(r: Tensor, q: Tensor) -> Tensor:
@@ -84,60 +95,60 @@ def residual(r: Tensor, q: Tensor) -> Tensor:
     return torch.where(left.amax(-1, keepdim=True) > _NOTHING, left / total(left).clamp(min=_NOTHING), r)
 
 
-def without(r: Tensor, gone: Tensor) -> Tensor:
-    """r [B, V] without the tokens `gone` [B, V] bool, not normalised; r itself where nothing is left."""
-    left = r.masked_fill(gone, 0)
+def without(r: Tensor, removed: Tensor) -> Tensor:
+    """r [B, V] without the tokens `removed` [B, V] bool, not normalised; r itself where nothing is left."""
+    left = r.masked_fill(removed, 0)
     return torch.where(left.amax(-1, keepdim=True) > _NOTHING, left, r)
 
 
 def total(values: Tensor) -> Tensor:
-    """Sums of the last dimension, kept. A long row alone adds up in the order in which it does in a batch."""
-    # Several threads share the sum of one row, but never that of two.
+    """Sums over the last dimension, kept; a row has the same sum alone and in a batch."""
+    # Threads split the sum of a single row, but not those of two.
     return values.expand(2, *values.shape[1:]).sum(-1, keepdim=True)[:1] if len(values) == 1 else values.sum(-1, True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """One token each, tested in N places against the laws that they were drawn from."""
+    """N tokens under test, with the distributions that they were sampled from."""
 
     row: Tensor  # [N] of the batch
-    above: Tensor  # [N] the node behind which the token stands
+    parent: Tensor  # [N] the token's parent node
     token: Tensor  # [N]
-    bar: Tensor  # [N] what the law it was drawn from gives it; 1 for a point mass
-    q: Tensor | None  # [N, V] that law; None: all are point masses
+    bar: Tensor  # [N] its probability under q; 1 for a point mass
+    q: Tensor | None  # [N, V]; None: all are point masses
     point: Tensor | None  # [N] bool, with `q`
 
     @staticmethod
-    def of(draft: Draft, row: Tensor, node: Tensor, above: Tensor, bars: Tensor) -> Trial:
-        """The `node` [N] of each `row` [N], a child of `above` [N]; `bars` [B, T] of all nodes."""
+    def of(draft: Draft, row: Tensor, node: Tensor, parent: Tensor, bars: Tensor) -> Trial:
+        """The `node` [N] of each `row` [N], a child of `parent` [N]; `bars` [B, T] of all nodes."""
         point = None if draft.point is None else draft.point[row, node]
         q = None if draft.q is None else draft.q[row, node]
-        return Trial(row, above, draft.ids[row, node], bars[row, node], q, point)
+        return Trial(row, parent, draft.ids[row, node], bars[row, node], q, point)
 
-    def plain(self, r: Tensor) -> Tensor:
-        """[N]: how likely the exact test accepts under the laws r [N, V]."""
+    def exact_probability(self, r: Tensor) -> Tensor:
+        """[N]: the probability that the exact test accepts, r [N, V] being the residual."""
         return (r.gather(1, self.token[:, None])[:, 0] / self.bar.clamp(min=_NOTHING)).clamp(max=1)
 
 
 class Rule(Protocol):
-    """How a token is tested, and what a rejection leaves."""
+    """How a token is tested, and the residual after a rejection."""
 
     def weight(self, r: Tensor, trial: Trial) -> Tensor:
-        """[N]: the token is accepted iff u bar < this; r [N, V] is what is left of the target's law."""
+        """[N]: the token is accepted iff u bar < this; r [N, V] is the residual of the target's distribution."""
         ...
 
-    def left(self, r: Tensor, trial: Trial) -> Tensor:
-        """[N, V]: what a rejection leaves of r, normalised."""
+    def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
+        """[N, V]: the residual of r after a rejection, normalised."""
         ...
 
 
 class Exact:
-    """The test that keeps the target's law."""
+    """The test that preserves the target's distribution."""
 
     def weight(self, r: Tensor, trial: Trial) -> Tensor:
         return r.gather(1, trial.token[:, None])[:, 0]
 
-    def left(self, r: Tensor, trial: Trial) -> Tensor:
+    def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
         if trial.q is not None and trial.point is None:
             return residual(r, trial.q)
         spared = without(r, torch.zeros_like(r, dtype=torch.bool).scatter_(1, trial.token[:, None], True))
@@ -147,49 +158,21 @@ class Exact:
         return torch.where(trial.point[:, None], spared, residual(r, trial.q))
 
 
-def _walked(draft: Draft, mine: Tensor, bar: Tensor, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Level by level: path, count, the nodes that were tested, and against what, all [B, T]."""
-    walk, tested, against = Walk(draft), torch.zeros_like(draft.tested), wide(bar)
-    known = uniforms.accepts(draft.width) if isinstance(uniforms, AtOnce) else None
-    weight = wide(mine)
-    for _ in range(draft.deepest):
-        child = walk.children
-        before = pad(torch.where(child, weight, 0).cumsum(1)[:, :-1], (1, 0))
-        level = (bar - before).clamp(min=0)
-        u = asked(draft, uniforms, child, level, weight) if known is None else known
-        first = walk.step(child & (u * level < weight))
-        child &= walk.index <= first[:, None]
-        tested |= child
-        against = torch.where(child, level, against)
-    return walk.path, walk.count, tested, against
-
-
-def asked(draft: Draft, uniforms: Uniforms, child: Tensor, level: Tensor, weight: Tensor) -> Tensor:
-    """[B, T] uniforms of one level, asked for in order, each only where its test is held."""
-    u, going = torch.ones_like(weight), torch.ones_like(child[:, 0])
-    for node in range(1, draft.width):
-        held = child[:, node] & going
-        if held.any():
-            u[:, node] = uniforms.accept(node, held, draft.tokens[:, node])
-            going = going & ~(held & (u[:, node] * level[:, node] < weight[:, node]))
-    return u
-
-
-def _left(draft: Draft, r: Tensor, lost: Tensor) -> Tensor:
-    """What the rejected nodes `lost` [B, T] leave of the law r [B, V]; a law was rejected in chains only, and alone."""
-    gone = torch.zeros_like(r).scatter_add_(1, draft.ids, lost.to(r.dtype)) > 0
+def _residual_after(draft: Draft, r: Tensor, rejected: Tensor) -> Tensor:
+    """The residual of r [B, V] after the `rejected` nodes [B, T]: point masses, or one sampled token of a chain."""
+    removed = torch.zeros_like(r).scatter_add_(1, draft.ids, rejected.to(r.dtype)) > 0
     if draft.q is None:
-        return without(r, gone)
-    node = lost.long().argmax(1)
-    rows, any_lost = torch.arange(len(r), device=r.device), lost.any(1)
+        return without(r, removed)
+    node = rejected.long().argmax(1)
+    rows, any_lost = torch.arange(len(r), device=r.device), rejected.any(1)
     left = residual(r, draft.q[rows, node])
     if draft.point is not None:
-        left = torch.where(draft.point[rows, node][:, None], without(r, gone), left)
+        left = torch.where(draft.point[rows, node][:, None], without(r, removed), left)
     return torch.where(any_lost[:, None], left, r)
 
 
-def at_token(draft: Draft) -> Tensor:
-    """[B, T] float32: what the law that each node was drawn from gives its token; 1 for a point mass."""
+def drafted_probs(draft: Draft) -> Tensor:
+    """[B, T] float32: the probability of each node's token under q; 1 for a point mass."""
     if draft.q is None:
         return torch.ones(draft.tokens.shape, device=draft.tokens.device)
     at: Tensor = draft.q.gather(-1, draft.ids[..., None])[..., 0]
@@ -197,42 +180,42 @@ def at_token(draft: Draft) -> Tensor:
 
 
 def in_turn(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
-    """`judge` by any rule: level by level, and within one sibling by sibling, over what is left of r.
+    """`judge` by any rule: level by level, and within a level sibling by sibling, each against the residual r.
 
-    The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's chance.
+    The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's probability.
     """
-    rows, bars = torch.arange(len(p), device=p.device), at_token(draft)
+    rows, bars = torch.arange(len(p), device=p.device), drafted_probs(draft)
     walk, tested, ratio = Walk(draft), torch.zeros_like(draft.tested), torch.zeros_like(bars)
     gap = torch.zeros_like(p[:, 0, 0])
     most = int(torch.zeros_like(draft.tokens).scatter_add_(1, draft.parent.clamp(min=0), draft.tested.long()).max())
-    known = uniforms.accepts(draft.width) if isinstance(uniforms, AtOnce) else None
+    known = uniforms.accepts(draft.width) if isinstance(uniforms, BatchedUniforms) else None
     r = p[:, 0]
     for _ in range(draft.deepest):
         child = walk.children
-        place, taken = child.long().cumsum(1), torch.zeros_like(child)
-        for turn in range(1, most + 1):
-            mark = child & (place == turn)
-            held, node = mark.any(1) & ~taken.any(1), mark.long().argmax(1)
-            trial = Trial.of(draft, rows, node, walk.here, bars)
-            mine = rule.weight(r, trial)
-            u = _one(uniforms, node, held, trial.token) if known is None else known[rows, node]
-            won = held & (u * trial.bar < mine)
-            mark &= held[:, None]
+        rank, accepted = child.long().cumsum(1), torch.zeros_like(child)
+        for nth in range(1, most + 1):
+            mark = child & (rank == nth)
+            active, node = mark.any(1) & ~accepted.any(1), mark.long().argmax(1)
+            trial = Trial.of(draft, rows, node, walk.node, bars)
+            target = rule.weight(r, trial)
+            u = _one(uniforms, node, active, trial.token) if known is None else known[rows, node]
+            passed = active & (u * trial.bar < target)
+            mark &= active[:, None]
             tested |= mark
-            uniform = (mine / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
-            ratio = torch.where(mark, uniform[:, None].to(ratio.dtype), ratio)
-            gap = gap + torch.where(held, (uniform - trial.plain(r)).abs(), 0)
-            r = torch.where((held & ~won)[:, None], rule.left(r, trial), r)
-            taken |= mark & won[:, None]
-        walk.step(taken)
-        r = torch.where(walk.alive[:, None], p[rows, walk.here], r)
+            accept_prob = (target / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
+            ratio = torch.where(mark, accept_prob[:, None].to(ratio.dtype), ratio)
+            gap = gap + torch.where(active, (accept_prob - trial.exact_probability(r)).abs(), 0)
+            r = torch.where((active & ~passed)[:, None], rule.after_rejection(r, trial), r)
+            accepted |= mark & passed[:, None]
+        walk.step(accepted)
+        r = torch.where(walk.alive[:, None], p[rows, walk.node], r)
     return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio, gap)
 
 
-def _one(uniforms: Uniforms, node: Tensor, held: Tensor, token: Tensor) -> Tensor:
+def _one(uniforms: Uniforms, node: Tensor, active: Tensor, token: Tensor) -> Tensor:
     """[B] uniforms, of another `node` [B] in each row, for sources that know one at a time."""
     u = torch.ones(len(node), dtype=torch.float64, device=node.device)
-    for at in set(node[held].tolist()):
-        here = held & (node == at)
+    for at in set(node[active].tolist()):
+        here = active & (node == at)
         u = torch.where(here, uniforms.accept(at, here, token), u)
     return u

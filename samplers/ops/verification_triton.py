@@ -1,7 +1,7 @@
-"""The exact test of ragged chains in Triton, and the next token: one program a row, which makes no residual.
+"""The exact test of ragged chains in Triton, and the next token: one program a row, no residual is stored.
 
-A row's nodes are tested at once, as they stand. Its next token comes by the inverse CDF in float64 of weights that are
-made where they are read: [p - q]+, p without a token, or p. The law is read twice, for the sum and for the draw.
+A row's nodes are tested at once. Its next token is sampled by the inverse CDF in float64; the weights, [p - q]+, p
+without a token, or p, are computed while they are read. They are read twice, for their sum and for the sample.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -45,87 +45,87 @@ def _judge(
     token = tl.load(tokens_ptr + row * nodes + node, mask=real, other=0)
     tested = tl.load(tested_ptr + row * nodes + node, mask=real, other=0) != 0
     u = tl.load(u_ptr + row * nodes + node, mask=real, other=1.0)
-    mine = tl.load(p_ptr + row * p_b + (node - 1).to(tl.int64) * p_t + token, mask=real & tested, other=0.0)
+    target_prob = tl.load(p_ptr + row * p_b + (node - 1).to(tl.int64) * p_t + token, mask=real & tested, other=0.0)
     bar = tl.full([T_PAD], 1.0, tl.float32)
-    drawn = node < 0  # from a law
+    sampled = node < 0  # sampled from a distribution
     if HAS_Q:
-        drawn = real
+        sampled = real
         if HAS_POINT:
-            drawn = drawn & (tl.load(point_ptr + row * nodes + node, mask=real, other=0) == 0)
-        bar = tl.load(q_ptr + row * q_b + node.to(tl.int64) * q_t + token, mask=drawn & tested, other=1.0)
-    taken = tested & (u * bar.to(tl.float64) < mine.to(tl.float64))
-    stop = tl.min(tl.where((node == 0) | taken, nodes, tl.minimum(node, nodes)), 0)  # the first that is not accepted
+            sampled = sampled & (tl.load(point_ptr + row * nodes + node, mask=real, other=0) == 0)
+        bar = tl.load(q_ptr + row * q_b + node.to(tl.int64) * q_t + token, mask=sampled & tested, other=1.0)
+    accepted = tested & (u * bar.to(tl.float64) < target_prob.to(tl.float64))
+    stop = tl.min(tl.where((node == 0) | accepted, nodes, tl.minimum(node, nodes)), 0)  # the first that is not accepted
     tl.store(count_ptr + row, (stop - 1).to(tl.int64))
-    uniform = tl.minimum(mine / tl.maximum(bar, nothing), 1.0)
-    uniform = tl.where(tested & (node <= stop), uniform, 0.0)
-    tl.store(ratio_ptr + row * nodes + node, uniform.to(ratio_ptr.dtype.element_ty), mask=node < nodes)
+    accept_prob = tl.minimum(target_prob / tl.maximum(bar, nothing), 1.0)
+    accept_prob = tl.where(tested & (node <= stop), accept_prob, 0.0)
+    tl.store(ratio_ptr + row * nodes + node, accept_prob.to(ratio_ptr.dtype.element_ty), mask=node < nodes)
 
     at_stop = (node == stop) & tested
-    minus = tl.max((at_stop & drawn).to(tl.int32), 0)  # 1: a token of a law was rejected, and [p - q]+ is left
-    gone = tl.max(at_stop.to(tl.int32), 0) - minus  # 1: a point mass was, and p without it is left
+    minus_q = tl.max((at_stop & sampled).to(tl.int32), 0)  # 1: a sampled token was rejected: [p - q]+ remains
+    without_token = tl.max(at_stop.to(tl.int32), 0) - minus_q  # 1: a point mass was rejected: p without it remains
     rejected = tl.sum(tl.where(at_stop, token, 0), 0)
     distribution = p_ptr + row * p_b + (stop - 1).to(tl.int64) * p_t
-    theirs = q_ptr
+    q_rows = q_ptr
     if HAS_Q:
-        theirs = q_ptr + row * q_b + tl.minimum(stop, nodes - 1).to(tl.int64) * q_t
+        q_rows = q_ptr + row * q_b + tl.minimum(stop, nodes - 1).to(tl.int64) * q_t
     highest = tl.full([], 0.0, tl.float64)
     total = tl.full([], 0.0, tl.float64)
     whole = tl.full([], 0.0, tl.float64)
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
         p = tl.load(distribution + at, mask=at < vocab, other=0.0)
-        left = tl.where((at == rejected) & (gone != 0), 0.0, p)
+        left = tl.where((at == rejected) & (without_token != 0), 0.0, p)
         if HAS_Q:
-            left = tl.maximum(left - tl.load(theirs + at, mask=at < vocab * minus, other=0.0), 0.0)
+            left = tl.maximum(left - tl.load(q_rows + at, mask=at < vocab * minus_q, other=0.0), 0.0)
         highest = tl.maximum(highest, tl.max(left, 0).to(tl.float64))
         total += tl.sum(left.to(tl.float64), 0)
         whole += tl.sum(p.to(tl.float64), 0)
-    some = highest > nothing  # else p and q are the same, or p has nothing but the token: p is drawn from
+    some = highest > nothing  # else p equals q, or p has no other token: sample from p
     target = tl.load(next_u_ptr + row) * tl.where(some, total, whole)
     before = tl.full([], 0.0, tl.float64)
-    found = vocab + tl.full([], 0, tl.int32)
+    index = vocab + tl.full([], 0, tl.int32)
     latest = tl.full([], 0, tl.int32)
     start = tl.full([], 0, tl.int32)
-    while (start < vocab) & (found == vocab):
+    while (start < vocab) & (index == vocab):
         at = start + tl.arange(0, BLOCK)
         p = tl.load(distribution + at, mask=at < vocab, other=0.0)
-        left = tl.where((at == rejected) & (gone != 0), 0.0, p)
+        left = tl.where((at == rejected) & (without_token != 0), 0.0, p)
         if HAS_Q:
-            left = tl.maximum(left - tl.load(theirs + at, mask=at < vocab * minus, other=0.0), 0.0)
+            left = tl.maximum(left - tl.load(q_rows + at, mask=at < vocab * minus_q, other=0.0), 0.0)
         weight = tl.where(some, left, p).to(tl.float64)
         mass = before + tl.cumsum(weight, 0)
-        found = tl.minimum(found, tl.min(tl.where((mass > target) & (weight > 0), at, vocab), 0))
+        index = tl.minimum(index, tl.min(tl.where((mass > target) & (weight > 0), at, vocab), 0))
         latest = tl.maximum(latest, tl.max(tl.where(weight > 0, at, 0), 0))
         before += tl.sum(weight, 0)
         start += BLOCK
-    # The last token with any weight catches what rounding leaves over.
-    tl.store(next_ptr + row, tl.where(found == vocab, latest, found).to(tl.int64))
+    # The last token of positive weight is taken where rounding leaves a remainder.
+    tl.store(next_ptr + row, tl.where(index == vocab, latest, index).to(tl.int64))
 
 
 def judge_chains(
     tokens: Tensor, tested: Tensor, p: Tensor, q: Tensor | None, point: Tensor | None, u: Tensor, next_u: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How many nodes of each chain stand [B], the token behind them [B], and each tested node's chance [B, T].
+    """[B] accepted nodes of each chain, [B] the next token, and [B, T] each tested node's acceptance probability.
 
     Args:
         tokens: [B, T], node 0 first; `tested` and `point` [B, T] bool, as a draft has them.
-        p: [B, T, V] the target's law behind each node; `q` the law that each was drawn from, or None.
-        u: [B, T] float64 uniforms of the tests; `next_u` [B] of the draw.
+        p: [B, T, V] the target's distribution behind each node; `q` what each was sampled from, or None.
+        u: [B, T] float64 uniforms of the tests; `next_u` [B] of the next token.
     """
     batch, nodes, vocab = p.shape
     p = p if p.stride(-1) == 1 else p.contiguous()
-    theirs = p if q is None else q if q.stride(-1) == 1 else q.contiguous()
+    q_rows = p if q is None else q if q.stride(-1) == 1 else q.contiguous()
     count, following = torch.empty((2, batch), dtype=torch.int64, device=p.device)
     ratio = torch.empty((batch, nodes), dtype=p.dtype, device=p.device)
-    tried = tested.to(torch.int8).contiguous()
+    tested_bytes = tested.to(torch.int8).contiguous()
     if batch:
         launch: Any = _judge[(batch,)]
         launch(
             tokens.contiguous(),
-            tried,
-            tried if point is None else point.to(torch.int8).contiguous(),
+            tested_bytes,
+            tested_bytes if point is None else point.to(torch.int8).contiguous(),
             p,
-            theirs,
+            q_rows,
             u.contiguous(),
             next_u.contiguous(),
             count,
@@ -134,7 +134,7 @@ def judge_chains(
             nodes,
             vocab,
             *p.stride()[:2],
-            *theirs.stride()[:2],
+            *q_rows.stride()[:2],
             1e-12,
             HAS_Q=q is not None,
             HAS_POINT=point is not None,

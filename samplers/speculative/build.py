@@ -1,4 +1,4 @@
-"""From a parsed spec to the sampler that the verify loop runs; what the spec leaves open takes the defaults."""
+"""Builds the verify loop's sampler from a parsed spec, with defaults for stages that the spec does not name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to 
 
 
 def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
-    """One object a stage; `sampling` decides on the acceptance where none is named.
+    """One object a stage; `sampling` chooses the acceptance if the spec names none.
 
     Raises:
-        SpecError: two policies where one is allowed, a cache, or stages that do not go together.
+        SpecError: two policies for one stage, a cache, or stages that cannot be combined.
     """
     if parsed.cache is not None:
         raise SpecError(
-            f"{str(parsed)!r} names a cache, and autoregressive models keep every K/V",
+            f"{str(parsed)!r} names a cache, but autoregressive models keep all K/V",
             hint="leave out what follows '@'",
         )
     stages: dict[str, Named] = {stage: [] for stage in AUTOREGRESSIVE}
@@ -29,10 +29,10 @@ def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
         stages[find(part.name, "ar").stage].append((part.name, build(part, "ar")))
     refuse_doubles(parsed, stages)
     for stage, named in stages.items():
-        for name, made in named:
-            if not isinstance(made, _BASES[stage]):
+        for name, policy in named:
+            if not isinstance(policy, _BASES[stage]):
                 raise SpecError(
-                    f"{name!r} is registered for the stage {stage!r} and is no {_BASES[stage].__name__}",
+                    f"{name!r} is registered for the stage {stage!r} but is no {_BASES[stage].__name__}",
                     hint=f"derive it from pardec.samplers.speculative.contracts.{_BASES[stage].__name__}",
                 )
     add_default(stages, "draft", "sequential", "ar")
@@ -43,15 +43,17 @@ def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
     for stage in ("shape", "length"):
         if stages[stage] and not (drafter.takes_shape if stage == "shape" else drafter.takes_length):
             raise SpecError(
-                f"{stages[stage][0][0]!r} says how a drafting model drafts, and {stages['draft'][0][0]!r} has none",
+                f"{stages[stage][0][0]!r} is for drafting models, and {stages['draft'][0][0]!r} has none",
                 hint=f"leave {stages[stage][0][0]!r} out, or draft with model:name=...",
             )
     order = [named for stage in AUTOREGRESSIVE for named in stages[stage]]
-    kept = [exactness(name, made, "ar") for name, made in order]
+    promises = [exactness(name, policy, "ar") for name, policy in order]
     if not sampling:
-        kept = ["greedy" if word == "distribution" else word for word in kept]  # the law is a point mass
+        promises = ["greedy" if word == "distribution" else word for word in promises]  # p is a point mass
     chosen = {stage: named[0][1] for stage, named in stages.items() if named}
-    made = SpeculativeSampler(Spec(tuple(full(*named) for named in order)), max(kept, key=_ORDER.index), **chosen)
-    for stage in made.stages:
-        stage.check(made)
-    return made
+    sampler = SpeculativeSampler(
+        Spec(tuple(full(*named) for named in order)), max(promises, key=_ORDER.index), **chosen
+    )
+    for stage in sampler.stages:
+        stage.check(sampler)
+    return sampler

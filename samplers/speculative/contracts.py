@@ -1,7 +1,7 @@
-"""The seams of the verify loop: drafts, laws, verdicts, and the Protocol of each stage.
+"""The contracts of the verify loop: drafts, target distributions, verdicts, and the base class of each stage.
 
-As in the masked loop, stages are immutable, and what one remembers over a request is the value its `start` made. Rows
-are dimension 0 of every tensor and array in it, so that a finished row can leave (`take_rows`).
+As in the masked loop, stages are immutable, and a stage's state for one request is the value that its `start` returns.
+Rows are dimension 0 of every tensor and array in a state, so that finished rows can be removed (`take_rows`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
     from ..masked.contracts import Request
     from .sequences import Sequences
 
-Siblings = Literal["without", "with"]  # how siblings are drawn: without replacement, or independently
+Siblings = Literal["without", "with"]  # how siblings are sampled: without replacement, or independently
 
 
 @dataclass(frozen=True, eq=False)
 class Draft:
     """Tokens to verify in one forward: a tree in topological order whose node 0 is the row's last committed token.
 
-    Siblings stand in the order in which they were drawn and are different tokens, unless they were drawn with
-    replacement. `q[b, i]` is the law that node i was drawn from given its earlier siblings, made like the target's.
+    Siblings are in the order in which they were sampled and are different tokens, unless they were sampled with
+    replacement. `q[b, i]` is the distribution that node i was sampled from given its earlier siblings, with the
+    target's logits processors, temperature and filters.
     """
 
     tokens: Tensor  # [B, T] int64; -1 is no token: see `ids`
@@ -42,14 +43,14 @@ class Draft:
     base: np.ndarray  # [B] on the host: the absolute position of node 0
     parents: Tensor | None = None  # [T] or [B, T] int64, -1 for node 0; None is a chain
     depths: Tensor | None = None  # [T] or [B, T] int64, given with `parents`
-    levels: int | None = None  # the greatest depth, where the drafter knows it; spares acceptances useless levels
+    levels: int | None = None  # the greatest depth, if the drafter knows it; saves acceptances empty levels
     verify: Tensor | None = None  # [T] or [B, T] bool; False: fed, never tested. None: all are
-    sure: Tensor | None = None  # [B, T] bool; True: accepted untested; for acceptances that follow a pick
+    sure: Tensor | None = None  # [B, T] bool; True: accepted untested; only with acceptances that have `follows_pick`
     q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
-    point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass all the same
-    entered: Entered | None = None  # the states of the first layers, where the drafter has run them
-    forwards: int = 0  # forwards of a drafting model that it took
-    highest: Tensor | None = None  # [] of its logits, summed: not finite where they are not (see `models.finite`)
+    point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass
+    early: EarlyStates | None = None  # the outputs of the first layers, if the drafter has run them
+    forwards: int = 0  # forwards of a drafting model
+    highest: Tensor | None = None  # [] the sum of its highest logits, finite only if these are (see `models.finite`)
 
     @property
     def width(self) -> int:
@@ -58,9 +59,9 @@ class Draft:
 
     @cached_property
     def ids(self) -> Tensor:
-        """[B, T] int64: `tokens` as indices into the vocabulary; 0 for what is no token of it.
+        """[B, T] int64: `tokens` as indices into the vocabulary, with 0 for -1.
 
-        Behind the condition of a picture node 0 stands where no token was fed, and holds -1.
+        Node 0 is -1 behind the condition of an image, where no token was fed.
         """
         return self.tokens.clamp(min=0)
 
@@ -71,7 +72,7 @@ class Draft:
 
     @cached_property
     def tested(self) -> Tensor:
-        """[B, T] bool: the nodes that an acceptance may take."""
+        """[B, T] bool: the nodes that can be accepted."""
         device = self.tokens.device
         order = torch.arange(self.width, device=device)
         real = (order < torch.from_numpy(self.sizes).to(device)[:, None]) & (order > 0)
@@ -86,7 +87,7 @@ class Draft:
 
     @cached_property
     def depth(self) -> Tensor:
-        """[B, T] int64: how many positions behind node 0 each node stands."""
+        """[B, T] int64: each node's distance from node 0 in positions."""
         batch, width = self.tokens.shape
         if self.parents is None:
             return torch.arange(width, device=self.tokens.device).expand(batch, width)
@@ -95,12 +96,12 @@ class Draft:
 
     @cached_property
     def deepest(self) -> int:
-        """An upper bound of the path behind node 0, known to the host."""
+        """An upper bound of the length of a path from node 0, on the host."""
         return self.width - 1 if self.levels is None else self.levels
 
     @staticmethod
     def none(text: Sequences) -> Draft:
-        """Nothing but each row's last committed token: the forward then says the next one."""
+        """Only each row's last committed token, so that the forward yields the next one."""
         return Draft(text.last[:, None], np.ones_like(text.length), text.length - 1)
 
     @staticmethod
@@ -111,20 +112,20 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entered:
-    """A drafter has run the first `layers` layers on every node, and their K/V lie where the verify pass reads them."""
+class EarlyStates:
+    """The first `layers` layers, run on every node by the drafter; their K/V are where the verify pass reads them."""
 
     layers: int
-    states: Tensor  # [B, T, E] what goes into the next layer
+    states: Tensor  # [B, T, E] inputs of the next layer
 
 
 @dataclass(frozen=True, eq=False)
 class TargetDistributions:
-    """What the target says behind every node: row i is the law of the token that follows node i."""
+    """The target's predictions behind every node: index i is the distribution of the token that follows node i."""
 
     raw: Tensor  # [B, T, V] float32 logits of the model, guidance included, nothing else changed
     logits: Tensor  # [B, T, V] float32 after the logits processors, temperature and filters
-    greedy: bool  # temperature 0: the law is its argmax
+    greedy: bool  # temperature 0: a point mass at the argmax
 
     @cached_property
     def pick(self) -> Tensor:
@@ -132,8 +133,8 @@ class TargetDistributions:
         return argmax(self.logits)
 
     @cached_property
-    def p(self) -> Tensor:
-        """[B, T, V] float32: the processed law behind each node; a point mass at temperature 0."""
+    def probs(self) -> Tensor:
+        """[B, T, V] float32: the probabilities of `logits`; a point mass at temperature 0."""
         if self.greedy:
             return torch.zeros_like(self.logits).scatter_(-1, self.pick[..., None], 1.0)
         return self.logits.softmax(-1)
@@ -141,20 +142,20 @@ class TargetDistributions:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What an acceptance decides, row by row."""
+    """The decision of an acceptance, row by row."""
 
     path: Tensor  # [B, D] int64: node 0 and the accepted nodes in order; meaningless behind `count`
     count: Tensor  # [B] int64 accepted nodes, node 0 not counted
     next: Tensor  # [B] int64 the token behind the path: recovered or bonus
     tested: Tensor | None = None  # [B, T] bool: the nodes whose test was reached
     ratio: Tensor | None = None  # [B, T] float32: the acceptance probability of each tested node
-    deviation: Tensor | None = None  # [B] float32: what relaxed rules add up to, in total variation; see each rule
-    pick: Tensor | None = None  # [B, T] int64: what would follow each node, where the rule says it of all
+    deviation: Tensor | None = None  # [B] float32: accumulated deviation of a relaxed rule; see each rule
+    pick: Tensor | None = None  # [B, T] int64: the token that follows each node, if the rule determines all of them
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """One round as drafters and controllers see it afterwards."""
+class RoundResult:
+    """One round, as drafters and length controllers observe it after the commit."""
 
     draft: Draft
     verdict: Verdict
@@ -165,30 +166,30 @@ class Outcome:
 
 
 class Uniforms(Protocol):
-    """Where a round's random numbers come from: keyed by seed, or recorded ones replayed in a test."""
+    """A round's random numbers: keyed by seed, or recorded ones replayed in a test."""
 
     def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
         """[B] uniforms in (0, 1), float64, for the test of `node`.
 
-        `tested` [B] says in which rows the test is held, `token` [B] what is tested.
+        `tested` [B] marks the rows in which it takes place, `token` [B] is the tested token.
         """
         ...
 
     def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        """[B] int64: one index a row, drawn in proportion to `weights` [B, V], at least 0."""
+        """[B] int64: one index a row, sampled in proportion to `weights` [B, V], at least 0."""
         ...
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
         """[B, K, width] uniforms for absolute `positions` [B, K].
 
-        `fixed` ones are keyed by position alone, the same in every round, and must serve nothing else.
+        With `fixed` they depend on the position alone, are the same in every round, and must not be used elsewhere.
         """
         ...
 
 
 @runtime_checkable
-class AtOnce(Protocol):
-    """Chances whose numbers do not depend on which tests are held, so that a round's can be drawn at once."""
+class BatchedUniforms(Protocol):
+    """Uniforms that do not depend on which tests take place, so that a round's can be generated at once."""
 
     def accepts(self, width: int) -> Tensor:
         """[B, width]: what `accept` gives for each node."""
@@ -196,50 +197,52 @@ class AtOnce(Protocol):
 
 
 @runtime_checkable
-class Numbered(AtOnce, Protocol):
-    """Chances at once whose draws are the inverse CDF of one number a row, so that a kernel may make them."""
+class InverseCDFUniforms(BatchedUniforms, Protocol):
+    """Uniforms whose `draw` is the inverse CDF of one uniform a row, so that a kernel can do it."""
 
-    def number(self, purpose: str, node: int = 0) -> Tensor:
-        """[B] float64: what `draw` goes by."""
+    def draw_uniform(self, purpose: str, node: int = 0) -> Tensor:
+        """[B] float64: the uniforms behind `draw`."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class DecodeContext:
-    """What a drafter has to work with for the length of a request."""
+    """What drafters can use during a request."""
 
     model: LanguageModel
     request: Request
     text: Sequences
     distribution: Callable[..., Tensor]  # (raw [B, K, V], draft, nodes [B, K]) -> processed logits, as the target's are
-    cache: KVCache  # the target's; slots behind a row's committed ones are free to be written
+    cache: KVCache  # the target's; the slots behind a row's committed tokens may be written
     sampler: SpeculativeSampler
-    state: Callable[[Any], Any]  # what a stage remembers of this request
+    state: Callable[[Any], Any]  # a stage's state for this request
 
     @property
     def siblings(self) -> Siblings:
-        """How the acceptance wants siblings drawn."""
+        """How siblings must be sampled for the acceptance."""
         return self.sampler.accept.siblings
 
 
 class Stage(Policy):
-    """What the stages share: immutable policies, whose memory of a request is what `start` makes."""
+    """Base of all stages: immutable policies, with a state for each request made by `start`."""
 
     def check(self, sampler: SpeculativeSampler) -> None:
-        """Raises SpecError where the stage cannot go with the others, when a spec is resolved."""
+        """Raises SpecError if the stage cannot be combined with the others; called when a spec is resolved."""
 
     def start(self, context: DecodeContext) -> Any:
-        """What the stage remembers of a request, made before the prompt is fed; rows are dimension 0 of all in it."""
+        """The stage's state for a request, made before the prompt is fed; rows are dimension 0 of its tensors."""
         return None
 
 
 class Drafter(Stage):
-    """Where drafted tokens come from. A state whose drafts have a `highest` has `failure()`, the error of a bad one."""
+    """Proposes tokens. If drafts have `highest`, the state has `failure()`, the error for one that is not finite."""
 
-    takes_shape: ClassVar[bool] = False  # whether a shape can be named beside it
-    takes_length: ClassVar[bool] = False  # whether a length controller can
-    default_acceptance: ClassVar[str | None] = None  # where none is named; None: exact sampling, or greedy
-    hidden_layers: ClassVar[tuple[int, ...]] = ()  # layers of the target whose outputs `Outcome.hidden` is to hold
+    takes_shape: ClassVar[bool] = False  # whether a spec may name a shape for it
+    takes_length: ClassVar[bool] = False  # whether a spec may name a length controller for it
+    default_acceptance: ClassVar[str | None] = None  # if the spec names none; None: exact sampling, or greedy
+    hidden_layers: ClassVar[
+        tuple[int, ...]
+    ] = ()  # layers of the target whose outputs `RoundResult.hidden` is to contain
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft, node 0 included."""
@@ -256,62 +259,62 @@ class Drafter(Stage):
         return None
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
-        """What one of the forwards that it counts costs, in forwards of the target; None where it does not know."""
+        """The cost of one drafting forward in forwards of the target; None if unknown."""
         return None
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: Any) -> None:
-        """Called with each group of rows of the prompt's forward, on which the head may run anywhere."""
+        """Called with each group of rows of the prompt's forward; logits can be computed at any position."""
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
-        """A draft for every live row, at most `room` [B] deep: what may still be accepted before the bonus token."""
+        """A draft for every live row, at most `room` [B] deep, which leaves space for the bonus token."""
         raise NotImplementedError
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None:
-        """After each round's commit; the first round, of the prompt, included."""
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
+        """Called after each round's commit, including the first round, which feeds the prompt."""
 
 
 class Acceptance(Stage):
     """Which drafted tokens are accepted."""
 
-    follows_pick: ClassVar[bool] = False  # it has one pick for each node and accepts the child that holds it
+    follows_pick: ClassVar[bool] = False  # it picks one token behind each node and accepts the child equal to it
 
     @property
     def siblings(self) -> Siblings:
-        """How it wants siblings drawn."""
+        """How siblings must be sampled."""
         return "without"
 
     @property
     def seeded(self) -> bool:
-        """Whether its noise is fixed per position, so that what it picks does not depend on the draft."""
+        """Whether its noise is fixed per position, so that its picks do not depend on the draft."""
         return False
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict:
-        """Which nodes are accepted, and the token behind them."""
+        """The accepted nodes, and the token behind them."""
         raise NotImplementedError
 
 
 class DraftModel(Protocol):
-    """A drafting model in one round: it is fed nodes of a draft that grows and says the law behind each."""
+    """A drafting model in one round: it is fed the nodes of a growing draft and predicts the token behind each."""
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
-        """Feeds `nodes` [B, K] of `draft`, whose ancestors it has heard; processed logits [B, K, V] behind them.
+        """Processed logits [B, K, V] behind `nodes` [B, K] of `draft`, whose ancestors must have been fed before.
 
-        An entry of -1 is padding, and a row's padding stands last. Node 0 comes first and alone.
+        -1 is padding, which comes last in a row. Node 0 is fed first and alone.
         """
         ...
 
     def prune(self, nodes: Tensor) -> None:
-        """From now on the draft is these nodes [B, T] of what it was, in this order."""
+        """Reduces the draft to these of its nodes [B, T], in this order."""
         ...
 
 
 class Shape(Stage):
     """How a draft model's guesses grow into a draft: a chain, or a tree."""
 
-    adaptive: ClassVar[bool] = False  # how many children a node has depends on which tokens they are
+    adaptive: ClassVar[bool] = False  # a node's number of children depends on the sampled tokens
 
     def width(self, k: int) -> int:
-        """The most nodes, node 0 included, of a draft `k` tokens deep; those included that are pruned in the end."""
+        """The most nodes of a draft `k` tokens deep, including node 0 and nodes that are pruned in the end."""
         raise NotImplementedError
 
     def grow(
@@ -324,29 +327,29 @@ class Shape(Stage):
 class Length(Stage):
     """How many tokens a round drafts."""
 
-    drops_last: ClassVar[bool] = False  # the token that made it stop is left out
-    times_rounds: ClassVar[bool] = False  # it decides by the clock, so that two processes may decide differently
+    drops_last: ClassVar[bool] = False  # the token at which it stops is not drafted
+    times_rounds: ClassVar[bool] = False  # it measures time, so that two processes may decide differently
 
     def budget(self, most: int, context: DecodeContext, state: Any) -> np.ndarray:
-        """[B] how many tokens to draft at most, `most` being the drafter's own limit; 0 drafts none."""
+        """[B] the most tokens to draft, `most` being the drafter's own limit; 0 drafts none."""
         raise NotImplementedError
 
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: Any) -> Tensor | None:
-        """[B] bool: whether to stop behind the drafted token `step`, from 0; None continues everywhere.
+        """[B] bool: whether to stop after drafted token `step`, counted from 0; None continues in all rows.
 
-        `confidence` [B] is the highest probability of the distribution that the token is drawn from: known before the
-        draw, so that leaving the token out does not change its distribution. Of a tree's level it is that of the surest
-        node.
+        `confidence` [B] is the highest probability of the distribution that the token is sampled from. It is known
+        before the sample, so that dropping the token does not change its distribution. For a level of a tree it is
+        that of its most certain node.
         """
         return None
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None:
-        """After each round's commit."""
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
+        """Called after each round's commit."""
 
 
 @dataclass(frozen=True)
 class SpeculativeSampler:
-    """A resolved spec of the verify loop: one object a stage; no `shape` and `length` where the drafter needs none."""
+    """A resolved spec of the verify loop: one object a stage; `shape` and `length` only if the drafter takes them."""
 
     spec: Spec
     exact: str
@@ -362,5 +365,5 @@ class SpeculativeSampler:
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """Every stage there is."""
+        """All stages that the spec has."""
         return tuple(stage for stage in (self.draft, self.shape, self.length, self.accept) if stage is not None)

@@ -19,11 +19,11 @@ from pardec.models.plan import Plan, Visible
 from .contracts import Draft, Verdict
 from .sequences import Sequences
 
-_SLACK = 1.25  # positions fed, padding included, over those that the rows need: above this they are fed in groups
+_SLACK = 1.25  # positions fed, padding included, over those needed: above this ratio rows are fed in groups
 
 
 def grouped(sizes: np.ndarray) -> list[np.ndarray]:
-    """Rows that go through one forward together: as few groups as keep the padding within a quarter of what is needed.
+    """Groups of rows for one forward each: few groups, with padding of at most a quarter of the positions needed.
 
     >>> [rows.tolist() for rows in grouped(np.array([3, 40, 4, 38]))]
     [[1, 3], [0, 2]]
@@ -40,8 +40,8 @@ def grouped(sizes: np.ndarray) -> list[np.ndarray]:
 
 
 @dataclass(slots=True)
-class Fed:
-    """What one forward asked of the rows live then, for the trace."""
+class FedNodes:
+    """The positions that one forward fed for each live row, for the trace."""
 
     rows: np.ndarray  # [n]
     base: np.ndarray  # [n] position of node 0
@@ -66,17 +66,17 @@ class VerifyForward:
         self.model, self.text = model, text
         self.cache: KVCache = model.new_cache(len(text), int(text.limit.max()), scratch=nodes - 1)
         self.order = torch.arange(self.cache.capacity + 1, device=text.device)
-        self.fed: list[Fed] = []
+        self.fed: list[FedNodes] = []
         self.runs: list[Run] = []  # the forwards of the present round
-        self.padded = 0  # positions fed that belong to no row
+        self.padded = 0  # padding positions fed
 
     def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden]]:
         """Feeds the whole prompts: for each group of live rows, the rows and the forward.
 
-        With `narrow`, only the law behind the last token can be asked of it.
+        With `narrow`, logits can be computed only behind the last token.
         """
         text = self.text
-        self.fed.append(Fed(text.rows, np.zeros_like(text.length), text.length.copy()))
+        self.fed.append(FedNodes(text.rows, np.zeros_like(text.length), text.length.copy()))
         self.runs.clear()
         for rows in grouped(text.length):
             tokens = text.tokens[torch.from_numpy(rows).to(text.device)]
@@ -84,22 +84,22 @@ class VerifyForward:
             yield rows, self._run(draft, rows, whole=False, narrow=narrow)
 
     def put(self, where: np.ndarray, other: VerifyForward) -> None:
-        """The cache's rows of `other`, with what conditions them, in place of the live rows at `where`."""
+        """Replaces the cache rows at `where`, and their conditions, by those of `other`."""
         put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
         self.order = torch.arange(self.cache.capacity + 1, device=self.text.device)
 
     def verify(self, draft: Draft, hidden: tuple[int, ...] = ()) -> tuple[Tensor, Hidden | None]:
-        """Raw logits [B, T, V] behind every node, and the forward where there was one group."""
+        """Raw logits [B, T, V] behind every node, and the forward if there was one group."""
         text = self.text
         depths = None if draft.depths is None else draft.depths.cpu().numpy()
-        self.fed.append(Fed(text.rows, draft.base, draft.sizes, depths))
+        self.fed.append(FedNodes(text.rows, draft.base, draft.sizes, depths))
         self.runs.clear()
-        groups = [np.arange(len(text))] if draft.entered is not None or hidden else grouped(draft.sizes)
+        groups = [np.arange(len(text))] if draft.early is not None or hidden else grouped(draft.sizes)
         if len(groups) == 1:
-            made = self._run(draft, groups[0], hidden=hidden)
-            raw = made.logits()
+            output = self._run(draft, groups[0], hidden=hidden)
+            raw = output.logits()
             spare = draft.width - raw.shape[1]  # columns that no row uses
-            return raw if not spare else torch.nn.functional.pad(raw, (0, 0, 0, spare)), made
+            return raw if not spare else torch.nn.functional.pad(raw, (0, 0, 0, spare)), output
         logits: Tensor | None = None
         for rows in groups:
             part = self._run(_part(draft, rows), rows).logits()
@@ -109,8 +109,8 @@ class VerifyForward:
         assert logits is not None
         return logits, None
 
-    def take(self, draft: Draft, verdict: Verdict) -> None:
-        """Brings the K/V of the accepted path together behind each row's committed ones; before the commit."""
+    def keep_path(self, draft: Draft, verdict: Verdict) -> None:
+        """Moves the K/V of the accepted path directly behind each row's committed tokens; called before the commit."""
         if draft.parents is None:
             return
         base = draft.start[:, None]
@@ -134,7 +134,7 @@ class VerifyForward:
     ) -> Hidden:
         """One forward of `draft` for the live `rows`.
 
-        `whole` asks for the law behind every node, else for the last one's; with `narrow` nothing else will be asked.
+        With `whole` logits are computed behind every node, else behind the last; with `narrow` no others can be.
         """
         width, base = int(draft.sizes.max()), draft.base
         self.padded += width * len(rows) - int(draft.sizes.sum())
@@ -159,8 +159,8 @@ class VerifyForward:
             visible=visible,
             lengths=torch.from_numpy(base + draft.sizes).to(device),
             want=want,
-            soft=None if draft.entered is None else draft.entered.states[:, :width],
-            layers=None if draft.entered is None else slice(draft.entered.layers, None),
+            soft=None if draft.early is None else draft.early.states[:, :width],
+            layers=None if draft.early is None else slice(draft.early.layers, None),
             hidden=hidden,
             rows=None if all_rows else torch.from_numpy(rows).to(device),
             uniform=start + width if same else None,

@@ -1,8 +1,9 @@
 """The verify loop: autoregressive models, several tokens a forward, every row at its own pace.
 
-One round: the drafter's tokens, one forward over them, the law behind each (processors, temperature, filters), the
-acceptance, the commit, and what drafter and length controller make of it. Between rounds the cache holds all of a
-row's committed tokens but the last. The first round feeds the prompt and commits the first token.
+One round: the drafter proposes tokens, one forward computes the target's distributions behind them (processors,
+temperature, filters), the acceptance decides, the tokens are committed, and drafter and length controller observe the
+result. Between rounds the cache contains all of a row's committed tokens but the last. The first round feeds the prompt
+and commits the first token.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..host_transfer import hosted
 from ..masked.contracts import Request, take_rows
 from ..ops.processing import Processing
 from ..rng import seat
-from .contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, TargetDistributions, Verdict
+from .contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, TargetDistributions, Verdict
 from .forward import VerifyForward
 from .recorder import TraceRecorder
 from .sequences import Sequences
@@ -40,25 +41,25 @@ def decode(
 ) -> Iterator[Event]:
     """Decodes a request, yielding `Started`, then `Accepted` and `RowFinished` events, and at last `Finished`.
 
-    Without `steps` no `Accepted` is told.
+    Without `steps` there are no `Accepted` events.
     """
     loop = VerifyLoop(model, sampler, request)
     try:
         yield loop.started()
-        yield from loop.retire()  # rows that ask for nothing
+        yield from loop.retire()  # rows without room for a token
         while len(loop.text):
             before = loop.text.length.copy()
             loop.round()
             if steps:
-                yield loop.told(before)
+                yield loop.accepted_event(before)
             yield from loop.retire()
         yield loop.finished()
     finally:
-        loop.memory.clear()  # states may hold the scene, which reaches them: caches would wait for the collector
+        loop.memory.clear()  # breaks the cycle between states and context, so that caches are freed at once
 
 
 class VerifyLoop:
-    """The state of one request; it dies with it."""
+    """The state of one request."""
 
     def __init__(self, model: LanguageModel, sampler: SpeculativeSampler, request: Request) -> None:
         if model.decoding_config.attention != "causal":
@@ -67,7 +68,7 @@ class VerifyLoop:
         if request.conditions:
             model = dressed(model, request, request.prefix)
         self.model, self.sampler, self.request = model, sampler, request
-        prompts = [canvas[:given] for canvas, given in zip(request.canvases, request.prompts, strict=True)]
+        prompts = [canvas[:size] for canvas, size in zip(request.canvases, request.prompts, strict=True)]
         self.text = Sequences(
             prompts,
             [len(canvas) for canvas in request.canvases],
@@ -77,8 +78,8 @@ class VerifyLoop:
         self.forward = VerifyForward(model, self.text, sampler.width(model))
         self.process = Processing(request, self.text)
         self.memory: dict[int, Any] = {}
-        self.read: dict[str, np.ndarray] = {}  # what the host knows of the round's verdict
-        self.state = partial(_remembered, self.memory)  # what a stage remembers of this request
+        self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
+        self.state = partial(_state_of, self.memory)  # a stage's state for this request
         self.context = DecodeContext(model, request, self.text, self.process, self.forward.cache, sampler, self.state)
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.endings = Endings(request.stops, len(self.text))
@@ -87,7 +88,7 @@ class VerifyLoop:
 
     @torch.inference_mode()
     def round(self) -> None:
-        """One forward for every live row, and what it commits."""
+        """One forward for every live row, and the commit."""
         text, sampler = self.text, self.sampler
         uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
         if not self.forward.fed:
@@ -97,21 +98,21 @@ class VerifyLoop:
             raw, hidden = self.forward.verify(draft, sampler.draft.hidden_layers)
         distributions = TargetDistributions(raw, self.process(raw, draft), greedy=not self.request.temperature)
         verdict = sampler.accept.accept(draft, distributions, uniforms, self.state(sampler.accept))
-        self.forward.take(draft, verdict)
-        text.count()
+        self.forward.keep_path(draft, verdict)
+        text.count_forward()
         before = text.length.copy()
-        self.read = _read(draft, verdict)
-        if not np.isfinite(self.read.get("highest", 0.0)):
+        self.summary = _summary(draft, verdict)
+        if not np.isfinite(self.summary.get("highest", 0.0)):
             raise self.state(sampler.draft).failure()
         gained = self._commit(draft, distributions, verdict)
-        self.recorder.add(text.rows, draft, self.read)
-        outcome = Outcome(draft, verdict, distributions, before, gained, hidden)
+        self.recorder.add(text.rows, draft, self.summary)
+        outcome = RoundResult(draft, verdict, distributions, before, gained, hidden)
         sampler.draft.observe(outcome, self.context, self.state(sampler.draft))
         if sampler.length is not None:
             sampler.length.observe(outcome, self.context, self.state(sampler.length))
 
     def _begin(self) -> tuple[Draft, Tensor, Hidden | None]:
-        """The forward over the prompts; stages that remember start with it."""
+        """The forward over the prompts, before which the stages' states are made."""
         last: list[Tensor] = []
         order: list[np.ndarray] = []
         for stage in self.sampler.stages:
@@ -126,89 +127,89 @@ class VerifyLoop:
         return Draft.none(self.text), torch.cat(last)[back], None
 
     def _commit(self, draft: Draft, distributions: TargetDistributions, verdict: Verdict) -> np.ndarray:
-        """Appends the accepted path and the next token, cut where the row ends and at the limit; [B] counts."""
-        path, count, text = verdict.path, self.read["count"], self.text
-        made, width = self.read["next"][:, None], path.shape[1]
+        """Appends the accepted path and the next token, cut at an end token and at the length limit; [B] counts."""
+        path, count, text = verdict.path, self.summary["count"], self.text
+        tokens, width = self.summary["next"][:, None], path.shape[1]
         if width > 1:
-            taken = self.read["taken"]
-            drafted = np.concatenate((taken[:, 1:], taken[:, :1]), 1)  # the last column is never read as it is
-            made = np.where(np.arange(width) == count[:, None], made, drafted)
+            path_tokens = self.summary["path_tokens"]
+            drafted = np.concatenate((path_tokens[:, 1:], path_tokens[:, :1]), 1)
+            tokens = np.where(np.arange(width) == count[:, None], tokens, drafted)
         limited = np.minimum(count + 1, text.room)
-        ends = (made[:, :, None] == self.stops).any(2) & (np.arange(width) < limited[:, None])
+        ends = (tokens[:, :, None] == self.stops).any(2) & (np.arange(width) < limited[:, None])
         self.ended = ends.any(1)
         counts: np.ndarray = np.where(self.ended, ends.argmax(1) + 1, limited)
         if self.endings:
-            rows = zip(text.host, text.prompt, text.length, made, counts, strict=True)
+            rows = zip(text.host, text.prompt, text.length, tokens, counts, strict=True)
             final = [np.concatenate((row[start:end], new[:count])) for row, start, end, new, count in rows]
             stops = self.endings.within(final)
             counts = np.where(stops >= 0, stops - (text.length - text.prompt), counts)
             self.ended |= stops >= 0
-        text.commit(made, counts, self._scores(draft, distributions, path, made, counts))
+        text.commit(tokens, counts, self._scores(draft, distributions, path, tokens, counts))
         return counts
 
     def _scores(
-        self, draft: Draft, distributions: TargetDistributions, path: Tensor, made: np.ndarray, counts: np.ndarray
+        self, draft: Draft, distributions: TargetDistributions, path: Tensor, tokens: np.ndarray, counts: np.ndarray
     ) -> np.ndarray:
         """[B, D] float32: the probability that the model gave each committed token; 0 behind counts[b].
 
-        Raises what names who gave the law behind a node that a token comes from, where that is none.
+        Raises the error that names the cause if a committed token's logits are not finite.
         """
-        row, column = np.nonzero(np.arange(made.shape[1]) < counts[:, None])
+        row, column = np.nonzero(np.arange(tokens.shape[1]) < counts[:, None])
         device = path.device
-        where, place, token = (torch.from_numpy(each).to(device) for each in (row, column, made[row, column]))
-        node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, place]
+        where, column_index, token = (torch.from_numpy(each).to(device) for each in (row, column, tokens[row, column]))
+        node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, column_index]
         raw = distributions.raw[:, 0] if path.shape[1] == 1 else distributions.raw[where, node]
         parts = {"score": raw.softmax(-1).gather(-1, token[:, None])[:, 0]}
         if distributions.logits is not distributions.raw:
             parts["highest"] = distributions.logits[where, node].amax(-1)
-        read = hosted(parts)
-        if not all(np.isfinite(each).all() for each in read.values()):
+        summary = hosted(parts)
+        if not all(np.isfinite(each).all() for each in summary.values()):
             raise self._failure(draft, distributions, where, node)
-        scores = np.zeros(made.shape, dtype=np.float32)
-        scores[row, column] = read["score"]
+        scores = np.zeros(tokens.shape, dtype=np.float32)
+        scores[row, column] = summary["score"]
         return scores
 
     def _failure(self, draft: Draft, distributions: TargetDistributions, row: Tensor, node: Tensor) -> PardecError:
-        """Why the law behind some of these nodes [N] of live rows [N] is none."""
-        found = None
+        """The error for logits that are not finite behind some of these nodes [N] of live rows [N]."""
+        error = None
         if not finite.sound(distributions.raw[row, node]).all():
-            found = finite.failure(self.model, self.forward.runs, cfg=self.request.cfg)
+            error = finite.failure(self.model, self.forward.runs, cfg=self.request.cfg)
         else:
-            found = self.process.failure(distributions.raw, draft, row, node)
-        return found or ModelError(f"{self.model.name} gives logits that are not finite")
+            error = self.process.failure(distributions.raw, draft, row, node)
+        return error or ModelError(f"{self.model.name} gives logits that are not finite")
 
-    # --- what is told ---
+    # --- events ---
 
     def started(self) -> Started:
         """The rows before the first forward."""
         text = self.text
         return Started(text.host.copy(), self._open(text.length), text.prompt.copy())
 
-    def told(self, before: np.ndarray) -> Accepted:
-        """The round just made; copies, so that it may be kept."""
+    def accepted_event(self, before: np.ndarray) -> Accepted:
+        """The last round; its arrays are copies."""
         text = self.text
-        still, was = self._open(text.length), self._open(before)
+        open_now, open_before = self._open(text.length), self._open(before)
         return Accepted(
             number=len(self.forward.fed) - 1,
             rows=text.rows,
             nfe=text.nfe.copy(),
             tokens=text.host.copy(),
-            open=still,
-            committed=was & ~still,
+            open=open_now,
+            committed=open_before & ~open_now,
             settled=text.length.copy(),
             gained=text.length - before,
         )
 
     def _open(self, length: np.ndarray) -> np.ndarray:
-        """[n, L] bool: the positions that are still to come."""
-        place = np.arange(self.text.host.shape[1])
-        still: np.ndarray = (place >= length[:, None]) & (place < self.text.limit[:, None])
-        return still
+        """[n, L] bool: the positions that are not committed yet."""
+        positions = np.arange(self.text.host.shape[1])
+        open_now: np.ndarray = (positions >= length[:, None]) & (positions < self.text.limit[:, None])
+        return open_now
 
     # --- rows that end ---
 
     def retire(self) -> Iterator[RowFinished]:
-        """Lets finished rows leave."""
+        """Reports and removes finished rows."""
         over = self.over()
         if not over.any():
             return
@@ -217,18 +218,18 @@ class VerifyLoop:
 
     @property
     def rows(self) -> np.ndarray:
-        """[B] the number of each live row in the request."""
+        """[B] the index of each live row in the request."""
         return self.text.rows
 
     def over(self) -> np.ndarray:
-        """[B] bool: the live rows that are done."""
-        done: np.ndarray = self.ended | (self.text.room == 0)
-        return done
+        """[B] bool: the live rows that are finished."""
+        result: np.ndarray = self.ended | (self.text.room == 0)
+        return result
 
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
-        """Tells of the rows that are done."""
+        """Reports the finished rows."""
         for at in np.flatnonzero(over):
-            yield self.recorder.leave(int(at), "stop" if self.ended[at] else "length")
+            yield self.recorder.finish_row(int(at), "stop" if self.ended[at] else "length")
 
     def keep(self, keep: np.ndarray) -> None:
         """The text, the cache and every state keep these live rows only."""
@@ -239,13 +240,13 @@ class VerifyLoop:
         self.memory.update({stage: take_rows(state, keep) for stage, state in self.memory.items()})
 
     def finished(self, row: int | None = None) -> Finished:
-        """All rows are done, or this one."""
+        """The result of all rows, or of this one."""
         return self.recorder.finished(self.forward, row)
 
     # --- rows that enter ---
 
     def alone(self) -> str | None:
-        """Why rows cannot join what is under way; None where they can."""
+        """Why rows cannot join the running batch; None if they can."""
         if self.request.allowed is not None:
             return "what is allowed is laid out for the rows of one request"
         if any(hasattr(processor, "by_row") for processor in self.request.processors):
@@ -255,9 +256,9 @@ class VerifyLoop:
 
     @torch.inference_mode()
     def put(self, where: np.ndarray, other: VerifyLoop) -> None:
-        """The live rows of `other`, whose prompts have been fed, in place of the finished ones at `where`.
+        """Replaces the finished rows at `where` by the live rows of `other`, whose prompts have been fed.
 
-        They take the numbers of those. Both loops stand between rounds, and the samplers are one.
+        They take over the indices of those in the request. Both loops are between rounds and have the same sampler.
         """
         rows = self.rows[where]
         seat(self.request.source, rows, other.request.source, other.rows)
@@ -271,16 +272,16 @@ class VerifyLoop:
             self.memory[stage] = put_rows(state, where, other.memory[stage])
 
 
-def _read(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
-    """What the host has to know of a round.
+def _summary(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
+    """What the host needs of a round.
 
     count: [B] accepted nodes. next: [B] the token behind them. taken: [B, D] tokens of the path, where it can have
-    more than node 0. deepest: [B] the deepest node tested, of what is no chain. deviation: [B] of relaxed rules.
-    highest: [] of what a drafting model says.
+    more than node 0. deepest: [B] the greatest depth of a tested node, unless a chain. deviation: [B] of relaxed rules.
+    highest: [] of a drafting model's logits.
     """
     parts = {"count": verdict.count, "next": verdict.next}
     if verdict.path.shape[1] > 1:
-        parts["taken"] = draft.tokens.gather(1, verdict.path)
+        parts["path_tokens"] = draft.tokens.gather(1, verdict.path)
     if draft.parents is not None or draft.verify is not None:
         parts["deepest"] = torch.where(draft.tested, draft.depth, 0).amax(1)
     if verdict.deviation is not None:
@@ -290,5 +291,5 @@ def _read(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
     return hosted(parts)
 
 
-def _remembered(memory: dict[int, Any], stage: Any) -> Any:
+def _state_of(memory: dict[int, Any], stage: Any) -> Any:
     return memory.get(id(stage))

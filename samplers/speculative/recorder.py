@@ -1,4 +1,4 @@
-"""What the verify loop tells when all is done: which round committed each token, what it fed, drafted and accepted."""
+"""The trace of a verify loop: which round committed each token, and what each round fed, drafted and accepted."""
 
 from __future__ import annotations
 
@@ -16,98 +16,100 @@ from .sequences import Sequences
 
 
 class TraceRecorder:
-    """Follows one request. Finished rows leave; what they held waits here for the trace."""
+    """Records one request, including its finished rows, for the trace."""
 
     def __init__(self, text: Sequences, forced: Tensor | None = None) -> None:
-        """`forced` [R, L] is -1 where a position of the request is not left a single token."""
+        """`forced` [R, L] is the only allowed token of a position, -1 where there are several."""
         self.text = text
-        self.before: np.ndarray | None = None  # [R, L + 1] forced positions before each
+        self.forced_before: np.ndarray | None = None  # [R, L + 1] forced positions before each
         if forced is not None:
-            self.before = np.pad((forced.cpu().numpy() >= 0).cumsum(1), ((0, 0), (1, 0)))
+            self.forced_before = np.pad((forced.cpu().numpy() >= 0).cumsum(1), ((0, 0), (1, 0)))
         count = len(text)
         self.tokens = text.host.copy()
         self.commit_step, self.commit_score = text.commit_step.copy(), text.commit_score.copy()
         self.lengths = text.length.copy()
-        self.done: dict[int, RowFinished] = {}
+        self.finished_rows: dict[int, RowFinished] = {}
         self.drafted: list[list[int]] = [[] for _ in range(count)]
         self.accepted: list[list[int]] = [[] for _ in range(count)]
         self.forced: list[list[int]] = [[] for _ in range(count)]
         self.draft_forwards = np.zeros(count, dtype=np.int64)
-        self.deviation: np.ndarray | None = None  # [B], once the acceptance tells of any
-        self.since = np.zeros(count, dtype=np.int64)  # [R] the first forward of this loop that each row took part in
-        self.earlier: list[list[range | tuple[int, ...]]] = [[] for _ in range(count)]  # fed before, in another loop
+        self.deviation: np.ndarray | None = None  # [B], if the acceptance reports one
+        self.first_forward = np.zeros(count, dtype=np.int64)  # [R] index of each row's first forward in this loop
+        self.earlier: list[list[range | tuple[int, ...]]] = [
+            [] for _ in range(count)
+        ]  # positions fed before, in another loop
 
-    def add(self, rows: np.ndarray, draft: Draft, read: Mapping[str, np.ndarray]) -> None:
-        """One round of the live `rows`, already committed; `read` is what the host knows of its verdict.
+    def add(self, rows: np.ndarray, draft: Draft, summary: Mapping[str, np.ndarray]) -> None:
+        """One round of the live `rows`, already committed; `summary` is its verdict on the host.
 
-        Positions that are left a single token are passed for certain: they count as neither drafted nor accepted.
+        Positions with only one allowed token are always accepted: they count as neither drafted nor accepted.
         """
-        deepest = read.get("deepest", draft.sizes - 1)
-        accepted, first = read["count"], draft.base + 1
-        if self.before is not None:
+        deepest = summary.get("deepest", draft.sizes - 1)
+        accepted, first = summary["count"], draft.base + 1
+        if self.forced_before is not None:
             forced = self._between(rows, first, self.text.length - first)
             deepest = deepest - self._between(rows, first, deepest)
             accepted = accepted - self._between(rows, first, accepted)
             for row, count in zip(rows.tolist(), forced.tolist(), strict=True):
                 self.forced[row].append(count)
-        for row, drafted, taken in zip(rows.tolist(), deepest.tolist(), accepted.tolist(), strict=True):
+        for row, drafted, passed in zip(rows.tolist(), deepest.tolist(), accepted.tolist(), strict=True):
             self.drafted[row].append(drafted)
-            self.accepted[row].append(taken)
+            self.accepted[row].append(passed)
         self.draft_forwards[rows] += draft.forwards
-        if "deviation" in read:
+        if "deviation" in summary:
             if self.deviation is None:
                 self.deviation = np.zeros(len(self.drafted))
-            self.deviation[rows] += read["deviation"]
+            self.deviation[rows] += summary["deviation"]
 
     def _between(self, rows: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
         """[n] how many of the `count` positions from `first` on are forced."""
-        assert self.before is not None, "there are such positions"
-        last = self.before.shape[1] - 1
-        before = self.before[rows, np.minimum(first, last)]
-        found: np.ndarray = self.before[rows, np.minimum(first + count, last)] - before
-        return found
+        assert self.forced_before is not None, "there are such positions"
+        last = self.forced_before.shape[1] - 1
+        forced_before = self.forced_before[rows, np.minimum(first, last)]
+        result: np.ndarray = self.forced_before[rows, np.minimum(first + count, last)] - forced_before
+        return result
 
-    def leave(self, at: int, reason: str) -> RowFinished:
-        """The row at index `at` is done."""
+    def finish_row(self, at: int, reason: str) -> RowFinished:
+        """Records the row at index `at` as finished."""
         text = self.text
         row, end = int(text.rows[at]), int(text.length[at])
         self.lengths[row] = end
-        for kept, live in (("tokens", "host"), ("commit_step", "commit_step"), ("commit_score", "commit_score")):
-            getattr(self, kept)[row] = getattr(text, live)[at]
-        self.done[row] = RowFinished(row, text.row(at).copy(), reason, int(text.nfe[at]))
-        return self.done[row]
+        for name, source in (("tokens", "host"), ("commit_step", "commit_step"), ("commit_score", "commit_score")):
+            getattr(self, name)[row] = getattr(text, source)[at]
+        self.finished_rows[row] = RowFinished(row, text.row(at).copy(), reason, int(text.nfe[at]))
+        return self.finished_rows[row]
 
     def put(self, forward: VerifyForward, rows: np.ndarray, other: TraceRecorder, others: VerifyForward) -> None:
-        """The live rows of `other` take these numbers, [n], of rows that are done. Forwards before all rows go."""
+        """The live rows of `other` replace finished rows at these indices [n]. Older forwards are dropped."""
         width = max(self.tokens.shape[1], other.tokens.shape[1])
         for name in ("tokens", "commit_step", "commit_score"):
-            held = getattr(self, name)
-            setattr(self, name, np.pad(held, ((0, 0), (0, width - held.shape[1]))))
+            values = getattr(self, name)
+            setattr(self, name, np.pad(values, ((0, 0), (0, width - values.shape[1]))))
         theirs = other.text.rows.tolist()
         for row, old, fed in zip(rows.tolist(), theirs, other.fed(theirs, others), strict=True):
             self.drafted[row], self.accepted[row] = other.drafted[old], other.accepted[old]
             self.earlier[row] = fed
-            self.done.pop(row, None)
+            self.finished_rows.pop(row, None)
         self.draft_forwards[rows] = other.draft_forwards[theirs]
         if self.deviation is not None:
             self.deviation[rows] = 0 if other.deviation is None else other.deviation[theirs]
-        self.since[rows] = len(forward.fed)
-        past = min(int(self.since[self.text.rows].min()), len(forward.fed) - 1)  # one stays: the prompt has been fed
+        self.first_forward[rows] = len(forward.fed)
+        past = min(int(self.first_forward[self.text.rows].min()), len(forward.fed) - 1)  # keep one
         del forward.fed[:past]
-        self.since -= past
+        self.first_forward -= past
 
     def fed(self, which: Sequence[int], forward: VerifyForward) -> list[list[range | tuple[int, ...]]]:
-        """The positions that each forward of each of these rows asked."""
-        found = {row: list(self.earlier[row]) for row in which}
-        since = {row: int(self.since[row]) for row in which}
+        """The positions that each forward fed for each of these rows."""
+        result = {row: list(self.earlier[row]) for row in which}
+        first_forward = {row: int(self.first_forward[row]) for row in which}
         for number, fed in enumerate(forward.fed):
             for at, row in enumerate(fed.rows.tolist()):
-                if row in found and number >= since[row]:
-                    found[row].append(fed.of(at))
-        return list(found.values())
+                if row in result and number >= first_forward[row]:
+                    result[row].append(fed.of(at))
+        return list(result.values())
 
     def finished(self, forward: VerifyForward, row: int | None = None) -> Finished:
-        """All rows are done, or this one, told as if it had been alone: its own padding is nobody's."""
+        """The result of all rows, or of this one as if it had been alone, without padding."""
         which = list(range(len(self.tokens))) if row is None else [row]
         lengths = self.lengths[which]
         longest = int(lengths.max())
@@ -115,7 +117,7 @@ class TraceRecorder:
         copies = forward.cache.copies
         commit_step = self.commit_step[which, :longest]
         commit_step[np.arange(longest) >= lengths[:, None]] = GIVEN  # padding
-        ends = [self.done[row] for row in which]
+        ends = [self.finished_rows[row] for row in which]
         trace = Trace(
             self.tokens[which, :longest],
             commit_step,
@@ -124,7 +126,7 @@ class TraceRecorder:
             tuple(map(tuple, fed)),
             drafted=tuple(tuple(self.drafted[row]) for row in which),
             accepted=tuple(tuple(self.accepted[row]) for row in which),
-            forced=() if self.before is None else tuple(tuple(self.forced[row]) for row in which),
+            forced=() if self.forced_before is None else tuple(tuple(self.forced[row]) for row in which),
         )
         return Finished(
             tokens=trace.tokens,

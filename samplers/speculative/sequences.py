@@ -12,14 +12,14 @@ from ..masked.canvas import GIVEN, NEVER
 
 
 class Sequences:
-    """The only mutable holder of an autoregressive request; `commit` is its only writer. Finished rows leave it.
+    """The text of an autoregressive request, changed only by `commit`. Finished rows are removed.
 
     Attributes, one entry a live row, arrays on the host:
         rows: index in the request.
         length: committed tokens, the prompt included; the K/V of all but the last one are in the cache.
-        prompt: of these, how many were given.
+        prompt: of these, the length of the prompt.
         limit: the length at which the row is full.
-        nfe: forwards the row took part in, which is the number of its next round too.
+        nfe: forwards the row took part in, which is also the index of its next round.
         tokens: [B, C] int64, on the device; `pad_id` behind `length`.
     """
 
@@ -55,7 +55,7 @@ class Sequences:
 
     @property
     def last(self) -> Tensor:
-        """[B] int64: each row's last committed token, whose K/V is still to be made."""
+        """[B] int64: each row's last committed token, whose K/V are not in the cache yet."""
         return self.at(self.length - 1)
 
     def at(self, positions: np.ndarray) -> Tensor:
@@ -63,10 +63,10 @@ class Sequences:
         return torch.from_numpy(self.host[np.arange(len(self)), positions]).to(self.device)
 
     def row(self, at: int) -> np.ndarray:
-        """The committed tokens of the row at index `at`: a view of the host's copy."""
+        """The committed tokens of the row at index `at`: a view of `host`."""
         return self.host[at, : self.length[at]]
 
-    def count(self) -> None:
+    def count_forward(self) -> None:
         """Every live row takes part in one more forward."""
         self.nfe += 1
 
@@ -79,20 +79,20 @@ class Sequences:
         self.commit_step[row, where] = self.nfe[row] - 1
         self.commit_score[row, where] = scores[row, column]
         if self.device.type != "cpu":
-            place = torch.from_numpy(row).to(self.device), torch.from_numpy(where).to(self.device)
-            self.tokens[place] = torch.from_numpy(tokens[row, column]).to(self.device)
+            index = torch.from_numpy(row).to(self.device), torch.from_numpy(where).to(self.device)
+            self.tokens[index] = torch.from_numpy(tokens[row, column]).to(self.device)
         self.length += counts
 
     def put(self, where: np.ndarray, other: Sequences) -> None:
-        """The rows of `other` in place of the live rows at `where`, under their numbers in the request."""
+        """Replaces the live rows at `where` by the rows of `other`, under their indices in the request."""
         width = max(self.host.shape[1], other.host.shape[1])
         blank = {"host": self.pad_id, "commit_step": NEVER, "commit_score": 0}
         for name in ("prompt", "length", "limit", "nfe", *blank):
-            held, given = getattr(self, name).copy(), getattr(other, name)
+            values, incoming = getattr(self, name).copy(), getattr(other, name)
             if name in blank:
-                held, given = (_wider(each, width, blank[name]) for each in (held, given))
-            held[where] = given
-            setattr(self, name, held)
+                values, incoming = (_wider(each, width, blank[name]) for each in (values, incoming))
+            values[where] = incoming
+            setattr(self, name, values)
         shared = torch.from_numpy(self.host)
         self.tokens = shared if self.device.type == "cpu" else shared.to(self.device)
 

@@ -1,4 +1,4 @@
-"""Static trees of candidates, and what is left of a tree when nodes fall away."""
+"""Static trees of candidates, and trees reduced to some of their nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """A tree that says which candidate of its parent stands at each node; level by level, node 0 is the root."""
+    """A tree whose nodes are candidates of their parents by rank; level by level, node 0 is the root."""
 
     parents: Tensor  # [T] int64, -1 for node 0
     ranks: Tensor  # [T] int64: which of its parent's candidates, from 0; 0 for node 0
@@ -26,18 +26,18 @@ class Template:
 
     @staticmethod
     def of(paths: Iterable[Path]) -> Template:
-        """The tree of these nodes, each named by the ranks on the way to it; nodes before are there too.
+        """The tree of these nodes, each given by the ranks on its path; ancestors are added.
 
         >>> Template.of([(0, 0), (1,)]).parents.tolist()
         [-1, 0, 0, 1]
         """
         nodes = {path[:size] for path in paths for size in range(len(path) + 1)} | {()}
         order = sorted(nodes, key=lambda path: (len(path), path))
-        place = {path: index for index, path in enumerate(order)}
+        index_of = {path: index for index, path in enumerate(order)}
         depths = np.array([len(path) for path in order])
         bounds = np.searchsorted(depths, np.arange(1, depths.max() + 2))
         return Template(
-            torch.tensor([place[path[:-1]] if path else -1 for path in order]),
+            torch.tensor([index_of[path[:-1]] if path else -1 for path in order]),
             torch.tensor([path[-1] if path else 0 for path in order]),
             torch.from_numpy(depths),
             tuple(slice(int(start), int(stop)) for start, stop in pairwise(bounds)),
@@ -52,9 +52,8 @@ class Template:
 def ranked(counts: Sequence[int], branch: int) -> Template:
     """The tree with counts[d] nodes at depth d + 1 whose nodes have up to `branch` children.
 
-    A node stands before those of its depth whose product of (rank + 1) on the way from the root is greater, so that
-    chances of a candidate are taken to fall with its rank as any power of 1 / (rank + 1) does. A node of the tree then
-    has all nodes of lower ranks beside it.
+    The nodes of a depth with the smallest products of (rank + 1) along the path are taken: the most likely ones if a
+    candidate's probability falls as a power of 1 / (rank + 1). A node's siblings of lower ranks are then in the tree.
     """
     level: list[Path] = [()]
     paths: list[Path] = []
@@ -65,14 +64,16 @@ def ranked(counts: Sequence[int], branch: int) -> Template:
     return Template.of(paths)
 
 
-def compact(tokens: Tensor, parents: Tensor, depths: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
-    """The tree of the nodes `kept` [B, T], node 0 and each one's parent among them, moved to the front of each row.
+def compact(
+    tokens: Tensor, parents: Tensor, depths: Tensor, survivors: Tensor
+) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+    """The tree of the `survivors` [B, T], which include node 0 and all parents, moved to the front of each row.
 
     Returns tokens, parents and depths [B, T'], and on the host how many nodes each row has [B].
     """
-    sizes = kept.sum(1).cpu().numpy()
-    order = (~kept).long().argsort(dim=1, stable=True)[:, : int(sizes.max())]
-    place = kept.long().cumsum(1) - 1  # where each kept node goes
+    sizes = survivors.sum(1).cpu().numpy()
+    order = (~survivors).long().argsort(dim=1, stable=True)[:, : int(sizes.max())]
+    index_of = survivors.long().cumsum(1) - 1  # new index of each surviving node
     above = parents.expand_as(tokens).gather(1, order)
-    moved = torch.where(above < 0, -1, place.gather(1, above.clamp(min=0)))
-    return tokens.gather(1, order), moved, depths.expand_as(tokens).gather(1, order), sizes
+    new_parents = torch.where(above < 0, -1, index_of.gather(1, above.clamp(min=0)))
+    return tokens.gather(1, order), new_parents, depths.expand_as(tokens).gather(1, order), sizes

@@ -24,7 +24,7 @@ def pool(case: Case, *_: object) -> str | None:
                 made.add(key, tuple(following))
         else:
             made.learn(np.array(op["tokens" if "tokens" in op else "prompt"]), size)
-        found = {str(key): [list(tokens) for tokens in made.behind(key)] for key in made.after}
+        found = {str(key): [list(tokens) for tokens in made.continuations(key)] for key in made.after}
         if most == -1:
             found = {key: sorted(value) for key, value in found.items()}
         if found != op["map"]:

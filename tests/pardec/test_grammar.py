@@ -96,5 +96,5 @@ def test_constraints_hold_within_it() -> None:
         model.generate(prompt_embeds=features([2]), allowed={3: [4]})
     with pytest.raises(SpecError, match="leaves nothing at index 1 of row 0, where a code has to stand"):
         model.generate(prompt_embeds=features([2]), allowed={1: [5, 6]})
-    with pytest.raises(SpecError, match="zipar knows no end-of-row tokens"):
+    with pytest.raises(SpecError, match="zipar does not support end-of-row tokens"):
         model.generate(prompt_embeds=features([2]), sampler="zipar")

@@ -13,7 +13,14 @@ from transformers import LogitsProcessorList
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
 from pardec.samplers.speculative.accept.greedy import Greedy
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, Outcome, SpeculativeSampler, Uniforms
+from pardec.samplers.speculative.contracts import (
+    DecodeContext,
+    Draft,
+    Drafter,
+    RoundResult,
+    SpeculativeSampler,
+    Uniforms,
+)
 from tests.samplers.ar_toys import logits, plain_greedy, rows, speculation
 
 VOCAB = 8
@@ -57,7 +64,7 @@ class Forest(Drafter):
         tokens, parents, depths = torch.tensor(padded).to(text.device).unbind(-1)
         return Draft(tokens, sizes, text.length - 1, parents, depths)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: None) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: None) -> None:
         return
 
 
@@ -82,7 +89,7 @@ class Chain(Drafter):
                 text.append(int(drafted[at, step]))
         return Draft.chain(context.text, torch.from_numpy(drafted), counts)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: None) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: None) -> None:
         return
 
 

@@ -33,11 +33,11 @@ def test_only_tokens_up_to_the_first_rejection_are_counted() -> None:
     for step, said in enumerate((0.95, 0.55, 0.15)):
         controller.stop(torch.tensor([said] * 3), step, stage, state)
     controller.observe(outcome([3, 3, 2], [1, 3, 2]), stage, state)
-    assert state.tried[:, [9, 5, 1]].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 0]]
+    assert state.tested[:, [9, 5, 1]].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 0]]
     assert state.accepted[:, [9, 5, 1]].tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]]
-    assert state.tried.sum() == 7
+    assert state.tested.sum() == 7
     # Two tokens of the prior at .55 and one rejection.
-    assert controller.uniform(state, np.array([5, 5, 5])) == pytest.approx([1.1 / 3, 2.1 / 3, 2.1 / 3])
+    assert controller.acceptance(state, np.array([5, 5, 5])) == pytest.approx([1.1 / 3, 2.1 / 3, 2.1 / 3])
 
 
 def test_counts_fade() -> None:
@@ -48,7 +48,7 @@ def test_counts_fade() -> None:
         controller.budget(1, stage, state)
         controller.stop(torch.tensor([0.9]), 0, stage, state)
         controller.observe(outcome([1], [1]), stage, state)
-    assert state.tried.tolist() == [[0, 1.5]]
+    assert state.tested.tolist() == [[0, 1.5]]
 
 
 def test_an_overconfident_drafter_is_found_out() -> None:

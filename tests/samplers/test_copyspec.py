@@ -25,14 +25,14 @@ def test_drafts_are_those_of_a_search_of_the_whole_text() -> None:
         for _ in range(12):
             before = naive.source
             expected = naive.draft(text)
-            place = copy.place(np.array(text))
-            assert (place is None) == (not expected)
-            drafted = [] if place is None else repeated(np.array(text), place, k).tolist()
+            position = copy.position(np.array(text))
+            assert (position is None) == (not expected)
+            drafted = [] if position is None else repeated(np.array(text), position, k).tolist()
             assert drafted == expected
             continued += before is not None and naive.source is not None
             # The model accepts some of the draft, often all, and says a token of its own, often the copy's.
             kept = drawn.choice([0, len(drafted) // 2, len(drafted), len(drafted)])
-            whole = naive_lookup.on(text, place, k + 1) if place is not None and drawn.random() < 0.7 else None
+            whole = naive_lookup.on(text, position, k + 1) if position is not None and drawn.random() < 0.7 else None
             text = text + drafted[:kept] + [whole[kept] if whole else drawn.randrange(alphabet)]
     assert continued > 200
 
@@ -40,15 +40,15 @@ def test_drafts_are_those_of_a_search_of_the_whole_text() -> None:
 def test_a_copy_goes_on_where_it_stood_though_its_ending_stands_later_too() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 2, 3, 9, 9, 1, 2]
     copy = Copy(2)
-    assert copy.place(np.array(text)) == 2  # behind the first 1 2
-    assert copy.place(np.array([*text, 3, 4])) == 4  # 3 4 were right
-    assert copy.place(np.array([*text, 3, 4, 2, 3])) == 15  # 2 was not: 2 3 stood last before 4
-    assert Copy(2).place(np.array([*text, 3])) == 10  # anew, the last 2 3 is taken
+    assert copy.position(np.array(text)) == 2  # behind the first 1 2
+    assert copy.position(np.array([*text, 3, 4])) == 4  # 3 4 were right
+    assert copy.position(np.array([*text, 3, 4, 2, 3])) == 15  # 2 was not: 2 3 stood last before 4
+    assert Copy(2).position(np.array([*text, 3])) == 10  # anew, the last 2 3 is taken
 
 
 def test_a_shorter_ending_is_no_match() -> None:
-    assert Copy(3).place(np.array([5, 1, 2, 6, 1, 2])) is None
-    assert Copy(2).place(np.array([5, 1, 2, 6, 1, 2])) == 3
+    assert Copy(3).position(np.array([5, 1, 2, 6, 1, 2])) is None
+    assert Copy(2).position(np.array([5, 1, 2, 6, 1, 2])) == 3
 
 
 @pytest.mark.parametrize("suffix", [1, 3, 5])

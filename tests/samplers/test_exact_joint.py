@@ -12,7 +12,7 @@ import torch
 
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from tests.samplers.ar_toys import floor, g_test, logits, run, speculation, variation
 from tests.samplers.joints import VARIANTS, WORLDS, Reading, acceptances, drafting, leading, measure, specs
 
@@ -123,7 +123,7 @@ class Adversary(Drafter):
         )
         return Draft(torch.stack(tokens, 1), counts + 1, text.length - 1, q=q)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
         return
 
 

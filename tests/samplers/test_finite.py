@@ -349,7 +349,7 @@ def test_a_weight_or_a_processor_of_an_autoregressive_model_is_named(spec: str, 
         return
     given = [[1, 2, 3, 1, 2], [4], [5, 6]]
     for name in ("embed.weight", "layers.3.out_weight", "head.weight"):
-        looked_at = "|what ids look like, .* holds NaN" if name == "embed.weight" else ""
+        looked_at = "|the image codebook, .* contain NaN" if name == "embed.weight" else ""
         with pytest.raises(ModelError, match=f"toy gives logits that are not finite: its weight {name} {looked_at}"):
             run_ar(spoilt(toy_ar(3, 8, layers=4), name), spec, given, 6, temperature=temperature)
     for value in (NAN, INF, -INF):

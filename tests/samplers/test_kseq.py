@@ -80,7 +80,7 @@ def test_uniforms_one_by_one_decide_as_all_at_once() -> None:
 
 @pytest.mark.parametrize("spec", ["lookup+kseq", "kseq", "sequential+kseq"])
 def test_drafters_without_a_law_are_refused_by_name(spec: str) -> None:
-    with pytest.raises(SpecError, match="has no law to draw them from") as error:
+    with pytest.raises(SpecError, match="does not sample its drafts") as error:
         registry.resolve(spec, "ar", sampling=True)
     assert (spec.split("+")[0] if "+" in spec else "sequential") in str(error.value)
     assert "model" in (error.value.hint or "")
@@ -92,5 +92,5 @@ def test_its_siblings_are_drawn_independently() -> None:
 
 def test_shapes_that_count_siblings_by_their_tokens_are_refused() -> None:
     """With dyspec 200,000 draws of toys were 0.005 off their joint law."""
-    with pytest.raises(SpecError, match="must not depend on the tokens drawn"):
+    with pytest.raises(SpecError, match="must not depend on the sampled tokens"):
         registry.resolve("model:name=x+dyspec+kseq", "ar", sampling=True)

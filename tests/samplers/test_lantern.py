@@ -15,7 +15,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.ops import transport
-from pardec.samplers.ops.transport import moved
+from pardec.samplers.ops.transport import move_probability
 from pardec.samplers.speculative.accept.lantern import Lantern
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.code_features import CodeFeatures, nearest
@@ -34,13 +34,13 @@ class With(Acceptance):
     """A rule that has been given its neighbours."""
 
     rule: Lantern
-    looks: CodeFeatures
+    features: CodeFeatures
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
-        return self.rule.accept(draft, distributions, uniforms, self.looks)
+        return self.rule.accept(draft, distributions, uniforms, self.features)
 
 
-def looks(vocab: int, seed: int = 0, k: int | None = None) -> CodeFeatures:
+def features(vocab: int, seed: int = 0, k: int | None = None) -> CodeFeatures:
     """The neighbours of random points in a plane."""
     table = torch.from_numpy(np.random.RandomState(seed).normal(size=(vocab, 2)))
     return CodeFeatures(nearest(table, vocab - 1 if k is None else k))
@@ -73,7 +73,7 @@ def test_what_comes_out_of_draws_has_the_moved_law_within_delta(siblings: int, r
         if not replacement and siblings > len(p):
             continue
         delta, ratio = BOUNDS[number % len(BOUNDS)]
-        k, near = 1 + number % 3, looks(len(p), number)
+        k, near = 1 + number % 3, features(len(p), number)
         rule = With(Lantern(k, delta, ratio), near)
         distribution, accepted = emitted(rule, p, q, siblings, replacement=replacement)
         true = naive.transported(p.numpy(), q.numpy(), near.table.tolist(), k, delta, ratio)
@@ -89,7 +89,7 @@ def test_what_comes_out_of_point_masses_has_the_moved_law_within_delta(siblings:
     moves = []
     for number, (p, _) in enumerate([*pairs(12, sizes=(4, 5, 6)), *adversarial()]):
         delta, ratio = BOUNDS[number % len(BOUNDS)]
-        k, near = 1 + number % 3, looks(len(p), number)
+        k, near = 1 + number % 3, features(len(p), number)
         for tokens in list(permutations(range(len(p)), siblings))[::17]:
             draft = tree(torch.tensor([[0, *tokens]]), [-1] + [0] * siblings)
             uniforms = Given(torch.full((1, siblings + 1), torch.inf))
@@ -121,15 +121,15 @@ def test_the_transport_by_hand() -> None:
     near = torch.tensor([[1, 2], [0, 2], [0, 1], [1, 2]], dtype=torch.int32)
     draft = tree(torch.tensor([[0, 2]]), None, q.expand(1, 2, 4))
     for delta, part in ((1.0, 1.0), (0.4, 1.0), (0.1, 0.25)):
-        distribution, off = moved(draft, p.expand(1, 2, 4), near, delta, None)
+        distribution, off = move_probability(draft, p.expand(1, 2, 4), near, delta, None)
         expected = [0.5 - 0.24 * part, 0.3 - 0.16 * part, 0.1 + 0.3 * part, 0.1 + 0.1 * part]
         assert distribution[0, 0].tolist() == pytest.approx(expected)
         assert off[0].tolist() == pytest.approx([0.4 * part, 0])
         assert distribution[0, 1].tolist() == p.tolist()  # nothing is tested behind the leaf
-    distribution, off = moved(draft, p.expand(1, 2, 4), near, 1.0, 1.5)
+    distribution, off = move_probability(draft, p.expand(1, 2, 4), near, 1.0, 1.5)
     assert distribution[0, 0, 2:].tolist() == pytest.approx([0.15, 0.15])  # (1.5 - 1) .1 each, and no more
     zero = torch.tensor([0.6, 0.4, 0.0, 0.0], dtype=torch.float64)
-    distribution, off = moved(draft, zero.expand(1, 2, 4), near, 1.0, None)
+    distribution, off = move_probability(draft, zero.expand(1, 2, 4), near, 1.0, None)
     assert distribution[0, 0].tolist() == zero.tolist()  # what filters leave out borrows nothing
     assert float(off.abs().max()) == 0
 
@@ -140,7 +140,7 @@ def test_a_tree_is_judged_by_the_moved_laws(points: int) -> None:
     drawn = np.random.RandomState(points)
     for trial in range(25):
         nodes, p, draft = random_tree(drawn, points=points)
-        near, k, delta = looks(5, trial), 1 + trial % 3, (0.05, 0.3)[trial % 2]
+        near, k, delta = features(5, trial), 1 + trial % 3, (0.05, 0.3)[trial % 2]
         distribution = p[0].numpy().copy()
         for parent in range(len(nodes)):
             below = [node for i, node in enumerate(nodes) if i and node.tested and node.parent == parent]
@@ -154,7 +154,7 @@ def test_a_tree_is_judged_by_the_moved_laws(points: int) -> None:
                 distribution[parent] = naive.transported(
                     distribution[parent], tokens, near.table.tolist(), k, delta, None
                 )
-        found, off = moved(draft, p, near.table[:, :k], delta, None)
+        found, off = move_probability(draft, p, near.table[:, :k], delta, None)
         np.testing.assert_allclose(found[0].numpy(), distribution, atol=1e-12)
         np.testing.assert_allclose(off[0].numpy(), np.abs(distribution - p[0].numpy()).sum(1) / 2, atol=1e-12)
         distribution = distribution.clip(0)  # rounding
@@ -209,7 +209,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
     tokens = torch.from_numpy(drawn.randint(0, vocab, (batch, width)))
     point = torch.from_numpy(drawn.uniform(size=(batch, width)) < 0.3)
     uniforms = torch.from_numpy(drawn.uniform(size=(batch, width)) ** 2)
-    sizes, near = np.array([6, 3, 1, 5, 6]), looks(vocab)
+    sizes, near = np.array([6, 3, 1, 5, 6]), features(vocab)
 
     def judged(rule: Lantern, which: slice) -> list[tuple[int, int, float]]:
         part = sizes[which]
@@ -233,7 +233,7 @@ def test_many_ids_and_many_nodes_go_another_way(monkeypatch: pytest.MonkeyPatch)
     def by(dense: int, gathered: int) -> tuple[Tensor, Tensor]:
         monkeypatch.setattr(transport, "_DENSE", dense)
         monkeypatch.setattr(transport, "_GATHERED", gathered)
-        return moved(draft, p, looks(9).table[:, :3], 0.2, 2.5)
+        return move_probability(draft, p, features(9).table[:, :3], 0.2, 2.5)
 
     distribution, off = by(9, 0)
     for sparse, far in (by(8, 1 << 20), by(8, 60)):

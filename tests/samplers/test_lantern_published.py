@@ -15,7 +15,7 @@ from pardec.samplers.speculative.contracts import Draft
 from tests.reference import naive_relaxed as naive
 from tests.reference.naive_acceptance import Node
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
-from tests.samplers.test_lantern import looks
+from tests.samplers.test_lantern import features
 from tests.samplers.test_rrs import random_tree
 from tests.samplers.verdicts import Given, InOrder, distributions, tree
 
@@ -28,7 +28,7 @@ def test_the_published_rule_on_trees_and_chains(points: int) -> None:
     borrowed = 0
     for trial in range(36):
         nodes, p, draft = random_tree(drawn, points=points, size=8, vocab=6)
-        near, k = looks(6, trial), 1 + trial % 4
+        near, k = features(6, trial), 1 + trial % 4
         delta, ratio = ((0.3, None), (0.1, None), (0.1, 3.0))[trial % 3]
         if trial % 2:
             nodes = [node._replace(parent=i - 1) for i, node in enumerate(nodes)]
@@ -57,7 +57,7 @@ def test_nothing_left_is_the_uniform_law_as_published() -> None:
     p = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64).expand(1, 2, 3)
     uniforms = Given(torch.full((1, 2), 9.0))
     draft = tree(torch.tensor([[0, 2]]), None)
-    Lantern(2, 0.5, mode="reference").accept(draft, distributions(p), uniforms, looks(3))
+    Lantern(2, 0.5, mode="reference").accept(draft, distributions(p), uniforms, features(3))
     assert uniforms.left[0].tolist() == pytest.approx([1 / 3] * 3)
 
 

@@ -18,7 +18,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
-from pardec.samplers.speculative.draft._skipping import Search, Skip, inner, kept, uniform
+from pardec.samplers.speculative.draft._skipping import Search, Skip, inner, shared_search, uniform
 from pardec.samplers.speculative.draft.layerskip import Skipping
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
 from tests.samplers.voices import LENGTHS, NEW, RAGGED, distribution, greedy, heard, target
@@ -103,7 +103,7 @@ def test_the_search_finds_the_best_choice_and_scores_only_rise() -> None:
     scores = []
     while (skip := search.next((0,))) is not None:
         assert len(skip) == 3
-        search.told(skip, worth(skip))
+        search.record(skip, worth(skip))
         assert search.score is not None
         scores.append(search.score)
     assert scores == sorted(scores)
@@ -115,27 +115,27 @@ def test_a_new_text_has_the_best_choice_scored_again() -> None:
     search = Search(8, 0.5)
     first = search.next((0, 1))
     assert first == search.best
-    search.told(first, 0.8)
+    search.record(first, 0.8)
     other = search.next((0, 1))
     assert other is not None
     assert other != first
-    search.told(other, 0.3)
+    search.record(other, 0.3)
     assert search.next((1,)) == first
-    search.told(first, 0.1)
+    search.record(first, 0.1)
     better = search.next((1,))
     assert better is not None
-    search.told(better, 0.2)
+    search.record(better, 0.2)
     assert (search.best, search.score) == (better, 0.2)
 
 
 def test_a_good_match_or_many_vain_tries_end_it() -> None:
     search = Search(40, 0.5)
-    search.told(search.next((0,)) or search.best, 0.96)
+    search.record(search.next((0,)) or search.best, 0.96)
     assert search.next((0,)) is None
     search = Search(40, 0.5)
     tries = 0
     while (skip := search.next((0,))) is not None:
-        search.told(skip, 0.5)
+        search.record(skip, 0.5)
         tries += 1
     assert tries == 301
 
@@ -175,10 +175,10 @@ def test_a_choice_is_judged_once_its_texts_weigh_one_together() -> None:
     def scored(text: int, weight: float, best: float, score: float) -> Skip:
         first = search.next(text, weight)
         assert first == search.best
-        search.told(first, best)
+        search.record(first, best)
         other = search.next(text, weight)
         assert other is not None
-        search.told(other, score)
+        search.record(other, score)
         return other
 
     one = scored(0, 0.5, 0.4, 0.7)
@@ -214,7 +214,12 @@ def test_a_request_uses_what_another_one_found() -> None:
     assert rows(after) == rows(before)
     assert sum(after.nfe) < sum(before.nfe)
     # Another ratio, or another model, has a search of its own; so has a request whose text is drawn.
-    assert kept(model, 0.5, 8).best != uniform(6, 0.5) == kept(lame(), 0.5, 8).best == kept(model, 0.5, 9).best
+    assert (
+        shared_search(model, 0.5, 8).best
+        != uniform(6, 0.5)
+        == shared_search(lame(), 0.5, 8).best
+        == shared_search(model, 0.5, 9).best
+    )
     one, other = (run(each, spec, RAGGED, NEW, temperature=0.9, seeds=range(len(RAGGED))) for each in (model, lame()))
     assert rows(one) == rows(other)
 
@@ -224,9 +229,9 @@ def test_several_short_requests_search_together() -> None:
     model, spec = lame(), "layerskip:ratio=0.5,k=3,skip=search,context=16"
     for n in range(20):
         run(model, spec, [[n % 5, n // 5]], 14)
-    search = kept(model, 0.5, 16)
+    search = shared_search(model, 0.5, 16)
     assert search.best != uniform(6, 0.5)
-    assert len(search.tried) > 4
+    assert len(search.proposed) > 4
 
 
 def test_a_search_helps_where_the_even_choice_is_a_bad_one() -> None:

@@ -115,11 +115,11 @@ def test_a_pool_forgets_what_was_added_longest_ago() -> None:
     pool = Pool(2)
     for following in ((1, 2), (3, 4), (1, 2), (5, 6)):
         pool.add(7, following)
-    assert pool.behind(7) == ((1, 2), (5, 6))
-    assert pool.behind(8) == ()
+    assert pool.continuations(7) == ((1, 2), (5, 6))
+    assert pool.continuations(8) == ()
     pool.learn(np.array([7, 3, 4, 7, 3, 4]), 3)
-    assert pool.behind(7) == ((5, 6), (3, 4))
-    assert pool.behind(3) == ((4, 7),)
+    assert pool.continuations(7) == ((5, 6), (3, 4))
+    assert pool.continuations(3) == ((4, 7),)
     assert trie([(5, 6), (5,), (5, 6), (4, 6)], 3) == [(5, 0, 1), (6, 3, 2), (4, 0, 1), (6, 5, 2)]
 
 

@@ -70,30 +70,30 @@ def test_many_rows_are_searched_in_parts(monkeypatch: Patch) -> None:
 
 
 def test_they_are_found_once_and_saved_under_the_table_and_k(counted: list[int], tmp_path: Path) -> None:
-    first = code_features.neighbours(table(), 4)
+    first = code_features.codebook_neighbours(table(), 4)
     assert first.tolist() == code_features.nearest(table(), 4).tolist()
     counted.clear()
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == [f"neighbours-{code_features.digest(table())[:32]}-4.safetensors"]
-    assert torch.equal(code_features.neighbours(table(), 4), first)  # remembered
+    assert torch.equal(code_features.codebook_neighbours(table(), 4), first)  # remembered
     forget()
-    assert torch.equal(code_features.neighbours(table(), 4), first)  # read
+    assert torch.equal(code_features.codebook_neighbours(table(), 4), first)  # read
     assert counted == []
-    code_features.neighbours(table(), 5)
-    code_features.neighbours(table(seed=1), 4)
+    code_features.codebook_neighbours(table(), 5)
+    code_features.codebook_neighbours(table(seed=1), 4)
     assert counted == [12, 12]
     assert len(list(tmp_path.iterdir())) == 3
     assert len(code_features._prepared) == 2  # the oldest is forgotten
-    assert code_features.neighbours(table(), 1000).shape == (12, 11)
+    assert code_features.codebook_neighbours(table(), 1000).shape == (12, 11)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "another", "folder"])
 def test_a_damaged_file_is_prepared_again(counted: list[int], tmp_path: Path, damage: str) -> None:
-    first = code_features.neighbours(table(), 4)
+    first = code_features.codebook_neighbours(table(), 4)
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
     if damage == "another":
-        code_features.neighbours(table(9), 4)
+        code_features.codebook_neighbours(table(9), 4)
         (other,) = (path for path in tmp_path.iterdir() if path != file)
         file.write_bytes(other.read_bytes())
     elif damage == "folder":
@@ -110,12 +110,12 @@ def test_a_damaged_file_is_prepared_again(counted: list[int], tmp_path: Path, da
         )
     forget()
     counted.clear()
-    assert torch.equal(code_features.neighbours(table(), 4), first)
+    assert torch.equal(code_features.codebook_neighbours(table(), 4), first)
     assert counted == [12]
     if damage != "folder":
         assert file.read_bytes() == whole
         forget()
-        code_features.neighbours(table(), 4)
+        code_features.codebook_neighbours(table(), 4)
         assert counted == [12]
 
 
@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(counted: list[int], tmp_pat
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nothing")):
         monkeypatch.setenv("PARDEC_CACHE", str(place))
         forget()
-        assert code_features.neighbours(table(), 4).shape == (12, 4)
+        assert code_features.codebook_neighbours(table(), 4).shape == (12, 4)
     assert counted == [12, 12, 12]
 
 
@@ -133,7 +133,7 @@ def test_a_write_that_fails_leaves_nothing_behind(counted: list[int], tmp_path: 
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "fsync", broken)
-    code_features.neighbours(table(), 4)
+    code_features.codebook_neighbours(table(), 4)
     assert counted == [12]
     assert list(tmp_path.iterdir()) == []
 
@@ -146,7 +146,7 @@ def test_what_another_user_planted_is_not_read(
     """Neighbours that are none, with a right checksum: they would be ids that a model does not have."""
     place = tmp_path / "cache"
     monkeypatch.setenv("PARDEC_CACHE", str(place))
-    first = code_features.neighbours(table(), 4)
+    first = code_features.codebook_neighbours(table(), 4)
     (file,) = place.iterdir()
     wrong = torch.full((12, 4), 1000, dtype=torch.int32)
     file.write_bytes(save({"nearest": wrong}, metadata={"sha256": code_features.digest(wrong)}))
@@ -159,15 +159,15 @@ def test_what_another_user_planted_is_not_read(
         path.rename(tmp_path / "elsewhere")
         path.symlink_to(tmp_path / "elsewhere")
     forget()
-    assert torch.equal(code_features.neighbours(table(), 4), first)
+    assert torch.equal(code_features.codebook_neighbours(table(), 4), first)
     assert counted == [12, 12]
 
 
 def test_models_without_a_codebook_look_like_their_embeddings() -> None:
     model = toy_ar(2, 6)
-    assert code_features.appearance(model) is model.decoder.embedding
+    assert code_features.code_table(model) is model.decoder.embedding
     model.vocab_size = 5  # rows that stand for no id
-    assert torch.equal(code_features.appearance(model), model.decoder.embedding[:5])
+    assert torch.equal(code_features.code_table(model), model.decoder.embedding[:5])
     model.vocab_size = 7
     with pytest.raises(ModelError, match="toy has input embeddings of 6 rows and 7 ids"):
-        code_features.appearance(model)
+        code_features.code_table(model)

@@ -37,7 +37,7 @@ def test_drafts_are_those_of_a_search_of_the_whole_text(prefer: Literal["first",
         index = drafter.index()
         for text in grown(seed):
             expected = naive_lookup.lookup(text, drafter.k, drafter.max_ngram, prefer)
-            assert drafter.found(np.array(text), index, drafter.k).tolist() == expected, (seed, text)
+            assert drafter.guess(np.array(text), index, drafter.k).tolist() == expected, (seed, text)
 
 
 def test_the_first_place_is_what_transformers_takes() -> None:
@@ -47,7 +47,7 @@ def test_the_first_place_is_what_transformers_takes() -> None:
         index = drafter.index()
         for text in grown(seed):
             expected, _ = theirs.get_candidates(torch.tensor([text]))
-            ours = drafter.found(np.array(text), index, drafter.k).tolist()
+            ours = drafter.guess(np.array(text), index, drafter.k).tolist()
             assert ours == expected[0, len(text) :].tolist()
             found += len(ours) > 0
     assert found > 300
@@ -56,12 +56,12 @@ def test_the_first_place_is_what_transformers_takes() -> None:
 def test_by_hand() -> None:
     text = np.array([7, 1, 2, 5, 1, 2, 6, 9, 1, 2])
     draft = {
-        prefer: Lookup(prefer=prefer, k=4).found(text, Lookup(prefer=prefer).index(), 4).tolist() for prefer in PREFER
+        prefer: Lookup(prefer=prefer, k=4).guess(text, Lookup(prefer=prefer).index(), 4).tolist() for prefer in PREFER
     }
     assert draft == {"first": [5, 1, 2, 6], "last": [6, 9, 1, 2], "longest": [6, 9, 1, 2]}
     further = np.array([3, 1, 2, 5, 4, 1, 2, 6, 3, 1, 2])
-    assert Lookup(prefer="longest").found(further, Lookup(prefer="longest").index(), 2).tolist() == [5, 4]
-    assert Lookup(max_ngram=2).found(further, Lookup(max_ngram=2).index(), 2).tolist() == [6, 3]
+    assert Lookup(prefer="longest").guess(further, Lookup(prefer="longest").index(), 2).tolist() == [5, 4]
+    assert Lookup(max_ngram=2).guess(further, Lookup(max_ngram=2).index(), 2).tolist() == [6, 3]
 
 
 @pytest.mark.parametrize("prefer", PREFER)
@@ -86,10 +86,10 @@ def test_the_index_costs_the_same_however_long_the_text() -> None:
     drawn = np.random.RandomState(0).randint(0, 50, 40_000)
     drafter = Lookup()
     index = drafter.index()
-    drafter.found(drawn[:-2_000], index, 10)
+    drafter.guess(drawn[:-2_000], index, 10)
     start = time.perf_counter()
     for end in range(len(drawn) - 2_000, len(drawn), 4):
-        drafter.found(drawn[:end], index, 10)
+        drafter.guess(drawn[:end], index, 10)
     assert (time.perf_counter() - start) / 500 < 1e-3  # a search of the text takes several times that
 
 

@@ -111,8 +111,8 @@ def test_slots_behind_what_a_row_holds_are_never_read() -> None:
 
     def poisoned(self: DraftModelState, *asked):  # type: ignore[no-untyped-def]
         for tensor in (*self.cache.k, *self.cache.v):
-            for row, held in enumerate(self.held):
-                tensor[row, held:] = torch.nan
+            for row, cached in enumerate(self.cached):
+                tensor[row, cached:] = torch.nan
         return draft(self, *asked)
 
     def drafted(spec: str) -> tuple[tuple[int, ...], ...]:

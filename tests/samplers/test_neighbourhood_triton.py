@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from pardec.samplers.ops.neighbourhood import around, within
+from pardec.samplers.ops.neighbourhood import mass_within, neighbour_sums
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
@@ -29,13 +29,13 @@ def test_sums_over_neighbours(kernels, rows, vocab, k, dtype, monkeypatch):
     table = torch.stack([torch.randperm(vocab, generator=drawn) for _ in range(vocab)]).int()
     nearest = table[:, :k]  # a part of a wider table
     ids = torch.randint(0, vocab, (rows, 3), generator=drawn)
-    found = around(distribution.to(DEVICE), ids.to(DEVICE), nearest.to(DEVICE)).cpu()
+    found = neighbour_sums(distribution.to(DEVICE), ids.to(DEVICE), nearest.to(DEVICE)).cpu()
     expected = [[distribution[row, table[token, :k].long()].sum() for token in ids[row]] for row in range(rows)]
     assert found.dtype == dtype
     torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype))
     whole = float(distribution[0].sum())
     for limit in (-1.0, 0.0, 0.3, whole * 1.001):
-        mass, fits = within(
+        mass, fits = mass_within(
             distribution.to(DEVICE),
             ids[:, 0].to(DEVICE),
             nearest.to(DEVICE),

@@ -8,17 +8,17 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given as any_of
+from hypothesis import given as random_tokens
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, Uniforms
-from pardec.samplers.speculative.forward import Fed, grouped
+from pardec.samplers.speculative.forward import FedNodes, grouped
 from tests.samplers.ar_toys import plain_greedy, prompts, run, speculation, toy_ar
 from tests.samplers.loop_drafters import LENGTHS, VOCAB, Chain, Forest, check_plain, greedy, right
 
 
-@any_of(st.lists(st.integers(1, 80), min_size=1, max_size=12))
+@random_tokens(st.lists(st.integers(1, 80), min_size=1, max_size=12))
 @settings(max_examples=300, deadline=None)
 def test_groups_hold_every_row_once_and_little_padding(sizes: list[int]) -> None:
     found = grouped(np.array(sizes))
@@ -32,11 +32,11 @@ def test_groups_hold_every_row_once_and_little_padding(sizes: list[int]) -> None
 
 def test_what_was_fed_is_a_span_unless_a_tree_was() -> None:
     rows, base, sizes = np.arange(2), np.array([4, 7]), np.array([3, 4])
-    assert Fed(rows, base, sizes).of(1) == range(7, 11)
+    assert FedNodes(rows, base, sizes).of(1) == range(7, 11)
     depths = np.array([[0, 1, 2, 9], [0, 1, 1, 2]])
-    assert Fed(rows, base, sizes, depths).of(0) == range(4, 7)  # a tree that is a chain
-    assert Fed(rows, base, sizes, depths).of(1) == (7, 8, 8, 9)
-    assert Fed(rows, base, sizes, np.array([0, 1, 1, 2])).of(0) == (4, 5, 5)  # one form for all rows
+    assert FedNodes(rows, base, sizes, depths).of(0) == range(4, 7)  # a tree that is a chain
+    assert FedNodes(rows, base, sizes, depths).of(1) == (7, 8, 8, 9)
+    assert FedNodes(rows, base, sizes, np.array([0, 1, 1, 2])).of(0) == (4, 5, 5)  # one form for all rows
 
 
 def test_a_draft_with_columns_that_no_row_uses_is_verified_all_the_same() -> None:

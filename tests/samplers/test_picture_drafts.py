@@ -17,8 +17,8 @@ from pardec.models.plan import Plan, Visible
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.masked.contracts import Allowed
-from pardec.samplers.speculative.draft._grid import above, beside
-from pardec.samplers.speculative.draft._history import Cells
+from pardec.samplers.speculative.draft._grid import copy_left, copy_up
+from pardec.samplers.speculative.draft._history import GridIndex
 from pardec.samplers.speculative.draft.sjd import Sjd
 from pardec.samplers.speculative.sequences import Sequences
 from tests.samplers.ar_toys import run, toy_ar
@@ -126,7 +126,7 @@ def test_copies_are_those_of_a_walk_over_the_cells(seed: int) -> None:
         torch.from_numpy(dice.randint(50, 70, (5, width))),
         torch.from_numpy(dice.randint(70, 99, (5, width))),
     )
-    for step, copied in ((1, beside), (side, above)):
+    for step, copied in ((1, copy_left), (side, copy_up)):
         found = copied(text, guesses, known, drawn, side)
         for row, start in enumerate(cells):
             picture = list(start)
@@ -176,7 +176,7 @@ def test_copies_of_neighbours_make_flat_pictures_quick() -> None:
 def test_a_model_without_a_grid_is_refused_by_name_before_any_forward(spec: str) -> None:
     model = toy_ar(0)
     model.decoder = SimpleNamespace(new_cache=model.decoder.new_cache)  # type: ignore[assignment]
-    with pytest.raises(SpecError, match=f"{spec.split(':')[0]}.*toy draws none") as boosted:
+    with pytest.raises(SpecError, match=f"{spec.split(':')[0]}.*toy generates none") as boosted:
         run(model, spec, [[1, 2]], 4)
     assert boosted.value.hint
 
@@ -188,15 +188,15 @@ def test_neighbours_that_were_seen_before_by_hand() -> None:
     # 1 2 3
     # 4 2 3     behind 4 | 2 above: nothing; behind 2 | 3: nothing; the cell below 4 has 4 above, nothing to the left
     # 4 5 .     left 5, above 3: none
-    cells = Cells(2, 3)
+    cells = GridIndex(2, 3)
     cells.grow([-1, -1, 1, 2, 3, 4, 2, 3, 4, 5])
-    assert cells.behind() is None
-    again = Cells(1, 3)
+    assert cells.match() is None
+    again = GridIndex(1, 3)
     again.grow([-1, 1, 2, 2, 1, 2, 2])
-    assert again.behind() == 4  # first column, 1 above: as the cell at place 4 has
+    assert again.match() == 4  # first column, 1 above: as the cell at place 4 has
     again.grow([1])
-    assert again.behind() == 5  # 1 to the left, 2 above
-    first, last = Cells(0, 2, first=True), Cells(0, 2)
+    assert again.match() == 5  # 1 to the left, 2 above
+    first, last = GridIndex(0, 2, first=True), GridIndex(0, 2)
     for cells in (first, last):
         cells.grow([1, 1, 1, 1, 1, 5, 1])  # rows 1 1 / 1 1 / 1 5 / 1 .
     assert last.cells[1, 1] == 5
@@ -309,7 +309,7 @@ def test_zipar_with_a_window_of_a_row_is_sequential(temperature: float) -> None:
 
 def test_zipar_is_declared_relaxed_and_refuses_what_it_cannot_do() -> None:
     assert registry.resolve("zipar", "ar").exact == "relaxed"
-    with pytest.raises(SpecError, match="window=6 is more than the 5 cells"):
+    with pytest.raises(SpecError, match="window=6 is more than the 5 tokens"):
         draw(target(), "zipar:window=6", CAPTIONS)
     with pytest.raises(SpecError, match="window must be at least 1"):
         registry.resolve("zipar:window=0", "ar")

@@ -17,14 +17,14 @@ from pardec.samplers.speculative.contracts import (
     Acceptance,
     DecodeContext,
     Draft,
-    Outcome,
+    RoundResult,
     SpeculativeSampler,
     TargetDistributions,
     Uniforms,
     Verdict,
 )
 from pardec.samplers.speculative.draft._window import ahead
-from pardec.samplers.speculative.draft.sjd import Places, Sjd
+from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
 from tests.samplers.ar_toys import floor, g_test, speculation, spread, variation
 from tests.samplers.joints import Reading, worst
 from tests.samplers.picture_toys import codes, draw, features, joint, toy_pictures
@@ -125,7 +125,7 @@ def test_cells_of_the_toys_depend_on_each_other_and_on_the_caption() -> None:
 class Literal(Sjd):
     """Couples a draw with what stood one place before."""
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Places) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
         super().observe(outcome, context, state)
         draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
         state.old = ahead(draft.tokens, gained, most)
@@ -155,7 +155,7 @@ class Truncated(Sjd):
     over: dict[str, Any] = field(default_factory=dict)
     relabelled: bool = False
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Places) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
         super().observe(outcome, context, state)
         count, draft, gained = self.over["ahead"], outcome.draft, outcome.gained
         place = torch.arange(state.distribution.shape[1])
@@ -165,7 +165,7 @@ class Truncated(Sjd):
         self.over["rows"] = context.text.rows
         self.over["held"] = (place < count[:, None], kept, had[0], had[1], whole)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Places) -> Draft:
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: WindowState) -> Draft:
         draft = super().propose(context, room, uniforms, state)
         if draft.q is None or draft.point is None or "held" not in self.over:
             return draft

@@ -223,10 +223,10 @@ def test_a_kept_matrix_goes_with_its_model() -> None:
     run(model, made, [[1, 2]], 4)
     run(toy_ar(4, vocab=6), made, [[1, 2]], 4)
     gc.collect()
-    assert len(vars(made.draft)["_kept"]) == 1
+    assert len(vars(made.draft)["_matrices"]) == 1
     del model
     gc.collect()
-    assert len(vars(made.draft)["_kept"]) == 0
+    assert len(vars(made.draft)["_matrices"]) == 0
 
 
 def test_sampling_keeps_a_matrix_only_where_draws_do_not_depend_on_drafts() -> None:
@@ -245,9 +245,9 @@ def test_sampling_keeps_a_matrix_only_where_draws_do_not_depend_on_drafts() -> N
     ("spec", "said"),
     [
         ("k=0", "recycling: k must be at least 1, got 0"),
-        ("tree=8-x", "recycling: tree is a number of nodes for each depth, joined by '-', got '8-x'"),
-        ("tree=9", "recycling: tree=9 has 9 nodes below 1, and a node has up to k=8"),
-        ("tree=2-17", "recycling: tree=2-17 has 17 nodes below 2, and a node has up to k=8"),
+        ("tree=8-x", "recycling: tree lists the number of nodes of each depth, joined by '-', got '8-x'"),
+        ("tree=9", "recycling: tree=9 has 9 nodes below 1, but a node has at most k=8"),
+        ("tree=2-17", "recycling: tree=2-17 has 17 nodes below 2, but a node has at most k=8"),
         ("tree=8-0", "recycling: tree=8-0 has 0 nodes below 8"),
     ],
 )

@@ -56,7 +56,7 @@ def test_it_brings_its_acceptance_and_takes_no_other() -> None:
         assert str(made.spec).endswith("+match:noise=seeded")
         assert made.exact == ("distribution" if sampling else "greedy")
     for other in ("match", "speculative", "greedy"):
-        with pytest.raises(SpecError, match="seeded draws only"):
+        with pytest.raises(SpecError, match="only with seeded samples"):
             registry.resolve(f"seeded_jacobi+{other}", "ar", sampling=True)
     assert registry.resolve("seeded_jacobi:policy=block,exit_tokens=2", "ar", sampling=True).exact == "relaxed"
 

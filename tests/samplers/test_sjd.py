@@ -13,14 +13,14 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.ops import redraw
-from pardec.samplers.ops.redraw import coupled, perturbed
+from pardec.samplers.ops.redraw import coupled_sample, gumbel_sample
 from pardec.samplers.rng import Keyed
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, Outcome
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, RoundResult
 from pardec.samplers.speculative.draft._window import ahead
-from pardec.samplers.speculative.draft.sjd import Places, Sjd
+from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
 from pardec.samplers.speculative.sequences import Sequences
 from pardec.samplers.speculative.uniforms import RoundUniforms as Round
-from pardec.samplers.speculative.uniforms import drawn
+from pardec.samplers.speculative.uniforms import sample
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joints import WORLDS, World, measure, worst
 
@@ -82,9 +82,9 @@ def scripted(mode: str, init: str = "random") -> Scripted:
         place = int(draft.base[0]) + 1 + torch.arange(WINDOW)
         one = np.ones(ROWS, dtype=np.int64)
         before = text.length.copy()
-        text.count()
+        text.count_forward()
         text.commit(np.full((ROWS, 1), 2), one, np.ones((ROWS, 1)))
-        said = SimpleNamespace(p=distributions[at, place, draft.tokens])
+        said = SimpleNamespace(probs=distributions[at, place, draft.tokens])
         outcome: Any = SimpleNamespace(draft=draft, distributions=said, before=before, gained=one)
         drafter.observe(outcome, context, state)
         drafts.append(draft)
@@ -145,19 +145,19 @@ def test_a_coupled_draw_by_hand() -> None:
     keep = torch.tensor([0.39, 0.41, 0.74, 0.76, 0.1, 0.3]).double()
     u = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.9, 0.6]).double()
     point = torch.tensor([False, False, False, False, True, True])
-    had = torch.tensor([True] * 6)
+    has_old = torch.tensor([True] * 6)
     # 1 stays below p/q = .4, 2 below .75, a point mass of 1 below .2; the residual is token 0 alone, .4 + 0 + 0;
     # p without 1 is .5, .3: .6 of .8 is token 0.
-    assert coupled(p, old, q, point, had, keep, u).tolist() == [1, 0, 2, 0, 1, 0]
-    assert coupled(p, old, q, point, ~had, keep, u).tolist() == [2, 2, 2, 2, 2, 1]  # p itself: .5, .7, 1
+    assert coupled_sample(p, old, q, point, has_old, keep, u).tolist() == [1, 0, 2, 0, 1, 0]
+    assert coupled_sample(p, old, q, point, ~has_old, keep, u).tolist() == [2, 2, 2, 2, 2, 1]  # p itself: .5, .7, 1
 
 
 def test_a_draw_never_takes_what_has_no_weight() -> None:
     p = torch.tensor([[0.0, 0.6, 0.0, 0.3, 0.0]])
     u = torch.tensor([[1e-17, 0.5, 1 - 1e-16]]).double()
-    assert drawn(p[:, None].expand(1, 3, 5), u).tolist() == [[1, 1, 3]]
+    assert sample(p[:, None].expand(1, 3, 5), u).tolist() == [[1, 1, 3]]
     noise = Keyed((3,)).uniform(np.zeros(1, int), np.zeros(1, int), torch.arange(4000)[None], "x", 5)
-    found = perturbed(p.expand(1, 4000, 5), noise)[0]
+    found = gumbel_sample(p.expand(1, 4000, 5), noise)[0]
     assert set(found.tolist()) == {1, 3}
     assert abs(float((found == 1).float().mean()) - 2 / 3) < 0.03
 
@@ -186,7 +186,7 @@ def test_the_joint_law_is_the_target_s(mode: str) -> None:
 class Literal(Sjd):
     """Couples the draw with what stood one place before."""
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Places) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
         super().observe(outcome, context, state)
         draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
         state.old = ahead(draft.tokens, gained, most)
@@ -214,7 +214,7 @@ def test_mutation_a_dropped_residual_breaks_the_law(monkeypatch: pytest.MonkeyPa
 
 def test_mutation_a_stale_label_is_told_by_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     class Late(Sjd):
-        def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Any, state: Places) -> Draft:
+        def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Any, state: WindowState) -> Draft:
             draft = super().propose(context, room, uniforms, state)
             if draft.q is not None and state.q.shape[1]:
                 q = draft.q.clone()

@@ -11,7 +11,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.speculative.shape._siblings import given_distributions
+from pardec.samplers.speculative.shape._siblings import conditional_distributions
 from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.ar_toys import counted, g_test, joint, run
 from tests.samplers.voices import Told, grown, named, near, nodes, target, written
@@ -90,7 +90,7 @@ def test_the_law_of_a_sibling_leaves_out_its_earlier_siblings_only() -> None:
     parent = torch.tensor([[-1, 0, 0, 0, 1]])  # 1, 2, 3 are siblings; 4 is a child of 1 with 1's token
     distribution = torch.tensor([0.1, 0.4, 0.3, 0.2] * 5 + [0.0] * 30).view(1, 5, 10)[:, :, :4].contiguous()
     distribution[:] = torch.tensor([0.1, 0.4, 0.3, 0.2])
-    found = given_distributions(tokens.clamp(max=3), parent, distribution, replaced=False)
+    found = conditional_distributions(tokens.clamp(max=3), parent, distribution, replacement=False)
     torch.testing.assert_close(found[0, 1], torch.tensor([0.1, 0.4, 0.3, 0.2]))
     torch.testing.assert_close(found[0, 2], torch.tensor([0.1, 0.0, 0.3, 0.2]) / 0.6)
     torch.testing.assert_close(found[0, 3], torch.tensor([0.1, 0.0, 0.0, 0.2]) / 0.3)
@@ -109,7 +109,7 @@ def test_widths_that_are_none_are_refused(widths: str) -> None:
 
 
 def test_a_shape_needs_a_drafting_model() -> None:
-    with pytest.raises(SpecError, match="'template' says how a drafting model drafts, and 'lookup' has none"):
+    with pytest.raises(SpecError, match="'template' is for drafting models, and 'lookup' has none"):
         registry.resolve("lookup+template", "ar")
 
 

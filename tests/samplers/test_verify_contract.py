@@ -62,7 +62,7 @@ def resolves(spec: str, *, sampling: bool) -> bool:
     return not (sampling and getattr(made.accept, "argmax", False))
 
 
-def coupled(spec: str) -> bool:
+def coupled_sample(spec: str) -> bool:
     return any(name in spec for name in COUPLED)
 
 
@@ -198,7 +198,7 @@ def test_exact_ones_are_plain_greedy_and_all_keep_the_contract(spec: str) -> Non
     if registry.resolve(spec, "ar").exact == "greedy":
         check_greedy(model, done, given, spec)
     row = mark(spec) % 8
-    assert coupled(spec) or same(run(model, spec, [given[row]], [NEW[row]], seeds=[100 + row]), 0, done, row)
+    assert coupled_sample(spec) or same(run(model, spec, [given[row]], [NEW[row]], seeds=[100 + row]), 0, done, row)
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -233,7 +233,7 @@ def test_batches_of_one_to_eight_give_the_same(spec: str, count: int) -> None:
         check_greedy(target(), done, given, spec)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SAMPLED if not coupled(spec)])
+@pytest.mark.parametrize("spec", [spec for spec in SAMPLED if not coupled_sample(spec)])
 def test_a_sampled_row_is_the_same_alone_and_in_any_batch(spec: str) -> None:
     distribution = ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 5, "top_p": 0.8})[mark(spec) % 2]
     model, given = target(), prompts(LENGTHS, vocab=VOCAB, seed=mark(spec) % 5)
@@ -287,7 +287,9 @@ def test_an_end_token_ends_its_row_wherever_it_stands(spec: str) -> None:
 def test_events_tell_each_token_once_and_in_order(spec: str) -> None:
     model, given = target(), prompts((5, 1, 3), vocab=VOCAB, seed=4)
     made = registry.resolve(spec, "ar", sampling=True)
-    told = list(decode(model, made, request(given, (6, 8, 3), temperature=0.9, stop_ids=(1,))))
+    draft_model = draft_models.for_text(made, model)
+    asked = request(given, (6, 8, 3), temperature=0.9, stop_ids=(1,), draft_model=draft_model)
+    told = list(decode(model, made, asked))
     assert isinstance(told[0], Started)
     done, ended = told[-1], set[int]()
     assert isinstance(done, Finished)
@@ -336,7 +338,9 @@ def test_nothing_of_a_request_outlives_it_however_it_ends(spec: str, monkeypatch
 
     monkeypatch.setattr(VerifyLoop, "_begin", watched)
     for way in ("finished", "left", "error"):
-        events = decode(target(), registry.resolve(spec, "ar"), request(prompts((3, 5), vocab=VOCAB), 6))
+        model, sampler = target(), registry.resolve(spec, "ar")
+        draft_model = draft_models.for_text(sampler, model)
+        events = decode(model, sampler, request(prompts((3, 5), vocab=VOCAB), 6, draft_model=draft_model))
         with suppress(Exit):
             for event in events:
                 if way != "finished" and isinstance(event, Accepted):

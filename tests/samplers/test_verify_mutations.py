@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pardec.models.model import LanguageModel
 from pardec.samplers.ops import verification
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from pardec.samplers.speculative.shape import template
 from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.samplers.ar_toys import speculation
@@ -39,7 +39,7 @@ def reused_uniform(patch: Patch) -> None:
 
 def reused_for_the_next_token(patch: Patch) -> None:
     """The number of the first test draws the next token as well."""
-    patch.setattr(RoundUniforms, "accepts", lambda self, width: self.number("next")[:, None].expand(-1, width))
+    patch.setattr(RoundUniforms, "accepts", lambda self, width: self.draw_uniform("next")[:, None].expand(-1, width))
 
 
 def reused_in_every_round(patch: Patch) -> None:
@@ -64,7 +64,9 @@ def late_q(patch: Patch) -> None:
 
 def unrestricted_q(patch: Patch) -> None:
     """Siblings drawn without replacement are tested against q with the earlier ones in it."""
-    patch.setattr(template, "given_distributions", lambda tokens, parent, distribution, *, replaced: distribution)
+    patch.setattr(
+        template, "conditional_distributions", lambda tokens, parent, distribution, *, replacement: distribution
+    )
 
 
 def dropped_bonus(patch: Patch) -> None:
@@ -194,7 +196,7 @@ class Peeking(Drafter):
         drafted = (uniforms.accepts(2)[:, 1] * vocab).long()
         return Draft.chain(text, drafted[:, None], np.minimum(room, 1), q=q)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Any) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
         return
 
 

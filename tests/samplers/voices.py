@@ -19,7 +19,7 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.rng import Keyed as Seeds
 from pardec.samplers.spec import parse
-from pardec.samplers.speculative.contracts import Draft, Length, Outcome, Verdict
+from pardec.samplers.speculative.contracts import Draft, Length, RoundResult, Verdict
 from pardec.samplers.speculative.draft_model import DraftModelState
 from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.sequences import Sequences
@@ -213,7 +213,7 @@ class Pausing(Length):
         return
 
 
-def outcome(drafted: Sequence[int], accepted: Sequence[int], forwards: int = 0) -> Outcome:
+def outcome(drafted: Sequence[int], accepted: Sequence[int], forwards: int = 0) -> RoundResult:
     """A round of chains."""
     counts = np.array(drafted)
     tokens = torch.zeros(len(counts), int(counts.max(initial=0)) + 1, dtype=torch.int64)
@@ -221,7 +221,7 @@ def outcome(drafted: Sequence[int], accepted: Sequence[int], forwards: int = 0) 
     order = torch.arange(tokens.shape[1]).expand_as(tokens)
     verdict = Verdict(order, torch.tensor(accepted), tokens[:, 0])
     distributions: Any = None
-    return Outcome(draft, verdict, distributions, np.full_like(counts, 10), np.array(accepted) + 1)
+    return RoundResult(draft, verdict, distributions, np.full_like(counts, 10), np.array(accepted) + 1)
 
 
 def speed(controller: Any, uniform: np.ndarray, c: float, most: int, sure: np.ndarray | None = None) -> float:

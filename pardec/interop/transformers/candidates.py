@@ -22,7 +22,7 @@ from pardec.samplers.speculative.contracts import (
     DecodeContext,
     Draft,
     Drafter,
-    Outcome,
+    RoundResult,
     SpeculativeSampler,
     Uniforms,
 )
@@ -103,7 +103,7 @@ class Candidates(Drafter):
                 q[at, 1 : len(logits) + 1], point[at, 1 : len(logits) + 1] = logits.softmax(-1), False
         return Draft.chain(text, drafted, counts, q=q, point=point)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: _Generators) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: _Generators) -> None:
         """Each generator is told how its candidates fared; the prompt's round had none."""
         if not state.asked:
             state.asked = True

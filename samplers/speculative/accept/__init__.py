@@ -1,1 +1,1 @@
-"""Which drafted tokens stand: one rule a file."""
+"""Which drafted tokens are accepted: one rule a file."""

@@ -1,18 +1,20 @@
-"""Keeps a small model's tokens up to the first that the large one finds too unlikely.
+"""Keeps a small model's tokens up to the first one that the large model finds too unlikely.
 
 Speculative Decoding with Big Little Decoder, https://arxiv.org/abs/2302.07863
 
     x accepted  iff  -log p(x) <= rollback;  next = what the large model says behind the last accepted one
 
-The rollback half of the method. The other, falling back to the large model when the small one is unsure, is a length
-controller. At temperature 0 p is the model's law all the same, and the next token its argmax.
+This is the rollback half of the method. The other half, handing over to the large model when the small one is unsure,
+is the length controller `fallback`. At temperature 0 the test uses the softmax of the logits, and the next token is
+their argmax.
 
-The deviation reported is the sum of 1 - p(x) over the accepted tokens, p as the target samples: given the draft, what
-stands in place of p is a certain token. On average over drafts it bounds the total variation from the target's law.
+The reported deviation is the sum of 1 - p(x) over the accepted tokens, p being what the target samples from: given the
+draft, an accepted token is certain instead of having probability p(x). Averaged over drafts, the sum bounds the total
+variation from the target's distribution.
 
-Deviates from the paper: trees, where the first sibling within the bound is kept; at a temperature the large model's
-token is drawn.
-Exact: no. With rollback=0 only what is certain is kept, which is plain decoding, slowly.
+Deviates from the paper: it also accepts trees, keeping the first sibling within the bound; above temperature 0 the
+large model's token is sampled.
+Exact: no. With rollback=0 only tokens of probability 1 are accepted, which is sequential decoding, but slower.
 """
 
 from __future__ import annotations
@@ -43,15 +45,15 @@ class BigLittle(Acceptance):
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         rows, above = (
-            torch.arange(len(distributions.p), device=distributions.p.device)[:, None],
+            torch.arange(len(distributions.probs), device=distributions.probs.device)[:, None],
             draft.parent.clamp(min=0),
         )
         surprise = -distributions.logits.log_softmax(-1)[rows, above, draft.ids]  # [B, T]
         path, count = descend(draft, draft.tested & (surprise <= self.rollback))
-        last = distributions.p[rows[:, 0], path.gather(1, count[:, None])[:, 0]]
+        last = distributions.probs[rows[:, 0], path.gather(1, count[:, None])[:, 0]]
         following = argmax(last) if distributions.greedy else uniforms.draw(last, "next")
         on_path = torch.arange(path.shape[1], device=path.device) <= count[:, None]
-        missing = (1 - distributions.p[rows, above, draft.ids]).gather(1, path).masked_fill(~on_path, 0)
+        missing = (1 - distributions.probs[rows, above, draft.ids]).gather(1, path).masked_fill(~on_path, 0)
         missing[:, 0] = 0  # node 0 was committed before
-        kept = (surprise <= self.rollback).float()
-        return Verdict(path, count, following, reached(draft, path, count), kept, missing.cumsum(1)[:, -1])
+        fits = (surprise <= self.rollback).float()
+        return Verdict(path, count, following, reached(draft, path, count), fits, missing.cumsum(1)[:, -1])

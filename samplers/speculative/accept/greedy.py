@@ -1,10 +1,10 @@
-"""Accepts what the target itself finds likeliest, token for token.
+"""Accepts a drafted token if it is the target's most likely token.
 
 Blockwise Parallel Decoding for Deep Autoregressive Models, https://arxiv.org/abs/1811.03115
 
     x accepted  iff  x = argmax p(. | its prefix);  next = argmax p
 
-Exact: greedy. The temperature must be 0: with another one the law would be ignored.
+Exact: greedy. The temperature must be 0, since this rule ignores every other probability.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
-"""Accepts a token by the mass of its group: tokens that look like it and that the target finds about as likely.
+"""Accepts a token by the probability of its group: tokens with similar embeddings and similar probabilities.
 
 Grouped Speculative Decoding for Autoregressive Image Generation, https://arxiv.org/abs/2508.07747
 
     x ~ q accepted  iff  u sum_C q < sum_C p;  at the first rejection  next ~ norm([p - q]+),  behind the last  next ~ p
     C = those y of the `group` ranks around x's with |p(y) - p(x)| < prob and |E(y) - E(x)|^2 < dist
 
-Ranks go from the least likely on, by the logits before filters: half of them lie below x. E are the model's input
-embeddings. A token that has fewer than half a group below it is tested alone, p(x)/q(x), as the authors' code does.
+Tokens are ranked from the least likely on, by the logits before filters; half of the group's ranks lie below that of x.
+E are the model's input embeddings. A token with fewer than half a group below it is tested alone, by p(x)/q(x), as in
+the authors' code.
 
-The deviation reported is the sum of |a(x) - min(1, p(x)/q(x))| over the tested tokens, a being the rule's chance of
-acceptance; on average over drafts it bounds the total variation from the target's law. The rule itself sets no limit.
+The reported deviation is the sum of |a(x) - min(1, p(x)/q(x))| over the tested tokens, a being this rule's acceptance
+probability; averaged over drafts it bounds the total variation from the target's distribution. The rule sets no limit.
 
-Deviates from the paper and the authors' code, in both modes: rows go at their own pace, where the code cuts a batch to
-its shortest; a point mass counts as q = 1 for its group; siblings, which the paper does not have, are tested in their
-order against what the earlier ones left of p; x belongs to its group whatever the bounds are. `vectorised` compares
-all embeddings, and never accepts a token that has no probability, such as filters leave out; `reference`, as published,
-does not compare where one of the ranks holds an id of 10000 or above, and may accept what is left out.
-Exact: no, but with group=0, prob=0 or dist=0. At temperature 0 it is `greedy`.
+Deviates from the paper and the authors' code, in both modes: each row advances by its own accepted tokens, where the
+code cuts a batch to the shortest; a point mass counts as q = 1 for its group; siblings, which the paper does not have,
+are tested in order against the residual that the earlier ones left of p; x always belongs to its group. `vectorised`
+compares all embeddings and never accepts a token of probability 0, such as a filtered one; `reference`, as published,
+skips the comparison where one of the ranks holds an id of 10000 or above, and may accept filtered tokens.
+Exact: no, except with group=0, prob=0 or dist=0. At temperature 0 it is `greedy`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _COMPARED = 10000  # rows of the authors' table of distances
 @register("gsd", stage="accept", paper="arXiv:2508.07747", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Grouped(Acceptance):
-    group: Annotated[int, "ranks that are looked at around a token's own"] = 14
+    group: Annotated[int, "ranks compared around a token's own"] = 14
     prob: Annotated[float, "probabilities of a group's tokens differ by less from the token's"] = 0.15
     dist: Annotated[float, "squared distances of their input embeddings from the token's are less"] = 0.5
     mode: Annotated[Literal["vectorised", "reference"], "reference: the authors' special cases too"] = "vectorised"
@@ -64,12 +65,12 @@ class Grouped(Acceptance):
         self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: CodeFeatures
     ) -> Verdict:
         if self.exact == "distribution":
-            return judge(draft, distributions.p, uniforms)
-        return relaxed(draft, distributions.p, uniforms, _Group(self, distributions.raw, state.table))
+            return judge(draft, distributions.probs, uniforms)
+        return relaxed(draft, distributions.probs, uniforms, _Group(self, distributions.raw, state.table))
 
 
 class _Group(Exact):
-    """The rule for one round; what a rejection leaves is what the exact one leaves."""
+    """The rule for one round; a rejection leaves the residual of the exact test."""
 
     def __init__(self, method: Grouped, raw: Tensor, table: Tensor) -> None:
         self.method, self.raw, self.table = method, raw, table
@@ -77,32 +78,32 @@ class _Group(Exact):
     def weight(self, r: Tensor, trial: Trial) -> Tensor:
         """[N]: sum_C r q(x) / sum_C q."""
         ids, inside = self.members(r, trial)
-        mine = r.gather(1, trial.token[:, None])[:, 0]
+        target = r.gather(1, trial.token[:, None])[:, 0]
         mass = torch.where(inside, r.gather(1, ids), 0).sum(1)
-        theirs = self._drafted(ids, inside, trial)
-        grouped = torch.where(theirs > 0, mass * (trial.bar / theirs), torch.where(mass > 0, torch.inf, 0))
+        draft_mass = self._draft_mass(ids, inside, trial)
+        grouped = torch.where(draft_mass > 0, mass * (trial.bar / draft_mass), torch.where(mass > 0, torch.inf, 0))
         if self.method.mode == "vectorised":
-            grouped = torch.where(mine > 0, grouped, 0)
+            grouped = torch.where(target > 0, grouped, 0)
         alone = inside.sum(1) == 0
-        return torch.where(alone, mine, grouped)
+        return torch.where(alone, target, grouped)
 
     def members(self, r: Tensor, trial: Trial) -> tuple[Tensor, Tensor]:
-        """Ids [N, group] of the ranks around each tested token, and which are its group; none where it has none."""
+        """Ids [N, group] of the ranks around each tested token, and which of them form its group, if any."""
         method, vocab = self.method, r.shape[1]
-        scores = self.raw[trial.row, trial.above]
+        scores = self.raw[trial.row, trial.parent]
         own = scores.gather(1, trial.token[:, None])
         index = torch.arange(vocab, device=r.device)
         rank = ((scores < own) | ((scores == own) & (index < trial.token[:, None]))).sum(1)
         first = rank - method.group // 2
-        place = first[:, None] + torch.arange(method.group, device=r.device)
-        inside = (first >= 0)[:, None] & (place < vocab)
-        ids = scores.argsort(dim=1, stable=True).gather(1, place.clamp(0, vocab - 1))
+        ranks = first[:, None] + torch.arange(method.group, device=r.device)
+        inside = (first >= 0)[:, None] & (ranks < vocab)
+        ids = scores.argsort(dim=1, stable=True).gather(1, ranks.clamp(0, vocab - 1))
         near = (r.gather(1, ids) - r.gather(1, trial.token[:, None])).abs() < method.prob
         itself = ids == trial.token[:, None]
-        return ids, inside & ((near & self._alike(ids, inside, trial)) | itself)
+        return ids, inside & ((near & self._similar(ids, inside, trial)) | itself)
 
-    def _alike(self, ids: Tensor, inside: Tensor, trial: Trial) -> Tensor:
-        """[N, group] bool: embeddings near that of the tested token."""
+    def _similar(self, ids: Tensor, inside: Tensor, trial: Trial) -> Tensor:
+        """[N, group] bool: whether the embeddings are near that of the tested token."""
         known = min(len(self.table), _COMPARED) if self.method.mode == "reference" else len(self.table)
         rows = self.table[ids.clamp(max=len(self.table) - 1)].float()
         own = self.table[trial.token.clamp(max=len(self.table) - 1)].float()
@@ -110,9 +111,9 @@ class _Group(Exact):
         skipped = torch.where(inside, ids, 0).amax(1) >= known
         return near | skipped[:, None]
 
-    def _drafted(self, ids: Tensor, inside: Tensor, trial: Trial) -> Tensor:
-        """[N]: what the drafter's law gives the group; 1 for a point mass."""
+    def _draft_mass(self, ids: Tensor, inside: Tensor, trial: Trial) -> Tensor:
+        """[N]: the probability of the group under the drafter's distribution; 1 for a point mass."""
         if trial.q is None:
             return torch.ones_like(trial.bar)
-        theirs = torch.where(inside, trial.q.gather(1, ids), 0).sum(1)
-        return theirs if trial.point is None else torch.where(trial.point, 1, theirs)
+        draft_mass = torch.where(inside, trial.q.gather(1, ids), 0).sum(1)
+        return draft_mass if trial.point is None else torch.where(trial.point, 1, draft_mass)

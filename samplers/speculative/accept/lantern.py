@@ -1,29 +1,29 @@
-"""Lets a drafted token borrow probability from the tokens that look most like it.
+"""Lets a drafted token borrow probability from its nearest neighbours in the codebook.
 
 LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding, https://arxiv.org/abs/2410.03355
 LANTERN++: Enhanced Relaxed Speculative Decoding with Static Tree Drafting, https://arxiv.org/abs/2502.06352 (ratio)
 
     reference:   x accepted  iff  u q(x) < p(x) + c;  c = the most mass of x's nearest m <= k with c <= delta, or, with
-                 ratio, c <= (ratio - 1) p(x);  rejected: next sibling, on what is left of p without x's neighbourhood
-    principled:  p~ = p with at most delta moved, from tokens that p likes better than q to their neighbours that q
-                 likes better than p;  then `speculative` with p~ in place of p
+                 ratio, c <= (ratio - 1) p(x);  rejected: next sibling, against p without x's neighbourhood
+    principled:  p~ = p with at most delta moved, from tokens with p > q to their neighbours with q > p;
+                 then `speculative` with p~ in place of p
 
-What comes out in principled mode, the default, has the law p~, within delta of p in total variation; what was moved is
-reported, summed over the nodes that were tested. The published rule lets p~ depend on the token that was drawn, and no
-bound of its law is known (none is reported): with delta = 0.25 it can be off by 1. Within delta acceptance gains at
-most delta; more takes mode=reference.
+The output of principled mode, the default, has the distribution p~, within delta of p in total variation; the moved
+probability is reported, summed over the tested nodes. The published rule lets p~ depend on the sampled token; no bound
+on its error is known and none is reported: with delta = 0.25 it can be off by 1. Principled mode raises the acceptance
+probability by at most delta; for more use mode=reference.
 
-What tokens look like says the model's image codebook, else its input embeddings; neighbours go by distance, and k may
-exceed their number. In principled mode a token that the target's filters leave out borrows nothing, and of point masses
-the siblings share what the others give.
+Neighbours are the nearest entries of the model's image codebook, or of its input embeddings where it has no codebook;
+k may exceed their number. In principled mode a token removed by the target's filters borrows nothing, and siblings that
+are point masses share what their neighbours give.
 
-Temperature 0: x stands iff p(x) + c is above all other p, p being the softmax of the logits, and the longest path of
-such tokens is taken; a row's deviation is then the number of its tokens that are not the likeliest.
+Temperature 0: x is accepted iff p(x) + c exceeds every other p, p being the softmax of the logits, and the longest path
+of such tokens is taken; a row's deviation is then the number of its tokens that are not the most likely ones.
 
-Deviates from the authors' code: siblings that a law gave no chance are passed over in both modes; delta=0 is the exact
-rule in reference mode too, where the code would still clear the neighbourhoods of rejected tokens. As published,
-reference mode falls back on the uniform law where clearing leaves nothing, and may emit what filters leave out.
-Exact: no, but with k=0, delta=0 or ratio=1.
+Deviates from the authors' code: siblings of probability 0 under q are skipped in both modes; delta=0 is the exact rule
+in reference mode too, where the code would still clear the neighbourhoods of rejected tokens. As published, reference
+mode falls back on the uniform distribution where clearing leaves no probability, and may emit filtered tokens.
+Exact: no, except with k=0, delta=0 or ratio=1.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...limits import MOST
-from ...ops.neighbourhood import within
+from ...ops.neighbourhood import mass_within
 from ...ops.relaxed import relaxed
-from ...ops.transport import moved
+from ...ops.transport import move_probability
 from ...ops.tree_walk import longest, reached
 from ...ops.verification import Trial, judge, total
 from ...registry import register
-from ..code_features import CodeFeatures, appearance, neighbours
+from ..code_features import CodeFeatures, code_table, codebook_neighbours
 from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 
 
@@ -79,34 +79,34 @@ class Lantern(Acceptance):
         if self.exact == "distribution":
             return None
         # The published rule clears one neighbour more than it borrows from.
-        nearest = neighbours(appearance(context.model), self.k + 1)
+        nearest = codebook_neighbours(code_table(context.model), self.k + 1)
         return CodeFeatures(nearest.to(context.text.device))
 
     def accept(
         self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: CodeFeatures | None
     ) -> Verdict:
         if self.exact == "distribution" or state is None:
-            return judge(draft, distributions.p, uniforms)
+            return judge(draft, distributions.probs, uniforms)
         nearest = state.table
         if distributions.greedy:
             return self._greedy(draft, distributions, nearest)
         if self.mode == "reference":
-            return replace(relaxed(draft, distributions.p, uniforms, _Published(self, nearest)), deviation=None)
-        distribution, off = moved(draft, distributions.p, nearest[:, : self.k], self.delta, self.ratio)
-        made = judge(draft, distribution, uniforms)
-        on_path = torch.arange(made.path.shape[1], device=off.device) <= made.count[:, None]
-        return replace(made, deviation=off.gather(1, made.path).masked_fill(~on_path, 0).cumsum(1)[:, -1])
+            return replace(relaxed(draft, distributions.probs, uniforms, _Published(self, nearest)), deviation=None)
+        distribution, off = move_probability(draft, distributions.probs, nearest[:, : self.k], self.delta, self.ratio)
+        verdict = judge(draft, distribution, uniforms)
+        on_path = torch.arange(verdict.path.shape[1], device=off.device) <= verdict.count[:, None]
+        return replace(verdict, deviation=off.gather(1, verdict.path).masked_fill(~on_path, 0).cumsum(1)[:, -1])
 
     def borrowed(self, r: Tensor, token: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
-        """What each `token` [N] may add under the laws r [N, V], and whether it has a neighbour to borrow from; [N]."""
+        """[N] what each `token` [N] may borrow under r [N, V], and [N] whether it has a neighbour to borrow from."""
         own = r.gather(1, token[:, None])
         limit = torch.full_like(own, self.delta) if self.ratio is None else (self.ratio - 1) * own
         if self.mode == "principled":
             limit = torch.where(own > 0, limit.clamp(max=self.delta), -1)
-        return within(r, token, nearest[:, : self.k], limit[:, 0])
+        return mass_within(r, token, nearest[:, : self.k], limit[:, 0])
 
     def _greedy(self, draft: Draft, distributions: TargetDistributions, nearest: Tensor) -> Verdict:
-        """The longest path of tokens that are the likeliest with what they borrow."""
+        """The longest path of tokens that are the most likely ones with what they borrow."""
         p, above = distributions.logits.softmax(-1), draft.parent.clamp(min=0)
         rows = torch.arange(len(p), device=p.device)[:, None]
         behind, top = p[rows, above].flatten(0, 1), distributions.pick.gather(1, above).flatten()
@@ -115,31 +115,31 @@ class Lantern(Acceptance):
         best = behind.gather(1, top[:, None])[:, 0]
         likeliest = (token == top).view_as(draft.tokens)
         beats = ((boosted > best) | ((boosted == best) & (token < top))).view_as(draft.tokens)
-        stands = draft.tested & (likeliest | beats)
-        path, count = longest(draft, stands, torch.zeros_like(p[..., 0]))
-        taken = torch.arange(path.shape[1], device=p.device) <= count[:, None]
-        taken[:, 0] = False  # node 0 was committed before
-        other = (taken & ~likeliest.gather(1, path)).sum(1).to(p.dtype)
+        accepted = draft.tested & (likeliest | beats)
+        path, count = longest(draft, accepted, torch.zeros_like(p[..., 0]))
+        on_path = torch.arange(path.shape[1], device=p.device) <= count[:, None]
+        on_path[:, 0] = False  # node 0 was committed before
+        other = (on_path & ~likeliest.gather(1, path)).sum(1).to(p.dtype)
         following = distributions.pick.gather(1, path.gather(1, count[:, None]))[:, 0]
         deviation = other if self.mode == "principled" else None
-        return Verdict(path, count, following, reached(draft, path, count), stands.to(p.dtype), deviation)
+        return Verdict(path, count, following, reached(draft, path, count), accepted.to(p.dtype), deviation)
 
 
 class _Published:
-    """The rule as published, on what is left of p."""
+    """The rule as published, on the residual of p."""
 
     def __init__(self, method: Lantern, nearest: Tensor) -> None:
         self.method, self.nearest = method, nearest
 
     def weight(self, r: Tensor, trial: Trial) -> Tensor:
-        mine = r.gather(1, trial.token[:, None])[:, 0] + self.method.borrowed(r, trial.token, self.nearest)[0]
-        return torch.where(trial.bar > 0, mine, 0)
+        target = r.gather(1, trial.token[:, None])[:, 0] + self.method.borrowed(r, trial.token, self.nearest)[0]
+        return torch.where(trial.bar > 0, target, 0)
 
-    def left(self, r: Tensor, trial: Trial) -> Tensor:
-        """Clears the neighbourhood of a rejected token: in r behind a point mass, in q, which r loses, behind a law."""
-        gone = self.method.borrowed(r, trial.token, self.nearest)[1]
+    def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
+        """Clears a rejected token's neighbourhood: in r for a point mass, else in q, which is subtracted from r."""
+        has_near = self.method.borrowed(r, trial.token, self.nearest)[1]
         around = self.nearest[trial.token, : self.method.k + 1].long()
-        cleared = torch.zeros_like(r, dtype=torch.bool).scatter_(1, around, True) & gone[:, None]
+        cleared = torch.zeros_like(r, dtype=torch.bool).scatter_(1, around, True) & has_near[:, None]
         itself = torch.zeros_like(cleared).scatter_(1, trial.token[:, None], True)
         rest = r.masked_fill(cleared | itself, 0)
         if trial.q is not None:

@@ -1,14 +1,14 @@
-"""Draws each next token from the target's law and accepts the draft where it holds just that token.
+"""Samples each next token from the target's distribution and accepts a drafted token equal to the sample.
 
 Accelerating Transformer Inference for Translation via Parallel Decoding, https://arxiv.org/abs/2305.10427 (with seeds)
 Inference with Reference, https://arxiv.org/abs/2304.04487
 
     y ~ p(. | node);  descend to the child that holds y, else y is the next token
 
-With `noise=seeded` the draw is argmax(log p + G) with Gumbel noise G fixed per absolute position, so that the same
-position draws alike in every round: what Jacobi iterations need to converge under sampling.
+With `noise=seeded` the sample is argmax(log p + G) with Gumbel noise G fixed per absolute position, so that every round
+samples a position with the same noise. Jacobi iterations need this to converge under sampling.
 
-Deviates from the papers: it verifies any draft, trees included.
+Deviates from the papers: any draft can be verified, trees included.
 Exact: distribution. At temperature 0 it is `greedy`.
 """
 
@@ -38,14 +38,16 @@ class Match(Acceptance):
         return self.noise == "seeded"
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
-        return follow(draft, distributions.pick if distributions.greedy else self.drawn(draft, distributions, uniforms))
+        return follow(
+            draft, distributions.pick if distributions.greedy else self.sample(draft, distributions, uniforms)
+        )
 
-    def drawn(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms) -> Tensor:
-        """[B, T] int64: a draw from the law behind each node; alike at equal nodes of one position."""
+    def sample(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms) -> Tensor:
+        """[B, T] int64: a sample behind each node; nodes at one position share their noise."""
         width = distributions.logits.shape[-1]
         deepest = draft.width - 1 if draft.parents is None else draft.deepest
         levels = torch.arange(1, deepest + 2, device=distributions.logits.device)
-        where = draft.start[:, None] + levels  # the positions that the laws are of, one a level
+        where = draft.start[:, None] + levels  # the position that each level predicts
         noise = gumbel(uniforms.noise(where, "match", width, fixed=self.noise == "seeded"))
         if draft.parents is not None:
             noise = noise.gather(1, draft.depth.clamp(max=deepest)[..., None].expand(-1, -1, width))

@@ -1,14 +1,14 @@
-"""Accepts with probability min(1, p/q) and draws the next token from what is left of p.
+"""Accepts with probability min(1, p/q); after a rejection the next token is sampled from the residual of p.
 
 Fast Inference from Transformers via Speculative Decoding, https://arxiv.org/abs/2211.17192
 Accelerating Large Language Model Decoding with Speculative Sampling, https://arxiv.org/abs/2302.01318
 
     x ~ q accepted  iff  u q(x) < p(x);  at the first rejection  next ~ norm([p - q]+),  behind the last  next ~ p
 
-Siblings are tested in their order, each against what the earlier ones left of p; their q is the law given the earlier
-ones. A point mass counts as q = 1 at its token.
+Siblings are tested in order, each against the residual that the earlier ones left of p; their q is conditional on the
+earlier siblings. A point mass counts as q = 1 at its token.
 
-Deviates from the papers: one rule for chains and trees, laws and point masses.
+Deviates from the papers: trees and point masses are verified by the same rule.
 Exact: distribution.
 """
 
@@ -31,4 +31,4 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 @dataclass(frozen=True)
 class Speculative(Acceptance):
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
-        return judge(draft, distributions.p, uniforms)
+        return judge(draft, distributions.probs, uniforms)

@@ -1,16 +1,16 @@
-"""Accepts what the target does not find unlikely, given how sure it is of anything there.
+"""Accepts tokens above a probability threshold that falls with the entropy of the target's distribution.
 
 Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, https://arxiv.org/abs/2401.10774
 
     x accepted  iff  p(x) > min(epsilon, delta exp(-H(p)));  next ~ p
 
-Of several accepted paths the longest stands, of equally long ones that of the highest sum of log p.
+Of several accepted paths the longest is taken, and of equally long ones that of the highest sum of log p.
 
-The deviation reported is the sum of 1 - p(x) over the accepted tokens: given the draft, what stands in place of p is a
-certain token. On average over drafts it bounds the total variation from the target's law.
+The reported deviation is the sum of 1 - p(x) over the accepted tokens: given the draft, an accepted token is certain
+instead of having probability p(x). Averaged over drafts, it bounds the total variation from the target's distribution.
 
-Deviates from the authors' code: the next token is drawn, and log p is exact; `reference=true` takes the argmax as they
-do, and adds 1e-5 inside the logarithm.
+Deviates from the authors' code: the next token is sampled, and log p is exact; `reference=true` takes the argmax as
+they do, and adds 1e-5 inside the logarithm.
 Exact: no. At temperature 0 it is `greedy`.
 """
 
@@ -43,14 +43,14 @@ class Typical(Acceptance):
                 raise SpecError(f"typical: {name} must be at least 0, got {getattr(self, name)}")
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
-        p = distributions.p
+        p = distributions.probs
         rows, above = torch.arange(len(p), device=p.device), draft.parent.clamp(min=0)
-        mine = p[rows[:, None], above, draft.ids]  # [B, T]
-        fits = draft.tested & (mine > self.bar(p).gather(1, above))
-        path, count = longest(draft, fits, mine.log())
+        target = p[rows[:, None], above, draft.ids]  # [B, T]
+        fits = draft.tested & (target > self.bar(p).gather(1, above))
+        path, count = longest(draft, fits, target.log())
         end = path.gather(1, count[:, None])[:, 0]
         on_path = torch.arange(path.shape[1], device=p.device) <= count[:, None]
-        missing = (1 - mine.gather(1, path)).masked_fill(~on_path, 0)
+        missing = (1 - target.gather(1, path)).masked_fill(~on_path, 0)
         missing[:, 0] = 0  # node 0 was committed before
         deviation = missing.cumsum(1)[:, -1]
         last = p[rows, end]
@@ -62,7 +62,7 @@ class Typical(Acceptance):
         return Verdict(path, count, following, reached(draft, path, count), fits.float(), deviation)
 
     def bar(self, p: Tensor) -> Tensor:
-        """[B, T]: what the token behind each node must exceed."""
+        """[B, T]: the probability that a token behind each node must exceed."""
         inside = 1e-5 if self.reference else 0.0
         entropy = -torch.special.xlogy(p, p + inside).sum(-1)
         bar: Tensor = self.delta * (-entropy).exp()

@@ -1,1 +1,1 @@
-"""Where the tokens to verify come from: one drafter a file."""
+"""Drafters, which propose the tokens to verify: one a file."""

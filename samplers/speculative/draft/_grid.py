@@ -1,4 +1,4 @@
-"""Where the next tokens of each row stand in its picture, for drafters that look to the left and up."""
+"""Guesses for image tokens copied from the left or from above, in raster order."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from pardec.models.model import LanguageModel
 from ..sequences import Sequences
 
 
-def columns(model: LanguageModel, asked: str, hint: str) -> int:
-    """Tokens from a row of the model's pictures to the next. Raises SpecError for `asked` where there are none."""
+def columns(model: LanguageModel, option: str, hint: str) -> int:
+    """Tokens of one row of the model's token grid. Raises SpecError, naming `option`, for models without images."""
     if model.imaging is None:
-        raise SpecError(f"{asked} looks at the cells of a picture, and {model.name} draws none", hint=hint)
+        raise SpecError(f"{option} needs the token grid of an image, and {model.name} generates none", hint=hint)
     return model.imaging.layout.stride
 
 
-def beside(text: Sequences, guesses: Tensor, known: np.ndarray, drawn: Tensor, width: int) -> Tensor:
-    """`guesses` [B, K] behind each row's text, from known[b] on the token of the cell to the left.
+def copy_left(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tensor, width: int) -> Tensor:
+    """`guesses` [B, K] behind each row's text, replaced from known[b] on by the token to the left.
 
-    That one may be such a copy itself. In the first of the `width` columns stands what was `drawn` [B, K].
+    The token to the left may be such a copy itself. The first of the `width` columns gets `fallback` [B, K].
     """
-    place, cell, first = _where(text, guesses, known)
-    source = torch.where(place < first, place, torch.maximum(first - 1, place - cell % width))
-    filled = torch.where(place < first, guesses, drawn)
+    offset, cell, first = _offsets(text, guesses, known)
+    source = torch.where(offset < first, offset, torch.maximum(first - 1, offset - cell % width))
+    filled = torch.where(offset < first, guesses, fallback)
     return torch.cat((text.last[:, None], filled), 1).gather(1, source + 1)
 
 
-def above(text: Sequences, guesses: Tensor, known: np.ndarray, drawn: Tensor, width: int) -> Tensor:
-    """The same with the token of the cell above, and what was `drawn` in the first row of the picture."""
-    place, cell, first = _where(text, guesses, known)
-    missing = (place - first + 1).clamp(min=0)
-    up = torch.minimum((missing + width - 1) // width, cell // width)  # rows to what is no copy
-    source = place - up * width
-    filled = torch.where(place < first, guesses, drawn)
+def copy_up(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tensor, width: int) -> Tensor:
+    """The same with the token above, and `fallback` in the first row of the image."""
+    offset, cell, first = _offsets(text, guesses, known)
+    missing = (offset - first + 1).clamp(min=0)
+    up = torch.minimum((missing + width - 1) // width, cell // width)  # rows up to a token that is not a copy
+    source = offset - up * width
+    filled = torch.where(offset < first, guesses, fallback)
     length = torch.from_numpy(text.length).to(guesses.device)[:, None]
-    said = text.tokens.gather(1, (source + length).clamp(max=text.tokens.shape[1] - 1))
-    return torch.where(source < 0, said, filled.gather(1, source.clamp(min=0)))
+    committed = text.tokens.gather(1, (source + length).clamp(max=text.tokens.shape[1] - 1))
+    return torch.where(source < 0, committed, filled.gather(1, source.clamp(min=0)))
 
 
-def _where(text: Sequences, guesses: Tensor, known: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each guess its place behind the text [K] and its cell [B, K]; the first place without one [B, 1]."""
-    place = torch.arange(guesses.shape[1], device=guesses.device)
-    cell = torch.from_numpy(text.length - text.prompt).to(guesses.device)[:, None] + place
-    return place, cell, torch.from_numpy(known).to(guesses.device)[:, None]
+def _offsets(text: Sequences, guesses: Tensor, known: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """[K] each guess's offset behind the text, [B, K] its cell of the grid, [B, 1] the first offset without one."""
+    offset = torch.arange(guesses.shape[1], device=guesses.device)
+    cell = torch.from_numpy(text.length - text.prompt).to(guesses.device)[:, None] + offset
+    return offset, cell, torch.from_numpy(known).to(guesses.device)[:, None]

@@ -1,4 +1,4 @@
-"""What drafters that copy know of each row's own text, brought up to date by the tokens committed since."""
+"""Indices over each row's own text for drafters that copy from it, extended by newly committed tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = TypeVar("Row")
 
 
 class PerRow(Generic[Row]):
-    """One object a live row."""
+    """One state object for each live row."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = list(rows)
@@ -26,28 +26,28 @@ class PerRow(Generic[Row]):
 
     def put(self, where: np.ndarray, other: PerRow[Row]) -> None:
         """The rows of `other` in place of the live rows at `where`."""
-        for row, given in zip(where.tolist(), other.rows, strict=True):
-            self.rows[row] = given
+        for row, state in zip(where.tolist(), other.rows, strict=True):
+            self.rows[row] = state
 
 
-class Grams:
-    """Where each run of tokens, of some sizes, began in a growing text; what ends the text itself does not count."""
+class NGramIndex:
+    """The start of each n-gram, of some sizes, in a growing text; those at the text's end are not included."""
 
     def __init__(self, sizes: Iterable[int], *, first: bool = False) -> None:
         self.sizes = tuple(sizes)
-        self.first = first  # of several places the first is known, else the last
+        self.first = first  # of several occurrences keep the first, else the last
         self.text: list[int] = []
         self.starts: dict[tuple[int, ...], int] = {}
 
     def grow(self, tokens: list[int]) -> None:
-        """The text goes on with `tokens`: the runs that end before the last of them are followed by something now."""
+        """Appends `tokens` and indexes all n-grams that now have a successor."""
         text, known = self.text, len(self.text)
         text += tokens
         for size in self.sizes:
             if size >= len(text):
                 continue
             begin, end = max(known - size, 0), len(text) - size
-            runs = zip(*(text[begin + place : max(end, 0) + place] for place in range(size)), strict=True)
+            runs = zip(*(text[begin + offset : max(end, 0) + offset] for offset in range(size)), strict=True)
             starts = zip(runs, range(begin, end), strict=True)
             if not self.first:
                 self.starts.update(starts)
@@ -55,8 +55,8 @@ class Grams:
             for run, start in starts:
                 self.starts.setdefault(run, start)
 
-    def behind(self) -> int | None:
-        """The place behind an earlier copy of the longest run that ends the text; None if there is none."""
+    def match(self) -> int | None:
+        """The index behind an earlier occurrence of the longest n-gram that ends the text; None if there is none."""
         for size in sorted(self.sizes, reverse=True):
             start = self.starts.get(tuple(self.text[-size:])) if size <= len(self.text) else None
             if start is not None:
@@ -64,43 +64,43 @@ class Grams:
         return None
 
 
-class Cells:
-    """Where in a growing picture each pair of neighbours, to the left and above, had a cell between them."""
+class GridIndex:
+    """The index of an image token for each pair of neighbours, to the left and above, in a growing image."""
 
     def __init__(self, prompt: int, columns: int, *, first: bool = False) -> None:
-        """Cells begin behind `prompt` tokens and have `columns` in a row; of several, the `first` or last is known."""
+        """Image tokens begin behind `prompt` tokens, `columns` in a row; of equal pairs keep the `first` or last."""
         self.prompt, self.columns, self.first = prompt, columns, first
         self.text: list[int] = []
         self.cells: dict[tuple[int, int], int] = {}
 
     def grow(self, tokens: list[int]) -> None:
-        """The picture goes on with `tokens`."""
+        """Appends `tokens`."""
         for token in tokens:
             if len(self.text) >= self.prompt and not (self.first and self._around() in self.cells):
                 self.cells[self._around()] = len(self.text)
             self.text.append(token)
 
-    def behind(self) -> int | None:
-        """The place of an earlier cell with the neighbours of the next one; None if there is none."""
+    def match(self) -> int | None:
+        """The index of an earlier token with the neighbours of the next one; None if there is none."""
         return self.cells.get(self._around())
 
     def _around(self) -> tuple[int, int]:
-        """The neighbours of the next cell; -1 outside of the picture."""
+        """The neighbours of the next token; -1 outside of the image."""
         cell = len(self.text) - self.prompt
         left = self.text[-1] if cell % self.columns else -1
         return left, self.text[-self.columns] if cell >= self.columns else -1
 
 
-class Reach:
-    """For each place in a growing text, how many tokens before it are those that end the text."""
+class SuffixIndex:
+    """For each index of a growing text, the length of the match between the tokens before it and the text's end."""
 
     def __init__(self) -> None:
         self.length = 0
         self.text = np.empty(64, dtype=np.int64)
-        self.common = np.zeros(64, dtype=np.int64)  # before place 0, 1, ...
+        self.common = np.zeros(64, dtype=np.int64)  # before index 0, 1, ...
 
     def grow(self, tokens: list[int]) -> None:
-        """The text goes on with `tokens`."""
+        """Appends `tokens`."""
         for token in tokens:
             if self.length + 1 == len(self.text):
                 self.text = np.concatenate((self.text, np.empty_like(self.text)))
@@ -109,8 +109,8 @@ class Reach:
             self.common[1 : end + 1] = np.where(self.text[:end] == token, self.common[:end] + 1, 0)
             self.text[end], self.length = token, end + 1
 
-    def behind(self) -> int | None:
-        """The place behind the longest earlier copy of the text's end, the last of equally long ones."""
+    def match(self) -> int | None:
+        """The index behind the longest earlier match of the text's end, the last of equally long ones; or None."""
         common = self.common[: self.length][::-1]
         if not len(common) or not common.max():
             return None
@@ -118,7 +118,7 @@ class Reach:
 
 
 def repeated(text: np.ndarray, start: int, count: int) -> np.ndarray:
-    """`count` tokens from `start` of `text` on; behind its end come the tokens just copied, as a period goes on."""
+    """`count` tokens of `text` from `start` on, repeated periodically behind the text's end."""
     return text[start : start + count] if start + count <= len(text) else np.resize(text[start:], count)
 
 
@@ -128,6 +128,6 @@ def chain(text: Sequences, most: int, room: np.ndarray, guess: Callable[[int, in
     counts = np.zeros_like(text.length)
     for at in range(len(text)):
         budget = min(most, int(room[at]))
-        found = guess(at, budget)[:budget] if budget > 0 else drafted[at, :0]
-        drafted[at, : len(found)], counts[at] = found, len(found)
+        tokens = guess(at, budget)[:budget] if budget > 0 else drafted[at, :0]
+        drafted[at, : len(tokens)], counts[at] = tokens, len(tokens)
     return Draft.chain(text, torch.from_numpy(drafted).to(text.device), counts)

@@ -1,4 +1,4 @@
-"""What followed each token before: a pool of n-grams, and guesses out of it as one tree."""
+"""A pool of n-grams by their first token, and a tree of guesses from it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 
 class Pool:
-    """Up to `most` continuations of each token, those used longest ago leaving first; None keeps them all."""
+    """Up to `most` continuations of each token, dropping the least recently added; None keeps all."""
 
     def __init__(self, most: int | None) -> None:
         self.most = most
-        self.after: dict[int, dict[tuple[int, ...], None]] = {}  # in the order in which they were last added
+        self.after: dict[int, dict[tuple[int, ...], None]] = {}  # least recently added first
 
     def add(self, token: int, following: tuple[int, ...]) -> None:
         known = self.after.setdefault(token, {})
@@ -27,23 +27,23 @@ class Pool:
         for start in range(len(text) - size + 1):
             self.add(text[start], tuple(text[start + 1 : start + size]))
 
-    def behind(self, token: int) -> tuple[tuple[int, ...], ...]:
-        """The continuations of `token`, the one added last at the end."""
+    def continuations(self, token: int) -> tuple[tuple[int, ...], ...]:
+        """The continuations of `token`, most recently added last."""
         return tuple(self.after.get(token, ()))
 
 
 def trie(guesses: Iterable[tuple[int, ...]], first: int) -> list[tuple[int, int, int]]:
-    """Token, parent and depth of each node of the tree that holds all `guesses` below node 0; it begins at `first`.
+    """Token, parent and depth of each node of the tree of all `guesses` below node 0; indices start at `first`.
 
     >>> trie([(5, 6), (5, 7), (4,)], 10)
     [(5, 0, 1), (6, 10, 2), (7, 10, 2), (4, 0, 1)]
     """
     nodes: list[tuple[int, int, int]] = []
-    place: dict[tuple[int, ...], int] = {(): 0}
+    index: dict[tuple[int, ...], int] = {(): 0}
     for guess in guesses:
         for depth in range(1, len(guess) + 1):
             path = guess[:depth]
-            if path not in place:
-                place[path] = first + len(nodes)
-                nodes.append((path[-1], place[path[:-1]], depth))
+            if path not in index:
+                index[path] = first + len(nodes)
+                nodes.append((path[-1], index[path[:-1]], depth))
     return nodes

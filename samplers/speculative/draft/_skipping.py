@@ -1,4 +1,4 @@
-"""Which sub-blocks of a stack can be left out: evenly spread ones, and a search for ones that are missed less."""
+"""Sets of sub-blocks to skip when drafting: evenly spread, or found by a search."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pardec.models.model import LanguageModel
 
 Skip = frozenset[tuple[int, str]]  # (layer, "attn" or "mlp")
 
-_ENOUGH = 0.95  # a match as good as this ends the search
-_PATIENCE = 300  # tries without a gain that end it
+_ENOUGH = 0.95  # a match above this ends the search
+_PATIENCE = 300  # candidates without a gain that end it
 _TRIES = 1000
-_DRAWS = 50  # in search of a choice that was not tried yet
+_DRAWS = 50  # attempts to find a new candidate
 
-_kept: WeakKeyDictionary[Any, dict[tuple[float, int], Search]] = WeakKeyDictionary()  # by the model's stack
+_searches: WeakKeyDictionary[Any, dict[tuple[float, int], Search]] = WeakKeyDictionary()  # by the model's decoder
 
 
-def kept(model: LanguageModel, ratio: float, context: int) -> Search:
-    """The search of this model, which goes on from request to request."""
-    searches = _kept.setdefault(model.decoder, {})
+def shared_search(model: LanguageModel, ratio: float, context: int) -> Search:
+    """The search of this model, continued from request to request."""
+    searches = _searches.setdefault(model.decoder, {})
     return searches.setdefault((ratio, context), Search(model.layers, ratio))
 
 
@@ -50,7 +50,7 @@ def uniform(layers: int, ratio: float) -> Skip:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How much better than the best a choice was on some texts, and what they weigh."""
+    """A candidate's gain over the best one on some texts, and the weight of these texts."""
 
     gain: float = 0.0
     weight: float = 0.0
@@ -60,70 +60,70 @@ class Tally:
 
 
 class Search:
-    """Tries choices of a fixed number of sub-blocks and keeps the best: at random, and by exchanging one of the best.
+    """Searches sets of a fixed number of sub-blocks, at random and by exchanging one of the best set's.
 
-    Scores are compared only where they were taken on the same text: a new one has the best choice scored again. A
-    choice is judged once the texts that it was scored on weigh 1 together.
+    Only scores on the same text are compared: on a new text the best set is scored again. A candidate is judged once
+    the texts that it was scored on have a total weight of 1.
     """
 
     def __init__(self, layers: int, ratio: float) -> None:
         self.blocks = inner(layers)
         self.best: Skip = uniform(layers, ratio)
         self.score: float | None = None  # of the best, on `text`
-        self.text: tuple[Hashable, float] | None = None  # and what it weighs
-        self.tried: set[Skip] = {self.best}
-        self.open: dict[Skip, Tally] = {}  # what still has to be scored on other texts
-        self.here: dict[Skip, Tally] = {}  # of this text alone
-        self.idle = 0  # tries since the last gain
-        self.drawn = np.random.RandomState(0)
+        self.text: tuple[Hashable, float] | None = None  # and its weight
+        self.proposed: set[Skip] = {self.best}
+        self.open: dict[Skip, Tally] = {}  # candidates that need scores on more texts
+        self.on_text: dict[Skip, Tally] = {}  # on the present text
+        self.idle = 0  # candidates since the last gain
+        self.rng = np.random.RandomState(0)
 
     def next(self, text: Hashable, weight: float = 1.0) -> Skip | None:
-        """What to score next on a part of `text` that weighs so much; None ends the search there."""
+        """The set to score next on a part of `text` with this `weight`; None if there is nothing to score."""
         if (text, weight) != self.text or self.score is None:
-            if self.text is not None and text != self.text[0]:  # else it is the same one grown, and replaces it
-                unsettled = {skip: part for skip, part in self.here.items() if part.weight}
+            if self.text is not None and text != self.text[0]:  # else a longer part of the same text replaces it
+                unsettled = {skip: part for skip, part in self.on_text.items() if part.weight}
                 self.open |= {skip: self.open.get(skip, Tally()).plus(part) for skip, part in unsettled.items()}
-            self.text, self.here = (text, weight), {}
+            self.text, self.on_text = (text, weight), {}
             return self.best
         if self.score > _ENOUGH or self.idle >= _PATIENCE:
             return None
         for skip in self.open:
-            if skip not in self.here:
+            if skip not in self.on_text:
                 return skip
-        for _ in range(_DRAWS if len(self.tried) < _TRIES else 0):
-            skip = self._neighbour() if len(self.tried) % 2 else self._random()
-            if skip not in self.tried:
-                self.tried.add(skip)
+        for _ in range(_DRAWS if len(self.proposed) < _TRIES else 0):
+            skip = self._neighbour() if len(self.proposed) % 2 else self._random()
+            if skip not in self.proposed:
+                self.proposed.add(skip)
                 return skip
-        if not self.open and not any(part.weight for part in self.here.values()):
-            self.idle = _PATIENCE  # next to everything was tried
+        if not self.open and not any(part.weight for part in self.on_text.values()):
+            self.idle = _PATIENCE  # nearly all sets were tried
         return None
 
-    def told(self, skip: Skip, score: float) -> None:
-        """The score of what `next` gave."""
+    def record(self, skip: Skip, score: float) -> None:
+        """Records the score of a set from `next`."""
         if skip == self.best:
             self.score = score
             return
         assert self.text is not None, "next has named it"
         assert self.score is not None, "the best is scored first"
         weight = self.text[1]
-        self.here[skip] = Tally(weight * (score - self.score), weight)
-        total = self.here[skip].plus(self.open.get(skip, Tally()))
+        self.on_text[skip] = Tally(weight * (score - self.score), weight)
+        total = self.on_text[skip].plus(self.open.get(skip, Tally()))
         if total.weight < 1:
             return
         self.idle += 1
-        self.here[skip] = Tally()  # judged, and not scored here again
+        self.on_text[skip] = Tally()  # judged; not scored on this text again
         self.open.pop(skip, None)
         if total.gain > 0:
             self.best, self.score, self.idle = skip, score, 0
-            self.open, self.here = {}, {}
+            self.open, self.on_text = {}, {}
 
     def _random(self) -> Skip:
-        return frozenset(self.blocks[i] for i in self.drawn.permutation(len(self.blocks))[: len(self.best)])
+        return frozenset(self.blocks[i] for i in self.rng.permutation(len(self.blocks))[: len(self.best)])
 
     def _neighbour(self) -> Skip:
         out = [block for block in self.blocks if block not in self.best]
         if not out or not self.best:
             return self.best
-        gone = sorted(self.best)[self.drawn.randint(len(self.best))]
-        return self.best - {gone} | {out[self.drawn.randint(len(out))]}
+        removed = sorted(self.best)[self.rng.randint(len(self.best))]
+        return self.best - {removed} | {out[self.rng.randint(len(out))]}

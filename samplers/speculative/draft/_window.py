@@ -1,4 +1,4 @@
-"""What drafters over a window share: guesses that move along with the text, and fresh ones behind them."""
+"""Shared by drafters with a window: guesses that shift with the committed text, and fresh guesses behind them."""
 
 from __future__ import annotations
 
@@ -12,68 +12,72 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ..contracts import DecodeContext, Draft, Drafter, Outcome, SpeculativeSampler, Uniforms
-from ._grid import above, beside, columns
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
+from ._grid import columns, copy_left, copy_up
 from ._history import repeated
 
 Init = Literal["random", "prompt", "repeat", "ngram", "left", "up"]
 
 
 def fresh(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeContext, uniforms: Uniforms) -> Tensor:
-    """`guesses` [B, K] for the places behind each row's text, with new ones behind the first known[b].
+    """`guesses` [B, K] for the positions behind each row's text, with fresh ones from known[b] on.
 
-    random: any token; prompt: any of the prompt's; repeat: the token before, again; ngram: what followed the last two
-    tokens, or the last one, where they stood before; left, up: the token of the picture's cell there, be it a guess,
-    and any where there is no such cell. Where one token alone is allowed, it is that. None depends on what the target
-    says of these places, so that each is a point mass, given its history.
+    random: any token; prompt: any token of the prompt; repeat: the token before; ngram: what followed an earlier
+    occurrence of the last two tokens, or of the last one; left, up: the image token there, which may be a guess, and
+    a random one outside of the image. Positions with one allowed token get that token. No fresh guess depends on the
+    target's predictions for these positions, so each is a point mass, given its history.
     """
     if (known >= guesses.shape[1]).all():
         return guesses
-    made = _made(init, guesses, known, context, uniforms)
+    filled = _guesses(init, guesses, known, context, uniforms)
     allowed = context.request.allowed
     if allowed is None or allowed.forced is None:
-        return made
-    text, place = context.text, torch.arange(made.shape[1], device=made.device)
-    rows, length, first = (torch.from_numpy(each).to(made.device)[:, None] for each in (text.rows, text.length, known))
-    forced = allowed.forced.to(made.device)
-    only = forced[rows, (length + place).clamp(max=forced.shape[1] - 1)]
-    return torch.where((place >= first) & (only >= 0), only, made)
+        return filled
+    text, offset = context.text, torch.arange(filled.shape[1], device=filled.device)
+    rows, length, first = (
+        torch.from_numpy(each).to(filled.device)[:, None] for each in (text.rows, text.length, known)
+    )
+    forced = allowed.forced.to(filled.device)
+    only = forced[rows, (length + offset).clamp(max=forced.shape[1] - 1)]
+    return torch.where((offset >= first) & (only >= 0), only, filled)
 
 
-def refuse_flat(name: str, init: Init | None, model: LanguageModel) -> None:
-    """Raises SpecError for an init that looks at a picture's cells, of a model that draws none."""
+def refuse_without_image(name: str, init: Init | None, model: LanguageModel) -> None:
+    """Raises SpecError for an init that needs an image's token grid, if the model generates none."""
     if init in ("left", "up"):
         columns(model, f"{name}: init={init}", "init=repeat copies the token before")
 
 
-def _made(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeContext, uniforms: Uniforms) -> Tensor:
+def _guesses(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeContext, uniforms: Uniforms) -> Tensor:
     text, width = context.text, guesses.shape[1]
     if init == "ngram":
         return _continued(guesses, known, context)
-    place = torch.arange(width, device=guesses.device)
+    offset = torch.arange(width, device=guesses.device)
     first = torch.from_numpy(known).to(guesses.device)[:, None]
     if init == "repeat":
         before = torch.cat((text.last[:, None], guesses), 1)
-        return before.gather(1, torch.minimum(place + 1, first))
-    positions = place + torch.from_numpy(text.length).to(guesses.device)[:, None]
-    drawn = any_of("prompt" if init == "prompt" else "random", positions, context, uniforms)
+        return before.gather(1, torch.minimum(offset + 1, first))
+    positions = offset + torch.from_numpy(text.length).to(guesses.device)[:, None]
+    random = random_tokens("prompt" if init == "prompt" else "random", positions, context, uniforms)
     if init == "left" or init == "up":
-        copied = beside if init == "left" else above
-        return copied(text, guesses, known, drawn, columns(context.model, f"init={init}", ""))
-    return torch.where(place < first, guesses, drawn)
+        copied = copy_left if init == "left" else copy_up
+        return copied(text, guesses, known, random, columns(context.model, f"init={init}", ""))
+    return torch.where(offset < first, guesses, random)
 
 
-def any_of(init: Literal["random", "prompt"], positions: Tensor, context: DecodeContext, uniforms: Uniforms) -> Tensor:
-    """[B, K] tokens for `positions` [B, K]: any of the vocabulary, or of each row's prompt; equally likely."""
+def random_tokens(
+    init: Literal["random", "prompt"], positions: Tensor, context: DecodeContext, uniforms: Uniforms
+) -> Tensor:
+    """[B, K] tokens for `positions` [B, K]: uniform over the vocabulary, or over each row's prompt."""
     u = uniforms.noise(positions, "init", 1)[..., 0]
-    if init == "random" or context.request.conditions:  # no prompt of a picture is tokens
+    if init == "random" or context.request.conditions:  # the prompt of an image has no tokens
         return (u * context.model.vocab_size).long()
     count = torch.from_numpy(context.text.prompt).to(positions.device)[:, None]
     return context.text.tokens.gather(1, (u * count).long())
 
 
 def ahead(values: Tensor, first: np.ndarray, width: int) -> Tensor:
-    """[B, width, ...]: `values` [B, T, ...] of each row from first[b] on; where they end, the last one again."""
+    """[B, width, ...]: `values` [B, T, ...] of each row from first[b] on, repeating the last one."""
     rows = torch.arange(len(values), device=values.device)[:, None]
     index = np.minimum(first[:, None] + np.arange(width), values.shape[1] - 1)
     return values[rows, torch.from_numpy(index).to(values.device)]
@@ -82,11 +86,11 @@ def ahead(values: Tensor, first: np.ndarray, width: int) -> Tensor:
 def refuse_narrow(name: str, window: int) -> None:
     """Raises SpecError for a window without a guess."""
     if window < 2:
-        raise SpecError(f"{name}: window must be at least 2, got {window}", hint="it counts the last known token too")
+        raise SpecError(f"{name}: window must be at least 2, got {window}", hint="it includes the last committed token")
 
 
 def _continued(guesses: Tensor, known: np.ndarray, context: DecodeContext) -> Tensor:
-    """The n-gram policy, on the host."""
+    """Guesses of init=ngram, on the host."""
     filled = guesses.cpu().numpy().copy()
     for at in range(len(filled)):
         tokens = np.concatenate((context.text.row(at), filled[at, : known[at]]))
@@ -97,7 +101,7 @@ def _continued(guesses: Tensor, known: np.ndarray, context: DecodeContext) -> Te
 
 
 def _behind(tokens: np.ndarray) -> int:
-    """The place behind the last earlier copy of the two tokens, or the one, that end the text; else of the last."""
+    """The index behind the latest earlier occurrence of the last two tokens, or of the last one; else the last."""
     before = np.flatnonzero(tokens[:-1] == tokens[-1])
     if not len(before):
         return len(tokens) - 1
@@ -107,28 +111,30 @@ def _behind(tokens: np.ndarray) -> int:
 
 @dataclass(slots=True)
 class Iterate:
-    """The newest guesses of each row, and how far its block has come. Arrays are on the host."""
+    """The newest guesses of each row, and the progress of its block. Arrays are on the host."""
 
-    tokens: Tensor  # [B, K] int64: guesses for the places behind the text
-    known: np.ndarray  # [B] the first so many are an iterate's, the others still to be made
-    open: np.ndarray  # [B] places of the block that are not committed; 0: the next round begins another one
-    sure: np.ndarray  # [B] guesses that the next round commits as they are
-    turns: np.ndarray  # [B] forwards that the block has had
+    tokens: Tensor  # [B, K] int64: guesses for the positions behind the text
+    known: np.ndarray  # [B] the number of guesses from the last iteration; the others are fresh
+    open: np.ndarray  # [B] positions of the block that are not committed; 0: the next round begins another block
+    sure: np.ndarray  # [B] guesses that the next round commits untested
+    iterations: np.ndarray  # [B] forwards of the block so far
 
 
 @dataclass(frozen=True)
 class JacobiWindow(Drafter):
-    """Guesses for a window, all of them replaced by the target's own picks in every round."""
+    """Guesses for a window, all of which are replaced by the target's picks in every round."""
 
     name: ClassVar[str]  # in the registry
 
-    window: Annotated[int, "tokens fed in a forward, the last known one included"] = 16
+    window: Annotated[int, "tokens fed in a forward, including the last committed one"] = 16
     policy: Annotated[Literal["sliding", "block"], "block: a window is finished before the next one begins"] = "sliding"
     init: Annotated[Init, "fresh guesses: any token, any of the prompt's, the one before, or to the left, up"] = (
         "prompt"
     )
-    exit_iterations: Annotated[int | None, "of a block: what stands after so many is taken as it is"] = None
-    exit_tokens: Annotated[int, "of a block: it is taken as it is when no more than this many tokens changed"] = 0
+    exit_iterations: Annotated[int | None, "of a block: after so many iterations its guesses are accepted untested"] = (
+        None
+    )
+    exit_tokens: Annotated[int, "of a block: its guesses are accepted untested if at most this many tokens changed"] = 0
 
     def __post_init__(self) -> None:
         name = self.name
@@ -142,7 +148,7 @@ class JacobiWindow(Drafter):
 
     @property
     def exits(self) -> bool:
-        """Whether blocks may be left before they stand still."""
+        """Whether a block may be accepted before it converges."""
         return self.exit_iterations is not None or self.exit_tokens > 0
 
     @property
@@ -152,13 +158,13 @@ class JacobiWindow(Drafter):
     def check(self, sampler: SpeculativeSampler) -> None:
         if self.exits and not sampler.accept.follows_pick:
             raise SpecError(
-                "an early exit commits guesses that were never drawn from a law",
+                "an early exit commits guesses that were not sampled",
                 hint="accept with greedy or match",
             )
 
     def width(self, model: LanguageModel) -> int:
-        refuse_flat(self.name, self.init, model)
-        # The forward that takes in what an early exit left is the first one of the next block.
+        refuse_without_image(self.name, self.init, model)
+        # The forward that commits the guesses of an early exit is the first one of the next block.
         return 2 * self.window - 1 if self.exits else self.window
 
     def start(self, context: DecodeContext) -> Iterate:
@@ -174,32 +180,32 @@ class JacobiWindow(Drafter):
         counts = np.minimum(counts, room)
         most = int(counts.max(initial=0))
         guesses = fresh(self.init, state.tokens[:, :most], state.known, context, uniforms)
-        state.turns = np.where(begins, 1, state.turns + 1)
+        state.iterations = np.where(begins, 1, state.iterations + 1)
         return Draft.chain(context.text, guesses, counts, sure=self._sure(state, most) if self.exits else None)
 
     def _sure(self, state: Iterate, most: int) -> Tensor:
         node = torch.arange(most + 1, device=state.tokens.device)
         return (node > 0) & (node <= torch.from_numpy(state.sure).to(node.device)[:, None])
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Iterate) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: Iterate) -> None:
         draft, gained = outcome.draft, outcome.gained
         pick = outcome.distributions.pick if outcome.verdict.pick is None else outcome.verdict.pick
         state.tokens = ahead(pick, gained, state.tokens.shape[1])
         state.known = np.maximum(draft.sizes - gained, 0)
         if self.policy == "sliding":
             return
-        # Behind the block's last place the window knows one more guess: the next block's first.
+        # The pick behind the block's last position is the first guess of the next block.
         state.open = np.maximum(draft.sizes - 1 - gained, 0)
-        leaves = (state.open > 0) & self._left(draft, pick, gained, state.turns)
+        leaves = (state.open > 0) & self._exits_early(draft, pick, gained, state.iterations)
         state.sure = np.where(leaves, state.open, 0)
         state.open = np.where(leaves, 0, state.open)
         state.known = np.where(state.open > 0, state.open, state.known)
 
-    def _left(self, draft: Draft, pick: Tensor, gained: np.ndarray, turns: np.ndarray) -> np.ndarray:
-        """[B] bool: whose block is left as it stands."""
-        late = np.zeros_like(turns, dtype=bool)
+    def _exits_early(self, draft: Draft, pick: Tensor, gained: np.ndarray, iterations: np.ndarray) -> np.ndarray:
+        """[B] bool: rows whose block is accepted early."""
+        late = np.zeros_like(iterations, dtype=bool)
         if self.exit_iterations is not None:
-            late = turns >= self.exit_iterations
+            late = iterations >= self.exit_iterations
         if self.exit_tokens > 0:
             node = np.arange(1, draft.width)
             open_ = (node >= gained[:, None]) & (node < draft.sizes[:, None])  # from the rejected one on

@@ -3,15 +3,14 @@
 Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding, https://arxiv.org/abs/2106.04970
 Lossless Acceleration for Seq2seq Generation with Aggressive Decoding, https://arxiv.org/abs/2205.10350
 
-    output so far ends where the source stands at s      =>  draft = source[s : s + k]
-    output leaves the source: its shortest ending that stands once in source[s:], behind it the draft goes on
+    output so far matches source[: s]      =>  draft = source[s : s + k]
+    output deviates from the source: continue behind its shortest suffix that occurs exactly once in source[s:]
 
-The source is the row's prompt, whatever part of it the output repeats, or the text given as `source`. The output is
-expected to begin as the source does; where it does not, the rule above finds the place. Until it does, a token a
-forward.
+The source is the row's prompt, or the text given as `source`. The output is expected to begin like the source; if it
+does not, the second rule finds the position. Until then nothing is drafted.
 
-Deviates from the papers: at most k tokens are drafted where they draft all that is left of the source, and an ending is
-at most `max_ngram` tokens long.
+Deviates from the papers: at most k tokens are drafted, not the whole rest of the source, and a suffix has at most
+`max_ngram` tokens.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
 """
 
@@ -26,7 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ._history import PerRow, chain
 
 
@@ -34,8 +33,8 @@ from ._history import PerRow, chain
 @dataclass(frozen=True)
 class Aggressive(Drafter):
     k: Annotated[int, "tokens drafted"] = 32
-    max_ngram: Annotated[int, "longest ending of the output that is looked for in the source"] = 8
-    source: Annotated[str | None, "the text that the output repeats; none takes each row's prompt"] = None
+    max_ngram: Annotated[int, "longest suffix of the output that is searched in the source"] = 8
+    source: Annotated[str | None, "the text that the output repeats; none: each row's prompt"] = None
 
     def __post_init__(self) -> None:
         for name in ("k", "max_ngram"):
@@ -47,9 +46,9 @@ class Aggressive(Drafter):
 
     def start(self, context: DecodeContext) -> PerRow[Alignment]:
         text = context.text
-        given = None if self.source is None else self._read(self.source, context.model)
+        source = None if self.source is None else self._read(self.source, context.model)
         return PerRow(
-            Alignment(text.row(at).copy() if given is None else given, self.max_ngram) for at in range(len(text))
+            Alignment(text.row(at).copy() if source is None else source, self.max_ngram) for at in range(len(text))
         )
 
     def _read(self, source: str, model: LanguageModel) -> np.ndarray:
@@ -67,32 +66,32 @@ class Aggressive(Drafter):
 
         return chain(text, self.k, room, guess)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: PerRow[Alignment]) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: PerRow[Alignment]) -> None:
         return
 
 
 class Alignment:
-    """Where the output of one row stands in its source."""
+    """The alignment of one row's output with its source."""
 
     def __init__(self, source: np.ndarray, most: int) -> None:
-        self.source, self.most = source, most  # [S]; the longest ending that is looked for
-        self.at = 0  # the source token expected next, or where the output left the source
+        self.source, self.most = source, most  # [S]; the longest suffix that is searched
+        self.at = 0  # index of the source token expected next, or where the output deviated
         self.follows = True
-        self.seen = 0  # output tokens taken in
+        self.consumed = 0  # output tokens processed
 
     def ahead(self, output: np.ndarray) -> np.ndarray:
-        """What is left of the source behind `output` [N], which has grown since the last call; nothing if it left."""
-        for end in range(self.seen + 1, len(output) + 1):
+        """The rest of the source behind `output` [N], which has grown since the last call; empty if it deviates."""
+        for end in range(self.consumed + 1, len(output) + 1):
             self.follows = self.follows and self.at < len(self.source) and self.source[self.at] == output[end - 1]
             if self.follows:
                 self.at += 1
             else:
                 self._find(output[:end])
-        self.seen = len(output)
+        self.consumed = len(output)
         return self.source[self.at :] if self.follows else self.source[:0]
 
     def _find(self, output: np.ndarray) -> None:
-        """Goes on behind the shortest ending of the output that the rest of the source holds once."""
+        """Continues behind the shortest suffix of the output that occurs once in the rest of the source."""
         rest = self.source[self.at :]
         for size in range(1, min(self.most, len(output), len(rest)) + 1):
             windows = np.lib.stride_tricks.sliding_window_view(rest, size)

@@ -1,16 +1,16 @@
-"""Copies on from where the text's last few tokens stood before, for as long as the copy is right.
+"""Copies what followed an earlier occurrence of the text's last tokens, for as long as the copy is right.
 
 CopySpec: Accelerating LLMs with Speculative Copy-and-Paste, https://arxiv.org/abs/2502.08923
 
-    the last `suffix` tokens stood before, most recently at s  =>  draft = text[s + suffix : s + suffix + k]
-    all drafted tokens accepted, and the token behind them is the copy's too  =>  the copy goes on from there
+    the last `suffix` tokens occurred before, most recently at s  =>  draft = text[s + suffix : s + suffix + k]
+    all drafted tokens accepted, and the token behind them equals the copy's  =>  the copy continues there
 
-The whole text of the row is searched, a chat's earlier turns included: one entry of a hash table a token, one look-up a
-round. `lookup` differs in taking shorter matches too, and in looking anew each round.
+The whole text of the row is searched, including a chat's earlier turns: one hash table entry a token, one look-up a
+round. `lookup` also uses shorter matches, and searches again in each round.
 
-Deviates from the paper: a copy that reaches the text's end goes on as a period of the text does; and one token that
-stood before begins a copy, where the paper's runs wait for 3 to 5 (`suffix=3`), with which the short texts that the
-models of this package copy are half over. A wrong draft costs positions, not forwards.
+Deviates from the paper: a copy that reaches the text's end continues periodically; a single repeated token begins a
+copy, while the paper waits for 3 to 5 (`suffix=3`), which is late for short texts. A wrong draft costs positions, not
+forwards.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
 """
 
@@ -25,8 +25,8 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
-from ._history import Grams, PerRow, chain, repeated
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ._history import NGramIndex, PerRow, chain, repeated
 
 
 @register("copyspec", stage="draft", paper="arXiv:2502.08923", exact="greedy", checked="reference joint")
@@ -35,9 +35,7 @@ class CopySpec(Drafter):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}  # by `pardec tune`
 
     k: Annotated[int, "tokens drafted"] = 10
-    suffix: Annotated[
-        int, "tokens that must stand before for a copy to begin; the paper tries 1 to 10 and uses 3 and 5"
-    ] = 1
+    suffix: Annotated[int, "repeated tokens that begin a copy; the paper tries 1 to 10 and uses 3 and 5"] = 1
 
     def __post_init__(self) -> None:
         for name in ("k", "suffix"):
@@ -55,24 +53,24 @@ class CopySpec(Drafter):
 
         def guess(at: int, budget: int) -> np.ndarray:
             tokens = text.row(at)
-            place = state.rows[at].place(tokens)
-            return tokens[:0] if place is None else repeated(tokens, place, budget)
+            position = state.rows[at].position(tokens)
+            return tokens[:0] if position is None else repeated(tokens, position, budget)
 
         return chain(text, self.k, room, guess)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: PerRow[Copy]) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: PerRow[Copy]) -> None:
         return
 
 
 class Copy:
-    """Where one row is being copied from."""
+    """The position that one row is being copied from."""
 
     def __init__(self, suffix: int) -> None:
-        self.grams = Grams((suffix,))
-        self.at: int | None = None  # the place that the next token is expected to repeat
+        self.grams = NGramIndex((suffix,))
+        self.at: int | None = None  # index of the token that is expected next
 
-    def place(self, tokens: np.ndarray) -> int | None:
-        """Where to copy from behind `tokens` [L], which have grown since the last call; None if nowhere."""
+    def position(self, tokens: np.ndarray) -> int | None:
+        """The index to copy from behind `tokens` [L], which have grown since the last call; None if there is none."""
         text = self.grams.text
         fresh = tokens[len(text) :].tolist()
         self.grams.grow(fresh)
@@ -80,5 +78,5 @@ class Copy:
             if self.at is not None:
                 self.at = self.at + 1 if text[self.at] == token else None
         if self.at is None:
-            self.at = self.grams.behind()
+            self.at = self.grams.match()
         return self.at

@@ -1,15 +1,14 @@
-"""Drafts with the target's first layers and its head; the verify pass goes on from their states.
+"""Drafts with the target's first layers and its head; the verify pass continues from their outputs.
 
 LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding, https://arxiv.org/abs/2404.16710
 Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting, https://arxiv.org/abs/2404.18911
 
-    q = softmax(head(norm(h_E))),  h_E the states behind the first E layers;  a verified position runs layers E + 1 .. L
+    q = softmax(head(norm(h_E))),  h_E the output of the first E layers;  a verified position runs layers E + 1 .. L
 
-What a node's first layers gave is never computed twice: their states go into the verify pass, and their K/V lie where
-it reads them. Nodes that were drafted but not expanded get theirs before it.
+The first layers are never run twice on a node: their outputs are the verify pass's inputs, and their K/V are where it
+reads them. Nodes that were drafted but not expanded are run through them before it.
 
-Deviates from the papers: no trained head or adapter, so that acceptance is what the target's own layers give; drafts
-may be trees.
+Deviates from the papers: no trained head or adapter, only the target's own layers; drafts may be trees.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -28,7 +27,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, Entered, Outcome, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, EarlyStates, RoundResult, Uniforms
 from ..draft_model import DraftModelState
 from ..shape._growth import packed
 
@@ -57,7 +56,7 @@ class EarlyExit(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
-        """The layers that a forward runs, of all; that the verify pass need not run them again is not counted."""
+        """The share of the layers that a forward runs, although the verify pass does not run them again."""
         return self.layers / target.layers
 
     def start(self, context: DecodeContext) -> Shallow:
@@ -65,15 +64,17 @@ class EarlyExit(Drafter):
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Shallow) -> Draft:
         draft = state.draft(self.k, room, uniforms)
-        return state.entered(draft, self.layers) if state.drafting else draft
+        return state.early(draft, self.layers) if state.drafting else draft
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Shallow) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: Shallow) -> None:
         return
 
 
 class Shallow(DraftModelState):
-    """The target's first layers; keeps the states of a round by the slot that each node took, of a guided target all
-    of its unguided half behind those of the other."""
+    """The target's first layers; stores a round's states by each node's slot.
+
+    With guidance the unconditional rows come behind the conditional ones.
+    """
 
     def _begin(self) -> None:
         super()._begin()
@@ -82,24 +83,24 @@ class Shallow(DraftModelState):
         self.states = torch.zeros(batch, 0, model.width, dtype=model.dtype, device=self.start.device)
 
     def _run(self, plan: Plan) -> Hidden:
-        made = super()._run(plan)
+        output = super()._run(plan)
         size = self.states.shape[1] + plan.width
-        place = torch.where(plan.slots >= 0, plan.slots - self.start[:, None], size)
-        wide = pad(self.states, (0, 0, 0, plan.width + 1))
-        spot = place.repeat(self.cache.copies, 1)
-        self.states = wide.scatter(1, spot[..., None].expand_as(made.states), made.states)[:, :-1]
-        return made
+        slot = torch.where(plan.slots >= 0, plan.slots - self.start[:, None], size)
+        padded = pad(self.states, (0, 0, 0, plan.width + 1))
+        index = slot.repeat(self.cache.copies, 1)
+        self.states = padded.scatter(1, index[..., None].expand_as(output.states), output.states)[:, :-1]
+        return output
 
-    def entered(self, draft: Draft, layers: int) -> Draft:
-        """The draft with the states of all its nodes, whose K/V are brought to the slots of the verify pass."""
+    def early(self, draft: Draft, layers: int) -> Draft:
+        """The draft with the states of all its nodes, whose K/V are moved to the slots of the verify pass."""
         order = torch.arange(draft.width, device=self.start.device)
         real = order < torch.from_numpy(draft.sizes).to(order.device)[:, None]
-        unheard = real & (self._place(draft.width) < 0)
-        if most := int(unheard.sum(1).max()):
-            self._feed(draft, packed(unheard, most))
-        start, place = self.start[:, None], self._place(draft.width).clamp(min=0)
+        unfed = real & (self._slots(draft.width) < 0)
+        if most := int(unfed.sum(1).max()):
+            self._feed(draft, packed(unfed, most))
+        start, slot = self.start[:, None], self._slots(draft.width).clamp(min=0)
         if draft.parents is not None:
-            self.cache.move(start + place, torch.where(real & (place != order), start + order, -1))
-        spot = place.repeat(self.cache.copies, 1)
-        states = self.states.gather(1, spot[..., None].expand(-1, -1, self.states.shape[-1]))
-        return replace(draft, entered=Entered(layers, states), forwards=self.calls)
+            self.cache.move(start + slot, torch.where(real & (slot != order), start + order, -1))
+        index = slot.repeat(self.cache.copies, 1)
+        states = self.states.gather(1, index[..., None].expand(-1, -1, self.states.shape[-1]))
+        return replace(draft, early=EarlyStates(layers, states), forwards=self.calls)

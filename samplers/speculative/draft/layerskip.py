@@ -6,20 +6,20 @@ https://arxiv.org/abs/2309.08168
 
     skipped: a share `ratio` of the attention and MLP sub-blocks of all layers but the first and the last
     search: skip <- skip'  iff  match(skip') > match(skip);  match = share of the first `context` generated tokens that
-    are the drafter's argmax, fed all at once; one try a round
+    are the drafter's argmax, all fed in one forward; one candidate a round
 
-What a search found it keeps for the model: later requests begin with it and go on searching. Where a row has no
-`context` tokens yet, a half or a quarter of them serve, and a choice is judged once it was scored on `context` in all,
-over several short requests. Only where tokens are sampled, and not by seeded noise, is each request searched anew: a
-seed gives the same text whatever was decoded before.
+The result of a search is kept with the model: later requests start from it and continue the search. While no row has
+`context` generated tokens, a half or a quarter of them are used, and a candidate is judged once it was scored on
+`context` tokens in all, over several short requests. When tokens are sampled without seeded noise, each request has its
+own search, so that a seed gives the same text whatever was decoded before.
 
-It drafts on the target's K/V; its own go behind them, where the verify pass writes next.
+It drafts on the target's KV cache; its own K/V are written where the verify pass writes next.
 
-Deviates from the authors' code: choices are drawn at random or by exchanging one sub-block of the best, and not by
-Bayesian optimisation; where to leave off is a length controller's (theirs is `layerskip:k=25+unsure:tau=0.8`). The
-search serves the whole batch.
+Deviates from the authors' code: candidates are chosen at random or by exchanging one sub-block of the best one, without
+Bayesian optimisation; a length controller decides when to stop (theirs is `layerskip:k=25+unsure:tau=0.8`). The search
+is shared by the batch.
 Exact: greedy and distribution, with an exact acceptance. How many tokens are drafted depends on the batch and, with
-`skip=search`, on the requests before; so does what a row draws with a temperature on its batch, though not its law.
+`skip=search`, on earlier requests; so do the tokens sampled for a row, but not their distribution.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from pardec.models.plan import Plan, Visible
 
 from ...ops.rank import argmax
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..draft_model import DraftModelState
-from ._skipping import Search, Skip, kept, uniform
+from ._skipping import Search, Skip, shared_search, uniform
 
 
 @register("layerskip", stage="draft", paper="arXiv:2410.06916", exact="greedy", checked="joint")
@@ -71,19 +71,21 @@ class LayerSkip(Drafter):
 
     def start(self, context: DecodeContext) -> Skipping:
         layers = context.model.layers
-        made = Skipping(context, context.model, context.cache, skip=uniform(layers, self.ratio))
+        state = Skipping(context, context.model, context.cache, skip=uniform(layers, self.ratio))
         if self.skip == "search":
-            drawn = context.request.temperature and not context.sampler.accept.seeded
-            made.search = Search(layers, self.ratio) if drawn else kept(context.model, self.ratio, self.context)
-            made.skip = made.search.best
-        return made
+            sampling = context.request.temperature and not context.sampler.accept.seeded
+            state.search = (
+                Search(layers, self.ratio) if sampling else shared_search(context.model, self.ratio, self.context)
+            )
+            state.skip = state.search.best
+        return state
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Skipping) -> Draft:
         tries = state.improve(self.context)
         draft = state.draft(self.k, room, uniforms)
         return replace(draft, forwards=draft.forwards + tries)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Skipping) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: Skipping) -> None:
         return
 
 
@@ -94,12 +96,14 @@ class Skipping(DraftModelState):
 
     @property
     def joins(self) -> bool:
-        """A search is of the rows that it began with."""
+        """Rows cannot join during a search, which scores the rows it began with."""
         return self.search is None
 
     def improve(self, context: int) -> int:
-        """One try of the search, on the rows that have `context` generated tokens, or a half or a quarter of them, and
-        slots to feed them to; how many forwards it took."""
+        """Scores one candidate of the search and returns the number of forwards it took.
+
+        Rows need `context` generated tokens, or a half or a quarter of them, and free slots to feed them to.
+        """
         text, search = self.context.text, self.search
         if search is None:
             return 0
@@ -108,17 +112,17 @@ class Skipping(DraftModelState):
             if enough.any():
                 break
         rows = np.flatnonzero(enough)
-        given = tuple(text.row(at)[: text.prompt[at]].tobytes() for at in rows.tolist())
-        skip = search.next(given, count / context) if given else None
+        prompts = tuple(text.row(at)[: text.prompt[at]].tobytes() for at in rows.tolist())
+        skip = search.next(prompts, count / context) if prompts else None
         if skip is None:
             self.skip = search.best
             return 0
-        search.told(skip, self._match(skip, rows, count))
+        search.record(skip, self._match(skip, rows, count))
         self.skip = search.best
         return 1
 
     def _match(self, skip: Skip, rows: np.ndarray, context: int) -> float:
-        """The share of the first generated tokens of `rows` that the target without `skip` gives the most weight."""
+        """The share of the first generated tokens of `rows` that are the argmax of the target without `skip`."""
         text, device = self.context.text, self.context.text.device
         which = torch.from_numpy(rows).to(device)
         first = torch.from_numpy(text.prompt[rows] - 1).to(device)[:, None]

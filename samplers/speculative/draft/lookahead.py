@@ -1,16 +1,16 @@
-"""Iterates a window of guesses beside the text, keeps the n-grams that come of it, and drafts those that fit.
+"""Runs Jacobi iterations on a window beside the text, collects their n-grams in a pool, and drafts from the pool.
 
 Break the Sequential Dependency of LLM Inference Using Lookahead Decoding, https://arxiv.org/abs/2402.02057
 
     y[r+1, c] = argmax p(. | text, y[0, 1] .. y[0, c], y[1, c] .. y[r, c]),  r = 0 .. ngram - 2:  one more row a forward
-    key y[0, c] -> y[1, c] .. y[ngram - 1, c] enters the pool;  draft = what the pool has behind the text's last token
+    key y[0, c] -> y[1, c] .. y[ngram - 1, c] enters the pool;  draft = the pool's n-grams of the text's last token
 
-Node (r, c) is fed at the position r + c behind that token, on whose branch (r - 1, c) is its parent.
+Node (r, c) is fed at the position r + c behind that token; its parent is (r - 1, c).
 
-Deviates from the authors' code: the pool begins with the prompt's n-grams, which there is off unless asked for
-(`pool_from_prompt=false`); any batch; top-k, top-p and processors count; guesses with equal beginnings share
-their nodes; a whole guess may be accepted and the token behind it comes too (`reference=true`: one token less); the
-window has its full width while it still grows down, and ends where the text must.
+Deviates from the authors' code: the pool begins with the prompt's n-grams, which is optional there
+(`pool_from_prompt=false`); any batch size; top-k, top-p and processors apply; guesses with equal prefixes share nodes;
+a whole guess and the token behind it may be accepted (`reference=true`: one token less); the window has its full width
+while its rows still grow, and ends at the length limit.
 Exact: greedy, and distribution with an exact acceptance: every guess is a point mass.
 """
 
@@ -26,21 +26,23 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..trees import compact
 from ._history import PerRow
 from ._ngrams import Pool, trie
-from ._window import any_of
+from ._window import random_tokens
 
 
 @dataclass(slots=True)
-class Lines:
+class LookaheadState:
     """The window of each row and its pool, on the host."""
 
-    grid: np.ndarray  # [B, R, W] int64: R iterates of the places behind the text, iterate r `r + c` behind its end
-    lines: np.ndarray  # [B] how many of them the row has, up to ngram - 1
-    known: np.ndarray  # [B] the first so many columns are iterates, the others still to be made
-    nodes: np.ndarray  # [B, W] which nodes of the draft were the row's last iterate, -1 where not fed
+    grid: (
+        np.ndarray
+    )  # [B, R, W] int64: R iterates of the positions behind the text, iterate r at `r + c` behind its end
+    lines: np.ndarray  # [B] the row's number of iterates, up to ngram - 1
+    known: np.ndarray  # [B] the number of columns with iterates; the others are fresh
+    nodes: np.ndarray  # [B, W] the draft's nodes of the row's last iterate, -1 if not fed
     pools: PerRow[Pool]
 
 
@@ -64,68 +66,68 @@ class Lookahead(Drafter):
     def width(self, model: LanguageModel) -> int:
         return (self.ngram - 1) * (self.window + self.guesses)
 
-    def start(self, context: DecodeContext) -> Lines:
+    def start(self, context: DecodeContext) -> LookaheadState:
         text = context.text
         pools = PerRow(Pool(self.guesses) for _ in range(len(text)))
         if self.pool_from_prompt:
             for at, pool in enumerate(pools.rows):
                 pool.learn(text.row(at), self.ngram)
         grid = np.zeros((len(text), 1, self.window), dtype=np.int64)
-        return Lines(grid, np.ones_like(text.length), np.zeros_like(text.length), grid[:, 0], pools)
+        return LookaheadState(grid, np.ones_like(text.length), np.zeros_like(text.length), grid[:, 0], pools)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Lines) -> Draft:
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: LookaheadState) -> Draft:
         self._top_up(context, uniforms, state)
         text, grid = context.text, state.grid
-        # A row without room takes one more token, whatever is fed. Another feeds what it can still commit.
+        # A row without room feeds node 0 only, others as deep as they can still commit.
         deep = np.where(room > 0, room + 1, 0)[:, None]
         line, column = (axis.reshape(-1) for axis in np.indices(grid.shape[1:]))
         above = np.where(line > 0, np.arange(line.size) - self.window, column - 1)
-        tokens, parents, depths, kept = self._guessed(state, room, grid.shape[1] * self.window)
+        tokens, parents, depths, real = self._guessed(state, room, grid.shape[1] * self.window)
         window = (line + column <= deep) & (line < state.lines[:, None])
-        placed = np.where(window, window.cumsum(1) - 1, -1).reshape(grid.shape)
-        state.nodes = placed[np.arange(len(grid)), state.lines - 1]
+        node_index = np.where(window, window.cumsum(1) - 1, -1).reshape(grid.shape)
+        state.nodes = node_index[np.arange(len(grid)), state.lines - 1]
         device = text.device
 
-        def joined(own: np.ndarray, guessed: np.ndarray) -> torch.Tensor:
+        def concatenated(own: np.ndarray, guessed: np.ndarray) -> torch.Tensor:
             wide = np.broadcast_to(own, (len(grid), line.size))
             return torch.from_numpy(np.concatenate((wide, guessed), 1)).to(device)
 
         tree = compact(
-            joined(grid.reshape(len(grid), -1), tokens),
-            joined(above, parents),
-            joined(line + column, depths),
-            joined(window, kept),
+            concatenated(grid.reshape(len(grid), -1), tokens),
+            concatenated(above, parents),
+            concatenated(line + column, depths),
+            concatenated(window, real),
         )
         drafted = torch.arange(tree[0].shape[1], device=device) >= torch.from_numpy(window.sum(1)).to(device)[:, None]
         levels = int(depths.max(initial=0))
         return Draft(tree[0], tree[3], text.length - 1, tree[1], tree[2], levels=levels, verify=drafted)
 
-    def _top_up(self, context: DecodeContext, uniforms: Uniforms, state: Lines) -> None:
-        """New tokens where the window has none, and the text's last one in its corner."""
+    def _top_up(self, context: DecodeContext, uniforms: Uniforms, state: LookaheadState) -> None:
+        """Fills the window with fresh tokens, and its corner with the text's last token."""
         text, grid = context.text, state.grid
-        places = np.arange(grid[0].size) + text.length[:, None]
-        drawn = any_of(self.init, torch.from_numpy(places).to(text.device), context, uniforms).cpu().numpy()
+        positions = np.arange(grid[0].size) + text.length[:, None]
+        random = random_tokens(self.init, torch.from_numpy(positions).to(text.device), context, uniforms).cpu().numpy()
         old = np.arange(self.window) < state.known[:, None]
-        state.grid = np.where(old[:, None], grid, drawn.reshape(grid.shape))
+        state.grid = np.where(old[:, None], grid, random.reshape(grid.shape))
         state.grid[:, 0, 0] = text.host[np.arange(len(text)), text.length - 1]
 
-    def _guessed(self, state: Lines, room: np.ndarray, first: int) -> tuple[np.ndarray, ...]:
-        """Tokens, parents, depths and which there are, all [B, G]: the pool's guesses as trees below node 0."""
+    def _guessed(self, state: LookaheadState, room: np.ndarray, first: int) -> tuple[np.ndarray, ...]:
+        """Tokens, parents, depths and validity, all [B, G]: the pool's guesses as trees below node 0."""
         most = self.ngram - 2 if self.reference else self.ngram - 1
         corner = state.grid[:, 0, 0].tolist()
         rows = [
-            trie((guess[: min(most, deep)] for guess in pool.behind(last)), first)
+            trie((guess[: min(most, deep)] for guess in pool.continuations(last)), first)
             for pool, last, deep in zip(state.pools.rows, corner, room.tolist(), strict=True)
         ]
         size = max(map(len, rows))
-        made = np.zeros((4, len(rows), size), dtype=np.int64)
+        packed = np.zeros((4, len(rows), size), dtype=np.int64)
         for at, nodes in enumerate(rows):
             if nodes:
-                made[:3, at, : len(nodes)] = np.array(nodes).T
-                made[3, at, : len(nodes)] = 1
-        return made[0], made[1], made[2], made[3].astype(bool)
+                packed[:3, at, : len(nodes)] = np.array(nodes).T
+                packed[3, at, : len(nodes)] = 1
+        return packed[0], packed[1], packed[2], packed[3].astype(bool)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: Lines) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: LookaheadState) -> None:
         if outcome.draft.parents is None:  # the prompt's round
             return
         rows, nodes = np.arange(len(state.nodes)), state.nodes
@@ -136,7 +138,7 @@ class Lookahead(Drafter):
             for key, *following in grown[at].T[nodes[at] >= 0].tolist():
                 state.pools.rows[at].add(key, tuple(following))
         grown[full, :-1] = grown[full, 1:]
-        shift = outcome.gained - full  # one line up is one place further already
+        shift = outcome.gained - full  # the dropped row already shifts by one position
         state.lines = state.lines + ~full
         grown = grown[:, : state.lines.max()]
         if self.pool_from_prompt:

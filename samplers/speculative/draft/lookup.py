@@ -1,17 +1,16 @@
-"""Drafts what followed the text's last few tokens where they stood before.
+"""Drafts what followed an earlier occurrence of the text's last tokens.
 
 Prompt Lookup Decoding, https://github.com/apoorvumang/prompt-lookup-decoding
 Inference with Reference, https://arxiv.org/abs/2304.04487
 
-    for m = max_ngram .. 1:  the last m tokens stood before at s  =>  draft = text[s + m : s + m + k]
+    for m = max_ngram .. 1:  the last m tokens occurred before at s  =>  draft = text[s + m : s + m + k]
 
-`context=grid` is for pictures: the next cell is likened to earlier ones with the same cells to the left and above, and
-the draft is what stands from there on, row by row. A missing neighbour is like another missing one.
+`context=grid` is for images: the draft is copied, in raster order, from an earlier position with the same image tokens
+to the left and above. Missing neighbours count as equal.
 
-Deviates from the authors' code: `prefer` says which of several places is taken, where both public versions take the
-first. A place so near the end that fewer than k tokens follow is taken too, and the draft goes on as a period of the
-text does; `prefer=first` restores the published choice, which ends with the text. An index of runs grows with the
-text, where the published code searches all of it in each round.
+Deviates from the authors' code: `prefer` chooses among several occurrences, while both public versions take the first.
+If fewer than k tokens follow, the draft continues periodically; `prefer=first` restores the published choice, which
+ends with the text. An index of n-grams grows with the text; the published code searches the whole text each round.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
 """
 
@@ -26,11 +25,11 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ._grid import columns
-from ._history import Cells, Grams, PerRow, Reach, chain, repeated
+from ._history import GridIndex, NGramIndex, PerRow, SuffixIndex, chain, repeated
 
-Index = Grams | Reach | Cells
+Index = NGramIndex | SuffixIndex | GridIndex
 
 
 @register("lookup", stage="draft", paper="arXiv:2304.04487", exact="greedy", checked="reference joint")
@@ -39,10 +38,10 @@ class Lookup(Drafter):
     tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}  # by `pardec tune`
 
     k: Annotated[int, "tokens drafted"] = 10
-    max_ngram: Annotated[int, "longest match looked for; without meaning for prefer=longest"] = 3
-    prefer: Annotated[Literal["first", "last", "longest"], "longest: whose match reaches back furthest"] = "last"
+    max_ngram: Annotated[int, "longest match that is searched; not used with prefer=longest"] = 3
+    prefer: Annotated[Literal["first", "last", "longest"], "longest: the one with the longest match"] = "last"
     context: Annotated[
-        Literal["line", "grid"], "what has to match: the last tokens, or the cells to the left and above"
+        Literal["line", "grid"], "what has to match: the last tokens, or the image tokens to the left and above"
     ] = "line"
 
     def __post_init__(self) -> None:
@@ -65,32 +64,32 @@ class Lookup(Drafter):
         return PerRow(self.index(int(prompt), wide) for prompt in context.text.prompt)
 
     def index(self, prompt: int = 0, columns: int = 0) -> Index:
-        """What is remembered of one row; of pictures, whose cells begin behind the prompt."""
+        """The index of one row's text; `columns` of an image, which begins behind the prompt."""
         if columns:
-            return Cells(prompt, columns, first=self.prefer == "first")
+            return GridIndex(prompt, columns, first=self.prefer == "first")
         if self.prefer == "longest":
-            return Reach()
-        return Grams(range(1, self.max_ngram + 1), first=self.prefer == "first")
+            return SuffixIndex()
+        return NGramIndex(range(1, self.max_ngram + 1), first=self.prefer == "first")
 
     def _columns(self, model: LanguageModel) -> int:
-        """Of a picture; 0 where the text is a line."""
+        """Of an image; 0 for text."""
         return columns(model, "lookup: context=grid", "leave context out") if self.context == "grid" else 0
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: PerRow[Index]) -> Draft:
         text = context.text
-        return chain(text, self.k, room, lambda at, budget: self.found(text.row(at), state.rows[at], budget))
+        return chain(text, self.k, room, lambda at, budget: self.guess(text.row(at), state.rows[at], budget))
 
-    def found(self, tokens: np.ndarray, index: Index, count: int) -> np.ndarray:
-        """What followed the longest suffix of `tokens` [L], or the neighbours, that stood before; up to `count` tokens.
+    def guess(self, tokens: np.ndarray, index: Index, count: int) -> np.ndarray:
+        """Up to `count` tokens that followed the longest matching suffix of `tokens` [L], or the matching neighbours.
 
-        `index` is brought up to date; it has seen no other text.
+        `index` is extended to `tokens`; it must have been used for this text only.
         """
-        known = index.length if isinstance(index, Reach) else len(index.text)
+        known = index.length if isinstance(index, SuffixIndex) else len(index.text)
         index.grow(tokens[known:].tolist())
-        place = index.behind()
-        if place is None:
+        start_at = index.match()
+        if start_at is None:
             return tokens[:0]
-        return tokens[place : place + count] if self.prefer == "first" else repeated(tokens, place, count)
+        return tokens[start_at : start_at + count] if self.prefer == "first" else repeated(tokens, start_at, count)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: PerRow[Index]) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: PerRow[Index]) -> None:
         return

@@ -1,12 +1,12 @@
-"""Drafts with a second, smaller checkpoint that runs ahead of the target on a cache of its own.
+"""Drafts with a second, smaller checkpoint that has its own KV cache.
 
 Fast Inference from Transformers via Speculative Decoding, https://arxiv.org/abs/2211.17192
 Accelerating Large Language Model Decoding with Speculative Sampling, https://arxiv.org/abs/2302.01318
 
-    x_i ~ q(. | text, x_1 .. x_(i-1)),  i = 1 .. k,  q processed as the target's law is
+    x_i ~ q(. | text, x_1 .. x_(i-1)),  i = 1 .. k,  q processed like the target's distribution
 
-Deviates from the papers: rows of any lengths in a batch, drafts of any shape. K/V of accepted tokens are gathered, and
-tokens accepted but never fed, as the last one of a chain, are fed with the next round's first.
+Deviates from the papers: rows of any lengths in a batch, drafts of any shape. Accepted tokens that the drafter was
+never fed, such as the last one of a chain, are fed with the next round's first token.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -23,7 +23,7 @@ from pardec.models.model import LanguageModel
 from ...conditioning import dressed
 from ...registry import register
 from ...spec import ModelName
-from ..contracts import DecodeContext, Draft, Drafter, Outcome, SpeculativeSampler, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
 
 
@@ -56,7 +56,7 @@ class Model(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
-        """Parameters of the drafter over those of the target: reading them is most of what a forward costs."""
+        """Parameters of the drafter over those of the target: reading them is most of a forward's cost."""
         return None if draft_model is None else draft_model.parameters / target.parameters
 
     def start(self, context: DecodeContext) -> DraftModelState:
@@ -72,8 +72,8 @@ class Model(Drafter):
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: DraftModelState) -> Draft:
         return state.draft(self.k, room, uniforms)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: DraftModelState) -> None:
-        state.settle(outcome)
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: DraftModelState) -> None:
+        state.compact_cache(outcome)
 
 
 def check_pair(drafter: LanguageModel, target: LanguageModel) -> None:

@@ -1,15 +1,15 @@
-"""Drafts a tree of the tokens that last seemed likeliest behind each token, which every forward says for nothing.
+"""Drafts a tree of the tokens that were last predicted to follow each token; forwards yield them at no extra cost.
 
 Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling,
 https://arxiv.org/abs/2408.08696
 
-    tree:    child r of a node x holds M[x, r]
-    update:  M[x] <- the k likeliest tokens behind x, for every node x fed, accepted or not; the last of equal ones
+    tree:    child r of a node x is M[x, r]
+    update:  M[x] <- the k most likely tokens behind x, for every node x fed, accepted or not; the last of equal x
 
-Deviates from the authors' code: a token that was never fed has no candidates, where the published matrix holds token 0
-for it, so the first trees are small; every round updates, the last included, and the prompt's forward too
-(`prefill=false` leaves it out); each row has a matrix of its own and forgets it with the request. `keep=true` has one
-matrix for all rows and requests that this sampler decodes with a model.
+Deviates from the authors' code: a token that was never fed has no candidates (there it has token 0), so the first trees
+are small; every round updates the matrix, including the last one and the prompt's forward (`prefill=false` omits the
+latter); each row has a matrix of its own for one request. With `keep=true` all rows and requests that this sampler
+object decodes with a model share one matrix.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
 """
 
@@ -27,11 +27,11 @@ from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..trees import Template, compact, ranked
 from ._matrix import Matrix
 
-_LOGITS = 1 << 24  # of the prompt's laws, so many numbers are made at a time
+_LOGITS = 1 << 24  # logits of the prompt computed at a time
 
 
 @register("recycling", stage="draft", paper="arXiv:2408.08696", exact="greedy", checked="reference joint")
@@ -40,9 +40,9 @@ class Recycling(Drafter):
     k: Annotated[int, "candidates remembered for each token"] = 8
     tree: Annotated[str, "nodes at each depth"] = "8-21-25-15-8-3"
     prefill: Annotated[bool, "the prompt's forward fills the matrix too"] = True
-    keep: Annotated[
-        bool, "the sampler object keeps one matrix for all rows and requests; drafts then depend on them"
-    ] = False
+    keep: Annotated[bool, "one matrix for all rows and requests of the sampler object; drafts then depend on them"] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -53,12 +53,12 @@ class Recycling(Drafter):
         for count in self._counts:
             if not 1 <= count <= above * self.k:
                 raise SpecError(
-                    f"recycling: tree={self.tree} has {count} nodes below {above}, and a node has up to k={self.k}",
+                    f"recycling: tree={self.tree} has {count} nodes below {above}, but a node has at most k={self.k}",
                     hint="tree=8-21-25 has 8 nodes at depth 1, 21 at depth 2, 25 at depth 3",
                 )
             above = count
-        # Not a field: what is remembered says nothing of what the sampler is.
-        object.__setattr__(self, "_kept", WeakKeyDictionary[Any, Matrix]())
+        # Not a field: the matrices are no part of the sampler's identity.
+        object.__setattr__(self, "_matrices", WeakKeyDictionary[Any, Matrix]())
 
     @property
     def _counts(self) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class Recycling(Drafter):
             return tuple(map(int, self.tree.split("-")))
         except ValueError:
             raise SpecError(
-                f"recycling: tree is a number of nodes for each depth, joined by '-', got {self.tree!r}",
+                f"recycling: tree lists the number of nodes of each depth, joined by '-', got {self.tree!r}",
                 hint="tree=8-21-25 has 8 nodes at depth 1, 21 at depth 2, 25 at depth 3",
             ) from None
 
@@ -81,13 +81,13 @@ class Recycling(Drafter):
         if context.request.temperature and not context.sampler.accept.seeded:
             raise SpecError(
                 "recycling: with keep=true a sampled text would depend on the requests before it",
-                hint="accept with match:noise=seeded, whose draws do not depend on the drafts, or leave keep out",
+                hint="accept with match:noise=seeded, whose samples do not depend on the drafts, or leave keep out",
             )
-        kept: WeakKeyDictionary[Any, Matrix] = vars(self)["_kept"]
+        matrices: WeakKeyDictionary[Any, Matrix] = vars(self)["_matrices"]
         stack = context.model.decoder
-        if stack not in kept or kept[stack].table.device != text.device:
-            kept[stack] = Matrix(None, vocab, self.k, text.device)
-        return _Recycled(kept[stack], tree)
+        if stack not in matrices or matrices[stack].table.device != text.device:
+            matrices[stack] = Matrix(None, vocab, self.k, text.device)
+        return _Recycled(matrices[stack], tree)
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: _Recycled) -> Draft:
         text, tree, matrix = context.text, state.tree, state.matrix
@@ -96,8 +96,8 @@ class Recycling(Drafter):
         for level in tree.levels:
             tokens[:, level] = matrix.read(tokens[:, tree.parents[level]], tree.ranks[level])
         deep = torch.from_numpy(room).to(text.device)[:, None]
-        kept = (tokens >= 0) & (tree.depths <= deep.clamp(min=0))
-        tokens, parents, depths, sizes = compact(tokens, tree.parents, tree.depths, kept)
+        real = (tokens >= 0) & (tree.depths <= deep.clamp(min=0))
+        tokens, parents, depths, sizes = compact(tokens, tree.parents, tree.depths, real)
         return Draft(
             tokens.clamp(min=0),
             sizes,
@@ -107,7 +107,7 @@ class Recycling(Drafter):
             levels=min(len(tree.levels), tokens.shape[1] - 1),
         )
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: _Recycled) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: _Recycled) -> None:
         draft = outcome.draft
         batch, width = draft.tokens.shape
         device = draft.tokens.device
@@ -126,15 +126,15 @@ class Recycling(Drafter):
         tokens, lengths = text.tokens[which], torch.from_numpy(text.length[rows]).to(device)[:, None]
         step = max(1, _LOGITS // (len(rows) * context.model.vocab_size))
         for start in range(0, width, step):
-            places = torch.arange(start, min(start + step, width), device=device).expand(len(rows), -1)
-            real = places < lengths
-            distributions = hidden.logits(torch.where(real, places, -1))
-            state.matrix.write(which, tokens[:, start : start + step][:, : places.shape[1]], distributions, real)
+            positions = torch.arange(start, min(start + step, width), device=device).expand(len(rows), -1)
+            real = positions < lengths
+            distributions = hidden.logits(torch.where(real, positions, -1))
+            state.matrix.write(which, tokens[:, start : start + step][:, : positions.shape[1]], distributions, real)
 
 
 @dataclass(frozen=True)
 class _Recycled:
-    """What one request remembers; the tree is for all rows."""
+    """The state of one request; the tree is shared by all rows."""
 
     matrix: Matrix
     tree: Template

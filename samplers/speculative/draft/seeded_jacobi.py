@@ -1,12 +1,12 @@
-"""Jacobi iterations under sampling: a fixed noise at each position makes of every draw a function of what is before it.
+"""Jacobi iterations under sampling: with fixed noise at each position a sample is a function of the tokens before it.
 
 Accelerating Feedforward Computation via Parallel Nonlinear Equation Solving, https://arxiv.org/abs/2002.03629
 Accelerating Transformer Inference for Translation via Parallel Decoding, https://arxiv.org/abs/2305.10427
 
     y_i <- argmax (log p(. | text, y_1 .. y_(i-1)) + G_i),  G_i Gumbel noise of position i, the same in every round
 
-The fixed point is the one text that sequential sampling with this noise gives, so that it is drawn from the target's
-law. It is `jacobi` with the acceptance `match:noise=seeded`, which it brings along.
+The fixed point is the text that sequential sampling with this noise gives, which is a sample of the target's
+distribution. It is `jacobi` with the acceptance `match:noise=seeded` as its default.
 
 Deviates from the papers, which iterate greedily. At temperature 0 it is `jacobi`.
 Exact: greedy and distribution, unless a block may be left early.
@@ -33,6 +33,6 @@ class SeededJacobi(JacobiWindow):
     def check(self, sampler: SpeculativeSampler) -> None:
         if not sampler.accept.seeded:
             raise SpecError(
-                f"seeded_jacobi converges on seeded draws only, and {sampler.spec} has others",
+                f"seeded_jacobi converges only with seeded samples, and {sampler.spec} has others",
                 hint=f"leave the acceptance out, which is {self.default_acceptance}, or draft with jacobi",
             )

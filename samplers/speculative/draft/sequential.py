@@ -2,7 +2,7 @@
 
 Attention Is All You Need, https://arxiv.org/abs/1706.03762 (autoregressive decoding)
 
-    draft = nothing; the forward over the last token says the next one
+    draft = nothing; the forward over the last token yields the next one
 
 Exact: greedy and distribution, by definition.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 
 
 @register("sequential", stage="draft", paper="arXiv:1706.03762", exact="greedy", checked="golden/llamagen reference")
@@ -28,5 +28,5 @@ class Sequential(Drafter):
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: None) -> Draft:
         return Draft.none(context.text)
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: None) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: None) -> None:
         return

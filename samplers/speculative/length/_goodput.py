@@ -1,4 +1,4 @@
-"""Tokens per unit of time: what a round of given lengths yields and costs, and the lengths that make most of it."""
+"""Tokens per unit of time of a round with given lengths, and the lengths that maximise it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class Costs:
 
     @staticmethod
     def fitted(rounds: Sequence[Round]) -> Costs:
-        """By least squares over measured rounds; what cannot be told apart shares, and no cost is negative."""
-        seen = np.array(rounds, dtype=float)
-        features = np.column_stack((np.ones(len(seen)), seen[:, :3]))
+        """Least squares over measured rounds; collinear costs are shared, and no cost is negative."""
+        table = np.array(rounds, dtype=float)
+        features = np.column_stack((np.ones(len(table)), table[:, :3]))
         scale = np.abs(features).max(0)
         scale[scale == 0] = 1
-        found = np.linalg.lstsq(features / scale, seen[:, 3], rcond=1e-6)[0] / scale
-        return Costs(*found.clip(min=0).tolist())
+        costs = np.linalg.lstsq(features / scale, table[:, 3], rcond=1e-6)[0] / scale
+        return Costs(*costs.clip(min=0).tolist())
 
 
-def lengths(uniform: np.ndarray, most: int, costs: Costs, context: float) -> np.ndarray:
-    """[B] int64: tokens to draft for each row, at most `most`, so that the round's tokens per time are the most.
+def lengths(acceptance: np.ndarray, most: int, costs: Costs, context: float) -> np.ndarray:
+    """[B] int64: tokens to draft for each row, at most `most`, that maximise the round's tokens per unit of time.
 
-    Token j of row b adds chance[b] ** j tokens and one position to feed; the longest row says how often the drafter
-    runs. For each number of drafter forwards the best choice is a prefix of all tokens by what they add.
+    Token j of row b adds acceptance[b] ** j expected tokens and one position to feed; the longest row determines the
+    number of drafter forwards. For each such number the best choice is a prefix of all tokens sorted by what they add.
     """
-    rows = len(uniform)
+    rows = len(acceptance)
     idle = costs.fixed + costs.token * rows + costs.context * context
     best, chosen = rows / max(idle, 1e-12), np.zeros(rows, dtype=np.int64)
-    gains = uniform[:, None] ** np.arange(1, most + 1)
+    gains = acceptance[:, None] ** np.arange(1, most + 1)
     for deep in range(1, most + 1):
         gain = gains[:, :deep].ravel()
         order = np.argsort(-gain, kind="stable")

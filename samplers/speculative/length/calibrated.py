@@ -1,12 +1,12 @@
-"""Leaves off as soon as some drafted token is likely enough to be rejected, by what became of tokens as sure as it.
+"""Stops once a rejection among the drafted tokens is likely enough, by the acceptance of tokens of equal confidence.
 
 SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths, https://arxiv.org/abs/2405.19715
 
     stop behind token i  iff  1 - a_1 a_2 .. a_i > h
     a_j = (prior m + accepted) / (prior + tried)  of the bucket of max q_j, m its middle; counts fade by `decay` a round
 
-Deviates from the paper: no trained head; acceptance is counted while decoding, in each row for itself. Only tokens up
-to the first rejection say anything, so nothing behind it is counted. On a tree it is a level that is accepted or not.
+Deviates from the paper: no trained head; acceptance is counted while decoding, for each row. Tokens behind the first
+rejection are not counted. On a tree whole levels are counted.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -22,13 +22,13 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ..contracts import DecodeContext, Length, Outcome
+from ..contracts import DecodeContext, Length, RoundResult
 from ._rounds import levels
 
 
 @dataclass
 class _Counts:
-    tried: np.ndarray  # [B, buckets]
+    tested: np.ndarray  # [B, buckets]
     accepted: np.ndarray  # [B, buckets]
     bucket: np.ndarray  # [B, steps] of this round's tokens
     whole: np.ndarray  # [B] probability that all of this round's tokens are accepted
@@ -40,7 +40,7 @@ class Calibrated(Length):
     h: Annotated[float, "probability of a rejection at which to stop"] = 0.7
     buckets: Annotated[int, "of equal width, over max q"] = 32
     prior: Annotated[float, "tokens that the middle of a bucket counts as"] = 2.0
-    decay: Annotated[float, "what is left of a count after a round"] = 0.99
+    decay: Annotated[float, "factor of a count for each round"] = 0.99
 
     def __post_init__(self) -> None:
         for name, value in (("h", self.h), ("decay", self.decay)):
@@ -62,23 +62,23 @@ class Calibrated(Length):
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: _Counts) -> Tensor:
         bucket = (confidence.cpu().numpy() * self.buckets).astype(np.int64).clip(0, self.buckets - 1)
         state.bucket = np.column_stack((state.bucket, bucket))
-        state.whole = state.whole * self.uniform(state, bucket)
+        state.whole = state.whole * self.acceptance(state, bucket)
         return torch.from_numpy(1 - state.whole > self.h)
 
-    def uniform(self, state: _Counts, bucket: np.ndarray) -> np.ndarray:
-        """[B] how likely a token of each row's `bucket` [B] is to be accepted."""
+    def acceptance(self, state: _Counts, bucket: np.ndarray) -> np.ndarray:
+        """[B] the acceptance probability of a token of each row's `bucket` [B]."""
         row = np.arange(len(bucket))
         middle = (bucket + 0.5) / self.buckets
-        found: np.ndarray = (self.prior * middle + state.accepted[row, bucket]) / (
-            self.prior + state.tried[row, bucket]
+        rate: np.ndarray = (self.prior * middle + state.accepted[row, bucket]) / (
+            self.prior + state.tested[row, bucket]
         )
-        return found
+        return rate
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: _Counts) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: _Counts) -> None:
         accepted, drafted = levels(outcome)
         step = np.arange(state.bucket.shape[1])
         known = (step < drafted[:, None]) & (step <= accepted[:, None])
         row, column = np.nonzero(known)
-        state.tried, state.accepted = state.tried * self.decay, state.accepted * self.decay
-        np.add.at(state.tried, (row, state.bucket[row, column]), 1)
+        state.tested, state.accepted = state.tested * self.decay, state.accepted * self.decay
+        np.add.at(state.tested, (row, state.bucket[row, column]), 1)
         np.add.at(state.accepted, (row, state.bucket[row, column]), column < accepted[row])

@@ -1,10 +1,10 @@
-"""Hands over to the target as soon as the drafter is unsure of the next token, which is left to the target.
+"""Ends a draft before a token of which the drafter is unsure, and leaves that token to the target.
 
 Speculative Decoding with Big Little Decoder, https://arxiv.org/abs/2302.07863 (its fallback policy)
 
     the draft ends before token i  iff  max q_i < below
 
-Its rollback policy is the acceptance `bild`; with an exact acceptance only the fallback of the paper is left.
+Its rollback policy is the acceptance `bild`; with an exact acceptance only the paper's fallback policy remains.
 
 Deviates from the paper: a draft has at most the drafter's k tokens.
 Exact: greedy and distribution, with an exact acceptance.
@@ -21,7 +21,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ..contracts import DecodeContext, Length, Outcome
+from ..contracts import DecodeContext, Length, RoundResult
 
 
 @register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy", checked="joint")
@@ -41,5 +41,5 @@ class Fallback(Length):
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: None) -> Tensor:
         return confidence < self.below
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: None) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: None) -> None:
         return

@@ -1,4 +1,4 @@
-"""Drafts as many tokens in each row as make the whole batch's tokens per second the most; none under load.
+"""Chooses each row's number of drafted tokens to maximise the batch's tokens per second; none under high load.
 
 Optimizing Speculative Decoding for Serving Large Language Models Using Goodput, https://arxiv.org/abs/2406.14066
 
@@ -6,12 +6,13 @@ Optimizing Speculative Decoding for Serving Large Language Models Using Goodput,
     T = 1 + c max_b k_b + token sum_b (k_b + 1) + context L
     a_b = acceptance of row b so far, counts fading by `decay` a round;  L tokens of context
 
-Costs are in forwards of the target over nothing. With `measured` they are fitted by least squares to the request's own
-rounds instead; then the clock, and always the other rows, decide how much is drafted: on sampled tokens, not their law.
+Costs are relative to an empty forward of the target. With `measured` they are fitted by least squares to the timed
+rounds of the request. The number of drafted tokens then depends on measured times, and always on the other rows; this
+affects the sampled tokens, but not their distribution.
 
-Deviates from the paper: each row has its own k, the best there are together. Counts fade while nothing is drafted, so
-that drafting is tried again.
-Exact: greedy and distribution, with an exact acceptance. What a row draws with a temperature depends on its batch.
+Deviates from the paper: each row has its own k, chosen jointly. Counts fade while nothing is drafted, so that drafting
+is tried again.
+Exact: greedy and distribution, with an exact acceptance. Sampled tokens depend on the batch.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ..contracts import DecodeContext, Length, Outcome
+from ..contracts import DecodeContext, Length, RoundResult
 from ._goodput import Costs, Round, lengths
 from ._rounds import levels
 
 _WEIGHT = 2.0  # tested tokens that the prior counts as
-_TRIED = 6  # rounds of different lengths before measured costs are believed
+_TRIED = 6  # rounds of different lengths before measured costs are used
 _RECENT = 64  # rounds that the costs are fitted to
 
 
@@ -39,7 +40,7 @@ _RECENT = 64  # rounds that the costs are fitted to
 class _Memory:
     tested: np.ndarray  # [B]
     accepted: np.ndarray  # [B]
-    begun: float | None = None  # seconds
+    started: float | None = None  # seconds
     rounds: list[Round] = field(default_factory=list)
 
 
@@ -52,7 +53,7 @@ class Goodput(Length):
     token: Annotated[float, "cost of each position fed to the target"] = 0.005
     context: Annotated[float, "cost of each token of context, over all rows"] = 0.0
     prior: Annotated[float, "acceptance that is assumed at first"] = 0.7
-    decay: Annotated[float, "what is left of a count after a round"] = 0.95
+    decay: Annotated[float, "factor of a count for each round"] = 0.95
     measured: Annotated[bool, "fit the costs to the clock"] = False
 
     def __post_init__(self) -> None:
@@ -70,22 +71,22 @@ class Goodput(Length):
     def budget(self, most: int, context: DecodeContext, state: _Memory) -> np.ndarray:
         rows, costs = len(context.text), Costs(1, self.c, self.token, self.context)
         if self.measured:
-            state.begun = time.perf_counter()
-            if (tried := len(state.rounds)) < _TRIED:
-                return np.full(rows, (most, 0, (most + 1) // 2)[tried % 3])
+            state.started = time.perf_counter()
+            if (count := len(state.rounds)) < _TRIED:
+                return np.full(rows, (most, 0, (most + 1) // 2)[count % 3])
             costs = Costs.fitted(state.rounds[-_RECENT:])
-        uniform = (_WEIGHT * self.prior + state.accepted) / (_WEIGHT + state.tested)
-        return lengths(uniform, most, costs, float(context.text.length.sum()))
+        acceptance = (_WEIGHT * self.prior + state.accepted) / (_WEIGHT + state.tested)
+        return lengths(acceptance, most, costs, float(context.text.length.sum()))
 
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: _Memory) -> None:
         return None
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: _Memory) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: _Memory) -> None:
         accepted, drafted = levels(outcome)
         state.tested = state.tested * self.decay + np.minimum(accepted + 1, drafted)
         state.accepted = state.accepted * self.decay + accepted
-        if state.begun is not None:
-            seconds, draft = time.perf_counter() - state.begun, outcome.draft
+        if state.started is not None:
+            seconds, draft = time.perf_counter() - state.started, outcome.draft
             fed = float(draft.sizes.sum())
             state.rounds.append((float(draft.forwards), fed, float(outcome.before.sum()), seconds))
-            state.begun = None
+            state.started = None

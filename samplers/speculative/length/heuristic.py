@@ -20,7 +20,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ..contracts import DecodeContext, Length, Outcome
+from ..contracts import DecodeContext, Length, RoundResult
 from ._rounds import levels
 
 
@@ -51,7 +51,7 @@ class Heuristic(Length):
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: _Wanted) -> None:
         return None
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: _Wanted) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: _Wanted) -> None:
         accepted, drafted = levels(outcome)
         step = np.where(accepted == drafted, self.more, -self.less)
         state.k = np.maximum(1, state.k + np.where(drafted > 0, step, 0))

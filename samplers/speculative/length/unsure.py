@@ -1,10 +1,10 @@
-"""Leaves off behind the first token that the drafter is unsure of.
+"""Stops after the first token of which the drafter is unsure.
 
 Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting, https://arxiv.org/abs/2404.18911
 
     stop behind token i  iff  max q_i < tau
 
-Deviates from the authors' code: q is processed as the target's law is, temperature and filters included.
+Deviates from the authors' code: q is processed like the target's distribution, temperature and filters included.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ..contracts import DecodeContext, Length, Outcome
+from ..contracts import DecodeContext, Length, RoundResult
 
 
 @register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
@@ -37,5 +37,5 @@ class Unsure(Length):
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: None) -> Tensor:
         return confidence < self.tau
 
-    def observe(self, outcome: Outcome, context: DecodeContext, state: None) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: None) -> None:
         return

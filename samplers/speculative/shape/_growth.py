@@ -1,4 +1,4 @@
-"""What the shapes share: a tree that grows level by level, and where a length controller leaves off."""
+"""Shared by the shapes: a tree that grows level by level, and the stopping by a length controller."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..sequences import Sequences
 class Tree:
     """The nodes grown so far, with a value each; node 0 is the row's last committed token.
 
-    Every level is added behind the ones above, siblings in their order, so any choice of nodes that holds the parents
-    of each stays in topological order.
+    Every level is added behind the ones above, siblings in order, so any choice of nodes that includes their parents
+    is in topological order.
     """
 
     def __init__(self, text: Sequences) -> None:
@@ -22,11 +22,11 @@ class Tree:
         self.tokens = text.last[:, None]  # [B, M]
         self.parents = torch.full_like(self.tokens, -1)
         self.depths = torch.zeros_like(self.tokens)
-        self.values = torch.ones_like(self.tokens, dtype=torch.float64)  # what nodes are chosen by; 0 is no node
+        self.values = torch.ones_like(self.tokens, dtype=torch.float64)  # nodes are chosen by value; 0 is no node
         self.levels = 0
 
     def draft(self) -> Draft:
-        """All nodes, for the voice to hear."""
+        """All nodes, for the drafting model."""
         base = self.text.length - 1
         if self.tokens.shape[1] == 1:
             return Draft.none(self.text)
@@ -50,15 +50,15 @@ class Tree:
         chosen[:, 0] = True
         return chosen
 
-    def cut(self, kept: Tensor, draft_model: DraftModel) -> tuple[Draft, Tensor]:
-        """The draft of the nodes `kept` [B, M] bool, and which of the old ones they are, [B, T]."""
-        sizes = kept.sum(1).cpu().numpy()
-        nodes = packed(kept, int(sizes.max())).clamp(min=0)
+    def cut(self, chosen: Tensor, draft_model: DraftModel) -> tuple[Draft, Tensor]:
+        """The draft of the `chosen` nodes [B, M] bool, and their indices in the tree, [B, T]."""
+        sizes = chosen.sum(1).cpu().numpy()
+        nodes = packed(chosen, int(sizes.max())).clamp(min=0)
         draft_model.prune(nodes)
-        renamed = kept.long().cumsum(1) - 1
+        new_index = chosen.long().cumsum(1) - 1
         parents = self.parents.gather(1, nodes)
-        parents = torch.where(parents < 0, -1, renamed.gather(1, parents.clamp(min=0)))
-        padding = torch.arange(nodes.shape[1], device=nodes.device) >= kept.sum(1, keepdim=True)
+        parents = torch.where(parents < 0, -1, new_index.gather(1, parents.clamp(min=0)))
+        padding = torch.arange(nodes.shape[1], device=nodes.device) >= chosen.sum(1, keepdim=True)
         tokens, depths = self.tokens.gather(1, nodes), self.depths.gather(1, nodes)
         base = self.text.length - 1
         return Draft(tokens, sizes, base, parents.masked_fill(padding, 0), depths, self.levels), nodes
@@ -70,8 +70,8 @@ def packed(chosen: Tensor, width: int) -> Tensor:
     return torch.where(chosen.gather(1, order), order, -1)
 
 
-def left_off(context: DecodeContext, logits: Tensor, nodes: Tensor, step: int) -> np.ndarray | None:
-    """[B] bool: the rows that leave off behind the level `step`, from 0, about to be drawn; None where all go on.
+def stopped_rows(context: DecodeContext, logits: Tensor, nodes: Tensor, step: int) -> np.ndarray | None:
+    """[B] bool: the rows that stop after level `step`, from 0, which is about to be drafted; None if none stops.
 
     Args:
         logits: [B, K, V] processed, behind `nodes` [B, K].
@@ -84,6 +84,6 @@ def left_off(context: DecodeContext, logits: Tensor, nodes: Tensor, step: int) -
     return None if stop is None else stop.cpu().numpy()
 
 
-def drops(context: DecodeContext) -> bool:
-    """Whether the token that made the controller stop is left out."""
+def drops_last(context: DecodeContext) -> bool:
+    """Whether the token at which the controller stops is not drafted."""
     return context.sampler.length is not None and context.sampler.length.drops_last

@@ -1,12 +1,12 @@
-"""Drafts a tree by beam search: the likeliest nodes of each level are expanded, and the likeliest of all are kept.
+"""Drafts a tree by beam search: each level's most likely nodes are expanded, and the most likely of all are kept.
 
 EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees, https://arxiv.org/abs/2406.16858
 
     score of a node = log q along its path;  of each level the top `beams` are expanded
-    in the end the `nodes` of the highest score are kept, whose parents, scored higher, are among them
+    in the end the `nodes` of the highest score are kept, which include their parents
 
-Deviates from the authors' code: the depth is the drafter's k. The children are the top ones of q and no draws, so they
-count as point masses; with q in the test, as published, sampling would not be exact.
+Deviates from the authors' code: the depth is the drafter's k. The children are the top tokens of q, not samples, so
+they count as point masses; tested against q, as published, sampling would not be exact.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -22,13 +22,13 @@ from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSampler, Uniforms
-from ._growth import Tree, drops, left_off, packed
+from ._growth import Tree, drops_last, packed, stopped_rows
 
 
 @register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Beam(Shape):
-    beams: Annotated[int, "nodes expanded a level, and children looked at of each"] = 10
+    beams: Annotated[int, "nodes expanded a level, and children of each"] = 10
     nodes: Annotated[int, "drafted tokens, in all"] = 60
 
     def __post_init__(self) -> None:
@@ -39,12 +39,12 @@ class Beam(Shape):
     def check(self, sampler: SpeculativeSampler) -> None:
         if sampler.accept.siblings == "with":
             raise SpecError(
-                "beam keeps the likeliest children, and this acceptance needs independent draws",
+                "beam keeps the most likely children, and this acceptance needs independent samples",
                 hint="use template or dyspec, or another acceptance",
             )
 
     def width(self, k: int) -> int:
-        return 1 + self.beams * (k - 1) + self.nodes  # heard, and what is kept without having been heard
+        return 1 + self.beams * (k - 1) + self.nodes  # nodes fed, and nodes kept without being fed
 
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
@@ -54,13 +54,13 @@ class Beam(Shape):
         frontier = torch.from_numpy(np.where(live, 0, -1)).to(device)[:, None]
         for depth in range(int(budget.max())):
             logits = draft_model.forward(tree.draft(), frontier)
-            ended = left_off(context, logits, frontier, depth)
+            stopped = stopped_rows(context, logits, frontier, depth)
             distribution = logits.double().softmax(-1)
-            uniform, tokens = distribution.topk(min(self.beams, distribution.shape[-1]))
-            more = live if ended is None else live & ~ended
-            going = torch.from_numpy(more if drops(context) else live).to(device)[:, None] & (frontier >= 0)
-            given = tree.values.gather(1, frontier.clamp(min=0)) * going
-            tree.add(tokens, given[..., None] * uniform, frontier)
+            probs, tokens = distribution.topk(min(self.beams, distribution.shape[-1]))
+            more = live if stopped is None else live & ~stopped
+            expanding = torch.from_numpy(more if drops_last(context) else live).to(device)[:, None] & (frontier >= 0)
+            parent_values = tree.values.gather(1, frontier.clamp(min=0)) * expanding
+            tree.add(tokens, parent_values[..., None] * probs, frontier)
             live = more & (budget > depth + 1)
             level = (tree.depths == depth + 1) & (tree.values > 0) & torch.from_numpy(live).to(device)[:, None]
             rank = tree.values.masked_fill(~level, 0).sort(dim=1, descending=True, stable=True).indices[:, : self.beams]

@@ -1,10 +1,10 @@
-"""Drafts one token behind the other.
+"""Drafts a chain, one token after the other.
 
 Fast Inference from Transformers via Speculative Decoding, https://arxiv.org/abs/2211.17192
 
     x_i ~ q(. | text, x_1 .. x_(i-1)),  i = 1 .. k;  at temperature 0 x_i = argmax q, a point mass
 
-Deviates from the paper: rows end where their own length controller says.
+Deviates from the paper: the length controller ends each row on its own.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from ...ops.rank import argmax
 from ...registry import register
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
-from ._growth import drops, left_off
+from ._growth import drops_last, stopped_rows
 
 
 @register("chain", stage="shape", paper="arXiv:2211.17192", exact="greedy", checked="reference joint")
@@ -31,21 +31,21 @@ class Chain(Shape):
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
     ) -> Draft:
-        text, drawn = context.text, context.request.temperature > 0
+        text, sampling = context.text, context.request.temperature > 0
         tokens, counts, live = [text.last], np.zeros_like(budget), budget > 0
         distributions: list[Tensor] = []
         for step in range(int(budget.max())):
             draft = Draft(torch.stack(tokens, 1), counts + 1, text.length - 1)
             nodes = torch.from_numpy(np.where(live, step, -1)).to(text.device)[:, None]
             logits = draft_model.forward(draft, nodes)
-            ended = left_off(context, logits, nodes, step)
-            if drawn:
+            stopped = stopped_rows(context, logits, nodes, step)
+            if sampling:
                 distributions.append(logits[:, 0].softmax(-1))
                 tokens.append(uniforms.draw(distributions[-1], "draft", step))
             else:
                 tokens.append(argmax(logits[:, 0]))
-            more = live if ended is None else live & ~ended
-            counts = counts + (more if drops(context) else live)
+            more = live if stopped is None else live & ~stopped
+            counts = counts + (more if drops_last(context) else live)
             live = more & (budget > step + 1)
             if not live.any():
                 break

@@ -1,15 +1,15 @@
-"""Drafts a tree of a fixed form: every node of a level has the same number of children.
+"""Drafts a tree of a fixed shape: every node of a level has the same number of children.
 
 SpecInfer: Accelerating Generative Large Language Model Serving with Tree-based Speculative Inference and Verification,
 https://arxiv.org/abs/2305.09781
 Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement,
 https://arxiv.org/abs/2402.14160
 
-    a node of level d has w_d children: the top w_d of log q + Gumbel noise, in descending order, which draws without
-    replacement; w_d independent draws where the acceptance asks for those; at temperature 0 the w_d likeliest tokens
+    a node of level d has w_d children: the top w_d of log q + Gumbel noise, in descending order, which samples
+    without replacement; w_d independent samples if the acceptance needs those; at temperature 0 the top w_d of q
 
-Deviates from SpecInfer: it draws with replacement only for acceptances that need it. Where q has fewer tokens than
-children are due, the rest is fed but never tested.
+Deviates from SpecInfer: siblings are sampled with replacement only for acceptances that need it. If q has fewer tokens
+than a node has children, the remaining nodes are fed but never tested.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -27,8 +27,8 @@ from pardec.models.errors import SpecError
 from ...registry import register
 from ...spec_values import MOST
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
-from ._growth import drops, left_off
-from ._siblings import given_distributions, siblings
+from ._growth import drops_last, stopped_rows
+from ._siblings import conditional_distributions, siblings
 
 
 @register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy", checked="joint")
@@ -65,16 +65,16 @@ class Template(Shape):
             draft = Draft(tokens, np.full_like(sizes, len(parents)), base, parents, depths) if depth else None
             nodes = torch.where(torch.from_numpy(live).to(device)[:, None], level, -1)
             logits = draft_model.forward(draft or Draft.none(text), nodes)
-            ended = left_off(context, logits, nodes, depth)
-            made = siblings(logits, count, context, uniforms, level.expand(batch, -1))
-            distributions.append(made.distribution)
+            stopped = stopped_rows(context, logits, nodes, depth)
+            children = siblings(logits, count, context, uniforms, level.expand(batch, -1))
+            distributions.append(children.distribution)
             above = level.repeat_interleave(count)
             level = len(parents) + torch.arange(len(above), device=device)
-            tokens = torch.cat((tokens, made.tokens.flatten(1)), 1)
-            verify = torch.cat((verify, made.real.flatten(1) & verify[:, above]), 1)
+            tokens = torch.cat((tokens, children.tokens.flatten(1)), 1)
+            verify = torch.cat((verify, children.real.flatten(1) & verify[:, above]), 1)
             parents, depths = torch.cat((parents, above)), torch.cat((depths, torch.full_like(above, depth + 1)))
-            more = live if ended is None else live & ~ended
-            sizes = sizes + len(level) * (more if drops(context) else live)
+            more = live if stopped is None else live & ~stopped
+            sizes = sizes + len(level) * (more if drops_last(context) else live)
             live = more & (budget > depth + 1)
             if not live.any():
                 break
@@ -83,7 +83,7 @@ class Template(Shape):
         q = None
         if context.request.temperature:
             distribution = torch.cat(distributions, 1)[:, parents.clamp(min=0)]
-            q = given_distributions(
-                tokens, parents.expand(batch, -1), distribution, replaced=context.siblings == "with"
+            q = conditional_distributions(
+                tokens, parents.expand(batch, -1), distribution, replacement=context.siblings == "with"
             )
         return Draft(tokens, sizes, base, parents, depths, levels=len(distributions), verify=verify, q=q)
