@@ -27,7 +27,7 @@ from .environment import versions
 from .requests import continuous as vector_requests
 from .requests import text as requests
 from .requests.continuous import VectorCall
-from .requests.images import drawn
+from .requests.images import render
 from .requests.settings import VECTORS, Arguments, Settings
 from .requests.text import Call
 from .result import Result
@@ -127,8 +127,8 @@ class Engine:
         with memory_errors(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
             decoded = self._decode(call, steps=steps)
             with closing(cast("Generator[Event]", decoded)) as events:  # freed at once, however this ends
-                for told in stepping(events, self.set_threads):
-                    event = texts(told)
+                for raw_event in stepping(events, self.set_threads):
+                    event = texts(raw_event)
                     if call.callback is not None:
                         call.callback(event)
                     yield event
@@ -188,7 +188,7 @@ class Engine:
         images = None
         if imaging is not None and draw:
             codes = latents if latents is not None else [imaging.layout.codes(torch.tensor(row)) for row in tokens]
-            images = drawn(imaging, codes)
+            images = render(imaging, codes)
         return Result(
             sequences=sequences,
             latents=latents,

@@ -100,7 +100,7 @@ def line(columns: Sequence[Column], row: Row) -> str:
     return "; ".join(f"{name} {cell}" for name, cell in told if cell)
 
 
-def drawn(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
+def render_table(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
     """The rows as rich draws them on a terminal."""
     from rich.table import Table
 

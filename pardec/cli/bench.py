@@ -149,9 +149,9 @@ def _tell(made: dict[str, Any], columns: Sequence[Any], json_: bool, output: Pat
     if json_:
         dump(made)
     elif sys.stdout.isatty():
-        from rich import print as drawn
+        from rich import print as rich_print
 
-        drawn(report.drawn(columns, made["rows"]))
+        rich_print(report.render_table(columns, made["rows"]))
     else:
         print(report.markdown(columns, made["rows"]), end="")
 

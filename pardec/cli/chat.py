@@ -171,8 +171,8 @@ class Talk:
             try:
                 for event in events:
                     if isinstance(event, Step | RowFinished):
-                        told = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
-                        pieces.append(told or "")
+                        piece = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
+                        pieces.append(piece or "")
                         show(pieces[-1], end="")
                     end = event if isinstance(event, RowFinished) else end
             except KeyboardInterrupt:

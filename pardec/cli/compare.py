@@ -94,7 +94,7 @@ def compare(
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import pardec.comparison
 
-    from ..comparison.preview import told
+    from ..comparison.preview import describe
     from ..executors import executor as started
 
     given: dict[str, Any] = {
@@ -128,7 +128,7 @@ def compare(
     }
     if dry_run:
         made = pardec.comparison.preview(model, task, sampler or (), **given)
-        dump(made) if json_ else show(told(made))
+        dump(made) if json_ else show(describe(made))
         return
     leads = started(executor, workers=workers).leads
     try:
@@ -158,9 +158,9 @@ def _show(table: Table, json_: bool) -> None:
     if json_:
         dump(table.document())
     elif sys.stdout.isatty():
-        from rich import print as drawn
+        from rich import print as rich_print
 
-        drawn(table)
+        rich_print(table)
     else:
         show(table.to_markdown(), end="")
 

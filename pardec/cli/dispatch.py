@@ -114,14 +114,17 @@ def deal(run: Batches, crew: Executor, job: Generation) -> None:
     size, batches = job.batch_size, -(-len(todo) // job.batch_size)
     size *= together(batches, crew.workers) if todo and size > 1 else 1
     streams = [todo[start : start + size] for start in range(0, len(todo), size)]
-    told, others = time.monotonic(), file.count() - len(run.rows)  # the file may hold rows of prompts not asked for
+    last_shown, others = (
+        time.monotonic(),
+        file.count() - len(run.rows),
+    )  # the file may hold rows of prompts not asked for
 
     def sink(rows: list[dict[str, Any]]) -> None:
-        nonlocal told
+        nonlocal last_shown
         file.append([run.named(row.pop("at"), row) for row in rows])
-        if time.monotonic() - told > EVERY_S:
+        if time.monotonic() - last_shown > EVERY_S:
             say(f"{file.count() - others} of {len(run.items)} rows", quiet=run.quiet)
-            told = time.monotonic()
+            last_shown = time.monotonic()
 
     started = time.perf_counter()
     try:

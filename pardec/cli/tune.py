@@ -81,7 +81,7 @@ def tune(
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     from ..comparison import tuning
     from ..comparison.tuning.advice import table
-    from ..comparison.tuning.prepared import told
+    from ..comparison.tuning.prepared import describe
     from ..executors import executor as started
 
     asked: dict[str, Any] = {
@@ -109,7 +109,7 @@ def tune(
     }
     if dry_run:
         made = tuning.preview(model, task, **asked)
-        dump(made) if json_ else show(told(made))
+        dump(made) if json_ else show(describe(made))
         return
     leads = started(executor, workers=workers).leads
     quiet = quiet or not leads

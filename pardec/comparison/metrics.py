@@ -53,8 +53,8 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     """The 95% percentile interval of the mean of `values`, resampled with a fixed seed."""
     held = np.asarray(values)
-    drawn = np.random.default_rng(0).integers(len(held), size=(DRAWS, len(held)))
-    low, high = np.percentile(held[drawn].mean(1), (2.5, 97.5))
+    resampled = np.random.default_rng(0).integers(len(held), size=(DRAWS, len(held)))
+    low, high = np.percentile(held[resampled].mean(1), (2.5, 97.5))
     return float(low), float(high)
 
 

@@ -35,13 +35,13 @@ class Lines:
 
     def __init__(self, total: int, done: int, whose: str = "") -> None:
         self.total, self.before, self.whose = total, done, whose
-        self.started = self.told = time.monotonic()
+        self.started = self.reported = time.monotonic()
 
     def __call__(self, now: int) -> None:
         moment = time.monotonic()
-        if moment - self.told < EVERY_S and now < self.total:
+        if moment - self.reported < EVERY_S and now < self.total:
             return
-        self.told = moment
+        self.reported = moment
         ahead = (self.total - now) * (moment - self.started) / max(now - self.before, 1)
         rest = f", {clock(ahead)} left" if now < self.total else f" in {clock(moment - self.started)}"
         print(f"{now} of {self.total} rows{self.whose}{rest}", file=sys.stderr, flush=True)

@@ -119,12 +119,12 @@ class Folder:
     def _check(self, before: Mapping[str, Any]) -> None:
         try:
             there, now = _comparable(before), _comparable(json.loads(json.dumps(self.config)))
-            told = [] if there == now else differences(_told(there), _told(now))
+            changes = [] if there == now else differences(_flattened(there), _flattened(now))
         except (LookupError, TypeError, AttributeError) as error:
             file = self.home / "config.json"
             raise SpecError(f"{file} is damaged: {error!r}", hint="choose another folder") from error
         if there != now:
-            what = "; ".join(told) or "something of an older version"
+            what = "; ".join(changes) or "something of an older version"
             raise SpecError(
                 f"{self.home} holds a run of something else: {what}",
                 hint="choose another folder, or ask for the same again",
@@ -156,11 +156,11 @@ def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **free, "tasks": [{**task, "file": None} for task in config["tasks"]]}
 
 
-def _told(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config as a person compares it."""
-    told = {name: value for name, value in config.items() if name not in ("generate", "samplers", "tasks")}
-    told |= {f"generate {name}": value for name, value in config["generate"].items()}
+    changes = {name: value for name, value in config.items() if name not in ("generate", "samplers", "tasks")}
+    changes |= {f"generate {name}": value for name, value in config["generate"].items()}
     for task in config["tasks"]:
-        told |= {f"task {task['name']} {field}": value for field, value in task.items() if field != "name"}
+        changes |= {f"task {task['name']} {field}": value for field, value in task.items() if field != "name"}
     samplers = [sampler["sampler"] for sampler in config["samplers"] if not sampler["reference"]]
-    return {**told, "samplers": samplers}
+    return {**changes, "samplers": samplers}

@@ -160,8 +160,10 @@ class Table:
             for line in body
         ]  # fmt: skip
         lines += ["</table>", *(f"<p>{html.escape(plain(note))}</p>" for note in self.notes)]
-        told = "".join(f"<dt>{html.escape(head)}</dt><dd>{html.escape(text)}</dd>" for head, text in meant.items())
-        lines.append(f"<details><summary>What the columns mean</summary><dl>{told}</dl></details>")
+        definitions = "".join(
+            f"<dt>{html.escape(head)}</dt><dd>{html.escape(text)}</dd>" for head, text in meant.items()
+        )
+        lines.append(f"<details><summary>What the columns mean</summary><dl>{definitions}</dl></details>")
         return _written("\n".join(lines) + "\n", path)
 
     def to_pandas(self) -> Any:
@@ -170,10 +172,10 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The same as rich draws it: where it is too wide names stand below, and columns in several tables."""
-        from .drawing import drawn
+        from .drawing import render_table
 
         head, *body = self.cells(mark="")
-        yield from drawn(head, body, self.legend(), [plain(note) for note in self.notes], options.max_width)
+        yield from render_table(head, body, self.legend(), [plain(note) for note in self.notes], options.max_width)
 
     def _repr_html_(self) -> str:
         return self.to_html()

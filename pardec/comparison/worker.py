@@ -171,7 +171,7 @@ class Worker:
             "steps": steps,
             "scores": scores,
             **self._drafting(entry, result),
-            **_painting(result),
+            **_image_figures(result),
             "seconds": result.timing.total_s,
             "batch": dict(timed),
             "peak_memory": memory,
@@ -225,7 +225,7 @@ def _parts(some: Sequence[_Ready], most: int) -> list[Sequence[_Ready]]:
     return [some[at : at + most] for at in range(0, len(some), most)]
 
 
-def _painting(result: Result) -> Row:
+def _image_figures(result: Result) -> Row:
     """What the continuous loop tells of a one-row result beside the others; null where tokens have ids."""
     if result.latents is None:
         return dict.fromkeys(("tested", "kept", "parts"))

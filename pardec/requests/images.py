@@ -41,7 +41,7 @@ class Conditions:
     rows: list[Row]  # -1 where the condition stands, and where a code is to come
 
 
-def drawn(imaging: Pictures, pictures: Iterable[Tensor]) -> list[Image] | None:
+def render(imaging: Pictures, pictures: Iterable[Tensor]) -> list[Image] | None:
     """The pictures of codes [h, w] or vectors [h, w, d]; None without a decoder.
 
     One by one: a picture is the same in any batch.

@@ -39,10 +39,10 @@ class Classes(Task):
                 f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
             )
         found: list[Problem] = []
-        for turn in range(-(-checked_count(self.name, n) // len(NAMES))):
+        for repeat in range(-(-checked_count(self.name, n) // len(NAMES))):
             labels = list(range(len(NAMES)))
-            random.Random(f"{self.name}/{seed}/{turn}").shuffle(labels)
-            found += [_problem(label, turn) for label in labels]
+            random.Random(f"{self.name}/{seed}/{repeat}").shuffle(labels)
+            found += [_problem(label, repeat) for label in labels]
         return found[:n]
 
     def score(self, problem: Problem, answer: Any) -> float:
@@ -62,9 +62,9 @@ class Classes(Task):
         return {"features": np.round(pair[0], 4).tolist(), "true_features": np.round(pair[1], 4).tolist()}
 
 
-def _problem(label: int, turn: int) -> Problem:
+def _problem(label: int, repeat: int) -> Problem:
     name = NAMES[label].replace(" ", "-")
-    return Problem(f"{name}-{turn + 1}" if turn else name, NAMES[label], NAMES[label], label=label)
+    return Problem(f"{name}-{repeat + 1}" if repeat else name, NAMES[label], NAMES[label], label=label)
 
 
 def _label(problem: Problem) -> int:

@@ -55,7 +55,7 @@ class Preview:
         self.codes = Codes(imaging.layout)
         self.total = count * imaging.layout.rows * imaging.layout.columns
         self.before = self.forwards = self.steps = 0  # cells and forwards of the requests before this one; its steps
-        self.started = self.told = time.monotonic()
+        self.started = self.last_shown = time.monotonic()
         self.drawn_at, self.cost, self.rows_seen = 0.0, 0.0, 0
         self.place: tuple[int, int] | None = None  # columns and lines that inline pictures are given
 
@@ -91,8 +91,8 @@ class Preview:
     def _show(self, *, whole: bool = False) -> None:
         now = time.monotonic()
         if self.manner == "log":
-            if now - self.told >= self.every and not whole:
-                self.told = now
+            if now - self.last_shown >= self.every and not whole:
+                self.last_shown = now
                 self._write(self.progress() + "\n")
             return
         rows = int((self.codes.codes.reshape(-1, *self.imaging.layout.grid) >= 0).all(2).sum())

@@ -101,11 +101,11 @@ def test_json_is_one_document_with_the_documented_fields(cli: Cli, folder: Path,
 
 
 def test_batch_size_changes_no_token(cli: Cli, folder: Path, problems: Path) -> None:
-    drawn = [
+    render = [
         cli("generate", folder, "--prompts", problems, *SHORT, "--temperature", 1, "--batch-size", size)[1]
         for size in (1, 2, 3)
     ]
-    assert drawn[0] == drawn[1] == drawn[2]
+    assert render[0] == render[1] == render[2]
 
 
 def test_rows_are_kept_as_they_finish_and_printed_in_the_order_of_the_prompts(

@@ -138,14 +138,14 @@ def test_output_forms_and_end_tokens(dream: pardec.Model) -> None:
 def test_a_generator_seeds_the_draws(dream: pardec.Model) -> None:
     pipeline, how = ours(dream), {"gen_length": 12, "block_length": 12, "temperature": 3.0, "sampler": "threshold"}
 
-    def drawn(seed: int, **more: Any) -> Tensor:
+    def render(seed: int, **more: Any) -> Tensor:
         return pipeline(TEXTS[1], generator=torch.Generator().manual_seed(seed), **how | more).sequences
 
-    assert torch.equal(drawn(1), drawn(1))
-    assert not torch.equal(drawn(1), drawn(2))
+    assert torch.equal(render(1), render(1))
+    assert not torch.equal(render(1), render(2))
     greedy = pipeline(TEXTS[1], **how | {"temperature": 0.0}).sequences
-    assert torch.equal(drawn(1, sampling_method="greedy"), greedy)
-    assert torch.equal(drawn(1, top_k=1), greedy)
+    assert torch.equal(render(1, sampling_method="greedy"), greedy)
+    assert torch.equal(render(1, top_k=1), greedy)
 
 
 def test_the_callback_is_told_every_step(dream: pardec.Model) -> None:
@@ -438,10 +438,10 @@ def test_the_scheduler_follows_a_callback_that_rewrites_the_block() -> None:
 
 def block_of(seed: int, rows: int = 3, width: int = 6) -> tuple[Tensor, Tensor]:
     """Random logits [B, W, V] and a sample [B, W] of which a part is open."""
-    drawn = torch.Generator().manual_seed(seed)
-    logits = torch.randn(rows, width, toys.VOCAB, generator=drawn) * 3
-    sample = torch.randint(0, toys.VOCAB - 3, (rows, width), generator=drawn)
-    open_ones = torch.rand(rows, width, generator=drawn) < 0.7
+    render = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, width, toys.VOCAB, generator=render) * 3
+    sample = torch.randint(0, toys.VOCAB - 3, (rows, width), generator=render)
+    open_ones = torch.rand(rows, width, generator=render) < 0.7
     open_ones[:, 0] = True
     return logits, sample.masked_fill(open_ones, toys.MASK)
 
@@ -477,15 +477,15 @@ def test_the_scheduler_draws_by_its_generator() -> None:
     logits, sample = block_of(0)
     scheduler = PardecScheduler("sequential", block_length=6)
 
-    def drawn(seed: int, **more: Any) -> Tensor:
+    def render(seed: int, **more: Any) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         how = {"mask_token_id": toys.MASK, "temperature": 2.0, "generator": generator, **more}
         return scheduler.step(logits, 0, sample, **how).sampled_tokens
 
-    assert torch.equal(drawn(1), drawn(1))
-    assert not torch.equal(drawn(1), drawn(2))
-    assert torch.equal(drawn(1, sampling_method="greedy"), drawn(2, temperature=0.0))
-    assert torch.equal(drawn(1, top_k=1), drawn(2, top_p=1e-6))
+    assert torch.equal(render(1), render(1))
+    assert not torch.equal(render(1), render(2))
+    assert torch.equal(render(1, sampling_method="greedy"), render(2, temperature=0.0))
+    assert torch.equal(render(1, top_k=1), render(2, top_p=1e-6))
 
 
 def test_the_scheduler_saves_and_loads(tmp_path: Path) -> None:

@@ -32,18 +32,18 @@ def pipe(painter: pardec.Model) -> Any:
     return made
 
 
-def drawn(painter: pardec.Model, **given: Any) -> list[int]:
+def render(painter: pardec.Model, **given: Any) -> list[int]:
     return painter.generate(CAPTION, temperature=0.0, sampler=given.pop("sampler", "sjd"), **given).tokens[0]
 
 
 def test_guidance_leads_away_from_the_negative_prompt(painter: pardec.Model) -> None:
     """A caption led away from itself is the caption unguided, u + cfg (c - u) with u = c; from another it is not."""
-    assert drawn(painter, cfg=3.0, negative_prompt=CAPTION) == drawn(painter)
-    away, plain = drawn(painter, cfg=3.0, negative_prompt=OTHER), drawn(painter, cfg=3.0)
+    assert render(painter, cfg=3.0, negative_prompt=CAPTION) == render(painter)
+    away, plain = render(painter, cfg=3.0, negative_prompt=OTHER), render(painter, cfg=3.0)
     assert away != plain
-    assert drawn(painter, cfg=3.0, negative_prompt="") == plain
+    assert render(painter, cfg=3.0, negative_prompt="") == plain
     for sampler in ("sequential", "model:name=tiny-llamagen-draft,k=4"):  # a drafter reads it by itself
-        assert drawn(painter, cfg=3.0, negative_prompt=OTHER, sampler=sampler) == away
+        assert render(painter, cfg=3.0, negative_prompt=OTHER, sampler=sampler) == away
 
 
 def test_what_is_unsaid_is_the_negative_caption_as_the_model_reads_it(painter: pardec.Model) -> None:

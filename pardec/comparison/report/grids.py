@@ -43,11 +43,11 @@ def _figure(row: Row, result: Result, top: int) -> str:
     picture = result.images[0]
     counts = image_view.gained(result, 0)
     right = {None: "", 1.0: ", right", 0.0: ", wrong"}.get(row["score"], "")
-    told = ", ".join(filter(None, (f"{row['nfe']} forwards", image_view.accepted(result, 0))))
+    caption = ", ".join(filter(None, (f"{row['nfe']} forwards", image_view.accepted(result, 0))))
     about = f"{row['sampler']}: {image_view.title(result, 0)}"
     return (
         f'<figure><img src="{image_view.source(picture)}" alt="{escape(about, quote=True)}">'
         f'<img src="{image_view.source(image_view.heat(counts, top, picture.size))}" '
         f'alt="tokens gained a forward, at most {int(counts.max())}"><figcaption>'
-        f"{spec(row['sampler'])}<br>{escape(told)}{right}</figcaption></figure>"
+        f"{spec(row['sampler'])}<br>{escape(caption)}{right}</figcaption></figure>"
     )

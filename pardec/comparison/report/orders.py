@@ -94,16 +94,16 @@ def rate_section(rows: Sequence[Row], run_rows: Rows) -> str:
     """A heat map of acceptance over forwards; nothing where no vectors were drafted."""
     found = rates(row for row in run_rows if not row["reference"])
     table = _map("Acceptance over forwards", rows, found, "vectors", "forward")
-    told = "Of the drafted vectors that a forward of the model tested, the share that it accepted, in percent."
-    return f"<p>{told}</p>{table}" if table else ""
+    caption = "Of the drafted vectors that a forward of the model tested, the share that it accepted, in percent."
+    return f"<p>{caption}</p>{table}" if table else ""
 
 
 def acceptance_section(rows: Sequence[Row], run_rows: Rows) -> str:
     """A heat map of acceptance by draft position; nothing where no row has it."""
     found = acceptance(row for row in run_rows if not row["reference"])
     table = _map("Acceptance by draft position", rows, found, "rounds")
-    told = "Of the rounds that drafted so many tokens, the share that accepted all of them, in percent."
-    return f"<p>{told}</p>{table}" if table else ""
+    caption = "Of the rounds that drafted so many tokens, the share that accepted all of them, in percent."
+    return f"<p>{caption}</p>{table}" if table else ""
 
 
 def _map(

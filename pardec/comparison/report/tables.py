@@ -113,8 +113,8 @@ def heat(title: str, heads: Sequence[str], lines: Iterable[tuple[str, Sequence[t
 def _warm(cell: tuple[float, str] | None) -> str:
     if cell is None:
         return "<td></td>"
-    share, told = cell
-    return f'<td class="warm-{round(min(max(share, 0), 1) * 31)}" title="{escape(told)}">{round(100 * share)}</td>'
+    share, title = cell
+    return f'<td class="warm-{round(min(max(share, 0), 1) * 31)}" title="{escape(title)}">{round(100 * share)}</td>'
 
 
 def facts(values: Mapping[str, Any]) -> str:

@@ -123,10 +123,10 @@ def tune(
         problems=len(tuning.owners),
         max_drop=max_drop,
         cost=cost,
-        told=told,
+        report=told,
     )
     stand = Stand(Baseline(bench, exact, plan.confirmation), Candidate(plan.space.default), cost, told)
-    judged = stand.judge(found.standings[: found.finalists], max_drop)
+    judged = stand.judge(found.trials[: found.finalists], max_drop)
     made = advice.advice(
         model=fit.name,
         tasks=list(tasks),

@@ -98,7 +98,7 @@ def outline(fit: Fit, made: Prepared, tasks: Mapping[str, Task], asked: Search, 
     }
 
 
-def told(made: Mapping[str, Any]) -> str:
+def describe(made: Mapping[str, Any]) -> str:
     """The same for a reader."""
     arguments = "".join(f", {name} {value}" for name, value in made["arguments"].items())
     problems = made["problems"]

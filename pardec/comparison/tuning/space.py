@@ -113,8 +113,8 @@ class Space:
         # From the default's own method a user expects the setting that keeps the quality, however strict it is.
         yield from (self._with_base(setting, cache=caches[0]) for setting in self.settings(main))
         yield from (self._with_base(*settings[:1], cache=caches[0]) for settings in methods)
-        turns = chain.from_iterable(zip_longest(*(settings[1:] for settings in methods)))
-        rest = [self._with_base(setting, cache=caches[0]) for setting in turns if setting is not None]
+        interleaved = chain.from_iterable(zip_longest(*(settings[1:] for settings in methods)))
+        rest = [self._with_base(setting, cache=caches[0]) for setting in interleaved if setting is not None]
         if self.caches is None:
             named = [self._filled(parse(preset.spec)) for preset in registry.presets() if self._knows(preset.spec)]
             if not self.mix_caches:

@@ -100,11 +100,11 @@ def _looped(pipeline: Any, network: Any, scheduler: Any, call: Mapping[str, Any]
     if isinstance(callback, (PipelineCallback, MultiPipelineCallbacks)):
         names = callback.tensor_inputs
 
-    def told(_: Any, step: int, timestep: int, tensors: dict[str, Tensor]) -> Any:
+    def report(_: Any, step: int, timestep: int, tensors: dict[str, Tensor]) -> Any:
         pipeline._num_timesteps = theirs.num_timesteps
         return callback(pipeline, step, timestep, tensors) or {}
 
-    hooks = {"callback_on_step_end": told if callback else None, "callback_on_step_end_tensor_inputs": names}
+    hooks = {"callback_on_step_end": report if callback else None, "callback_on_step_end_tensor_inputs": names}
     sequences, texts = theirs(**{**call, **hooks, "return_dict": False})
     pipeline._num_timesteps = theirs.num_timesteps
     return sequences, texts

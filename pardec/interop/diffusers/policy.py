@@ -64,7 +64,7 @@ def policy(
             )
         bound = float(scheduler.config.threshold if threshold is None else threshold)
         select: Any = Refinement(scheduler, steps, bound)
-        said = {"threshold": bound, "steps": steps}
+        parameters = {"threshold": bound, "steps": steps}
         logits: tuple[Any, ...] = ()
     else:
         if threshold is not None:
@@ -73,8 +73,8 @@ def policy(
         select = Bound(altered(scheduler, t_max=1.0, t_min=1.0))
         logits = (Anneal(hot, cold, steps),)
         bound = float(scheduler.config.entropy_bound)
-        said = {"entropy_bound": bound, "t_max": hot, "t_min": cold, "steps": steps}
-    return _sampler(spec, Part(name, tuple((key, str(value)) for key, value in said.items())), select, logits)
+        parameters = {"entropy_bound": bound, "t_max": hot, "t_min": cold, "steps": steps}
+    return _sampler(spec, Part(name, tuple((key, str(value)) for key, value in parameters.items())), select, logits)
 
 
 def altered(scheduler: Any, **values: Any) -> Any:
