@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from .errors import CacheError, CapacityError
 from .plan import Plan
 
 Views = tuple[Tensor, Tensor, Tensor, Tensor]  # K and V written [B, Q, K, D], K and V read [B, S, K, D]
-Address = tuple[int, int] | Tensor  # (start, stop) of a slice all rows share, or flat indices [B * Q]
 
 _LARGE = 1 << 18  # bytes of a layer's keys, from which on those of a head lie together on a CPU
 _SPANS = 4  # slices whose views are kept
@@ -81,37 +81,14 @@ class KVCache:
                 "make the cache larger: new_cache(batch, capacity)",
             )
 
-    def address(self, plan: Plan) -> Address:
-        """Where `plan` writes: worked out once a forward and handed to `write` for each layer."""
-        if plan.rows is None and plan.span is not None:
-            return plan.span
-        return self.flat(plan)
+    def slots(self, plan: Plan) -> Slots:
+        """Where `plan` writes: worked out once a forward, for all layers."""
+        return Slots(self, plan)
 
     def flat(self, plan: Plan) -> Tensor:
         """Where `plan` writes, as flat slots [B * Q]: row * (capacity + 1) + slot."""
         rows = plan.rows if plan.rows is not None else torch.arange(plan.batch, device=plan.slots.device)
         return self._flat(rows, plan.slots)
-
-    def write(self, layer: int, k: Tensor, v: Tensor, plan: Plan, address: Address | None = None) -> None:
-        """Store k, v [B, Q, K, D] of `layer` in the plan's slots; queries of slot -1 go to the bin."""
-        where = self.address(plan) if address is None else address
-        if isinstance(where, tuple):
-            start, stop = where
-            self.k[layer][:, start:stop] = k
-            self.v[layer][:, start:stop] = v
-        else:
-            where = where.to(self.k[layer].device)
-            self.k[layer].flatten(0, 1).index_copy_(0, where, k.flatten(0, 1))
-            self.v[layer].flatten(0, 1).index_copy_(0, where, v.flatten(0, 1))
-
-    def read(self, layer: int, plan: Plan) -> tuple[Tensor, Tensor]:
-        """K and V of `layer` for the plan's rows -> two [B, S, K, D]; S covers every length the host knows of."""
-        extent = self.extent(plan)
-        k, v = self.k[layer][:, :extent], self.v[layer][:, :extent]
-        if plan.rows is None:
-            return k, v
-        rows = plan.rows.to(k.device)
-        return k.index_select(0, rows), v.index_select(0, rows)
 
     def views(self, plan: Plan) -> list[Views] | None:
         """Where each layer's K and V of `plan` go and what it reads, if slices; kept for the next such plans.
@@ -200,6 +177,33 @@ class KVCache:
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
         bound = torch.where(slots < 0, self.capacity, slots)
         return (rows[:, None] * (self.capacity + 1) + bound).flatten()
+
+
+class Slots:
+    """Where the keys and values of one forward go in a cache."""
+
+    def __init__(self, cache: KVCache, plan: Plan) -> None:
+        self.cache = cache
+        self.views = cache.views(plan)  # of each layer, where they are slices
+        self._plan = plan
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """The slots of all rows as one dimension, [B * Q]."""
+        return self.cache.flat(self._plan)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores k, v [B, Q, K, D], slot -1 in the bin; the K and V that queries read, [rows, >= S, K, D] each."""
+        if self.views is not None:
+            to_k, to_v, from_k, from_v = self.views[layer]
+            to_k.copy_(k)
+            to_v.copy_(v)
+            return from_k, from_v
+        keys, values = self.cache.k[layer], self.cache.v[layer]
+        flat = self.flat.to(keys.device)
+        keys.flatten(0, 1).index_copy_(0, flat, k.flatten(0, 1))
+        values.flatten(0, 1).index_copy_(0, flat, v.flatten(0, 1))
+        return keys, values
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

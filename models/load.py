@@ -171,6 +171,7 @@ def load_any(
         quantized=quantize,
         processes=1 if shares is None else shares.count,
         whole=None if shares is None else shares.numbers,
+        embedding_scale=shape.embedding_scale,
     )
 
 

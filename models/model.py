@@ -64,7 +64,8 @@ class LanguageModel:
     imaging: Imaging | None = field(default=None, repr=False)  # of a model of pictures
     quantized: str | None = None  # what its matrices are kept in, where that is not the dtype
     processes: int = 1  # that hold a share each
-    whole: int | None = field(default=None, repr=False)  # numbers of the checkpoint, where this process has a share
+    whole: int | None = field(default=None, repr=False)  # parameters of the checkpoint, where this process has a share
+    embedding_scale: float = field(default=1.0, repr=False)
 
     @property
     def parameters(self) -> int:
@@ -100,7 +101,8 @@ class LanguageModel:
     def embed(self, weights: Tensor) -> Tensor:
         """Mixtures of input embeddings: weights [..., V] -> [..., E]."""
         table = self.decoder.embedding
-        return weights.to(table.dtype) @ table[: weights.shape[-1]]
+        mixed = weights.to(table.dtype) @ table[: weights.shape[-1]]
+        return mixed if self.embedding_scale == 1 else mixed * self.embedding_scale
 
     def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
         """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully.

@@ -98,8 +98,8 @@ class GridRope:
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the leading R dimensions of x [B, Q, H, D] in float32; `sin` carries the sign of the half-split."""
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the leading R dimensions of x [B, Q, H, D] in float32; `sin` carries the sign of the half-split."""
     dim = cos.shape[-1]
     half = dim // 2
     part = (x if dim == x.shape[-1] else x[..., :dim]).float()

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import torch
 from torch import Tensor
 
-from pardec.models import kernels as models_kernels
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, PardecError, SpecError
-from pardec.models.kernels.cpu.library import prepare
+from pardec.models.kernels.choice import prepare
 from pardec.models.load import load_any
 from pardec.models.parallel.threads import stepping, suited, using
 from pardec.models.plan import Plan
 from pardec.models.printable import plain
-from pardec.samplers import ops as samplers_kernels
+from pardec.samplers import ops as sampler_ops
 from pardec.samplers.continuous import loop as continuous
 from pardec.samplers.events import Event, Finished, RowFinished
 from pardec.samplers.masked import loop as masked
@@ -121,9 +120,7 @@ class Model:
 
     def __init__(self, network: LanguageModel | ContinuousModel) -> None:
         self.network = network
-        if network.device.type == "cpu" and network.dtype == torch.float32:
-            for package in (models_kernels, samplers_kernels):
-                prepare(Path(package.__path__[0]))
+        prepare(network.device, network.dtype, Path(sampler_ops.__path__[0]))
 
     @property
     def language_model(self) -> LanguageModel:

@@ -32,6 +32,20 @@ def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> 
     return made[:, :rows].t()
 
 
+def repacked(weight: Tensor) -> Tensor | None:
+    """A copy of `weight` [N, K] in panels; None where matmuls are as fast without."""
+    if not panels.suit(weight.shape, weight.dtype, weight.device):
+        return None
+    copy = panels.empty(*weight.shape)
+    copy.fill(weight.detach())
+    return copy
+
+
+def dense(weight: Tensor) -> Tensor:
+    """`weight` row by row, as PyTorch's own matmuls read it."""
+    return weight.dense if isinstance(weight, panels.Panels) else weight
+
+
 def whole(weight: Tensor) -> Tensor | None:
     """The matrix [>= N, K] without gaps whose first rows are `weight` [N, K]; None where it lies in no such one."""
     (rows, columns), (step, apart) = weight.shape, weight.stride()

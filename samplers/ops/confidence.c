@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "../../models/kernels/vectors.h"
+#include "../../models/kernels/cpu/vectors.h"
 
 #define PART 1024               /* logits whose exponentials are summed for themselves: a whole number of vectors */
 

@@ -1,22 +1,17 @@
 """Confidence: argmax, top-1, top-2, log-sum-exp and entropy of each row of logits, in one pass where one exists.
 
-    x = (logits + by at tokens) / temperature;    with x1 the highest: mass = sum exp(x - x1)
-    entropy = ln mass - sum exp(x - x1) (x - x1) / mass
-
-`confidence` reads logits that are there. `confidence_of` takes the states and the head's weight and goes over the
-vocabulary part by part, so that logits never are.
+x = (logits + by at tokens) / temperature;    with x1 the highest: mass = sum exp(x - x1)
+entropy = ln mass - sum exp(x - x1) (x - x1) / mass
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pardec.models.kernels.choice import backend
-from pardec.models.kernels.cpu.layer import usable
 
 from .confidence_c import greedy_c
 from .rank import argmax
@@ -69,73 +64,6 @@ def confidence(
     return _define(_changed(logits.float(), temperature, tokens, by))
 
 
-def confidence_of(
-    states: Tensor,
-    weight: Tensor,
-    *,
-    temperature: float = 1.0,
-    tokens: Tensor | None = None,
-    by: Tensor | None = None,
-    width: int = 8192,
-) -> Confidence:
-    """`confidence` of the logits states @ weight.T, of which `width` a row are there at a time, or none in Triton.
-
-    Triton's version runs where it is forced to: the head's product is the larger part of the work, and nothing has
-    shown yet that it makes that as fast as the library does. Products are rounded to the states' type, as a head's are.
-
-    Args:
-        states: [..., E] what goes into the head's product, the final norm included.
-        weight: [V, E] of the head, of the same type.
-        temperature: above 0; `tokens` and `by` as of `confidence`.
-
-    >>> confidence_of(torch.ones(1, 2), torch.tensor([[1.0, 0.0], [2.0, 3.0]])).top1
-    tensor([5.])
-    """
-    shape, rows = states.shape[:-1], states.flatten(0, -2)
-    flat = [None if each is None else each.flatten(0, -2) for each in (tokens, by)]
-    if backend(states.device, suited=False) == "triton":
-        from .head_triton import confidence_of as fast
-
-        found = merged(fast(rows, weight, temperature, *flat))
-    else:
-        parts = [
-            _part(rows, weight[start : start + width], temperature, flat, start)
-            for start in range(0, len(weight), width)
-        ]
-        found = merged(tuple(torch.stack(each) for each in zip(*parts, strict=True)))
-    return Confidence(*(each.view(shape) for each in found))
-
-
-Sums = tuple[Tensor, ...]  # ids, top-1, top-2, mass and moment, the sum of exp(x - top1) (x - top1)
-
-
-def merged(parts: Sums) -> Confidence:
-    """The statistics of whole rows [N] from those of parts of the vocabulary, each [P, N]; a part may be all -inf."""
-    ids, first, second, mass, moment = parts
-    top1 = first.amax(0)
-    best = ids.masked_fill(first < top1, torch.iinfo(ids.dtype).max).amin(0)
-    drop = torch.where(first == -torch.inf, first, first - top1)
-    kept = drop.exp()
-    drop = torch.where(kept > 0, drop, 0)
-    total = (kept * mass).sum(0)
-    moment = (kept * (moment + mass * drop)).sum(0)
-    pair = torch.cat((first, second)).topk(2, dim=0).values
-    return Confidence(best, top1, pair[1], total, total.log() - moment / total)
-
-
-def _part(rows: Tensor, weight: Tensor, temperature: float, boosted: Sequence[Tensor | None], start: int) -> Sums:
-    """The sums over one part of the vocabulary, of rows [N, E] and weight [w, E]."""
-    tokens, by = boosted
-    if tokens is not None and by is not None:
-        inside = (tokens >= start) & (tokens < start + len(weight))
-        tokens, by = torch.where(inside, tokens - start, 0), torch.where(inside, by, 0)
-    found = _define(_changed((rows @ weight.T).float(), temperature, tokens, by))
-    none = found.top1 == -torch.inf
-    mass = found.mass.masked_fill(none, 0)
-    moment = (found.mass * (found.mass.log() - found.entropy)).masked_fill(none, 0)
-    return found.ids + start, found.top1, found.top2, mass, moment
-
-
 def _changed(logits: Tensor, temperature: float, tokens: Tensor | None, by: Tensor | None) -> Tensor:
     if tokens is not None and by is not None:
         logits = logits.scatter_add(-1, tokens, by)
@@ -144,11 +72,11 @@ def _changed(logits: Tensor, temperature: float, tokens: Tensor | None, by: Tens
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The argmax [...] of `logits` [..., V] and its probability; what most proposers need, and no more."""
-    if backend(logits.device) == "triton":
-        found = confidence(logits)
-        return found.ids, found.probability
-    logits = logits.float()
-    if usable(logits.device, logits.dtype):
+    chosen, logits = backend(logits.device, torch.float32), logits.float()
+    if chosen == "triton":
+        row = confidence(logits)
+        return row.ids, row.probability
+    if chosen == "c":
         return greedy_c(logits)
     if logits.numel() <= _APIECE:
         return argmax(logits), logits.softmax(-1).amax(-1)

@@ -24,7 +24,7 @@ import torch
 
 from ...errors import one_line
 from ...loading import cache_dir
-from ..choice import VARIABLE
+from ..variable import forced
 from . import compiler
 
 _AGAIN = 3600  # seconds
@@ -40,13 +40,13 @@ POINTER, STEP, COUNT = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
 
 def wanted() -> bool:
     """Whether kernels in C may be chosen: not where the variable PARDEC_KERNELS forces others."""
-    return os.environ.get(VARIABLE, "auto") in ("auto", "")
+    return forced() == "auto"
 
 
-def prepare(folder: Path) -> None:
-    """Compiles what lies there in C, so that the first step of a decode need not wait for it."""
+def prepare(*folders: Path) -> None:
+    """Compiles the C files in these folders."""
     if wanted() and suited():
-        for source in sorted(folder.glob("*.c")):
+        for source in sorted(file for folder in folders for file in folder.glob("*.c")):
             library(source)
 
 

@@ -55,7 +55,7 @@ class Panels(Tensor):
             self.held[panel, :, first : first + len(part)] = part.t()
             done += len(part)
 
-    def times(self, x: Tensor, base: Tensor | None = None) -> Tensor:
+    def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:
         """base + x [..., K] @ self.T: [..., N]; `base` is of that shape, or a bias [N]."""
         run = kernel()
         if run is None or x.dtype != torch.float32 or not x.is_cpu or x.requires_grad or library.watched():
