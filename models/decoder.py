@@ -16,7 +16,7 @@ from .kernels.attention_pattern import AttentionPattern, attention_pattern
 from .kernels.matmul import Linear, add_matmul, matmul
 from .kernels.ops import Ops, choose_ops
 from .kv_cache import KVCache, Slots
-from .plan import Plan, moved
+from .plan import Plan, plan_on
 from .rope import GridRope, Rope
 
 _NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
@@ -171,7 +171,7 @@ class Decoder(nn.Module):
             device = h.device if self.placement is None else self.placement[index]
             step = passes.get(device)
             if step is None:
-                step = passes[device] = self._pass(moved(plan, device), cache, device, h.dtype)
+                step = passes[device] = self._pass(plan_on(plan, device), cache, device, h.dtype)
             picked = step.plan.want.clamp(min=0) if narrowed and index == self.config.layers - 1 else None
             # Not layer(...): accelerate replaces forward itself, and a call costs more.
             h = layer.forward(h, step, index, picked)

@@ -1,4 +1,4 @@
-"""The shape of the native stack. No torch here: families are told apart by their configs alone."""
+"""The shape of the native stack. No torch here: a family is recognised by its config alone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DecoderConfig:
         if rotated > self.head_dim:
             raise ModelError(f"{rotated} rotated dimensions do not fit a head of {self.head_dim}")
 
-    def pieces(self, name: str) -> tuple[int, ...]:
+    def fused_rows(self, name: str) -> tuple[int, ...]:
         """Rows that each published tensor takes in the fused parameter `name` (its last component, as "qkv_weight")."""
         part = name.rsplit(".", 1)[-1].rsplit("_", 1)[0]
         if part == "qkv":

@@ -43,8 +43,8 @@ class KVCache:
         self.capacity = capacity
         self.batch = batch
         with torch.inference_mode(False):  # so that a cache made in inference mode can be written outside it
-            self.k = [_room(shape, dtype, torch.device(place)) for place in devices]
-            self.v = [_room(shape, dtype, torch.device(place)) for place in devices]
+            self.k = [_room(shape, dtype, torch.device(name)) for name in devices]
+            self.v = [_room(shape, dtype, torch.device(name)) for name in devices]
 
         self.copies = 1  # of each sequence: rows 0 .. R-1 are the first copy of all of them, then come the second ones
         self.ids = torch.arange(batch)  # [R] on the host: which sequence of the first ones each row still is
@@ -53,7 +53,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by K and V."""
+        """Bytes of K and V."""
         return sum(tensor.nbytes for tensor in (*self.k, *self.v))
 
     def check(self, plan: Plan) -> None:
@@ -82,7 +82,7 @@ class KVCache:
             )
 
     def slots(self, plan: Plan) -> Slots:
-        """Where `plan` writes: worked out once a forward, for all layers."""
+        """Where `plan` writes: computed once a forward, for all layers."""
         return Slots(self, plan)
 
     def flat(self, plan: Plan) -> Tensor:
@@ -91,10 +91,7 @@ class KVCache:
         return self._flat(rows, plan.slots)
 
     def views(self, plan: Plan) -> list[Views] | None:
-        """Where each layer's K and V of `plan` go and what it reads, if slices; kept for the next such plans.
-
-        The last few are: windows come again, and a text that grows has others at every step.
-        """
+        """Where each layer's K and V of `plan` go and what it reads, if slices; the last few are kept."""
         if plan.rows is not None or plan.span is None:
             return None
         key = (*plan.span, self.extent(plan))
@@ -109,7 +106,7 @@ class KVCache:
         return self._views[key]
 
     def extent(self, plan: Plan) -> int:
-        """Slots a forward has to look at: the common or longest length where the host knows it, else the capacity."""
+        """Slots that a forward reads: the common or longest length where the host knows it, else the capacity."""
         if plan.uniform is not None:
             return plan.uniform
         if plan.lengths.device.type == "cpu" and plan.batch and not plan.fixed:
@@ -124,13 +121,13 @@ class KVCache:
         with torch.inference_mode(False), torch.no_grad():
             for store in (self.k, self.v):
                 for layer, tensor in enumerate(store):
-                    kept = _room((rows.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
-                    store[layer] = torch.index_select(tensor, 0, rows.to(tensor.device), out=kept)
+                    smaller = _room((rows.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
+                    store[layer] = torch.index_select(tensor, 0, rows.to(tensor.device), out=smaller)
         self.batch = rows.numel()
         self._views.clear()
 
     def grow(self, capacity: int) -> None:
-        """Room for at least `capacity` slots a row; what is held stays."""
+        """Room for at least `capacity` slots a row; contents stay."""
         if capacity <= self.capacity:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -143,13 +140,13 @@ class KVCache:
         self._views.clear()
 
     def put(self, rows: Tensor, other: KVCache) -> None:
-        """The rows of `other`, all copies of each, in place of `rows` [n]; nothing else moves unless room is short."""
+        """Writes the rows of `other`, all copies of each, over `rows` [n]; grows where `other` has more slots."""
         self.grow(other.capacity)
         rows = self._all(rows.cpu())
         with torch.inference_mode(False), torch.no_grad():
             for store, theirs in ((self.k, other.k), (self.v, other.v)):
-                for tensor, given in zip(store, theirs, strict=True):
-                    tensor[rows.to(tensor.device), : other.capacity] = given[:, : other.capacity]
+                for tensor, source in zip(store, theirs, strict=True):
+                    tensor[rows.to(tensor.device), : other.capacity] = source[:, : other.capacity]
 
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
         """Copy slots `source` [B, T] to `target` [B, T], all reads before all writes; -1 in `target` moves nothing.
@@ -162,16 +159,16 @@ class KVCache:
         if self.copies > 1:
             rows, source, target = self._all(rows), source.repeat(self.copies, 1), target.repeat(self.copies, 1)
         if self.shift is not None:
-            moved = self.shift[rows][:, None]
-            source, target = source + moved, torch.where(target < 0, -1, target + moved)
-        taken, put = self._flat(rows, source), self._flat(rows, target)
+            shift = self.shift[rows][:, None]
+            source, target = source + shift, torch.where(target < 0, -1, target + shift)
+        sources, targets = self._flat(rows, source), self._flat(rows, target)
         for store in (self.k, self.v):
             for tensor in store:
                 flat = tensor.flatten(0, 1)
-                flat.index_copy_(0, put.to(tensor.device), flat.index_select(0, taken.to(tensor.device)))
+                flat.index_copy_(0, targets.to(tensor.device), flat.index_select(0, sources.to(tensor.device)))
 
     def _all(self, rows: Tensor) -> Tensor:
-        """The rows of every copy of the sequences that stand in `rows` in the first one."""
+        """The rows of all copies of the sequences whose first copies are `rows`."""
         return torch.cat([rows + copy * (self.batch // self.copies) for copy in range(self.copies)])
 
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
@@ -209,8 +206,7 @@ class Slots:
 def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros of `shape` [B, C + 1, K, D], rows and slots of which are one dimension in memory.
 
-    A CPU's attention goes through one head after another, and reads those of a large cache faster where each lies
-    together.
+    A CPU's attention goes through one head after another, and reads a large cache faster where each head is contiguous.
     """
     rows, slots, heads, dim = shape
     if device.type != "cpu" or rows * slots * heads * dim * dtype.itemsize < _LARGE:

@@ -15,7 +15,7 @@ from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.kernels.choice import prepare
 from pardec.models.load import load_any
-from pardec.models.parallel.threads import stepping, suited, using
+from pardec.models.parallel.threads import stepping, threads_for, using
 from pardec.models.plan import Plan
 from pardec.models.printable import plain
 from pardec.samplers import ops as sampler_ops
@@ -343,7 +343,7 @@ class Model:
 
     @property
     def _threads(self) -> int | None:
-        return suited(self.network.device, self.network.parameters)
+        return threads_for(self.network.device, self.network.parameters)
 
     @property
     def threads(self) -> int:

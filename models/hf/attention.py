@@ -14,7 +14,7 @@ from ..errors import ModelError
 from ..kernels.attention import attend
 from ..kernels.attention_pattern import AttentionPattern, attention_pattern
 from ..kv_cache import KVCache, Slots
-from ..plan import Plan, moved
+from ..plan import Plan, plan_on
 
 ATTENTION = "pardec"  # the name that pardec's attention is registered under
 
@@ -31,7 +31,7 @@ class Running:
 
     def on(self, device: torch.device, dtype: torch.dtype) -> tuple[AttentionPattern, Slots | None]:
         if device not in self.prepared:
-            plan, cache = moved(self.plan, device), self.cache
+            plan, cache = plan_on(self.plan, device), self.cache
             extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
             pattern = attention_pattern(plan, extent=extent, dtype=dtype, device=device)
             self.prepared[device] = pattern, None if cache is None else cache.slots(plan)

@@ -46,7 +46,7 @@ def targets(spec: FamilySpec, decoder: Decoder) -> dict[str, Target]:
             raise ModelError(f"family {spec.name} publishes no name for {name}")
         shape = tuple(parameter.shape)
         parts = (stems,) if isinstance(stems, str) else stems
-        sizes = (shape[0],) if len(parts) == 1 else decoder.config.pieces(generic)
+        sizes = (shape[0],) if len(parts) == 1 else decoder.config.fused_rows(generic)
         start = 0
         for stem, size in zip(parts, sizes, strict=True):
             wanted[stem.replace("{i}", layer)] = Target(name, start, (size, *shape[1:]))

@@ -47,11 +47,11 @@ class Confidence(NamedTuple):
 def confidence(
     logits: Tensor, *, temperature: float = 1.0, tokens: Tensor | None = None, by: Tensor | None = None
 ) -> Confidence:
-    """Statistics of `logits` [..., V], in float32 whatever their type, raised and over the temperature if told so.
+    """Statistics of `logits` [..., V], in float32 whatever their type, boosted and over the temperature.
 
     Args:
         temperature: above 0.
-        tokens: [..., K] int64 whose logits are raised first; what one token gets adds up.
+        tokens: [..., K] int64 whose logits are raised first; the amounts of a repeated token add up.
         by: [..., K] float32; -inf rules a token out.
 
     >>> confidence(torch.tensor([[0.0, 0.0]])).entropy
@@ -61,17 +61,17 @@ def confidence(
         from .confidence_triton import confidence as fast
 
         return Confidence(*fast(logits, temperature, tokens, by))
-    return _define(_changed(logits.float(), temperature, tokens, by))
+    return _define(_processed(logits.float(), temperature, tokens, by))
 
 
-def _changed(logits: Tensor, temperature: float, tokens: Tensor | None, by: Tensor | None) -> Tensor:
+def _processed(logits: Tensor, temperature: float, tokens: Tensor | None, by: Tensor | None) -> Tensor:
     if tokens is not None and by is not None:
         logits = logits.scatter_add(-1, tokens, by)
     return logits if temperature == 1 else logits / temperature
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The argmax [...] of `logits` [..., V] and its probability; what most proposers need, and no more."""
+    """The argmax [...] of `logits` [..., V] and its probability."""
     chosen, logits = backend(logits.device, torch.float32), logits.float()
     if chosen == "triton":
         row = confidence(logits)
@@ -89,16 +89,16 @@ def _define(logits: Tensor) -> Confidence:
     rows = logits.detach().reshape(-1, logits.shape[-1])
     count = max(CACHED // rows.shape[1], 1)
     if len(rows) <= count or logits.device.type != "cpu":
-        found = _of_rows(rows, torch.empty_like(rows), torch.empty_like(rows))
+        result = _of_rows(rows, torch.empty_like(rows), torch.empty_like(rows))
     else:  # a few rows at a time, in the same memory: fresh pages would cost more than the arithmetic
-        held = rows.new_empty((2, count, rows.shape[1]))
-        parts = [_of_rows(part, *held[:, : len(part)]) for part in torch.split(rows, count)]
-        found = Confidence(*map(torch.cat, zip(*parts, strict=True)))
-    return Confidence(*(each.view(logits.shape[:-1]) for each in found))
+        buffers = rows.new_empty((2, count, rows.shape[1]))
+        parts = [_of_rows(part, *buffers[:, : len(part)]) for part in torch.split(rows, count)]
+        result = Confidence(*map(torch.cat, zip(*parts, strict=True)))
+    return Confidence(*(each.view(logits.shape[:-1]) for each in result))
 
 
 def _of_rows(logits: Tensor, shifted: Tensor, weights: Tensor) -> Confidence:
-    """Of logits [N, V]; what is handed in beside them, of their shape, is overwritten."""
+    """Of logits [N, V]; `shifted` and `weights`, of their shape, are overwritten."""
     ids = argmax(logits)[:, None]
     top1 = logits.gather(-1, ids)
     torch.sub(logits, top1, out=shifted)

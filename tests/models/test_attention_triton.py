@@ -13,7 +13,7 @@ import torch
 
 from pardec.models.kernels.attention import attend
 from pardec.models.kernels.attention_pattern import attention_pattern, visible_slots
-from pardec.models.plan import Visible, moved
+from pardec.models.plan import Visible, plan_on
 from tests.models.toys import ask, ids
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -76,7 +76,7 @@ def test_kernel_equals_the_definition(batch, queries, slots, heads, kv_heads, di
         plan = ask(ids(batch, queries), positions, visible, lengths, rows=rows)
         expected = attend(q, k, v, attention_pattern(plan, extent=slots, dtype=dtype, device=q.device, reference=True))
         held = (positions >= 0) & visible_slots(plan, slots).any(-1)
-        there = moved(plan, DEVICE)
+        there = plan_on(plan, DEVICE)
         pattern = attention_pattern(there, extent=slots, dtype=dtype, device=DEVICE)
         assert pattern.backend == "triton"
         assert pattern.allowed is None or visible.kind in ("mask", "segments")  # no dense mask for a tree
@@ -123,7 +123,7 @@ def test_a_row_alone_adds_up_what_it_adds_up_in_a_batch_of_longer_ones(monkeypat
 
     def run(rows: list[int], extent: int) -> torch.Tensor:
         plan = ask(ids(len(rows), 2), positions[rows], Visible.causal(), lengths[rows], rows=torch.tensor(rows))
-        pattern = attention_pattern(moved(plan, DEVICE), extent=extent, dtype=q.dtype, device=DEVICE)
+        pattern = attention_pattern(plan_on(plan, DEVICE), extent=extent, dtype=q.dtype, device=DEVICE)
         return attend(q[rows], k, v, pattern)
 
     together = run([0, 1, 2], slots)

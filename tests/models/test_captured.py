@@ -13,7 +13,7 @@ from torch import Tensor
 from pardec.models.cuda_graphs.capture import CaptureError, Graphs
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import CapacityError
-from pardec.models.plan import Plan, Visible, moved
+from pardec.models.plan import Plan, Visible, plan_on
 from tests.models.toys import VOCAB, ask, ids, model, poisoned
 from tests.models.traced import Traced, captured
 
@@ -330,7 +330,7 @@ def test_cuda_graphs_give_what_the_stack_gives() -> None:
             for tensor in (*cache.k, *cache.v):
                 tensor.zero_()
         for plan in plans(kind):
-            placed = moved(plan, torch.device("cuda"))
+            placed = plan_on(plan, torch.device("cuda"))
             one, two = (each.forward(placed, cache) for each, cache in zip((plain, other), caches, strict=True))
             torch.testing.assert_close(one.logits()[PLACES >= 0], two.logits()[PLACES >= 0], atol=1e-3, rtol=1e-3)
     assert other.decoder.counts["replayed"] == 4

@@ -276,7 +276,7 @@ def test_other_processors_and_forced_versions_take_none(in_c, monkeypatch):
             monkeypatch.setenv("PARDEC_KERNELS", forced)
             assert not layer_c.usable(cpu, torch.float32)
         monkeypatch.delenv("PARDEC_KERNELS")
-        monkeypatch.setattr(compiled, "suited", lambda: False)
+        monkeypatch.setattr(compiled, "supported", lambda: False)
         compiled.kernel.cache_clear()
         assert not layer_c.usable(cpu, torch.float32)
     with torch.enable_grad():

@@ -20,9 +20,9 @@ _Steps = ctypes.c_ssize_t * 6
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a forward over states of this dtype there can take them."""
-    fits = device.type == "cpu" and dtype == torch.float32 and not torch.is_grad_enabled() and not library.watched()
-    return fits and library.wanted() and _kernel("pardec_norm", _NORM) is not None
+    """Whether the kernels run for states of this dtype on `device`, now."""
+    fits = device.type == "cpu" and dtype == torch.float32 and not torch.is_grad_enabled() and not library.is_traced()
+    return fits and library.allowed() and _kernel("pardec_norm", _NORM) is not None
 
 
 def norm_c(x: Tensor, weight: Tensor, eps: float) -> Tensor:
