@@ -11,11 +11,10 @@ import torch
 
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, PardecError, SpecError
-from pardec.models.kernels import cpu
-from pardec.models.kernels.cpu.library import prepare
-from pardec.models.parallel.threads import stepping, suited
+from pardec.models.kernels.choice import prepare
+from pardec.models.parallel.threads import stepping, threads_for
 from pardec.models.printable import plain
-from pardec.samplers import ops as samplers_kernels
+from pardec.samplers import ops as sampler_ops
 from pardec.samplers.cards import name_of
 from pardec.samplers.continuous import loop as continuous
 from pardec.samplers.events import Event, Finished, RowFinished
@@ -49,9 +48,7 @@ class Engine:
 
     def __init__(self, network: LanguageModel | ContinuousModel) -> None:
         self.network = network
-        if network.device.type == "cpu" and network.dtype == torch.float32:
-            for package in (cpu, samplers_kernels):
-                prepare(Path(package.__path__[0]))
+        prepare(network.device, network.dtype, Path(sampler_ops.__path__[0]))
 
     @property
     def language_model(self) -> LanguageModel:
@@ -135,7 +132,7 @@ class Engine:
 
     @property
     def set_threads(self) -> int | None:
-        return suited(self.network.device, self.network.parameters)
+        return threads_for(self.network.device, self.network.parameters)
 
     @property
     def threads(self) -> int:

@@ -15,7 +15,6 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..families import FamilySpec
 from ..kernels import layout
-from ..kernels.cpu import panels
 from .weights import Published, read
 
 
@@ -47,7 +46,7 @@ def targets(spec: FamilySpec, decoder: Decoder) -> dict[str, Target]:
             raise ModelError(f"family {spec.name} publishes no name for {name}")
         shape = tuple(parameter.shape)
         parts = (stems,) if isinstance(stems, str) else stems
-        sizes = (shape[0],) if len(parts) == 1 else decoder.config.pieces(generic)
+        sizes = (shape[0],) if len(parts) == 1 else decoder.config.fused_rows(generic)
         start = 0
         for stem, size in zip(parts, sizes, strict=True):
             wanted[stem.replace("{i}", layer)] = Target(name, start, (size, *shape[1:]))
@@ -135,10 +134,8 @@ def for_products(name: str) -> Callable[..., Tensor]:
 def again(decoder: Decoder) -> None:
     """Holds a head that is the embedding, of which rows are read, once more for its products where that is faster."""
     weight = decoder.embed.weight
-    if decoder.config.tied and panels.suit(weight.shape, weight.dtype, weight.device):
-        made = panels.empty(*weight.shape)
-        made.fill(weight.detach())
-        decoder.head.again = made
+    if decoder.config.tied:
+        decoder.head.again = layout.repacked(weight)
 
 
 def _generic(name: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from pardec.models.decoder import Decoder, DecoderConfig
-from pardec.models.kernels.matmul import product
+from pardec.models.kernels.matmul import matmul
 
 from .clock import reading, settle
 from .parts import Fed
@@ -77,7 +77,7 @@ def rates(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Rates:
         out = torch.empty(n, n, device=device, dtype=dtype)
         weight = nn.Parameter(b, requires_grad=False)
         library = best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)  # type: ignore[misc]
-        ours = best(lambda a=a, weight=weight: product(a, weight), device)  # type: ignore[misc]
+        ours = best(lambda a=a, weight=weight: matmul(a, weight), device)  # type: ignore[misc]
         fastest = max(fastest, 2 * n**3 / min(library, ours))
     return Rates(bandwidth(device, size), fastest, size)
 

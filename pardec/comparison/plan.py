@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.models.load import described
+from pardec.models.load import read_description
 from pardec.models.loading import arguments as loaded
 from pardec.models.loading.kinds import kind
 from pardec.models.loading.quantize import check
@@ -165,7 +165,7 @@ def _known(model: Model | str, loading: Loading) -> _Known:
             return _Known(model.family)
         return _Known(model.family, True, imaging.kind, _drawn_with(imaging.defaults))
     source = locate(model, revision=loading.revision, offline=loading.offline, weights=False)
-    config, _ = described(source)
+    config, _ = read_description(source)
     known = kind(source.name, config)
     if known.draws is None:
         return _Known(known.family)

@@ -5,7 +5,7 @@
 Statistics take one pass of the head, and so do logits of a few tokens and draws. What reads all logits at once
 (`rows`, `logits`) still makes them all.
 
-They are cut by rows and not by the vocabulary (`confidence_of`): so many rows read the head's weight no more often than
+They are cut by rows and not by the vocabulary: so many rows read the head's weight no more often than
 its product does anyway, guidance and what is ruled out come before the statistics, and the numbers are the head's own.
 """
 

@@ -25,14 +25,14 @@ def _around(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    place = row * count + tl.program_id(1)
-    line = nearest_ptr + tl.load(ids_ptr + place).to(tl.int64) * nearest_v
+    index = row * count + tl.program_id(1)
+    line = nearest_ptr + tl.load(ids_ptr + index).to(tl.int64) * nearest_v
     total = tl.zeros([BLOCK], out_ptr.dtype.element_ty)
     for start in range(0, width, BLOCK):
         k = start + tl.arange(0, BLOCK)
         near = tl.load(line + k * nearest_k, mask=k < width, other=0)
         total += tl.load(values_ptr + row * values_n + near, mask=k < width, other=0.0)
-    tl.store(out_ptr + place, tl.sum(total, 0))
+    tl.store(out_ptr + index, tl.sum(total, 0))
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The exact test of ragged chains in Triton, and the next token: one program a row, which makes no residual.
 
 A row's nodes are tested at once, as they stand. Its next token comes by the inverse CDF in float64 of weights that are
-made where they are read: [p - q]+, p without a token, or p. The law is read twice, for the sum and for the draw.
+made where they are read: [p - q]+, p without a token, or p. It is read twice, for the sum and for the draw.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -47,12 +47,12 @@ def _judge(
     u = tl.load(u_ptr + row * nodes + node, mask=real, other=1.0)
     mine = tl.load(p_ptr + row * p_b + (node - 1).to(tl.int64) * p_t + token, mask=real & tested, other=0.0)
     bar = tl.full([T_PAD], 1.0, tl.float32)
-    drawn = node < 0  # from a law
+    sampled = node < 0  # from a distribution
     if HAS_Q:
-        drawn = real
+        sampled = real
         if HAS_POINT:
-            drawn = drawn & (tl.load(point_ptr + row * nodes + node, mask=real, other=0) == 0)
-        bar = tl.load(q_ptr + row * q_b + node.to(tl.int64) * q_t + token, mask=drawn & tested, other=1.0)
+            sampled = sampled & (tl.load(point_ptr + row * nodes + node, mask=real, other=0) == 0)
+        bar = tl.load(q_ptr + row * q_b + node.to(tl.int64) * q_t + token, mask=sampled & tested, other=1.0)
     taken = tested & (u * bar.to(tl.float64) < mine.to(tl.float64))
     stop = tl.min(tl.where((node == 0) | taken, nodes, tl.minimum(node, nodes)), 0)  # the first that is not accepted
     tl.store(count_ptr + row, (stop - 1).to(tl.int64))
@@ -61,7 +61,9 @@ def _judge(
     tl.store(ratio_ptr + row * nodes + node, uniform.to(ratio_ptr.dtype.element_ty), mask=node < nodes)
 
     at_stop = (node == stop) & tested
-    minus = tl.max((at_stop & drawn).to(tl.int32), 0)  # 1: a token of a law was rejected, and [p - q]+ is left
+    minus = tl.max(
+        (at_stop & sampled).to(tl.int32), 0
+    )  # 1: a token drawn from a distribution was rejected, and [p - q]+ is left
     gone = tl.max(at_stop.to(tl.int32), 0) - minus  # 1: a point mass was, and p without it is left
     rejected = tl.sum(tl.where(at_stop, token, 0), 0)
     distribution = p_ptr + row * p_b + (stop - 1).to(tl.int64) * p_t
@@ -105,11 +107,11 @@ def _judge(
 def judge_chains(
     tokens: Tensor, tested: Tensor, p: Tensor, q: Tensor | None, point: Tensor | None, u: Tensor, next_u: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How many nodes of each chain stand [B], the token behind them [B], and each tested node's chance [B, T].
+    """How many nodes of each chain stand [B], the token behind them [B], and each tested node's acceptance [B, T].
 
     Args:
         tokens: [B, T], node 0 first; `tested` and `point` [B, T] bool, as a draft has them.
-        p: [B, T, V] the target's law behind each node; `q` the law that each was drawn from, or None.
+        p: [B, T, V] the target's distribution behind each node; `q` the one that each was drawn from, or None.
         u: [B, T] float64 uniforms of the tests; `next_u` [B] of the draw.
     """
     batch, nodes, vocab = p.shape

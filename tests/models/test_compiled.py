@@ -12,17 +12,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import pardec
-from pardec.models import kernels
+from pardec.models.kernels import cpu
 from pardec.models.kernels.cpu import compiler
 from pardec.models.kernels.cpu import layer as layer_c
 from pardec.models.kernels.cpu import library as compiled
 from pardec.models.loading import cache_dir
-from pardec.samplers import ops as samplers_kernels
+from pardec.samplers import ops as sampler_ops
 from tests.models.test_saved import give_away, mode
 
 CAN = compiler.command() is not None and compiled._openmp() is not None
 needs_a_compiler = pytest.mark.skipif(not CAN, reason="no C compiler, or no OpenMP")
-SOURCES = [file for package in (kernels, samplers_kernels) for file in sorted(Path(package.__path__[0]).glob("*.c"))]
+SOURCES = [file for package in (cpu, sampler_ops) for file in sorted(Path(package.__path__[0]).glob("*.c"))]
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def test_other_processors_and_forced_versions_take_none(in_c, monkeypatch):
             monkeypatch.setenv("PARDEC_KERNELS", forced)
             assert not layer_c.usable(cpu, torch.float32)
         monkeypatch.delenv("PARDEC_KERNELS")
-        monkeypatch.setattr(compiled, "suited", lambda: False)
+        monkeypatch.setattr(compiled, "supported", lambda: False)
         compiled.kernel.cache_clear()
         assert not layer_c.usable(cpu, torch.float32)
     with torch.enable_grad():

@@ -82,11 +82,11 @@ def test_what_names_none_is_told_and_passed_over(monkeypatch, seven, words, capl
     ("script", "said"),
     [
         ("printf 'caf\\351 \\377\\376' >&2; exit 3", "ended with 3: caf\N{REPLACEMENT CHARACTER}"),
-        ("exit 0", "made nothing of it"),
-        ("echo fine", "made nothing of it: fine"),
+        ("exit 0", "made no library of it"),
+        ("echo fine", "made no library of it: fine"),
         ("exec yes", "has no end: b'y"),
         ("kill -9 $$", "ended with -9"),
-        ("cat", "made nothing"),  # waits for nobody to type
+        ("cat", "made no library"),  # waits for nobody to type
         ('while [ "$1" != -o ]; do shift; done; echo > "$2"', "could not be compiled"),  # no library at all
     ],
 )

@@ -17,7 +17,7 @@ from pardec.models.images.contracts import Condition
 from pardec.models.load import load
 from pardec.models.loading.weights import Published
 from pardec.models.plan import Plan, Visible
-from pardec.models.rope import GridRope, default_frequencies, rotate
+from pardec.models.rope import GridRope, apply_rotary, default_frequencies
 from tests.models.llamagen_files import ARGUMENTS, CELLS, VOCAB, WIDTH, tensors, write
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "llamagen" / "checkpoint"
@@ -149,7 +149,7 @@ def test_cells_turn_by_row_and_column_and_what_is_before_them_becomes_zero() -> 
         origin=torch.tensor([2, 1]),
     )
     x = torch.randn(2, 11, 1, 8, generator=torch.Generator().manual_seed(0))
-    found = rotate(x, *rope.rows(plan, limit=None, device=torch.device("cpu")))[:, :, 0]
+    found = apply_rotary(x, *rope.rows(plan, limit=None, device=torch.device("cpu")))[:, :, 0]
     for row, start in enumerate((2, 1)):
         assert not found[row, :start].any()  # queries and keys of the condition are zero, not merely unturned
         for cell in range(9):

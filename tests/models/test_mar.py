@@ -140,9 +140,9 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "args.json").unlink()
     with pytest.raises(ModelError, match="how many heads"):
         load_any(tmp_path, device="cpu")
-    with pytest.raises(ModelError, match="draws vectors"):
+    with pytest.raises(ModelError, match="samples vectors"):
         load(GOLDEN, device="cpu")
-    with pytest.raises(ModelError, match="says laws of ids"):
+    with pytest.raises(ModelError, match="predicts ids"):
         load_continuous("tiny-llama", device="cpu")
     with pytest.raises(ModelError, match="mask_id=3"):
         load_any(GOLDEN, device="cpu", mask_id=3)

@@ -82,28 +82,6 @@ def test_temperature_and_raised_logits_are_folded_in(vocab, temperature, monkeyp
     near(found, define(changed))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("count", "width", "vocab"), [(1, 5, 7), (3, 40, 130), (17, 33, 1100)])
-def test_statistics_of_a_head_whose_logits_are_not_stored(count, width, vocab, dtype, monkeypatch):
-    from pardec.samplers.ops.confidence import confidence_of
-
-    monkeypatch.setenv("PARDEC_KERNELS", "triton")
-    generator = torch.Generator().manual_seed(vocab)
-    held = torch.randint(-2, 3, (count + vocab, 2 * width), generator=generator).to(dtype)  # sums that no type rounds
-    held[:, width:] = float("nan")
-    states, weight = held[:count, :width], held[count:, :width]
-    tokens, by = boosted(count, vocab, generator)
-    logits = states.double() @ weight.double().T
-    expected = define(logits.scatter_add(-1, tokens, by.double()) / 0.7)
-    near(
-        confidence_of(
-            states.to(DEVICE), weight.to(DEVICE), temperature=0.7, tokens=tokens.to(DEVICE), by=by.to(DEVICE)
-        ),
-        expected,
-    )
-    near(confidence_of(states.to(DEVICE), weight.to(DEVICE)), define(logits))
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature, monkeypatch):
     from pardec.samplers.ops.distribution import Distribution

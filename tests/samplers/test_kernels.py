@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardec.samplers.ops import confidence as module
-from pardec.samplers.ops.confidence import confidence, confidence_of, greedy
+from pardec.samplers.ops.confidence import confidence, greedy
 from pardec.samplers.ops.distribution import Distribution, filtered
 from pardec.samplers.ops.rank import best, descending, top
 from pardec.samplers.ops.schedule import even_share
@@ -62,24 +62,6 @@ def test_greedy_proposals_a_few_rows_at_a_time_are_those_at_once(apiece: int, mo
     monkeypatch.setattr(module, "_APIECE", apiece)
     for found, expected in zip(greedy(logits), whole, strict=True):
         assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("width", [1, 4, 10, 64])
-def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(width: int) -> None:
-    drawn = torch.Generator().manual_seed(3)
-    states, weight = torch.randn(2, 3, 6, generator=drawn), torch.randn(21, 6, generator=drawn)
-    weight[13] = weight[4]  # a tie across parts, where one of the two leads
-    states[0, 0] = 3 * weight[4]
-    tokens = torch.randint(0, 21, (2, 3, 5), generator=drawn)
-    by = torch.rand(2, 3, 5, generator=drawn).masked_fill(tokens == 0, -INF)  # token 0 is ruled out where named
-    expected = confidence(states @ weight.T, temperature=0.6, tokens=tokens, by=by)
-    found = confidence_of(states, weight, temperature=0.6, tokens=tokens, by=by, width=width)
-    assert torch.equal(found.ids, expected.ids)
-    for got, wanted in zip(found[1:], expected[1:], strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-    plain = confidence_of(states, weight, width=width)
-    assert plain.ids[0, 0] == 4
-    assert plain.top1[0, 0] == plain.top2[0, 0]
 
 
 @pytest.mark.parametrize("held", [1, 4200])  # one row at a time; four, of which the last three are alone

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pardec.models import finite
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.kernels.attention_pattern import seen
+from pardec.models.kernels.attention_pattern import visible_slots
 from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
@@ -147,7 +147,7 @@ class Network(nn.Module):
         )
         if not attention_mask.all():
             real = attention_mask.bool()[:, None]
-            plan = replace(plan, visible=Visible.mask(seen(plan, end) & real))
+            plan = replace(plan, visible=Visible.mask(visible_slots(plan, end) & real))
         if self.cache is None:
             self.cache = model.new_cache(batch, self.length)
         logits = model.forward(plan, self.cache).logits().clone()

@@ -176,7 +176,7 @@ def test_every_kernel_has_its_definition_timed(dtype: torch.dtype, monkeypatch: 
     monkeypatch.setattr(kernels, "bandwidth", lambda device, size: 1e9)
     rows = list(kernels.bench(torch.device("cpu"), dtype))
     names = {row["kernel"] for row in rows}
-    assert {"norm", "add_norm", "swiglu", "confidence", "turn_and_store", "attention, tree"} <= names
+    assert {"norm", "swiglu", "confidence", "rotary_and_cache", "attention, tree"} <= names
     assert all(row["triton_s"] is None and row["moved_bytes"] > 0 for row in rows)
 
 
@@ -185,7 +185,7 @@ def test_versions_in_c_stand_beside_their_definitions(in_c: None, monkeypatch: p
     monkeypatch.setattr(kernels, "bandwidth", lambda device, size: 1e9)
     rows = list(kernels.bench(torch.device("cpu"), torch.float32))
     timed = {row["kernel"] for row in rows if row["c_s"] is not None}
-    assert timed == {"product", "norm", "swiglu", "turn_and_store", "attention, bidirectional"}
+    assert timed == {"product", "norm", "swiglu", "rotary_and_cache", "attention, bidirectional"}
     assert all(row["furthest"] < 1e-3 for row in rows if row["c_s"] is not None)
     assert not [row for row in kernels.bench(torch.device("cpu"), torch.bfloat16) if row["c_s"] is not None]
 
