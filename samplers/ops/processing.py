@@ -15,7 +15,7 @@ from pardec.models.errors import SpecError
 from ..masked.contracts import Request
 from ..speculative.contracts import Draft
 from ..speculative.sequences import Sequences
-from .distribution import filtered
+from .distribution import filter_logits
 from .penalties import without_ends
 
 
@@ -48,7 +48,7 @@ class Processing:
             logits = self._allowed(logits, draft, nodes)
         if request.min_new_tokens:
             logits = self._endless(logits, draft, nodes)
-        return filtered(logits, temperature=request.temperature, order="top_k", **request.filters)
+        return filter_logits(logits, temperature=request.temperature, order="top_k", **request.filters)
 
     def failure(self, raw: Tensor, draft: Draft, row: Tensor, node: Tensor) -> SpecError:
         """Who left no law behind some nodes [N] of live rows [N], of `raw` [B, T, V]; processors run once more."""

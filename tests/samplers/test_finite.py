@@ -19,7 +19,7 @@ from pardec.samplers import registry
 from pardec.samplers.masked import loop as masked
 from pardec.samplers.masked.contracts import Allowed, Choice, MaskedSampler
 from pardec.samplers.ops.chunked_distribution import ChunkedDistribution
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution, Distribution
 from pardec.samplers.speculative.draft import model as second
 from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
@@ -56,9 +56,9 @@ def test_a_row_is_sound_unless_it_holds_what_is_no_logit_or_rules_all_out(row: l
     assert finite.sound(rows).tolist() == [True, distribution]
     assert bool(finite.highest(rows).isfinite()) is distribution
     pieced = ChunkedDistribution(lambda index: rows[index], 2, 2, torch.arange(2)[None])
-    for made in (Distribution(rows[None]), pieced, Distribution(rows[None]).scaled(0.5)):
+    for made in (DenseDistribution(rows[None]), pieced, DenseDistribution(rows[None]).scaled(0.5)):
         assert bool(made.highest().isfinite()) is distribution
-    boosted = Distribution(torch.zeros(1, 1, 2)).boosted(
+    boosted = DenseDistribution(torch.zeros(1, 1, 2)).boosted(
         torch.tensor([[[0]]]), torch.tensor([[[INF if distribution is False else 1.0]]])
     )
     assert bool(boosted.highest().isfinite()) is distribution
@@ -133,7 +133,7 @@ class Spoils:
     value: float
 
     def logits(self, evidence: Any, canvas: Any, state: None) -> Distribution:
-        return Distribution(evidence.logits.masked_fill(evidence.positions[..., None] == 6, self.value))
+        return DenseDistribution(evidence.logits.masked_fill(evidence.positions[..., None] == 6, self.value))
 
 
 @pytest.mark.parametrize(("value", "said"), [(NAN, "NaN or infinite"), (INF, "NaN or infinite"), (-INF, "ruled out")])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pardec.samplers.ops import confidence as module
 from pardec.samplers.ops.confidence import confidence, confidence_of, greedy
-from pardec.samplers.ops.distribution import Distribution, filtered
+from pardec.samplers.ops.distribution import DenseDistribution, filter_logits
 from pardec.samplers.ops.rank import best, descending, top
 from pardec.samplers.ops.schedule import even_share
 
@@ -114,7 +114,7 @@ def test_far_logits_do_not_overflow() -> None:
 
 def test_a_law_gives_the_probability_of_any_token() -> None:
     logits = logits_of((2, 3, 11), torch.float32, holes=True)
-    distribution = Distribution(logits)
+    distribution = DenseDistribution(logits)
     tokens = torch.arange(6).reshape(2, 3)
     exact = logits.double().softmax(-1).gather(-1, tokens[..., None])[..., 0]
     torch.testing.assert_close(distribution.probability(tokens).double(), exact, rtol=1e-5, atol=1e-8)
@@ -128,7 +128,7 @@ def test_a_draw_is_the_gumbel_max_rule_in_float64() -> None:
     noise, every = -np.log(-np.log(uniform.numpy())), np.arange(20)
 
     def drawn(logits: torch.Tensor, place: torch.Tensor | None = None, places: np.ndarray = every) -> np.ndarray:
-        return Distribution(logits, place).draw(places, lambda some: uniform.flatten(0, 1)[some]).numpy()
+        return DenseDistribution(logits, place).draw(places, lambda some: uniform.flatten(0, 1)[some]).numpy()
 
     expected = (logits.double().numpy() + noise).argmax(-1).flatten()
     assert (drawn(logits) == expected).all()
@@ -145,7 +145,7 @@ def test_a_draw_is_the_gumbel_max_rule_in_float64() -> None:
 
 def kept(logits: torch.Tensor, **options: float | int | None) -> list[list[int]]:
     """Ids that a filter leaves, per position of the one row."""
-    out = filtered(logits, **({"temperature": 0.0, "top_k": None, "top_p": None} | options))  # type: ignore[arg-type]
+    out = filter_logits(logits, **({"temperature": 0.0, "top_k": None, "top_p": None} | options))  # type: ignore[arg-type]
     return [row.isfinite().nonzero().flatten().tolist() for row in out[0]]
 
 
@@ -197,9 +197,9 @@ def test_top_p_comes_before_top_k() -> None:
 def test_temperature_comes_before_top_p() -> None:
     assert kept(LAW, temperature=0.2, top_p=0.8) == [[1]]
     assert kept(LAW, temperature=5.0, top_p=0.8) == [[0, 1, 3, 4]]
-    divided = filtered(LAW, temperature=0.5, top_k=None, top_p=None)
+    divided = filter_logits(LAW, temperature=0.5, top_k=None, top_p=None)
     torch.testing.assert_close(divided, LAW * 2)
-    assert filtered(LAW, temperature=0.0, top_k=None, top_p=None) is LAW
+    assert filter_logits(LAW, temperature=0.0, top_k=None, top_p=None) is LAW
 
 
 def test_what_is_impossible_stays_so() -> None:
@@ -210,10 +210,10 @@ def test_what_is_impossible_stays_so() -> None:
 
 def test_filters_work_row_by_row() -> None:
     logits = logits_of((3, 4, 17), torch.float32, holes=False)
-    whole = filtered(logits, temperature=0.7, top_k=5, top_p=0.9)
+    whole = filter_logits(logits, temperature=0.7, top_k=5, top_p=0.9)
     assert whole.shape == logits.shape
     for row in range(3):
-        assert torch.equal(filtered(logits[row : row + 1], temperature=0.7, top_k=5, top_p=0.9)[0], whole[row])
+        assert torch.equal(filter_logits(logits[row : row + 1], temperature=0.7, top_k=5, top_p=0.9)[0], whole[row])
 
 
 def test_ranks_are_descending_and_stable() -> None:

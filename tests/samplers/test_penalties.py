@@ -20,7 +20,7 @@ from transformers import (
 
 import pardec
 from pardec.models.model import LanguageModel
-from pardec.samplers.ops.distribution import filtered
+from pardec.samplers.ops.distribution import filter_logits
 from pardec.samplers.ops.penalties import penalised, standing, without_ends
 from tests.samplers import toys
 from tests.samplers.ar_toys import counted, floor, g_test, logits, rows, run, spread, toy_ar, variation
@@ -101,9 +101,9 @@ def test_min_p_comes_after_the_other_filters_in_both_families() -> None:
         expected = drawn.flatten(0, 1) / 0.7
         for warper in (first, second, MinPLogitsWarper(0.15)):
             expected = warper(None, expected)
-        found = filtered(drawn, temperature=0.7, top_k=9, top_p=0.8, min_p=0.15, order=order)  # type: ignore[arg-type]
+        found = filter_logits(drawn, temperature=0.7, top_k=9, top_p=0.8, min_p=0.15, order=order)  # type: ignore[arg-type]
         assert torch.equal(found.flatten(0, 1), expected)
-        assert found.isfinite().sum() < filtered(drawn, temperature=0.7, top_k=9, top_p=0.8).isfinite().sum()
+        assert found.isfinite().sum() < filter_logits(drawn, temperature=0.7, top_k=9, top_p=0.8).isfinite().sum()
 
 
 # --- masked models ---

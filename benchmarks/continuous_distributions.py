@@ -1,6 +1,6 @@
 """How far methods for vectors are from the law that they speed up, on toys whose target is known or can be sampled.
 
-    python benchmarks/continuous_laws.py [-n 50000] [--markdown benchmarks/continuous_laws.md]
+    python benchmarks/continuous_distributions.py [-n 50000] [--markdown benchmarks/continuous_distributions.md]
 
 Toys: six tokens in four groups, each depending on all tokens before it; draft and target differ in means and in
 deviations. Each row draws as many pictures with a method, and with `mar` under other seeds, and compares them: the
@@ -94,8 +94,8 @@ def main() -> None:
     if given.markdown:
         told = " ".join((__doc__ or "").split("\n\n")[2].split())
         given.markdown.write_text(
-            f"# How far methods for vectors are from the target's law\n\n`python benchmarks/continuous_laws.py "
-            f"-n {given.n}`. {told}\n\n{text}\n"
+            "# How far methods for vectors are from the target's distribution\n\n"
+            f"`python benchmarks/continuous_distributions.py -n {given.n}`. {told}\n\n{text}\n"
         )
 
 
