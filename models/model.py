@@ -12,12 +12,12 @@ from torch import Tensor
 from .errors import CacheError, CapacityError, ModelError
 from .hidden import Hidden
 from .kv_cache import KVCache
-from .loading.quantize import held_bytes
+from .loading.quantize import weight_bytes
 from .plan import Plan, Visible
 from .stack import Stack
 
 if TYPE_CHECKING:
-    from .images.contracts import Imaging
+    from .images.contracts import CodeImaging
 
 Attention = Literal["bidirectional", "block-causal", "causal"]
 
@@ -61,7 +61,7 @@ class LanguageModel:
         None  # positions past this one would be computed wrongly (a sliding window ends), so they are refused
     )
     choice: str = field(default="", repr=False)  # why this device and dtype
-    imaging: Imaging | None = field(default=None, repr=False)  # of a model of pictures
+    imaging: CodeImaging | None = field(default=None, repr=False)  # of a model of pictures
     quantized: str | None = None  # what its matrices are kept in, where that is not the dtype
     processes: int = 1  # that hold a share each
     whole: int | None = field(default=None, repr=False)  # numbers of the checkpoint, where this process has a share
@@ -76,7 +76,7 @@ class LanguageModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of memory that they take in this process."""
-        return held_bytes(self.decoder.parameters())
+        return weight_bytes(self.decoder.parameters())
 
     @property
     def codebook(self) -> Tensor | None:

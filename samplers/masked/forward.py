@@ -19,7 +19,7 @@ from pardec.models.plan import Plan
 
 from ..ops.chunked_distribution import ChunkedDistribution, RowDistribution, join, needs_chunks
 from ..ops.distribution import DenseDistribution, Distribution
-from ..ops.penalties import penalised, standing, without_ends
+from ..ops.penalties import penalize, token_counts, without_ends
 from .canvas import GIVEN, Canvas
 from .contracts import Filling, MaskedSampler, QuerySpec, Request
 from .layout import Group, Layout, Queries
@@ -131,7 +131,7 @@ class MaskedForward:
         if self.request.repetition_penalty is not None:
             # The canvas behind a short answer is full of end tokens: those are free to come again.
             stands = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
-            self.counts = standing(canvas.tokens, stands, self.model.vocab_size, self.request.stop_ids)
+            self.counts = token_counts(canvas.tokens, stands, self.model.vocab_size, self.request.stop_ids)
         key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
         if queries.positions is not None or key != self._key:
             self._groups, self._order = self.layout.lay(queries)
@@ -278,7 +278,7 @@ class MaskedForward:
             own = torch.where(at(self.canvas.open), -1, at(self.canvas.tokens))
             counts = self._of(self.counts, group)
             counts = counts[:, None] if rows is None else counts[rows]
-            logits = penalised(logits, counts, own, request.repetition_penalty)
+            logits = penalize(logits, counts, own, request.repetition_penalty)
         logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
         if request.min_new_tokens:
             logits = without_ends(logits, at(self.early), request.stop_ids)

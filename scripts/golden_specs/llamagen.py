@@ -81,8 +81,8 @@ def _forward_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str
     if case["cond"] is not None:
         said = [label < imaging.classes for label in case["cond"]]
         made = imaging.prefix([Condition(label=min(label, imaging.classes - 1)) for label in case["cond"]])
-        assert made.without is not None, "classes can be guided"
-        made = Prefix(tuple(made.states[row] if known else made.without[row] for row, known in enumerate(said)))
+        assert made.uncond is not None, "classes can be guided"
+        made = Prefix(tuple(made.cond[row] if known else made.uncond[row] for row, known in enumerate(said)))
     else:
         made = imaging.prefix([Condition(features=row) for row in _features(case, tensors)])
     places, ids = made.lengths, torch.tensor(case["input_ids"])

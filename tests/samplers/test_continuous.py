@@ -10,7 +10,7 @@ import pytest
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
 from pardec.models.load import load_continuous
-from pardec.samplers.continuous.contracts import PictureRequest
+from pardec.samplers.continuous.contracts import ImageRequest
 from pardec.samplers.continuous.loop import decode
 from pardec.samplers.events import Finished, RowFinished, Sampled, Started
 from pardec.samplers.ops.unmasking import unmasking
@@ -28,7 +28,7 @@ def model() -> ContinuousModel:
 def drawn(
     model: ContinuousModel, spec: str, *, labels: tuple[int, ...] = (3,), seeds: tuple[int, ...] = (5,), **more: float
 ) -> Finished:
-    request = PictureRequest(labels, Keyed(seeds), **more)
+    request = ImageRequest(labels, Keyed(seeds), **more)
     *_, end = decode(model, resolve(spec, "continuous"), request)
     assert isinstance(end, Finished)
     return end
@@ -48,7 +48,7 @@ def test_groups_are_those_of_a_cosine() -> None:
 
 
 def test_events_tell_what_each_round_draws(model: ContinuousModel) -> None:
-    request = PictureRequest((1, 2), Keyed((8, 9)))
+    request = ImageRequest((1, 2), Keyed((8, 9)))
     first, *between, last = decode(model, resolve("mar:steps=4", "continuous"), request)
     assert isinstance(first, Started)
     assert isinstance(last, Finished)

@@ -28,12 +28,12 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "mar" / "checkpoint"
         ("cspd:prefill=1.5", "prefill is a share from 0 to 1, got 1.5"),
         ("cspd:tau=0", "tau must be above 0, got 0"),
         ("cspd:slack=0.5,mode=exact", "slack must be at least 1, got 0.5"),
-        ("cspd:slack=2", "slack=2.0 is no part of mode=reference"),
-        ("cspd:mode=exact,tau=2", "tau=2.0 is no part of mode=exact"),
-        ("cspd:mode=exact,derived=true", "derived=True is no part of mode=exact"),
-        ("cspd:mode=exact,reference=true", "reference=True is no part of mode=exact"),
+        ("cspd:slack=2", "slack=2.0 does not apply to mode=reference"),
+        ("cspd:mode=exact,tau=2", "tau=2.0 does not apply to mode=exact"),
+        ("cspd:mode=exact,derived=true", "derived=True does not apply to mode=exact"),
+        ("cspd:mode=exact,reference=true", "reference=True does not apply to mode=exact"),
         ("cspd:last=x1", "mode=reference tests the mean of the last transition, and last=x1"),
-        ("cspd:mode=exact,last=map", "last=map with k=8 does not keep the law"),
+        ("cspd:mode=exact,last=map", "last=map with k=8 is not exact"),
         ("cspd:steps=0", "steps must be at least 1"),
         ("cspd:mode=lossless", "reference, exact"),
     ],
@@ -62,7 +62,7 @@ def test_a_request_that_cannot_be_served_is_refused() -> None:
         with pytest.raises(SpecError, match="at temperature 0.0 there are none"):
             drawn(target, f"cspd:draft=d,mode={mode}", draft=draft, temperature=0.0)
     for other, match in (
-        (toy("d", draft.head, ToyBackbone(5, 2)), "5 tokens a picture, not 4"),
+        (toy("d", draft.head, ToyBackbone(5, 2)), "5 tokens an image, not 4"),
         (toy("d", ToyHead(3, 3), ToyBackbone(4, 3)), "3 numbers a token, not 2"),
         (toy("d", ToyHead(2, 4), ToyBackbone(4, 2)), "4 steps of the head, not 3"),
     ):
@@ -193,31 +193,31 @@ def test_a_causal_backbone_is_asked_once_for_all_groups(cfg: float | None) -> No
     spec = "cspd:draft=d,k=4,steps=9,mode=exact,prefill=0"
     once = drawn(target, spec, draft=draft, cfg=cfg, **ROWS)  # type: ignore[arg-type]
     assert once.forward_rows == tuple(n * (2 if cfg else 1) for n in once.nfe)
-    with patch.object(_cspd_exact, "contexts", _each_alone):
+    with patch.object(_cspd_exact, "group_states", _each_alone):
         apart = drawn(target, spec, draft=draft, cfg=cfg, **ROWS)  # type: ignore[arg-type]
     np.testing.assert_allclose(pictures(once), pictures(apart), atol=1e-5)
     assert once.trace.accepted == apart.trace.accepted
 
 
-def _each_alone(easel: object, groups: list[object], latents: torch.Tensor) -> object:
+def _each_alone(context: object, groups: list[object], latents: torch.Tensor) -> object:
     """`contexts` by one call for each group."""
     from pardec.models.continuous.contracts import States
-    from pardec.samplers.continuous.contracts import Easel
-    from pardec.samplers.continuous.methods._ahead import Group, raster
+    from pardec.samplers.continuous.contracts import ContinuousContext
+    from pardec.samplers.continuous.methods._ahead import Group, raster_order
 
-    assert isinstance(easel, Easel)
-    painting, said, places = easel.painting, [], []
+    assert isinstance(context, ContinuousContext)
+    images, cond, places = context.images, [], []
     for group in groups:
         assert isinstance(group, Group)
-        said.append(easel.states(painting.known(group.start), group.wanted, group.scale, latents=latents))
+        cond.append(context.states(images.known(group.start), group.wanted, group.scale, latents=latents))
         places.append(group.wanted.nonzero())
     rows, at = torch.cat(places).unbind(1)
-    order = raster(rows, at, painting.tokens)
-    unsaid = [each.unsaid for each in said if each.unsaid is not None]
-    scale = [each.scale for each in said if each.scale is not None]
-    whole = torch.cat([each.said for each in said])
-    made = States(whole, torch.cat(unsaid), torch.cat(scale)) if unsaid else States(whole)
-    return made.take(order), np.array([sum(int(g.stop[r] > g.start[r]) for g in groups) for r in range(len(painting))])  # type: ignore[attr-defined]
+    order = raster_order(rows, at, images.tokens)
+    uncond = [each.uncond for each in cond if each.uncond is not None]
+    scale = [each.scale for each in cond if each.scale is not None]
+    whole = torch.cat([each.cond for each in cond])
+    made = States(whole, torch.cat(uncond), torch.cat(scale)) if uncond else States(whole)
+    return made.take(order), np.array([sum(int(g.stop[r] > g.start[r]) for g in groups) for r in range(len(images))])  # type: ignore[attr-defined]
 
 
 def test_slack_accepts_more() -> None:

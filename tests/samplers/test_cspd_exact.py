@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel, Head, States
-from pardec.samplers.continuous.contracts import Easel, ImageState, PictureRequest
+from pardec.samplers.continuous.contracts import ContinuousContext, ImageRequest
 from pardec.samplers.continuous.methods import _cspd_exact
-from pardec.samplers.continuous.methods._ahead import Group, contexts
+from pardec.samplers.continuous.methods._ahead import Group, group_states
 from pardec.samplers.continuous.methods.cspd import CSpD
-from pardec.samplers.ops.denoising_paths import Last, Path, along, log_density, trace, width
+from pardec.samplers.continuous.state import ImageState
+from pardec.samplers.ops.denoising_paths import DenoisingPath, Last, along, log_density, trace, width
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.rng import Keyed, row_seeds
 from tests.samplers.vector_toys import ToyHead, drawn, energy, kolmogorov, pair, pictures
@@ -38,7 +39,7 @@ SPEC = f"cspd:draft=d,mode=exact,steps={STEPS},prefill=0,k={K}"
 def by_rank(model: ContinuousModel, seed: int, made: np.ndarray) -> np.ndarray:
     """Pictures [B, S, d] with their tokens in the order in which they came."""
     count = len(made)
-    rank = ImageState(model, PictureRequest((1,) * count, Keyed(row_seeds(seed, count)))).rank.numpy()
+    rank = ImageState(model, ImageRequest((1,) * count, Keyed(row_seeds(seed, count)))).rank.numpy()
     return np.take_along_axis(made, rank.argsort(1)[..., None], 1)
 
 
@@ -139,7 +140,7 @@ def test_the_law_is_that_of_mar_at_50_000_samples(steps: int, k: int, last: Last
 # --- faults, each of which the same tests notice ---
 
 
-def narrow(path: Path, last: Last) -> Tensor:
+def narrow(path: DenoisingPath, last: Last) -> Tensor:
     """`log_density` without its normalisers."""
     count = path.transitions(last)
     spread = path.log_deviations[:count].double().sum((0, 2))
@@ -153,23 +154,23 @@ def all_kept(accepted: Tensor, number: Tensor, count: int) -> tuple[Tensor, Tens
 
 def first_try(*given: Any) -> Tensor:
     """`_residual` that takes the target's own first path."""
-    easel, _, again, target, _, last = given
-    noise = easel.painting.noise(again, "residual", width(easel.head))
-    path = trace(easel.head, target, noise)
-    return _cspd_exact.token(path, easel.head, last)
+    context, _, again, target, _, last = given
+    noise = context.images.noise(again, "residual", width(context.head))
+    path = trace(context.head, target, noise)
+    return _cspd_exact.token(path, context.head, last)
 
 
-def blind(easel: Easel, groups: list[Group], latents: Tensor) -> Any:
+def blind(context: ContinuousContext, groups: list[Group], latents: Tensor) -> Any:
     """`contexts` of a target that does not see the drafts before a group."""
-    return contexts(easel, groups, latents, easel.painting.known())
+    return group_states(context, groups, latents, context.images.known())
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
     "none": lambda: patch.object(_cspd_exact, "log_density", log_density),
     "no normalisers": lambda: patch.object(_cspd_exact, "log_density", narrow),
-    "groups behind a rejection kept": lambda: patch.object(_cspd_exact, "settled", all_kept),
+    "groups behind a rejection kept": lambda: patch.object(_cspd_exact, "split_drafts", all_kept),
     "the target's path for the residual": lambda: patch.object(_cspd_exact, "_residual", first_try),
-    "drafts not seen by the test of the next": lambda: patch.object(_cspd_exact, "contexts", blind),
+    "drafts not seen by the test of the next": lambda: patch.object(_cspd_exact, "group_states", blind),
 }
 
 

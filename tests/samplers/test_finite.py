@@ -286,7 +286,7 @@ def test_a_weight_or_a_processor_of_an_autoregressive_model_is_named(spec: str, 
             run_ar(spoilt(toy_ar(3, 8, layers=4), name), spec, given, 6, temperature=temperature)
     for value in (NAN, INF, -INF):
         for processor in (Bad(value), Bad(value, 7)):
-            with pytest.raises(SpecError, match="the logits processor Bad leaves no token, or logits of NaN"):
+            with pytest.raises(SpecError, match="the logits processor Bad excludes every token, or returns NaN"):
                 run_ar(
                     toy_ar(3, 8, layers=4),
                     spec,
@@ -321,7 +321,7 @@ def test_pictures_name_what_is_not_finite() -> None:
     other = spoilt(picture_toys.toy_pictures(5, 3, 7), "layers.0.down_weight")
     with pytest.raises(ModelError, match="its weight layers.0.down_weight "):
         picture_toys.draw(other, "sjd", captions, cfg=3.0)
-    with pytest.raises(ModelError, match="states that are not finite") as boosted:
+    with pytest.raises(ModelError, match="conditions are not finite") as boosted:
         picture_toys.draw(model, "sequential", [captions[0], captions[1] * NAN])
     assert "prompt_embeds" in str(boosted.value.hint)
     decoder = torch.nn.Linear(2, 2)

@@ -98,13 +98,13 @@ def test_a_group_of_several_tokens_has_a_row_of_its_own_on_a_causal_backbone() -
 
 def test_its_fixed_point_takes_the_noise_of_each_token() -> None:
     """A fault for comparison: with other noise each round nothing settles, and the picture is another."""
-    from pardec.samplers.continuous.contracts import ImageState
+    from pardec.samplers.continuous.state import ImageState
 
     model, rounds = causal(), iter(range(1000))
     noise = ImageState.noise
 
-    def fresh(painting: ImageState, wanted: Any, purpose: str, width: int) -> Any:
-        return noise(painting, wanted, purpose, width, again=next(rounds))
+    def fresh(images: ImageState, wanted: Any, purpose: str, width: int) -> Any:
+        return noise(images, wanted, purpose, width, again=next(rounds))
 
     with patch.object(ImageState, "noise", fresh):
         end = drawn(model, "seeded_jacobi:window=5")

@@ -16,7 +16,7 @@ from pardec.models.continuous.contracts import ContinuousModel, Gaussian, States
 from pardec.models.continuous.diffusion_head import DiffusionHead
 from pardec.models.continuous.mar import Reader
 from pardec.models.families.mar import networks
-from pardec.samplers.continuous.contracts import PictureRequest
+from pardec.samplers.continuous.contracts import ImageRequest
 from pardec.samplers.continuous.loop import decode
 from pardec.samplers.continuous.methods import _drafting
 from pardec.samplers.events import Finished
@@ -45,9 +45,9 @@ class ToyHead:
         return states
 
     def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
-        z = states.said[:, : self.size]
-        if states.unsaid is not None and states.scale is not None:
-            plain = states.unsaid[:, : self.size]
+        z = states.cond[:, : self.size]
+        if states.uncond is not None and states.scale is not None:
+            plain = states.uncond[:, : self.size]
             z = plain + states.scale[:, None] * (z - plain)
         number = torch.as_tensor(index, dtype=torch.float32).reshape(-1, 1)
         mean = self.keep * x + self.pull * z + self.bend * torch.tanh(2 * x)
@@ -76,12 +76,12 @@ class ToyBackbone:
         held = torch.where(known[..., None], latents, torch.zeros_like(latents))
         before = held.cumsum(1) - held if self.causal else held.sum(1, keepdim=True).expand_as(held)
         place = torch.arange(self.tokens)[:, None] / self.tokens - 0.5
-        said = self.shift + self.weight * before + self.placed * place
-        said = 2 * torch.tanh(said) if self.curved else said
-        plain = said - 0.3 * (1 + labels[:, None, None].clamp(min=0))
+        cond = self.shift + self.weight * before + self.placed * place
+        cond = 2 * torch.tanh(cond) if self.curved else cond
+        plain = cond - 0.3 * (1 + labels[:, None, None].clamp(min=0))
         if scale is None:
-            return States(said[wanted])
-        return States(said[wanted], plain[wanted], scale[:, None].expand_as(wanted)[wanted])
+            return States(cond[wanted])
+        return States(cond[wanted], plain[wanted], scale[:, None].expand_as(wanted)[wanted])
 
     def parameters(self) -> list[Tensor]:
         return []
@@ -151,7 +151,7 @@ def drawn(
 ) -> Finished:
     """What the loop makes of a spec; a spec's draft model, whatever it is called, is `draft`."""
     seeds = seeds or row_seeds(seed, count)
-    request = PictureRequest(labels or (1,) * len(seeds), Keyed(seeds), **more)
+    request = ImageRequest(labels or (1,) * len(seeds), Keyed(seeds), **more)
     with patch.object(_drafting, "loaded", lambda name, device, dtype: draft):
         *_, end = decode(model, resolve(spec, "continuous"), request, steps=False)
     assert isinstance(end, Finished)
