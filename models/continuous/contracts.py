@@ -27,7 +27,7 @@ class States:
 
     cond: Tensor  # [N, E]
     uncond: Tensor | None = None  # [N, E] the same without the condition; None without guidance
-    scale: Tensor | None = None  # [N] float32, with `unsaid`: how strongly each is guided
+    scale: Tensor | None = None  # [N] float32, with `uncond`: how strongly each is guided
 
     def __len__(self) -> int:
         return len(self.cond)

@@ -66,7 +66,7 @@ class Conditioned:
         self.scale = 1.0 if cfg is None else float(cfg)
         if self.scale != 1:
             if prefix.uncond is None:
-                raise ModelError(f"cfg={cfg} asks for guidance, and this model has no unconditional input")
+                raise ModelError(f"cfg={cfg} requests guidance, and this model has no unconditional input")
             halves.append(prefix.uncond)
         if any(width < length for width, length in zip(widths, prefix.lengths, strict=True)):
             raise ModelError(
@@ -102,7 +102,7 @@ class Conditioned:
         """An empty cache for all rows of the request, with rows of its own for the unconditional half."""
         copies, count = self.lengths.shape
         if batch != count:
-            raise CacheError(f"the request has {count} rows, a cache of {batch} was asked for")
+            raise CacheError(f"the request has {count} rows, a cache of {batch} was requested")
         cache = self.base.new_cache(batch * copies, capacity)
         cache.copies, cache.ids = copies, torch.arange(batch)
         cache.shift = None if self.even else self.shift.flatten()
@@ -123,7 +123,7 @@ class Conditioned:
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if cache is None:
-            raise CacheError("a condition is kept in the cache, and there is none")
+            raise CacheError("a condition is stored in the cache, and there is no cache")
         live = cache.batch // cache.copies
         here = torch.arange(plan.batch, device=plan.tokens.device) if plan.rows is None else plan.rows
         whom = cache.ids.to(here.device)[here]  # [B] rows of the request

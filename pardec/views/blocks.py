@@ -31,7 +31,7 @@ def way(environment: Mapping[str, str]) -> Way:
     return "blocks"
 
 
-def preferred_dtype(picture: Image.Image, columns: int, lines: int) -> Image.Image:
+def fitting(picture: Image.Image, columns: int, lines: int) -> Image.Image:
     """The picture, made smaller where it has more than `columns` pixels across or two for each of `lines` down."""
     share = min(columns / picture.width, 2 * lines / picture.height, 1.0)
     if share == 1.0:

@@ -19,7 +19,7 @@ from rich.text import Text
 from pardec.models.printable import plain
 
 from ..images import pngs
-from .blocks import half_blocks, preferred_dtype
+from .blocks import fitting, half_blocks
 from .colour import shade
 from .picture import FRAMES, MARGIN, cut, encode
 from .token_grid import heading
@@ -214,7 +214,7 @@ class _Sized:
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
         if console.color_system is not None:
-            yield half_blocks(preferred_dtype(self.sheet, options.max_width, 48))
+            yield half_blocks(fitting(self.sheet, options.max_width, 48))
 
 
 def finished(result: Result) -> Group:

@@ -17,7 +17,7 @@ from rich.text import Text
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
 
 from ..images.pngs import sheet, squarest
-from .blocks import extent, half_blocks, inline, preferred_dtype, way
+from .blocks import extent, fitting, half_blocks, inline, way
 from .unfinished import Codes, unfinished
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Preview:
     def _draw(self, picture: Image.Image) -> None:
         across, down = self.console.width, max(self.console.height - 3, 1)
         if self.live is not None:
-            shown = half_blocks(preferred_dtype(picture, across, down))
+            shown = half_blocks(fitting(picture, across, down))
             self.live.update(Group(shown, Text(self.progress(), style="dim")), refresh=True)
             return
         assert self.manner in ("kitty", "iterm"), "the others draw nothing"

@@ -240,7 +240,7 @@ def test_prefixes_by_row() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     toy = model()
-    with pytest.raises(ModelError, match="cfg=2.0 asks for guidance"):
+    with pytest.raises(ModelError, match="cfg=2.0 requests guidance"):
         Conditioned(toy.decoder, Prefix(SAID), LENGTHS, cfg=2.0)
     with pytest.raises(ModelError, match="conditions of 4 positions do not fit into 3"):
         Conditioned(toy.decoder, Prefix(SAID), [3, 1, 3, 2])

@@ -27,7 +27,7 @@ from pardec.samplers.ops.density_ratios import (
 )
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.rng import Keyed
-from tests.samplers.vector_toys import drawn, pair, pictures
+from tests.samplers.vector_toys import generate, latents_of, pair
 
 TOKENS, SIZE, HEAD = 12, 2, 5
 
@@ -125,16 +125,16 @@ def test_rounds_go_as_the_authors_runner_goes(k: int, tau: float, steps: int, de
     seeds, labels = (3, 4, 5), (0, 3, 1)
     flag = str(derived).lower()
     spec = f"cspd:draft=d,k={k},tau={tau},steps={steps},derived={flag},prefill=0.2"
-    end = drawn(models[0], spec, draft=models[1], seeds=seeds, labels=labels, cfg=cfg, temperature=0.9)
+    end = generate(models[0], spec, draft=models[1], seeds=seeds, labels=labels, cfg=cfg, temperature=0.9)
     given: dict[str, Any] = {"steps": steps, "k": k, "cfg": cfg, "tau": tau, "derived": derived, "prefill": 0.2}
     for row, (seed, label) in enumerate(zip(seeds, labels, strict=True)):
         expected = plainly(models, seed=seed, label=label, temperature=0.9, **given)
-        np.testing.assert_allclose(pictures(end)[row], expected, atol=2e-5)
+        np.testing.assert_allclose(latents_of(end)[row], expected, atol=2e-5)
 
 
 def test_both_ways_of_a_test_are_taken_there() -> None:
     target, draft = pair(TOKENS, SIZE, HEAD, curved=True)
-    end = drawn(target, "cspd:draft=d,k=3,steps=8,prefill=0.2", draft=draft, count=20)
+    end = generate(target, "cspd:draft=d,k=3,steps=8,prefill=0.2", draft=draft, count=20)
     share_ = sum(map(sum, end.trace.accepted)) / sum(map(sum, end.trace.drafted))
     assert 0.2 < share_ < 0.99
 
@@ -193,8 +193,8 @@ def test_the_published_fall_back_leaves_zeros_and_ours_does_not() -> None:
     zeros = {}
     for flag in ("true", "false"):
         spec = f"cspd:draft=d,k=2,steps=6,prefill=0,reference={flag}"
-        end = drawn(target, spec, draft=draft, count=200)
-        zeros[flag] = int((pictures(end) == 0).all(-1).sum())
+        end = generate(target, spec, draft=draft, count=200)
+        zeros[flag] = int((latents_of(end) == 0).all(-1).sum())
         assert sum(map(sum, end.trace.accepted)) < sum(map(sum, end.trace.drafted))
     assert zeros["true"] > 0
     assert zeros["false"] == 0

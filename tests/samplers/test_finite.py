@@ -25,7 +25,7 @@ from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
 from tests.samplers.ar_toys import toy_ar
 from tests.samplers.toys import EOS, MASK, VOCAB, accepted, altered, fill, names, prompts, request, toy
-from tests.samplers.vector_toys import drawn, mar
+from tests.samplers.vector_toys import generate, mar
 
 NAN, INF = float("nan"), float("inf")
 GIVEN = prompts((3, 5))
@@ -349,4 +349,4 @@ def test_models_of_vectors_name_what_is_not_finite(spec: str, part: str) -> None
     with torch.no_grad():
         weight.fill_(NAN)
     with pytest.raises(ModelError, match=f"mar-0-None gives .* that are not finite: its weight {name} "):
-        drawn(model, spec, count=2)
+        generate(model, spec, count=2)

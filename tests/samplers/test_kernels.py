@@ -1,4 +1,4 @@
-"""Kernels against numpy in float64: confidence, laws and filters, rank, schedule."""
+"""Kernels against numpy in float64: confidence, distributions and filters, rank, schedule."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def kept(logits: torch.Tensor, **options: float | int | None) -> list[list[int]]
     return [row.isfinite().nonzero().flatten().tolist() for row in out[0]]
 
 
-LAW = torch.tensor([[[0.1, 0.4, 0.05, 0.25, 0.2]]]).log()
+LOGITS = torch.tensor([[[0.1, 0.4, 0.05, 0.25, 0.2]]]).log()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ LAW = torch.tensor([[[0.1, 0.4, 0.05, 0.25, 0.2]]]).log()
     ],
 )
 def test_top_p_keeps_the_smallest_set_of_that_mass(top_p: float, ids: list[int]) -> None:
-    assert kept(LAW, top_p=top_p) == [ids]
+    assert kept(LOGITS, top_p=top_p) == [ids]
 
 
 @settings(max_examples=60, deadline=None)
@@ -184,22 +184,22 @@ def test_top_p_on_any_law(seed: int, top_p: float, size: int) -> None:
 
 @pytest.mark.parametrize(("top_k", "ids"), [(1, [1]), (2, [1, 3]), (5, [0, 1, 2, 3, 4]), (50, [0, 1, 2, 3, 4])])
 def test_top_k_keeps_the_k_likeliest(top_k: int, ids: list[int]) -> None:
-    assert kept(LAW, top_k=top_k) == [ids]
+    assert kept(LOGITS, top_k=top_k) == [ids]
 
 
 def test_top_p_comes_before_top_k() -> None:
     # Alone top_k=2 leaves 0.4 and 0.25, of which 0.61 is the first; after top-p both stay.
-    assert kept(LAW, top_p=0.6, top_k=2) == [[1, 3]]
-    assert kept(LAW, top_p=0.3, top_k=2) == [[1]]
-    assert kept(LAW, top_p=0.7, top_k=2) == [[1, 3]]
+    assert kept(LOGITS, top_p=0.6, top_k=2) == [[1, 3]]
+    assert kept(LOGITS, top_p=0.3, top_k=2) == [[1]]
+    assert kept(LOGITS, top_p=0.7, top_k=2) == [[1, 3]]
 
 
 def test_temperature_comes_before_top_p() -> None:
-    assert kept(LAW, temperature=0.2, top_p=0.8) == [[1]]
-    assert kept(LAW, temperature=5.0, top_p=0.8) == [[0, 1, 3, 4]]
-    divided = filter_logits(LAW, temperature=0.5, top_k=None, top_p=None)
-    torch.testing.assert_close(divided, LAW * 2)
-    assert filter_logits(LAW, temperature=0.0, top_k=None, top_p=None) is LAW
+    assert kept(LOGITS, temperature=0.2, top_p=0.8) == [[1]]
+    assert kept(LOGITS, temperature=5.0, top_p=0.8) == [[0, 1, 3, 4]]
+    divided = filter_logits(LOGITS, temperature=0.5, top_k=None, top_p=None)
+    torch.testing.assert_close(divided, LOGITS * 2)
+    assert filter_logits(LOGITS, temperature=0.0, top_k=None, top_p=None) is LOGITS
 
 
 def test_what_is_impossible_stays_so() -> None:
