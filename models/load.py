@@ -18,14 +18,14 @@ from .errors import ArgumentError, ModelError
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match
 from .families.llamagen import read_config
 from .hf.adapt import load_adapter
-from .images.contracts import Imaging, Picturing
+from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
-from .loading.arguments import alone
+from .loading.arguments import exclusive
 from .loading.catalog import embedded_names
-from .loading.decoding_config import establish
-from .loading.kinds import PICTURES
+from .loading.decoding_config import build_decoding_config
+from .loading.kinds import IMAGE_MODELS
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
-from .loading.quantize import Quantizer, check, fitting, quantizer
+from .loading.quantize import Quantizer, check, preferred_dtype, quantizer
 from .loading.sources import Source, locate, read_json
 from .loading.tokenizers import load_tokenizer
 from .loading.weights import Published, inspect, weight_files
@@ -83,19 +83,19 @@ def load_any(
     """
     check(quantize, device_map)
     if tp:
-        alone("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
+        exclusive("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
         device = tensor_parallel.own_device(device)
     source = locate(name_or_path, revision=revision, offline=offline)
     target, device_reason = choose_device(device)
     if cuda_graphs:
-        alone("cuda_graphs", device_map=device_map)
+        exclusive("cuda_graphs", device_map=device_map)
         check_graphs(target, source.name)
     image_decoder = None if decoder is None else os.fspath(decoder)
     with configs.reading(source.name):
         config, published = read_description(source)
     with suppress(ModelError):  # errors of the files themselves are raised when they are needed
         published = published or inspect(weight_files(source.folder))
-    configs.checked(config, f"{source.name}: config.json", published)
+    configs.check_config(config, f"{source.name}: config.json", published)
     if config.get("model_type") == "mar":
         foreign = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
         foreign |= {"quantize": quantize, "tp": tp or None, "cuda_graphs": cuda_graphs or None}
@@ -133,11 +133,13 @@ def load_any(
     with configs.reading(source.name):
         shape, positions, limit = spec.decoder(config), spec.positions(config), spec.sliding(config)
     generation = read_json(source.folder / "generation_config.json")
-    configs.checked(generation, f"{source.name}: generation_config.json")
-    decoding_config = establish(spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block)
+    configs.check_config(generation, f"{source.name}: generation_config.json")
+    decoding_config = build_decoding_config(
+        spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block
+    )
     published = published or inspect(weight_files(source.folder))
     stored = stored_dtype(published)
-    kind, dtype_reason = fitting(quantize, dtype) or choose_dtype(dtype, target, stored)
+    kind, dtype_reason = preferred_dtype(quantize, dtype) or choose_dtype(dtype, target, stored)
     quantization = None if quantize is None else quantizer(quantize, target, kind)
     shares = tensor_parallel.shares(target, shape) if tp else None
     make_stack = partial(_native, spec, config, published, kind, target, device_map, quantization or shares)
@@ -149,7 +151,7 @@ def load_any(
         where += f" and {shares.count - 1} more of {shares.count} processes"
     imaging = None
     if spec.imaging:
-        parts = Picturing(source, config, published, shape.vocab, entry, kind, image_decoder, text_encoder, offline)
+        parts = ImagingParts(source, config, published, shape.vocab, entry, kind, image_decoder, text_encoder, offline)
         imaging = _imaging(spec.imaging, parts)
     if cuda_graphs:
         where += ", by CUDA graphs"
@@ -169,7 +171,7 @@ def load_any(
         max_positions=positions,
         limit=limit,
         choice=f"{where}, {short(kind)} ({dtype_reason})"
-        + ("" if quantization is None else f", {quantization.said()}"),
+        + ("" if quantization is None else f", {quantization.summary()}"),
         imaging=imaging,
         quantized=quantize,
         processes=1 if shares is None else shares.count,
@@ -183,17 +185,17 @@ def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Publishe
     if source.file is not None:
         published = inspect([source.file])
         if mar.MARK in published:
-            return mar.described(source.folder, published, source.file.stem), published
+            return mar.describe(source.folder, published, source.file.stem), published
         return read_config(source.file, published), published
     if (source.folder / mar.FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
         published = inspect(weight_files(source.folder))
-        return mar.described(source.folder, published), published
+        return mar.describe(source.folder, published), published
     return read_json(source.folder / "config.json", required=True), {}
 
 
-def _imaging(builder: str, parts: Picturing) -> Imaging:
+def _imaging(builder: str, parts: ImagingParts) -> CodeImaging:
     module, _, name = builder.partition(":")
-    imaging: Imaging = getattr(import_module(module), name)(parts)
+    imaging: CodeImaging = getattr(import_module(module), name)(parts)
     return imaging
 
 
@@ -225,7 +227,7 @@ def _recognise(config: dict[str, Any]) -> tuple[FamilySpec | None, str]:
 def _known_to_transformers(model_type: str) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in PICTURES
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in IMAGE_MODELS
 
 
 def _native(
@@ -241,12 +243,12 @@ def _native(
     wanted = assemble.targets(spec, decoder)
     used = assemble.check(spec, wanted, published, decoder.config.tied)
     if device_map is None:
-        more: Any = {"memory": assemble.for_products} if finish is None else {"finish": finish}
+        more: Any = {"memory": assemble.matmul_memory} if finish is None else {"finish": finish}
         assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device, **more)
         if finish is None:
-            assemble.again(decoder)
+            assemble.copy_tied_head(decoder)
         elif isinstance(finish, Quantizer) and decoder.config.tied:
-            finish.keep("head.weight", "it is the embedding")
+            finish.skip("head.weight", "it is the embedding")
         return decoder
     from .parallel.device_map import spread
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from .errors import CacheError, CapacityError, ModelError
 from .hidden import Hidden
 from .kv_cache import KVCache
-from .loading.quantize import held_bytes
+from .loading.quantize import weight_bytes
 from .plan import Plan, Visible
 from .stack import Stack
 
 if TYPE_CHECKING:
-    from .images.contracts import Imaging
+    from .images.contracts import CodeImaging
 
 Attention = Literal["bidirectional", "block-causal", "causal"]
 
@@ -59,7 +59,7 @@ class LanguageModel:
     max_positions: int | None = None  # the length the checkpoint was made for
     limit: int | None = None  # positions past it would be computed wrongly (a sliding window ends): they are refused
     choice: str = field(default="", repr=False)  # why this device and dtype
-    imaging: Imaging | None = field(default=None, repr=False)  # of an image model
+    imaging: CodeImaging | None = field(default=None, repr=False)  # of an image model
     quantized: str | None = None  # the type its linear layers are quantized to
     processes: int = 1  # that share it
     whole: int | None = field(default=None, repr=False)  # parameters of the checkpoint, where this process has a share
@@ -76,7 +76,7 @@ class LanguageModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of memory that the parameters take in this process."""
-        return held_bytes(self.decoder.parameters())
+        return weight_bytes(self.decoder.parameters())
 
     @property
     def codebook(self) -> Tensor | None:

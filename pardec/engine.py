@@ -34,7 +34,7 @@ from .result_data import Timing, plain_row
 from .serving.streaming import Texts
 
 if TYPE_CHECKING:
-    from pardec.models.images.contracts import Pictures
+    from pardec.models.images.contracts import Imaging
     from pardec.models.model import LanguageModel
     from pardec.samplers.cards import Family
 
@@ -74,7 +74,7 @@ class Engine:
         return None if isinstance(self.network, ContinuousModel) else self.network.quantized
 
     @property
-    def imaging(self) -> Pictures | None:
+    def imaging(self) -> Imaging | None:
         """The picture side of a model of pictures, None of one of text."""
         return self.network.imaging
 

@@ -293,7 +293,7 @@ def test_what_is_exported_draws_as_it_was_trained(folder: Path) -> None:
     with torch.no_grad():
         network = made.model
         wanted = network.head.cond_embed(network.backbone(latents, known, labels)[~known])
-    found = model.backbone.states(latents, known, labels, ~known).said
+    found = model.backbone.states(latents, known, labels, ~known).cond
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 

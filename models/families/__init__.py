@@ -13,7 +13,7 @@ _BUILT_IN = (dimple, dream, llada, llama, llamagen, qwen2, qwen3, sdar)
 
 def match(config: Config) -> FamilySpec | None:
     """The family whose checkpoints look like `config`, or None. Raises ModelError if two claim it."""
-    found = [spec for spec in FAMILIES.values() if spec.matches(config)]
-    if len(found) > 1:
-        raise ModelError(f"this config is claimed by several families: {', '.join(spec.name for spec in found)}")
-    return found[0] if found else None
+    matches = [spec for spec in FAMILIES.values() if spec.matches(config)]
+    if len(matches) > 1:
+        raise ModelError(f"this config is claimed by several families: {', '.join(spec.name for spec in matches)}")
+    return matches[0] if matches else None

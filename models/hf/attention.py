@@ -1,4 +1,4 @@
-"""pardec's attention under the name and signature that transformers' layers call theirs by."""
+"""pardec's attention as an attention function of transformers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _attention(
     running = running_forward.get(None)
     if running is None:
         raise ModelError(
-            f"a {type(module).__name__} attends through pardec, and runs outside of a forward of pardec's",
+            f"a {type(module).__name__} uses pardec's attention, and was called outside of a forward of pardec's",
             "use another copy of the model, or one with a config of its own, while pardec decodes with this one",
         )
     for name in ("softcap", "s_aux", "position_bias", "indices"):

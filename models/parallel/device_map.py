@@ -11,7 +11,7 @@ from accelerate.utils import get_balanced_memory
 
 from ..decoder import Decoder
 from ..errors import ModelError
-from ..loading.arguments import check_spread
+from ..loading.arguments import check_device_map
 
 DeviceOf = Callable[[str], torch.device]
 
@@ -54,7 +54,7 @@ def spread(
 
 
 def _inferred(decoder: Decoder, policy: str, dtype: torch.dtype) -> dict[str, Any]:
-    check_spread(policy)
+    check_device_map(policy)
     whole = ["DecoderLayer"]
     memory = None
     if policy != "sequential" and torch.cuda.is_available():

@@ -22,7 +22,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from ..decoder import Decoder, DecoderLayer
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from ..loading.arguments import check_started
+from ..loading.arguments import check_torchrun
 from .processes import destroy_group_at_exit, find_interface
 
 _PLAN: dict[str, Placement] = {  # by the last component of a parameter's name; all others are in every process
@@ -82,7 +82,7 @@ def own_device(requested: str | torch.device) -> str | torch.device:
 
     Raises ArgumentError where torchrun did not start this process.
     """
-    check_started()
+    check_torchrun()
     device = str(requested)
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return f"cuda:{os.environ['LOCAL_RANK']}"

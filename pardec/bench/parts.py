@@ -212,9 +212,9 @@ def _continuous(network: ContinuousModel, call: VectorCall, clock: Clock) -> tup
     backbone = cast("Backbone", TimedBackbone(network.backbone, clock))
     timed = replace(network, backbone=backbone, head=TimedHead(network.head, clock))
     loop = ContinuousLoop(timed, call.sampler, call.request)
-    commit: Any = clock.clocked(loop.painting.commit, "decision")
-    loop.painting.commit = commit  # type: ignore[method-assign]
-    while len(loop.painting):
+    commit: Any = clock.clocked(loop.images.commit, "decision")
+    loop.images.commit = commit  # type: ignore[method-assign]
+    while len(loop.images):
         loop.round()
         _over(loop.retire())
     latents = loop.finished().latents

@@ -79,7 +79,7 @@ class _Random:
             setattr(module.get_submodule(owner), leaf, nn.Parameter(self._one(name, parameter), requires_grad=False))
 
     def _one(self, name: str, like: Tensor) -> Tensor:
-        weight = assemble.for_products(name)(like.shape, dtype=self.dtype, device=self.device)
+        weight = assemble.matmul_memory(name)(like.shape, dtype=self.dtype, device=self.device)
         if like.dim() == 1:
             return weight.fill_(0.0 if "bias" in name else 1.0)
         values = torch.empty(like.shape, dtype=self.dtype, device=self.device)
@@ -95,7 +95,7 @@ def _language(
     make.fill(decoder)
     if shape.tied:
         decoder.head.weight = decoder.embed.weight
-        assemble.again(decoder)
+        assemble.copy_tied_head(decoder)
     masked = spec.attention != "causal"
     mask = None if not masked else min(spec.mask[0] if spec.mask else shape.vocab, shape.vocab - 1)
     return LanguageModel(
@@ -122,7 +122,7 @@ def _vectors(name: str, config: dict[str, Any], make: _Random, choice: str) -> C
     for part in (backbone, network):
         make.fill(part)
         part.eval()
-    pictures = mar.MARPictures(config, None, defaults={}, device=make.device, name=name)
+    pictures = mar.MARImaging(config, None, defaults={}, device=make.device, name=name)
     return ContinuousModel(
         backbone=Reader(backbone, network),
         head=DiffusionHead(network, int(config.get("num_sampling_steps", mar.STEPS))),

@@ -16,7 +16,7 @@ from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.models.images.contracts import Pictures
+from pardec.models.images.contracts import Imaging
 from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.events import Finished, Step
 from pardec.samplers.spec import Policy, Spec
@@ -97,7 +97,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         return self.model.network.dtype  # type: ignore[no-any-return]
 
     @property
-    def imaging(self) -> Pictures:
+    def imaging(self) -> Imaging:
         """The picture side of the model."""
         return self.model.imaging  # type: ignore[no-any-return]
 

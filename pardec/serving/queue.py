@@ -152,9 +152,9 @@ def together(rows: Sequence[Waiting]) -> Request:
 def _prefixes(each: list[Prefix]) -> Prefix | None:
     if not each:
         return None
-    without = [one.without for one in each if one.without is not None]
-    said = tuple(states for one in each for states in one.states)
-    return Prefix(said, tuple(states for one in without for states in one) if without else None)
+    unconds = [one.uncond for one in each if one.uncond is not None]
+    conds = tuple(states for one in each for states in one.cond)
+    return Prefix(conds, tuple(states for one in unconds for states in one) if unconds else None)
 
 
 def _allowed(each: list[Allowed]) -> Allowed | None:

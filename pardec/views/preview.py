@@ -21,7 +21,7 @@ from .blocks import extent, fitting, half_blocks, inline, way
 from .unfinished import Codes, unfinished
 
 if TYPE_CHECKING:
-    from pardec.models.images.contracts import Pictures
+    from pardec.models.images.contracts import Imaging
 
 EVERY_S = 10.0  # between two lines of progress in a log
 LEAST_S = 0.2  # between two drawings
@@ -40,7 +40,7 @@ class Preview:
 
     def __init__(
         self,
-        imaging: Pictures,
+        imaging: Imaging,
         count: int,
         stream: TextIO,
         *,
@@ -50,7 +50,7 @@ class Preview:
         """`count` is the number of pictures of all the requests."""
         self.imaging, self.stream, self.every = imaging, stream, every
         self.console = Console(file=stream, highlight=False)
-        self.manner = _manner(self.console, environment, drawable=imaging.drawable)
+        self.manner = _manner(self.console, environment, drawable=imaging.can_decode)
         self.live = Live(console=self.console, auto_refresh=False) if self.manner == "blocks" else None
         self.codes = Codes(imaging.layout)
         self.total = count * imaging.layout.rows * imaging.layout.columns

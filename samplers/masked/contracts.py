@@ -21,7 +21,7 @@ from pardec.models.images.conditioned import Prefix
 from pardec.models.images.contracts import Condition
 from pardec.models.kv_cache import KVCache
 
-from ..ops.distribution import Distribution, filtered
+from ..ops.distribution import Distribution, filter_logits
 from ..rng import Source
 from ..spec import Spec
 from .canvas import Canvas, Revision, Writing
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def filters(self) -> dict[str, Any]:
-        """What `filtered` takes beside the temperature, of what is asked for."""
+        """What `filter_logits` takes beside the temperature, of what is asked for."""
         asked = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -133,7 +133,7 @@ class Evidence:
         """The distribution that candidates are drawn from: after temperature, top-p, top-k and min-p."""
         temperature, filters = self.request.temperature, self.request.filters
         if filters:
-            return self.distribution.mapped(partial(filtered, temperature=temperature, **filters))
+            return self.distribution.mapped(partial(filter_logits, temperature=temperature, **filters))
         return self.distribution.scaled(temperature) if temperature else self.distribution
 
     def draw(self, canvas: Canvas) -> Tensor:

@@ -17,9 +17,9 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
-from ..ops.chunked_distribution import ChunkedDistribution, joined, too_many
-from ..ops.distribution import Distribution
-from ..ops.penalties import penalised, standing, without_ends
+from ..ops.chunked_distribution import ChunkedDistribution, RowDistribution, join, needs_chunks
+from ..ops.distribution import DenseDistribution, Distribution
+from ..ops.penalties import penalize, token_counts, without_ends
 from .canvas import GIVEN, Canvas
 from .contracts import Filling, MaskedSampler, QuerySpec, Request
 from .layout import Group, Layout, Queries
@@ -131,7 +131,7 @@ class MaskedForward:
         if self.request.repetition_penalty is not None:
             # The canvas behind a short answer is full of end tokens: those are free to come again.
             stands = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
-            self.counts = standing(canvas.tokens, stands, self.model.vocab_size, self.request.stop_ids)
+            self.counts = token_counts(canvas.tokens, stands, self.model.vocab_size, self.request.stop_ids)
         key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
         if queries.positions is not None or key != self._key:
             self._groups, self._order = self.layout.lay(queries)
@@ -146,9 +146,8 @@ class MaskedForward:
             return found[0]
         assert self._order is not None, "groups have an order"
         twins = [twin for _, twin in found if twin is not None]
-        return joined([distribution for distribution, _ in found], self._order), joined(
-            twins, self._order
-        ) if twins else None
+        distribution = join([distribution for distribution, _ in found], self._order)
+        return distribution, join(twins, self._order) if twins else None
 
     @property
     def early(self) -> Tensor:
@@ -173,7 +172,7 @@ class MaskedForward:
         for group, hidden in zip(self._groups, self._made, strict=True):
             chosen = self._of(positions, group)
             found.append(self._says(hidden, group, chosen, self._doubled(self.model.rows(chosen))))
-        return joined(found, self._order) if self._order is not None else found[0]
+        return join(found, self._order) if self._order is not None else found[0]
 
     # --- one forward ---
 
@@ -183,7 +182,7 @@ class MaskedForward:
         wanted: np.ndarray,
         soft: Tensor | None,
         forward: Callable[[Plan, KVCache | None], Hidden],
-    ) -> tuple[Distribution, Distribution | None]:
+    ) -> tuple[RowDistribution, RowDistribution | None]:
         """The law of one group, and the shadow's."""
         tokens, want, place, narrow = self._at(self.canvas.tokens, group), group.want, None, not self.whole
         positions = self._of(self.canvas.window, group)
@@ -204,21 +203,19 @@ class MaskedForward:
         hidden = forward(plan, self.cache)
         if self.whole:
             self._made.append(hidden)
-        if self.shadow and not too_many(2 * tokens.shape[0] * self.shadow, self.model.vocab_size):
-            both = self._guided(hidden.logits()).chunk(2, 1)
-            distribution, twin = (Distribution(self._permitted(logits, group, positions)) for logits in both)
-            return distribution, twin
+        if self.shadow and not needs_chunks(2 * tokens.shape[0] * self.shadow, self.model.vocab_size):
+            own, twin = self._guided(hidden.logits()).chunk(2, 1)
+            return (
+                DenseDistribution(self._permitted(own, group, positions)),
+                DenseDistribution(self._permitted(twin, group, positions)),
+            )
         if self.shadow:
-            distribution, twin = (self._says(hidden, group, positions, first=first) for first in (0, self.shadow))
-            return distribution, twin
+            unshadowed = self._says(hidden, group, positions)
+            return unshadowed, self._says(hidden, group, positions, first=self.shadow)
         distribution = self._says(hidden, group, positions)
         if place is None:
             return distribution, None
-        return (
-            distribution.placed(place)
-            if isinstance(distribution, ChunkedDistribution)
-            else Distribution(distribution.rows.flatten(0, 1), place)
-        ), None
+        return distribution.reindexed(place), None
 
     def _says(
         self,
@@ -227,7 +224,7 @@ class MaskedForward:
         positions: Tensor,
         queries: Tensor | None = None,
         first: int = 0,
-    ) -> Distribution:
+    ) -> RowDistribution:
         """What a forward says of `positions` [n, M], without the mask id and what is not allowed there.
 
         Args:
@@ -236,8 +233,8 @@ class MaskedForward:
         """
         n, vocab = len(positions), self.model.vocab_size
         every = (hidden.plan.want if queries is None else queries).shape[1]
-        if not too_many(self.copies * n * every, vocab):
-            return Distribution(self._permitted(self._guided(hidden.logits(queries)), group, positions))
+        if not needs_chunks(self.copies * n * every, vocab):
+            return DenseDistribution(self._permitted(self._guided(hidden.logits(queries)), group, positions))
         width = self.shadow or every
 
         def make(index: Tensor) -> Tensor:
@@ -281,7 +278,7 @@ class MaskedForward:
             own = torch.where(at(self.canvas.open), -1, at(self.canvas.tokens))
             counts = self._of(self.counts, group)
             counts = counts[:, None] if rows is None else counts[rows]
-            logits = penalised(logits, counts, own, request.repetition_penalty)
+            logits = penalize(logits, counts, own, request.repetition_penalty)
         logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
         if request.min_new_tokens:
             logits = without_ends(logits, at(self.early), request.stop_ids)

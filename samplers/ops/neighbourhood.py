@@ -1,4 +1,4 @@
-"""Sums of probability over the neighbours of tokens, which a table [V, K] names, nearest first.
+"""Sums of probability over the neighbours of tokens, given by a table [V, K], nearest first.
 
 around(x)     = sum over the K neighbours y of x of r(y)
 within(x, l)  = the most mass of x's nearest m <= K with no more than l, m = 0 giving 0
@@ -16,7 +16,7 @@ from pardec.models.kernels.choice import backend
 def around(values: Tensor, ids: Tensor, nearest: Tensor, near: Tensor | None = None) -> Tensor:
     """[N, M]: the sums of `values` [N, V] over the neighbours of each of `ids` [N, M]; `nearest` [V, K].
 
-    `near` [N, M, K] int64 is nearest[ids], where it has been made.
+    `near` [N, M, K] int64 is nearest[ids], if known already.
     """
     if backend(values.device) == "triton":
         from .neighbourhood_triton import around as fast
@@ -27,10 +27,10 @@ def around(values: Tensor, ids: Tensor, nearest: Tensor, near: Tensor | None = N
 
 
 def within(distribution: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
-    """What the nearest of each `token` [N] add up to within `limit` [N], and whether the first of them is; both [N].
+    """The most that nearest neighbours of each `token` [N] sum to within `limit` [N], and whether one fits; [N] each.
 
-    Of probabilities `law` [N, V], at least 0, and `nearest` [V, K]. A limit below 0 lets nothing in, and 0 those that
-    have nothing.
+    `distribution` [N, V] holds probabilities, at least 0; `nearest` is [V, K]. A limit below 0 admits no neighbour, and
+    0 those of probability 0.
     """
     if backend(distribution.device) == "triton":
         from .neighbourhood_triton import within as fast

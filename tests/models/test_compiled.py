@@ -18,7 +18,7 @@ from pardec.models.kernels.cpu import layer as layer_c
 from pardec.models.kernels.cpu import library as compiled
 from pardec.models.loading import cache_dir
 from pardec.samplers import ops as sampler_ops
-from tests.models.test_saved import give_away, mode
+from tests.models.test_cache_dir import give_away, mode
 
 CAN = compiler.command() is not None and compiled._openmp() is not None
 needs_a_compiler = pytest.mark.skipif(not CAN, reason="no C compiler, or no OpenMP")
@@ -30,7 +30,7 @@ def place(monkeypatch, tmp_path):
     """Where libraries are kept of a cache that is this test's, as is the compiler's time."""
     monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
     monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
-    cache_dir._tell.cache_clear()
+    cache_dir._warn_once.cache_clear()
     return tmp_path / "own" / "kernels"
 
 

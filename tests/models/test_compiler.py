@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def place(monkeypatch, tmp_path):
     monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
     monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
-    cache_dir._tell.cache_clear()
+    cache_dir._warn_once.cache_clear()
     compiler._command.cache_clear()
     return tmp_path / "own" / "kernels"
 

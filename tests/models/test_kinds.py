@@ -64,5 +64,5 @@ def test_the_words_are_those_that_torch_and_loading_know() -> None:
     assert set(arguments.DTYPES) == set(placement.DTYPES)
     for kind in arguments.DEVICES:
         assert torch.device(kind).type == kind
-    for word in arguments.QUANTIZED:
+    for word in arguments.QUANTIZE:
         quantize.check(word, None)

@@ -257,8 +257,8 @@ def test_a_file_is_not_a_model(tmp_path):
         ({"device_map": {"embed": "cpu"}}, "places nothing for head.weight"),
         ({"device_map": {"": "disk"}}, "not kept on disk"),
         ({"device": "cpu", "cuda_graphs": True}, "cuda_graphs needs a CUDA device, and .* would run on cpu"),
-        ({"device_map": "auto", "cuda_graphs": True}, "cuda_graphs and device_map=auto are both given"),
-        ({"tp": True, "cuda_graphs": True}, "tp and cuda_graphs=True are both given"),
+        ({"device_map": "auto", "cuda_graphs": True}, "cuda_graphs and device_map=auto cannot be combined"),
+        ({"tp": True, "cuda_graphs": True}, "tp and cuda_graphs=True cannot be combined"),
     ],
     ids=str,
 )

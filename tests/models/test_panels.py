@@ -194,11 +194,11 @@ def test_a_head_that_is_the_embedding_is_held_again_only_where_it_is_faster(monk
     tied = Decoder(DecoderConfig(**sizes, norm_eps=1e-6, frequencies=(1.0,), tied=True)).requires_grad_(False)
     states = randn(3, 16)
     expected = tied.head(states)
-    assemble.again(tied)
+    assemble.copy_tied_head(tied)
     assert type(tied.head.again) is panels.Panels
     assert tied.head.weight is tied.embed.weight
     torch.testing.assert_close(tied.head(states), expected, rtol=1e-5, atol=1e-5)
     half = Decoder(tied.config).requires_grad_(False).bfloat16()
     monkeypatch.setattr(torch, "empty", None)  # no memory is asked for
-    assemble.again(half)
+    assemble.copy_tied_head(half)
     assert half.head.again is None

@@ -26,7 +26,7 @@ from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence, MaskedSampler, Proposal
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 from pardec.samplers.ops.rank import top
 from tests.samplers import toys
 
@@ -538,7 +538,7 @@ def chosen(sampler: MaskedSampler, logits: Tensor, sample: Tensor, at: int = 0) 
     width = sample.shape[1]
     canvas = Canvas(list(sample), [0] * len(sample), mask_id=toys.MASK, pad_id=toys.PAD, block_length=width)
     request = toys.request(sample.tolist(), [0] * len(sample), block_length=width)
-    evidence = Evidence(Distribution(logits.clone()), canvas.window, canvas.eligible, request)
+    evidence = Evidence(DenseDistribution(logits.clone()), canvas.window, canvas.eligible, request)
     states = {id(stage): stage.start(canvas) for stage in sampler.stages if hasattr(stage, "start")}
     for step in range(at + 1):  # the clock of a state begins where the block is entered
         seen = evidence
@@ -569,7 +569,7 @@ def test_block_refinement_is_its_scheduler_and_pardecs_threshold_with_a_floor(at
 
         share = 6 // steps + (min(at, steps - 1) < 6 % steps)
         evidence = Evidence(
-            Distribution(logits), canvas.window, canvas.eligible, toys.request(sample.tolist(), [0] * 3)
+            DenseDistribution(logits), canvas.window, canvas.eligible, toys.request(sample.tolist(), [0] * 3)
         )
         threshold = registry.resolve(f"threshold:tau={min(tau, 1.0)}")
         proposal = threshold.propose.propose(evidence, canvas)

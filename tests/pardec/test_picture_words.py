@@ -52,10 +52,10 @@ def test_what_is_unsaid_is_the_negative_caption_as_the_model_reads_it(painter: p
     prefix, expected = call.request.prefix, said.request.prefix  # type: ignore[union-attr]
     assert prefix is not None
     assert expected is not None
-    assert prefix.without is not None
-    assert expected.without is not None
-    assert torch.equal(prefix.without[0], expected.states[0])
-    assert torch.equal(prefix.without[1], expected.without[1])
+    assert prefix.uncond is not None
+    assert expected.uncond is not None
+    assert torch.equal(prefix.uncond[0], expected.cond[0])
+    assert torch.equal(prefix.uncond[1], expected.uncond[1])
     assert call.settings["negative_prompt"] == [OTHER, ""]
 
 
@@ -133,7 +133,7 @@ def test_files_take_larger_pictures_and_say_so(cli: Cli, tmp_path: Path) -> None
 def test_a_caption_is_read_as_people_write_it(painter: pardec.Model, written: str) -> None:
     assert parse(written) == parse(CAPTION)
     call, same = painter.prepare(written), painter.prepare(CAPTION)
-    assert torch.equal(call.request.prefix.states[0], same.request.prefix.states[0])  # type: ignore[union-attr]
+    assert torch.equal(call.request.prefix.cond[0], same.request.prefix.cond[0])  # type: ignore[union-attr]
 
 
 def test_a_word_that_is_not_known_is_named_without_its_full_stop(painter: pardec.Model) -> None:

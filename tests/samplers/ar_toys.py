@@ -16,7 +16,7 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import Request
-from pardec.samplers.ops.distribution import filtered
+from pardec.samplers.ops.distribution import filter_logits
 from pardec.samplers.rng import Keyed, Source
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.contracts import Acceptance, Drafter, Length, Shape, SpeculativeSampler
@@ -141,7 +141,7 @@ def joint(
     vocab = model.vocab_size
     ends = list(product(range(vocab), repeat=n))
     raw = logits(model, [[*prompt, *end] for end in ends])[:, len(prompt) - 1 : -1]
-    kept = filtered(raw, temperature=temperature, top_k=top_k, top_p=top_p, order="top_k")
+    kept = filter_logits(raw, temperature=temperature, top_k=top_k, top_p=top_p, order="top_k")
     each = kept.double().softmax(-1).gather(-1, torch.tensor(ends)[..., None])[..., 0]
     found: np.ndarray = each.prod(1).numpy().reshape((vocab,) * n)
     return found

@@ -84,12 +84,12 @@ def test_temperature_and_raised_logits_are_folded_in(vocab, temperature, monkeyp
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature, monkeypatch):
-    from pardec.samplers.ops.distribution import Distribution
+    from pardec.samplers.ops.distribution import DenseDistribution
 
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(2, 3, 50, generator=generator)
     tokens, by = boosted(6, 50, generator)
-    base = Distribution(logits).boosted(tokens.view(2, 3, 3), by.view(2, 3, 3))
+    base = DenseDistribution(logits).boosted(tokens.view(2, 3, 3), by.view(2, 3, 3))
     monkeypatch.setenv("PARDEC_KERNELS", "reference")
     plain = base.scaled(temperature)
     places = np.arange(6)
@@ -99,10 +99,14 @@ def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature,
 
     expected, drawn = plain.confidence, plain.draw(places, noise)
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
-    distribution = Distribution(logits.to(DEVICE)).boosted(tokens.view(2, 3, 3).to(DEVICE), by.view(2, 3, 3).to(DEVICE))
+    distribution = DenseDistribution(logits.to(DEVICE)).boosted(
+        tokens.view(2, 3, 3).to(DEVICE), by.view(2, 3, 3).to(DEVICE)
+    )
     distribution = distribution.scaled(temperature)
     near(distribution.confidence, [each.double() if each.is_floating_point() else each for each in expected])
     assert torch.equal(distribution.draw(places, lambda some: noise(some).to(DEVICE)).cpu(), drawn)
     assert torch.allclose(distribution.greedy[1].cpu(), plain.greedy[1])
-    assert torch.equal(distribution.at(distribution.greedy[0][..., None]).cpu(), plain.at(plain.greedy[0][..., None]))
+    assert torch.equal(
+        distribution.logits_of(distribution.greedy[0][..., None]).cpu(), plain.logits_of(plain.greedy[0][..., None])
+    )
     assert temperature == 1 or "rows" not in vars(distribution)

@@ -11,7 +11,7 @@ from pardec.samplers import registry
 from pardec.samplers.masked.canvas import Canvas, Revision, Writing
 from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.masked.logits.credit import Book, Credit
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.test_selects import LAWS, MASK, TOKENS
@@ -92,7 +92,7 @@ class Alone:
     ) -> torch.Tensor:
         """What the stage adds to the logits, [W, V]; then some positions are committed."""
         evidence = Evidence(
-            Distribution(distributions.log()[None]), self.canvas.window, self.canvas.eligible, self.request
+            DenseDistribution(distributions.log()[None]), self.canvas.window, self.canvas.eligible, self.request
         )
         found = self.stage.logits(evidence, self.canvas, self.state).logits - evidence.logits
         which = torch.zeros_like(self.canvas.eligible)
@@ -157,7 +157,7 @@ def test_the_state_of_a_row_stays_small_at_a_large_vocabulary() -> None:
     nothing = Writing(torch.zeros_like(canvas.eligible), canvas.window, canvas.eligible.float())
     for step in range(steps):
         logits = torch.zeros(1, positions, 256).index_fill(-1, torch.tensor([step]), 3.0)
-        stage.logits(Evidence(Distribution(logits), canvas.window, canvas.eligible, asked), canvas, state)
+        stage.logits(Evidence(DenseDistribution(logits), canvas.window, canvas.eligible, asked), canvas, state)
         canvas.commit(nothing)
     assert isinstance(state, Book)
     assert (state.values > 0).sum(-1).max() > 60

@@ -21,12 +21,12 @@ from pardec.samplers import registry
 from pardec.samplers.masked import loop as masked
 from pardec.samplers.masked.contracts import Allowed, Choice, MaskedSampler
 from pardec.samplers.ops.chunked_distribution import ChunkedDistribution
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution, Distribution
 from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
 from tests.samplers.ar_toys import toy_ar
 from tests.samplers.toys import EOS, MASK, VOCAB, accepted, altered, fill, names, prompts, request, toy
-from tests.samplers.vector_toys import drawn, mar
+from tests.samplers.vector_toys import generate, mar
 
 NAN, INF = float("nan"), float("inf")
 GIVEN = prompts((3, 5))
@@ -57,9 +57,9 @@ def test_a_row_is_sound_unless_it_holds_what_is_no_logit_or_rules_all_out(row: l
     assert finite.sound(rows).tolist() == [True, distribution]
     assert bool(finite.highest(rows).isfinite()) is distribution
     pieced = ChunkedDistribution(lambda index: rows[index], 2, 2, torch.arange(2)[None])
-    for made in (Distribution(rows[None]), pieced, Distribution(rows[None]).scaled(0.5)):
+    for made in (DenseDistribution(rows[None]), pieced, DenseDistribution(rows[None]).scaled(0.5)):
         assert bool(made.highest().isfinite()) is distribution
-    boosted = Distribution(torch.zeros(1, 1, 2)).boosted(
+    boosted = DenseDistribution(torch.zeros(1, 1, 2)).boosted(
         torch.tensor([[[0]]]), torch.tensor([[[INF if distribution is False else 1.0]]])
     )
     assert bool(boosted.highest().isfinite()) is distribution
@@ -134,7 +134,7 @@ class Spoils:
     value: float
 
     def logits(self, evidence: Any, canvas: Any, state: None) -> Distribution:
-        return Distribution(evidence.logits.masked_fill(evidence.positions[..., None] == 6, self.value))
+        return DenseDistribution(evidence.logits.masked_fill(evidence.positions[..., None] == 6, self.value))
 
 
 @pytest.mark.parametrize(("value", "said"), [(NAN, "NaN or infinite"), (INF, "NaN or infinite"), (-INF, "ruled out")])
@@ -354,7 +354,7 @@ def test_a_weight_or_a_processor_of_an_autoregressive_model_is_named(spec: str, 
             run_ar(spoilt(toy_ar(3, 8, layers=4), name), spec, given, 6, temperature=temperature)
     for value in (NAN, INF, -INF):
         for processor in (Bad(value), Bad(value, 7)):
-            with pytest.raises(SpecError, match="the logits processor Bad leaves no token, or logits of NaN"):
+            with pytest.raises(SpecError, match="the logits processor Bad excludes every token, or returns NaN"):
                 run_ar(
                     toy_ar(3, 8, layers=4),
                     spec,
@@ -389,7 +389,7 @@ def test_pictures_name_what_is_not_finite() -> None:
     other = spoilt(picture_toys.toy_pictures(5, 3, 7), "layers.0.down_weight")
     with pytest.raises(ModelError, match="its weight layers.0.down_weight "):
         picture_toys.draw(other, "sjd", captions, cfg=3.0)
-    with pytest.raises(ModelError, match="states that are not finite") as boosted:
+    with pytest.raises(ModelError, match="conditions are not finite") as boosted:
         picture_toys.draw(model, "sequential", [captions[0], captions[1] * NAN])
     assert "prompt_embeds" in str(boosted.value.hint)
     decoder = torch.nn.Linear(2, 2)
@@ -417,4 +417,4 @@ def test_models_of_vectors_name_what_is_not_finite(spec: str, part: str) -> None
     with torch.no_grad():
         weight.fill_(NAN)
     with pytest.raises(ModelError, match=f"mar-0-None gives .* that are not finite: its weight {name} "):
-        drawn(model, spec, count=2)
+        generate(model, spec, count=2)

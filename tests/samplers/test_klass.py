@@ -14,7 +14,7 @@ from pardec.samplers.masked.canvas import Canvas, Revision, Writing
 from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.masked.select.klass import Klass
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.test_selects import LAWS, MASK, TOKENS
@@ -72,7 +72,7 @@ def test_laws_that_move_too_far_hold_a_position_back() -> None:
     def step(
         distributions: torch.Tensor, revision: Revision | None = None, which: torch.Tensor | None = None
     ) -> list[bool]:
-        evidence = Evidence(Distribution(distributions.log()[None]), canvas.window, canvas.eligible, asked)
+        evidence = Evidence(DenseDistribution(distributions.log()[None]), canvas.window, canvas.eligible, asked)
         proposal = registry.resolve("confidence+klass").propose.propose(evidence, canvas)
         chosen = stage.select(proposal, canvas, state)[0].tolist()
         canvas.commit(nothing if which is None else replace(nothing, which=which), revision=revision)

@@ -14,7 +14,7 @@ from pardec.samplers import registry
 from pardec.samplers.events import Finished, RowFinished, Started, Step
 from pardec.samplers.masked.contracts import MaskedSampler, QuerySpec, take_rows
 from pardec.samplers.masked.loop import decode
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 from tests.samplers.toys import EOS, MASK, PAD, altered, biased, events, fill, prompts, request, run, toy
 
 GIVEN = prompts((3, 5, 2))
@@ -121,7 +121,7 @@ def test_a_logits_stage_is_heard_by_propose_and_select_and_remembers_by_row() ->
             state["forwards"] += 1
             assert (state["forwards"] == canvas.nfe + 1).all()
             bias = torch.nn.functional.one_hot(state["row"], evidence.logits.shape[-1])
-            return Distribution(evidence.logits + 100.0 * bias[:, None])
+            return DenseDistribution(evidence.logits + 100.0 * bias[:, None])
 
     got = result(with_stages("threshold:tau=0.9@dual", logits=(Countdown(),)))
     for row, length in enumerate(got.trace.lengths):

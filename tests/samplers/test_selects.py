@@ -8,7 +8,7 @@ import torch
 
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence, Proposal
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 from pardec.samplers.registry import build, resolve
 from pardec.samplers.rng import Keyed
 from pardec.samplers.spec import parse
@@ -105,7 +105,7 @@ def proposal(name: str, **options: float) -> Proposal:
     asked = request([rows[0].tolist()], [0], block_length=8, **options)
     logits = LAWS.log()[None]
     return build(parse(name).parts[0]).propose(
-        Evidence(Distribution(logits), canvas.window, canvas.eligible, asked), canvas
+        Evidence(DenseDistribution(logits), canvas.window, canvas.eligible, asked), canvas
     )
 
 

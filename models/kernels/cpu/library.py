@@ -99,7 +99,7 @@ def _library(source: Path, command: tuple[str, ...], openmp: str) -> ctypes.CDLL
                 cache_dir.write(folder / name, _sealed(_build(source, command, openmp, folder)))
             return ctypes.CDLL(str(folder / name))
     except OSError as error:
-        cache_dir.unkept(error)
+        cache_dir.warn_uncached(error)
     with tempfile.TemporaryDirectory(prefix="pardec-") as folder_:  # a library stays loaded when its file goes
         file = Path(folder_) / name
         file.write_bytes(compiler.build(source, command, openmp))
@@ -110,7 +110,7 @@ def _build(source: Path, command: tuple[str, ...], openmp: str, folder: Path) ->
     """A library. A compiler that took too long is not tried again by the processes of the next hour."""
     marker = folder / f"too-long-{_digest(' '.join(command).encode())}"
     with suppress(OSError):
-        if 0 <= time.time() - cache_dir.own(marker).stat().st_mtime < _AGAIN:
+        if 0 <= time.time() - cache_dir.require_own(marker).stat().st_mtime < _AGAIN:
             raise compiler.TookTooLong(f"{command[0]} took too long within the last hour")
     try:
         return compiler.build(source, command, openmp)
@@ -127,7 +127,7 @@ def _sealed(content: bytes) -> bytes:
 def _whole(file: Path) -> bool:
     """Whether that is a file of this user alone as `_sealed` made it. One cut short would kill the process."""
     try:
-        content = cache_dir.own(file).read_bytes()
+        content = cache_dir.require_own(file).read_bytes()
     except OSError:
         return False
     return _sealed(content[:-_SEAL]) == content

@@ -20,7 +20,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.masked.contracts import Canvas, Evidence, MaskedSampler, Proposal
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution, Distribution
 from pardec.samplers.spec import Part, Spec, parse
 
 
@@ -173,7 +173,7 @@ class Anneal:
     def logits(self, evidence: Evidence, canvas: Canvas, state: Clock) -> Distribution:
         left = (self.steps - state.at(canvas, self.steps)) / self.steps
         temperature = torch.from_numpy(self.cold + (self.hot - self.cold) * left)
-        return Distribution(evidence.logits / temperature.to(evidence.logits)[:, None, None])
+        return DenseDistribution(evidence.logits / temperature.to(evidence.logits)[:, None, None])
 
 
 @dataclass(frozen=True)

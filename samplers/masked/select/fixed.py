@@ -23,7 +23,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...ops.rank import best, descending, top, top_as_published
-from ...ops.schedule import block_begin, block_share, even_share, in_all
+from ...ops.schedule import block_begin, block_share, even_share, total_steps
 from ...registry import Policy, register
 from ..contracts import Canvas, Proposal, Request
 
@@ -59,7 +59,7 @@ class Fixed(Policy):
         return Block(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(3)))
 
     def planned(self, canvas: Canvas) -> np.ndarray:
-        return in_all(canvas, self.steps)
+        return total_steps(canvas, self.steps)
 
     def begins(self, canvas: Canvas) -> np.ndarray:
         return block_begin(canvas, self.steps)

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...ops.learned_filters import filter_names, load_filter, locate_filter, told_by
+from ...ops.learned_filters import filter_info, filter_names, load_filter, locate_filter
 from ...registry import Policy, register
 from ..contracts import Canvas, Proposal
 
@@ -54,7 +54,7 @@ class Learned(Policy):
                 f"learned: no filter comes with the model {name!r}",
                 hint="train one (scripts/train_filter.py) for filter=FOLDER; filter=tiny-dream,force=true is another's",
             )
-        trained = told_by(name)
+        trained = filter_info(name)
         if trained.model not in (None, model.name) and not self.force:
             raise SpecError(
                 f"learned: the filter {name!r} was trained on {trained.model}, and this is {model.name}",

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.schedule import BlockClock, in_all, transfer
+from ...ops.schedule import BlockClock, total_steps, transfer
 from ...registry import Policy, register
 from ..contracts import Canvas, Proposal
 
@@ -55,7 +55,7 @@ class Origin(Policy):
         return State(BlockClock.of(canvas), np.ones((len(canvas), 1), np.float32), np.zeros(len(canvas), np.int64))
 
     def planned(self, canvas: Canvas) -> np.ndarray:
-        return in_all(canvas, self.steps)
+        return total_steps(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: State) -> np.ndarray:
         idle, state.idle = state.idle, np.zeros_like(state.idle)

@@ -25,7 +25,7 @@ from pardec.models.errors import SpecError
 
 from ...limits import RANGE, divides
 from ...ops.rank import top, top_as_published
-from ...ops.schedule import BlockClock, in_all, transfer
+from ...ops.schedule import BlockClock, total_steps, transfer
 from ...registry import Policy, register
 from ...rng import gumbel, wide
 from ..contracts import Canvas, Proposal
@@ -64,7 +64,7 @@ class Timesteps(Policy):
         return State(BlockClock.of(canvas), np.ones((len(canvas), 1), np.float32), np.zeros(len(canvas), np.int64))
 
     def planned(self, canvas: Canvas) -> np.ndarray:
-        return in_all(canvas, self.steps)
+        return total_steps(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: State) -> np.ndarray:
         clock = state.clock

@@ -157,7 +157,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_grows_with_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_distribution, "HELD", 1 << 22)
+    monkeypatch.setattr(chunked_distribution, "CHUNK_BYTES", 1 << 22)
     model = build("wide", WIDE, device="cpu", dtype="float32")
     with Largest() as found:
         less, more = sweep(model, [(1, 32), (2, 64)])
