@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
 
 from .outline import Outline, Unreadable, annotation, explanation, outlines
-from .spec import written
+from .spec import Policy, written
 
 Family = Literal["masked", "ar", "continuous"]
 MASKED = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
@@ -48,7 +48,7 @@ _T = TypeVar("_T", bound=type)
 _Key = tuple[str, str]  # name and family: each family has its own `sequential`
 _methods: dict[_Key, Card] = {}
 _paths: dict[_Key, tuple[str, str]] = {}  # module and name of each class
-_classes: dict[_Key, type] = {}  # those whose file has been imported
+_classes: dict[_Key, type[Any]] = {}  # those whose file has been imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Card:
     checked: tuple[str, ...] = ()  # what its tests compare it with; see `CHECKS`
 
     @property
-    def make(self) -> type:
+    def make(self) -> Any:
         """The class; its file is imported when it is asked for first, and torch with it."""
         key = self.name, self.family
         if key not in _classes:
@@ -112,9 +112,22 @@ def register(
         )
         _classes[key] = cls
         cls.registered = name, stage  # type: ignore[attr-defined]  # what its objects are called in specs
+        _complete(cls, stage)
         return cls
 
     return add
+
+
+def _complete(cls: type[Any], stage: str) -> None:
+    """Gives a class that does not derive from the base class of its stage the defaults of that class."""
+    base = Policy
+    if stage in MASKED:
+        base = importlib.import_module("pardec.samplers.masked.contracts").BASES[stage]
+    if not issubclass(cls, base):
+        known = {*dir(cls), *(field.name for field in fields(cls))}
+        for name in dir(base):
+            if name not in known:
+                setattr(cls, name, inspect.getattr_static(base, name))
 
 
 def _add(
@@ -131,7 +144,7 @@ def _add(
     class has."""
     if stage not in STAGES:
         raise SpecError(f"{name}: unknown stage {stage!r}", hint=f"stages are {', '.join(STAGES)}")
-    key = name, family_of(stage)
+    key = name, stage_family(stage)
     known = _methods.get(key)
     if known and _paths[key] != path:  # the same path is the same file loaded again
         raise SpecError(f"a sampler named {name!r} is registered already, by {known.file}:{known.line}")
@@ -144,7 +157,7 @@ def _add(
     return key
 
 
-def family_of(stage: str) -> Family:
+def stage_family(stage: str) -> Family:
     """The family of models that a stage belongs to."""
     return "ar" if stage in AUTOREGRESSIVE else "continuous" if stage in CONTINUOUS else "masked"
 

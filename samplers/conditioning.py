@@ -8,7 +8,7 @@ from pardec.models.errors import ModelError
 from pardec.models.images.conditioned import Conditioned, Prefix
 from pardec.models.model import LanguageModel
 
-from .masked.contracts import Request
+from .request import Request
 
 
 def dressed(model: LanguageModel, request: Request, prefix: Prefix | None = None) -> LanguageModel:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .masked.contracts import Ending
+from .request import Ending
 
 
 class Endings:

@@ -1,19 +1,21 @@
-"""Where every method is found by name, and a spec becomes the sampler that a loop runs."""
+"""Finds every method by name, and turns a spec into the sampler that a loop runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 from pardec.models.errors import SpecError
 
 from .cards import AUTOREGRESSIVE, CONTINUOUS, MASKED, OF, STAGES, Card, Family, cards, find, named, register
+from .continuous import build as continuous
 from .continuous.contracts import ContinuousSampler
-from .masked import build as assembly
+from .masked import build as masked
 from .masked.contracts import MaskedSampler
 from .presets import preset, presets
 from .spec import Part, Policy, Spec, parse, written
-from .spec_values import build, exactness, family_of, full
-from .speculative import build as speculation
+from .spec_values import build_method, family_of
+from .speculative import build as speculative
 from .speculative.contracts import SpeculativeSampler
 
 __all__ = [
@@ -25,7 +27,7 @@ __all__ = [
     "STAGES",
     "Card",
     "Policy",
-    "build",
+    "build_method",
     "cards",
     "find",
     "named",
@@ -55,11 +57,21 @@ def sampler(name: str, **parameters: Any) -> Spec:
         )
     part = Part(name, tuple((key, written(value)) for key, value in parameters.items()))
     family = family_of(Spec((part,)))
-    build(part, family)
+    build_method(part, family)
     return Spec((), part) if find(name, family).stage == "cache" else Spec((part,))
 
 
 Resolved = MaskedSampler | SpeculativeSampler | ContinuousSampler
+_FAMILY: dict[type[Resolved], Family] = {
+    MaskedSampler: "masked",
+    SpeculativeSampler: "ar",
+    ContinuousSampler: "continuous",
+}
+_BUILD: dict[Family, Callable[..., Resolved]] = {
+    "masked": masked.build,
+    "ar": speculative.build,
+    "continuous": continuous.build,
+}
 
 
 @overload
@@ -93,26 +105,11 @@ def resolve(
             of another family.
     """
     if isinstance(spec, Resolved):
-        own: Family = _LOOPS[type(spec)]
+        own = _FAMILY[type(spec)]
         if family not in (None, own):
             raise SpecError(f"{spec.spec} is for {OF[own]}", hint="resolve a spec of this family")
         return spec
     if isinstance(spec, str) and spec.startswith("preset:"):
         spec = preset(spec).spec
     parsed = parse(DEFAULT[family or "masked"] if spec is None else spec)
-    family = family or family_of(parsed)
-    if family == "masked":
-        return assembly.assemble(parsed)
-    return speculation.assemble(parsed, sampling=sampling) if family == "ar" else _drawing(parsed)
-
-
-_LOOPS: dict[type, Family] = {MaskedSampler: "masked", SpeculativeSampler: "ar", ContinuousSampler: "continuous"}
-
-
-def _drawing(parsed: Spec) -> ContinuousSampler:
-    """The one part of a spec for models of vectors."""
-    if len(parsed.parts) != 1 or parsed.cache is not None:
-        raise SpecError(f"{str(parsed)!r} has several parts, and vectors are drawn by one", hint="name one method")
-    (part,) = parsed.parts
-    method = build(part, "continuous")
-    return ContinuousSampler(Spec((full(part.name, method),)), exactness(part.name, method, "continuous"), method)
+    return _BUILD[family or family_of(parsed)](parsed, sampling=sampling)

@@ -10,10 +10,14 @@ Objects of methods are joined by `|`: `Credit() | Threshold(tau=0.9) | Dual(refr
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pardec.models.errors import SpecError
+
+if TYPE_CHECKING:
+    from .request import Request
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _BARE = re.compile(r'[^+@,:="\s]+')
@@ -65,17 +69,30 @@ class Spec:
 
 
 class Policy:
-    """A registered method as an object: `|` joins it to others, and what comes of it is a `Spec`.
+    """A registered method as an object: `|` joins it to others, which gives a `Spec`.
 
     A parameter that is left at its default is not written, as in a spec string that does not name it.
     """
 
     registered: ClassVar[tuple[str, str]]  # name and stage, by `register`
+    tuning_grid: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # values of parameters that `pardec tune` tries
+    yardstick: ClassVar[bool] = False  # it looks at the answer, and `pardec tune` leaves it out
 
     @property
     def spec(self) -> Spec:
         """The method alone."""
         return spec_of(self)
+
+    @property
+    def exact(self) -> str | None:
+        """What it keeps with its parameters (see `register`); None: what its card says."""
+        return None
+
+    def check(self, sampler: Any) -> None:
+        """Raises SpecError, when a spec is resolved, where it cannot go with the sampler's other stages."""
+
+    def admit(self, request: Request) -> None:
+        """Raises SpecError, before the first forward, for a request that it cannot decode."""
 
     def __or__(self, other: Spec | Policy) -> Spec:
         return self.spec | other

@@ -20,7 +20,7 @@ MOST = 2**16  # of whole numbers: a method may make something of that size, and 
 Named = list[tuple[str, Any]]  # name and method, in the order written
 
 
-def build(part: Part, family: str | None = None) -> Any:
+def build_method(part: Part, family: str | None = None) -> Any:
     """The method a part names, with its parameters read by the types of its fields."""
     with _explained(part):
         return _made(part, find(part.name, family))
@@ -73,15 +73,15 @@ def full(name: str, made: Any) -> Part:
 
 
 def exactness(name: str, made: Any, family: str) -> str:
-    """What the method says of itself with its parameters, else its card's word."""
-    return str(getattr(made, "exact", find(name, family).exact))
+    """What the method keeps with its parameters: what it says of itself, else its card's word."""
+    return str(made.exact or find(name, family).exact)
 
 
 def add_default(stages: Mapping[str, Named], stage: str, text: str, family: str) -> None:
     """Gives `stage` the method of the spec `text` where it has none."""
     if not stages[stage]:
         (part,) = parse(text).parts
-        stages[stage].append((part.name, build(part, family)))
+        stages[stage].append((part.name, build_method(part, family)))
 
 
 def refuse_doubles(spec: Spec, stages: Mapping[str, Named]) -> None:

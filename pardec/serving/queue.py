@@ -11,7 +11,7 @@ import torch
 
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.models.images.conditioned import Prefix
-from pardec.samplers.masked.contracts import Allowed, Request
+from pardec.samplers.request import Allowed, Request
 from pardec.samplers.rng import Seats, row_seed, row_seeds
 
 from ..requests.continuous import VectorCall

@@ -7,10 +7,7 @@ date from one transfer a step; on a CPU that transfer is a view.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from operator import or_
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,6 +16,7 @@ from torch import Tensor
 from pardec.models.errors import CapacityError, SpecError
 
 from ..host_transfer import hosted
+from .writing import Revision, Writing
 
 GIVEN = -1  # commit_step of a token that the request gave
 NEVER = -2  # commit_step of a position that was never committed
@@ -41,56 +39,7 @@ _ROWS = (
     "first_open",
 )
 _TENSORS = ("tokens", "open", "commit_step", "commit_score", "window", "eligible")
-_HOST = (*_ROWS, "asked", "planned", "held", "_clocks", "given_host", "window_host", "eligible_host")
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """Tokens and scores for some positions: of the block, [B, W] each, or of the whole row, [B, L + 1]."""
-
-    which: Tensor  # bool
-    tokens: Tensor  # int64
-    scores: Tensor  # float32
-
-    def over(self, other: Writing) -> Writing:
-        """Both; where they meet this one stands."""
-        tokens, scores = (
-            torch.where(self.which, *both) for both in ((self.tokens, other.tokens), (self.scores, other.scores))
-        )
-        return Writing(self.which | other.which, tokens, scores)
-
-    def only(self, where: Tensor) -> Writing:
-        """Where `where` (bool, broadcast) holds too."""
-        return replace(self, which=self.which & where)
-
-
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """What is taken back or overwritten in the active block: what a forward committed, never what was given."""
-
-    reopen: Tensor | None = None  # [B, W] bool: open again, and what this step chose there is not committed
-    rewrite: Writing | None = None
-    hold: np.ndarray | None = None  # [B] bool: stays in the block though nothing in it is open
-
-    def also(self, other: Revision) -> Revision:
-        """Both at once: reopened wins over rewritten, and a later rewrite over an earlier one."""
-        rewrite = _join(self.rewrite, other.rewrite, lambda one, two: two.over(one))
-        return Revision(_join(self.reopen, other.reopen, or_), rewrite, _join(self.hold, other.hold, or_))
-
-    def only(self, rows: Tensor) -> Revision:
-        """In these rows ([B, 1] bool) alone."""
-        return Revision(
-            None if self.reopen is None else self.reopen & rows,
-            None if self.rewrite is None else self.rewrite.only(rows),
-            None if self.hold is None else self.hold & rows[:, 0].cpu().numpy(),
-        )
-
-
-_T = TypeVar("_T")
-
-
-def _join(one: _T | None, other: _T | None, both: Callable[[_T, _T], _T]) -> _T | None:
-    return other if one is None else one if other is None else both(one, other)
+_HOST = (*_ROWS, "asked", "total_steps", "held", "_clocks", "given_host", "window_host", "eligible_host")
 
 
 class Canvas:
@@ -107,7 +56,7 @@ class Canvas:
         end: [B] how far a forward may see: `total`, or the block's end in block-causal families.
         step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in.
         began: [B] the clock when the active block was entered.
-        asked: [B] open positions at the start. `planned`: [B] steps that the schedule takes in all, 0 if it has none.
+        asked: [B] open positions at the start. `total_steps`: [B] steps of the schedule in all, 0 if it has none.
         held: [B] bool, kept in a block that is complete, by a stage that still revises it.
         left: [B] open positions in the active block.
         window: [B, W] int64 positions of the active block, L where outside of it. `eligible`: [B, W] bool.
@@ -158,9 +107,9 @@ class Canvas:
         self._forwards = 0
         self.entered = np.ones(len(rows), dtype=bool)
         self.held = np.zeros(len(rows), dtype=bool)
-        self.planned = np.zeros(len(rows), dtype=np.int64)
+        self.total_steps = np.zeros(len(rows), dtype=np.int64)
         self.revises = False  # whether committed tokens may still change while their block is active
-        self.coming: Tensor | None = None  # [B, W] int64 on the host: see `Ahead`; set where a cache has to know
+        self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
         self.lo = self.hi = np.full(len(rows), -1)
         self._bind()
         self.given_host = ~self.open.cpu().numpy()

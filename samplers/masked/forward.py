@@ -21,7 +21,7 @@ from ..ops.chunked_distribution import ChunkedDistribution, joined, too_many
 from ..ops.distribution import Distribution
 from ..ops.penalties import penalised, standing, without_ends
 from .canvas import GIVEN, Canvas
-from .contracts import Filling, MaskedSampler, QuerySpec, Request
+from .contracts import MaskedSampler, QuerySpec, Request
 from .layout import Group, Layout, Queries
 
 # Picking out what is wanted pays from so many numbers fewer on: states of the last layer, and logits.
@@ -40,8 +40,8 @@ class MaskedForward:
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == GIVEN
         self.every = bool(sampler.revising)  # committed positions of the block are predicted too
-        self.whole = any(isinstance(stage, Filling) for stage in sampler.finish)  # any query may be asked for
-        shadow = any(getattr(stage, "shadow", False) for stage in sampler.revising)
+        self.whole = any(stage.fills for stage in sampler.finish)  # any query may be asked for
+        shadow = any(stage.needs_shadow for stage in sampler.revising)
         self.shadow = canvas.block_length if shadow else 0
         self.allowed, self.limits = request.allowed, None
         if self.allowed is not None:

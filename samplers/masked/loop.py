@@ -20,33 +20,19 @@ from torch import Tensor
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, unjoinable
+from ..batching import put_rows, take_rows, unjoinable
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..ops.rank import best
 from ..registry import resolve
 from ..rng import seat
-from .build import fitted
-from .canvas import NEVER, Canvas, Revision, Writing
-from .contracts import (
-    Ahead,
-    Choice,
-    Evidence,
-    Filling,
-    Laid,
-    MaskedSampler,
-    Planned,
-    Proposal,
-    QuerySpec,
-    Referring,
-    Remembering,
-    Request,
-    Scheduled,
-    take_rows,
-)
+from .build import fit
+from .canvas import NEVER, Canvas
+from .contracts import Choice, Evidence, MaskedSampler, Proposal, QuerySpec, Request, Stage, Stateful
 from .forward import MaskedForward
 from .recorder import Before, TraceRecorder
 from .refusals import Read, demand_finite, mask_chosen
+from .writing import Revision, Writing
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -67,12 +53,13 @@ def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, st
     yield loop.recorder.finished()
 
 
-def _finished(model: LanguageModel, sampler: MaskedSampler, request: Request) -> Tensor:
-    """What the reference of a `Referring` select ends with: [B, L + 1], -1 where it committed nothing and nothing was
-    given. It stops where the sampler itself stops."""
-    assert isinstance(sampler.select, Referring)
-    stops = tuple(finish for finish in sampler.finish if not isinstance(finish, Filling))
-    *_, last = decode(model, replace(resolve(sampler.select.of), finish=stops), request, steps=False)
+def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler, request: Request) -> Tensor:
+    """What the select's reference sampler ends with: [B, L + 1], -1 where it committed nothing and nothing was given.
+
+    It stops where the sampler itself stops.
+    """
+    stops = tuple(finish for finish in sampler.finish if not finish.fills)
+    *_, last = decode(model, replace(resolve(reference), finish=stops), request, steps=False)
     assert isinstance(last, Finished)
     text = torch.from_numpy(np.where(last.trace.commit_step == NEVER, -1, last.tokens))
     return torch.nn.functional.pad(text, (0, 1), value=-1).to(model.device)
@@ -83,7 +70,7 @@ class Decision:
     """What one step does to the canvas."""
 
     chosen: Writing
-    by: Any  # the stage that names the tokens chosen
+    by: Stage  # the stage that names the tokens chosen
     revision: Revision | None = None
     fill: Writing | None = None
 
@@ -101,9 +88,10 @@ class MaskedLoop:
             raise ModelError(
                 f"{model.name} decodes in blocks of {decoding_config.block} laid from position 0, and no others"
             )
-        sampler = fitted(sampler, model)
-        if isinstance(sampler.select, Referring):
-            request = replace(request, finished=_finished(model, sampler, request))
+        sampler = fit(sampler, model)
+        if sampler.select.reference_sampler is not None:
+            text = _reference_text(model, sampler.select.reference_sampler, sampler, request)
+            request = replace(request, finished=text)
         self.sampler, self.request = sampler, request
         self.canvas = canvas = Canvas(
             request.canvases,
@@ -118,16 +106,10 @@ class MaskedLoop:
             length=columns,
         )
         canvas.revises = bool(sampler.revising)
-        if isinstance(sampler.select, Planned):
-            canvas.planned = sampler.select.planned(canvas)
-        self.memory: dict[int, Any] = {
-            # A parameter may be called `start` too.
-            id(stage): stage.start(canvas)
-            for stage in sampler.stages
-            if isinstance(stage, Remembering) and callable(stage.start)
-        }
+        if (total := sampler.select.total_steps(canvas)) is not None:
+            canvas.total_steps = total
+        self.memory: dict[int, Any] = {id(stage): stage.start(canvas) for stage in sampler.stateful}
         self.forward = MaskedForward(model, canvas, sampler, request)
-        self.schedule = sampler.select if isinstance(sampler.select, Scheduled) else None
         self.recorder = TraceRecorder(canvas, self.forward.copies)
         self.endings = Endings(request.stops, len(canvas))
         self.distributions: list[Read] = []  # of the step, in order
@@ -162,20 +144,18 @@ class MaskedLoop:
             edits = [(stage, None if revision is None else revision.rewrite) for stage in self.sampler.revising]
             raise mask_chosen(error, [(decision.by, decision.chosen), *edits], self.canvas) from None
 
-    def state(self, stage: Any) -> Any:
+    def state(self, stage: Stateful) -> Any:
         """What `stage` remembers of this request."""
-        return self.memory.get(id(stage))
+        return self.memory[id(stage)]
 
     def plan(self) -> QuerySpec:
         """The schedule's clock, then the positions to query."""
         canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
-        if isinstance(select, Laid) and canvas.entered.any():
-            canvas.begin(select.begins(canvas))
-        if self.schedule is not None:
-            canvas.skip(self.schedule.tick(canvas, self.state(select)))
-        if getattr(cache, "ahead", False):
-            assert isinstance(select, Ahead), "the cache has checked it"
-            canvas.coming = select.ahead(canvas, self.request, self.state(select))
+        if canvas.entered.any() and (step := select.entry_step(canvas)) is not None:
+            canvas.begin(step)
+        canvas.skip(select.tick(canvas, self.state(select)))
+        if cache.needs_commit_order:
+            canvas.commit_order = select.commit_order(canvas, self.request, self.state(select))
         return cache.query(canvas, self.state(cache))
 
     def look(self, query: QuerySpec) -> Evidence:
@@ -237,7 +217,7 @@ class MaskedLoop:
         canvas = self.canvas
         rows = np.zeros(len(canvas), dtype=bool)
         for finish in self.sampler.finish:
-            if isinstance(finish, Filling):
+            if finish.fills:
                 rows |= finish.fill(self.forward, proposal, canvas)
         if not rows.any():
             return decision
@@ -305,8 +285,8 @@ class MaskedLoop:
         """Why rows cannot join what is under way; None where they can."""
         if self.request.allowed is not None:
             return "what is allowed is laid out for the rows of one request"
-        if isinstance(self.sampler.select, Referring):
-            return f"{self.sampler.select.of} decodes the rows of a request beforehand"
+        if (reference := self.sampler.select.reference_sampler) is not None:
+            return f"{reference} decodes the rows of a request beforehand"
         name = next((name for state in self.memory.values() if (name := unjoinable(state))), None)
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
 

@@ -15,8 +15,9 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 
 from ..cards import name_of
 from ..ops.distribution import Distribution
-from .canvas import Canvas, Writing
+from .canvas import Canvas
 from .forward import MaskedForward
+from .writing import Writing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

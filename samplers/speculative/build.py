@@ -6,13 +6,13 @@ from pardec.models.errors import SpecError
 
 from ..cards import AUTOREGRESSIVE, find
 from ..spec import Spec
-from ..spec_values import Named, add_default, build, exactness, full, refuse_doubles
+from ..spec_values import Named, add_default, build_method, exactness, full, refuse_doubles
 from .contracts import Compatible, SpeculativeSampler
 
 _ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to none
 
 
-def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
+def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     """One object a stage; `sampling` decides on the acceptance where none is named.
 
     Raises:
@@ -25,7 +25,7 @@ def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
         )
     stages: dict[str, Named] = {stage: [] for stage in AUTOREGRESSIVE}
     for part in parsed.parts:
-        stages[find(part.name, "ar").stage].append((part.name, build(part, "ar")))
+        stages[find(part.name, "ar").stage].append((part.name, build_method(part, "ar")))
     refuse_doubles(parsed, stages)
     add_default(stages, "draft", "sequential", "ar")
     drafter = stages["draft"][0][1]

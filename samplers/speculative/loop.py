@@ -20,13 +20,13 @@ from pardec.models.errors import ModelError, PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, unjoinable
+from ..batching import put_rows, take_rows, unjoinable
 from ..conditioning import dressed
 from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
 from ..host_transfer import hosted
-from ..masked.contracts import Request, take_rows
 from ..ops.processing import Processing
+from ..request import Request
 from ..rng import seat
 from .contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, TargetDistributions, Verdict
 from .forward import VerifyForward

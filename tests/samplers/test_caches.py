@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.contracts import QuerySpec
+from pardec.samplers.masked.contracts import Cache, QuerySpec
 from pardec.samplers.masked.loop import decode
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
 
@@ -173,12 +173,11 @@ def test_guidance_of_one_is_no_guidance(family: str) -> None:
 
 
 @dataclass(frozen=True)
-class AsMask:
+class AsMask(Cache):
     """A cache that names positions one by one: what `inner` asks as a span, without those in `holes`."""
 
     inner: Any
     holes: tuple[int, ...] = ()
-    stores: ClassVar[bool] = True
 
     def start(self, canvas: Any) -> Any:
         return self.inner.start(canvas)

@@ -17,9 +17,10 @@ from pardec.models.images.llamagen import LlamaGenImaging
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.masked import loop as masked
-from pardec.samplers.masked.contracts import Allowed, Choice, MaskedSampler
+from pardec.samplers.masked.contracts import Choice, Logits, MaskedSampler, Propose, Revise, Select
 from pardec.samplers.ops.chunked_distribution import ChunkedDistribution
 from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.draft import model as second
 from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
@@ -127,7 +128,7 @@ def test_what_is_allowed_and_ruled_out_by_the_model_is_told() -> None:
 
 
 @dataclass(frozen=True)
-class Spoils:
+class Spoils(Logits):
     """A logits stage that gives what is none."""
 
     value: float
@@ -148,7 +149,7 @@ def test_a_logits_stage_is_named(value: float, said: str) -> None:
 
 
 @dataclass(frozen=True)
-class SaysMask:
+class SaysMask(Propose, Select, Revise):
     """Stages that answer with the mask id."""
 
     def propose(self, evidence: Any, canvas: Any) -> Any:

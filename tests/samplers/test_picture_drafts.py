@@ -15,7 +15,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
-from pardec.samplers.masked.contracts import Allowed
+from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.draft import model as second
 from pardec.samplers.speculative.draft._grid import above, beside
 from pardec.samplers.speculative.draft._history import Cells

@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -25,6 +25,7 @@ https://arxiv.org/abs/2502.09992
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from pardec.samplers.registry import register
 
@@ -32,7 +33,7 @@ from pardec.samplers.registry import register
 @register("everything", stage="select", paper="arXiv:2502.09992")
 @dataclass(frozen=True)
 class Everything:
-    but: int = 0  # positions left out, from the right
+    but: Annotated[int, "positions left out, from the right"] = 0
 
     def select(self, proposal, canvas, state):
         chosen = proposal.eligible.clone()
@@ -115,7 +116,6 @@ def test_a_negative_threshold_goes_with_entropies_whatever_stands_before() -> No
     @dataclass(frozen=True)
     class IdleLogits:
         kind: Literal["a", "b"] = "a"
-        stores: ClassVar[bool] = True
 
         def logits(self, evidence: Any, canvas: Any, state: Any) -> Any:
             return evidence.logits

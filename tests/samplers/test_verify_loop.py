@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 
 from pardec.models.kv_cache import KVCache
 from pardec.samplers.events import Accepted, Finished, RowFinished
-from pardec.samplers.masked.contracts import Allowed
+from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.accept.greedy import Greedy
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 from pardec.samplers.speculative.draft import model as second

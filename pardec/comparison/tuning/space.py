@@ -86,7 +86,7 @@ class Space:
     def settings(self, name: str) -> list[Part]:
         """A method in every setting that it names, what is its default left out."""
         card = self.cards[name]
-        tried, default = getattr(card.make, "tried", {}), _defaults(card)
+        tried, default = card.make.tuning_grid, _defaults(card)
         return [
             Part(name, tuple((k, v) for k, v in zip(tried, values, strict=True) if v != default[k]))
             for values in product(*([_text(value) for value in values] for values in tried.values()))
@@ -177,10 +177,8 @@ class Space:
     # --- parts ---
 
     def _searched(self, card: Card) -> bool:
-        # What refers to another decode (`of`) looks at the answer: a yardstick and no method.
-        yardstick = card.stage == MAIN[self.family] and hasattr(card.make, "of")
         plain = card.name in {part.name for part in (*self.base, *parse(self.baseline).parts)}
-        return not (card.stage == "cache" or card.stage in _LEFT_OUT or yardstick or plain)
+        return not (card.stage == "cache" or card.stage in _LEFT_OUT or card.make.yardstick or plain)
 
     def _with_base(self, *parts: Part, cache: Part | None) -> Spec:
         names = {part.name for part in parts}
@@ -205,7 +203,7 @@ class Space:
         """A preset as it is searched: with the base, and never in a default that its method does not name as tried."""
 
         def fill(part: Part) -> Part:
-            tried, default = getattr(self.cards[part.name].make, "tried", {}), _defaults(self.cards[part.name])
+            tried, default = self.cards[part.name].make.tuning_grid, _defaults(self.cards[part.name])
             given = dict(part.params)
             added = {k: _text(v[0]) for k, v in tried.items() if k not in given and default[k] not in map(_text, v)}
             return Part(part.name, (*part.params, *added.items()))

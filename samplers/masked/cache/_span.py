@@ -9,8 +9,7 @@ import numpy as np
 
 from pardec.models.errors import SpecError
 
-from ...spec import Policy
-from ..contracts import Canvas, QuerySpec
+from ..contracts import Cache, Canvas, QuerySpec
 from ._since import elapsed
 
 
@@ -24,11 +23,10 @@ class Published:
 
 
 @dataclass(frozen=True)
-class SpanCache(Policy):
+class SpanCache(Cache):
     """Asks everything when a block is entered and every `refresh` steps, else one span from the block's start."""
 
-    stores: ClassVar[bool] = True
-    forces: ClassVar[bool] = True  # the published loop for shifted families commits untested on a refresh
+    commits_on_refresh: ClassVar[bool] = True  # the published loop for shifted families does, untested
 
     refresh: Annotated[int, "ask everything every so many steps: 0 only when a block is entered, 1 always"] = 0
     reference: Annotated[bool, "the published order of refreshes and, in shifted families, of commits"] = False
@@ -77,4 +75,4 @@ class SpanCache(Policy):
             due = due | ((state.windows % self.refresh == 0) & ~state.refreshed)
         state.windows, state.refreshed = state.windows + ~due, due
         start, stop = np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas))
-        return QuerySpec(start, stop, must=due if canvas.shift and self.forces else None)
+        return QuerySpec(start, stop, must=due if canvas.shift and self.commits_on_refresh else None)

@@ -14,14 +14,13 @@ Exact: greedy. Other families are refused: there the K/V of a finished block cha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, QuerySpec
+from ...registry import register
+from ..contracts import Cache, Canvas, QuerySpec
 
 
 @dataclass
@@ -33,9 +32,8 @@ class Final:
 
 @register("block", stage="cache", paper="arXiv:2510.06303", exact="greedy", checked="reference")
 @dataclass(frozen=True)
-class BlockCache(Policy):
-    stores: ClassVar[bool] = True
-    attention: ClassVar[str] = "block-causal"  # the only families that it serves
+class BlockCache(Cache):
+    attention = "block-causal"
 
     def start(self, canvas: Canvas) -> Final:
         if not canvas.block_causal:

@@ -28,16 +28,15 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...registry import Policy, register
-from ..contracts import Canvas, QuerySpec
+from ...registry import register
+from ..contracts import Cache, Canvas, QuerySpec
 from ._since import Since, elapsed
 
 
 @register("dkv", stage="cache", paper="arXiv:2505.15781", checked="golden/dream golden/llada reference")
 @dataclass(frozen=True)
-class DelayedCache(Policy):
-    stores: ClassVar[bool] = True
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (8, 4), "prompt": ("refresh", "keep")}
+class DelayedCache(Cache):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (8, 4), "prompt": ("refresh", "keep")}
 
     refresh: Annotated[int, "ask everything every so many steps: 0 only when a block is entered, 1 always"] = 8
     full: Annotated[
@@ -61,7 +60,7 @@ class DelayedCache(Policy):
     def exact(self) -> str:
         return "greedy" if self.refresh == 1 and self.prompt == "refresh" else "relaxed"
 
-    def fitted(self, model: LanguageModel) -> DelayedCache:
+    def fit(self, model: LanguageModel) -> DelayedCache:
         return self if self.full is not None else replace(self, full=_full(model.decoding_config.shift))
 
     def start(self, canvas: Canvas) -> Since:

@@ -15,23 +15,22 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Ahead, Canvas, MaskedSampler, QuerySpec
+from ...registry import register
+from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
 from ._since import Since, elapsed
 
 
 @register("dkv_greedy", stage="cache", paper="arXiv:2505.15781", checked="golden/llada reference")
 @dataclass(frozen=True)
-class GreedyDelayedCache(Policy):
-    stores: ClassVar[bool] = True
-    ahead: ClassVar[bool] = True  # asks the select beforehand what it will commit
+class GreedyDelayedCache(Cache):
+    needs_commit_order = True
 
     refresh: Annotated[int, "ask everything every so many steps of a block: 0 only when it is entered, 1 always"] = 2
     window: Annotated[int, "open positions asked around each coming one"] = 4
@@ -45,9 +44,7 @@ class GreedyDelayedCache(Policy):
             raise SpecError(f"dkv_greedy: window must be at least 0, got {self.window}")
 
     def check(self, sampler: MaskedSampler) -> None:
-        select, propose = sampler.select, sampler.propose
-        known = isinstance(select, Ahead) and (getattr(select, "blind", False) or getattr(propose, "blind", False))
-        if not known:
+        if not sampler.select.knows_order(sampler.propose):
             parts = [part.name for part in sampler.spec.parts]
             raise SpecError(
                 f"dkv_greedy must know before a forward what it commits, which {'+'.join(parts)} decides after it",
@@ -60,12 +57,12 @@ class GreedyDelayedCache(Policy):
     def query(self, canvas: Canvas, state: Since) -> QuerySpec:
         changed = state.changed(canvas)
         due = canvas.entered | elapsed(canvas, self.refresh, canvas.began)
-        assert canvas.coming is not None, "the loop has asked the select"
-        coming = canvas.coming > 0
+        assert canvas.commit_order is not None, "the loop has asked the select"
+        coming = canvas.commit_order > 0
         whole = QuerySpec(np.zeros_like(canvas.end), canvas.end, only=coming)
         if due.all():
             return whole
-        asked = changed | self._surrounding(canvas, canvas.coming.numpy())
+        asked = changed | self._surrounding(canvas, canvas.commit_order.numpy())
         seen = np.arange(canvas.length) < canvas.end[:, None]
         mask = torch.from_numpy(seen & (due[:, None] | asked[:, :-1]))
         return QuerySpec(whole.start, whole.stop, mask, only=coming)

@@ -27,7 +27,7 @@ from ._span import SpanCache
 @register("dual", stage="cache", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference")
 @dataclass(frozen=True)
 class Dual(SpanCache):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}
 
     def stop(self, canvas: Canvas) -> np.ndarray:
         return canvas.hi

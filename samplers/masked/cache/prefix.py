@@ -32,7 +32,7 @@ from ._span import SpanCache
 )
 @dataclass(frozen=True)
 class Prefix(SpanCache):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}
 
     before: Annotated[int, "positions before the block that are asked with it"] = 0
 

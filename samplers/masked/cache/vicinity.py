@@ -28,8 +28,8 @@ from ._span import Published, SpanCache
 @register("vicinity", stage="cache", paper="arXiv:2510.08666", checked="golden/llada reference")
 @dataclass(frozen=True)
 class Vicinity(SpanCache):
-    forces: ClassVar[bool] = False
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"warmup": (0, 4)}  # by `pardec tune`
+    commits_on_refresh = False
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"warmup": (0, 4)}
 
     before: Annotated[int, "positions before the block that are asked with it"] = 16
     after: Annotated[int, "positions after the block that are asked with it"] = 16

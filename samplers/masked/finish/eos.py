@@ -17,13 +17,13 @@ from typing import Annotated
 
 import numpy as np
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Request
+from ...registry import register
+from ..contracts import Canvas, Finish, Request
 
 
 @register("eos", stage="finish", paper="arXiv:2502.09992", exact="greedy", checked="golden/llada")
 @dataclass(frozen=True)
-class Eos(Policy):
+class Eos(Finish):
     reference: Annotated[bool, "stop at the end of a block only"] = False
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:

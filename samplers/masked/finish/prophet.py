@@ -31,16 +31,16 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, MaskedSampler, Outlook, Planned, Proposal, Request
+from ...registry import register
+from ..contracts import Canvas, Finish, MaskedSampler, Predictions, Proposal, Request, Select
 
 _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
 
 
 @register("prophet", stage="finish", paper="arXiv:2508.19982", checked="golden/llada reference")
 @dataclass(frozen=True)
-class Prophet(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}  # by `pardec tune`
+class Prophet(Finish):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}
 
     region: Annotated[
         Literal["answer", "block", "all"] | None, "where the gap is taken; none: answer if it has a start"
@@ -73,7 +73,7 @@ class Prophet(Policy):
             )
 
     def check(self, sampler: MaskedSampler) -> None:
-        if self.progress == "steps" and not isinstance(sampler.select, Planned):
+        if self.progress == "steps" and type(sampler.select).total_steps is Select.total_steps:
             raise SpecError(
                 "prophet: progress=steps needs a select that knows its number of steps, such as fixed",
                 hint="progress=committed goes with every select",
@@ -88,13 +88,13 @@ class Prophet(Policy):
                     hint="ask for more tokens, or leave start out: the gap is then taken over whatever is open",
                 )
 
-    def fill(self, outlook: Outlook, proposal: Proposal, canvas: Canvas) -> np.ndarray:
+    def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> np.ndarray:
         every = np.ones(len(canvas), dtype=bool)
         opened = canvas.ahead(every)[1]
         places, counted = self._region(canvas, opened)
-        ready = (outlook.has(opened) | (opened == canvas.length)).all(1)
-        counted &= outlook.has(places)
-        found = outlook.at(places).confidence
+        ready = (predictions.has(opened) | (opened == canvas.length)).all(1)
+        counted &= predictions.has(places)
+        found = predictions.at(places).confidence
         gaps, count = found.top1 - found.top2, counted.sum(1)
         least = torch.from_numpy(self._least(canvas)).to(gaps.device)
         if self.gap == "mean" or (self.gap is None and self._answer):
@@ -103,10 +103,6 @@ class Prophet(Policy):
             reached = (gaps >= least[:, None]).logical_or(~counted).all(1)
         fills: np.ndarray = (ready & (count > 0) & reached).cpu().numpy()
         return fills
-
-    def done(self, canvas: Canvas, request: Request) -> np.ndarray:
-        """Nothing is left open where it filled, so that no row has to be stopped."""
-        return np.zeros(len(canvas), dtype=bool)
 
     @property
     def _answer(self) -> bool:
@@ -131,8 +127,8 @@ class Prophet(Policy):
     def _least(self, canvas: Canvas) -> np.ndarray:
         """The gap that suffices now, [B] float32."""
         gaps, stage = np.array([self.early, self.mid, self.late], np.float32), np.arange(3)
-        if self.progress == "steps" or (self.progress is None and bool((canvas.planned > 0).all())):
-            steps = np.maximum(canvas.planned, 1)
+        if self.progress == "steps" or (self.progress is None and bool((canvas.total_steps > 0).all())):
+            steps = np.maximum(canvas.total_steps, 1)
             passed = canvas.clocks[:, -1] + 1 if canvas.clocks.shape[1] else np.zeros_like(canvas.step)
             first, now = (passed + 1) / steps, (canvas.step + 1) / steps  # an idle step is checked here too
         else:

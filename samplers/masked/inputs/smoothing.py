@@ -24,8 +24,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...limits import MOST
-from ...registry import Policy, register
-from ..contracts import Canvas, Evidence
+from ...registry import register
+from ..contracts import Canvas, Evidence, Inputs
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Mixture:
 
 @register("smoothing", stage="inputs", paper="arXiv:2510.08666", checked="reference")
 @dataclass(frozen=True)
-class Smoothing(Policy):
+class Smoothing(Inputs):
     weight: Annotated[float, "of the mixture, at the first forward"] = 0.15
     growth: Annotated[float, "more at each forward"] = 0.02
     most: Annotated[float, "weight at which it stays"] = 0.3

@@ -26,8 +26,8 @@ from pardec.models.errors import SpecError
 
 from ...limits import MOST
 from ...ops.distribution import Distribution
-from ...registry import Policy, register
-from ..contracts import Canvas, Evidence
+from ...registry import register
+from ..contracts import Canvas, Evidence, Logits
 
 _PAIRS = 4  # room per position at first; doubled when the steps of a block call for it
 
@@ -44,8 +44,8 @@ class Book:
 
 @register("credit", stage="logits", paper="arXiv:2510.06133", checked="golden/llada reference")
 @dataclass(frozen=True)
-class Credit(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}  # by `pardec tune`
+class Credit(Logits):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}
 
     alpha: Annotated[float, "weight of the credit in the logits; 0 is off"] = 0.7
     beta: Annotated[float, "what is left of it after a step"] = 0.8

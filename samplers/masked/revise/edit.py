@@ -22,8 +22,8 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal, Revision, Writing
+from ...registry import register
+from ..contracts import Canvas, Proposal, Revise, Revision, Writing
 
 
 @dataclass
@@ -35,7 +35,7 @@ class CodeFeatures:
 
 @register("edit", stage="revise", paper="arXiv:2602.08676", checked="reference")
 @dataclass(frozen=True)
-class Edit(Policy):
+class Edit(Revise):
     tau: Annotated[float, "an edit needs more probability than this"] = 0.9
     post: Annotated[int, "most forwards on a block that is complete"] = 16
 
@@ -47,7 +47,6 @@ class Edit(Policy):
 
     @property
     def idle(self) -> bool:
-        """Whether it never revises."""
         return self.tau == 1
 
     def start(self, canvas: Canvas) -> CodeFeatures:

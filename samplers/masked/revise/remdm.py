@@ -21,8 +21,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...ops.rank import top
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal, Revision
+from ...registry import register
+from ..contracts import Canvas, Proposal, Revise, Revision
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Rounds:
 
 @register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference")
 @dataclass(frozen=True)
-class Remdm(Policy):
+class Remdm(Revise):
     at: Annotated[float, "share of the block committed from which on tokens are reopened"] = 0.875
     rounds: Annotated[int, "steps of a block that reopen"] = 4
     tokens: Annotated[int, "positions reopened by each"] = 1
@@ -51,7 +51,6 @@ class Remdm(Policy):
 
     @property
     def idle(self) -> bool:
-        """Whether it never revises."""
         return self.rounds == 0
 
     def start(self, canvas: Canvas) -> Rounds:

@@ -27,8 +27,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...ops.rank import top
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal, Revision
+from ...registry import register
+from ..contracts import Canvas, Proposal, Revise, Revision
 
 _FIRST = 30  # what the step before a block's first one is taken to have drafted
 _SHARE, _LEAST, _MOST = 0.7, 5, 20  # of the open positions that one step may draft
@@ -43,8 +43,8 @@ class Drafted:
 
 @register("wino", stage="revise", paper="arXiv:2507.18578", checked="reference")
 @dataclass(frozen=True)
-class Wino(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.6, 0.7, 0.8)}  # by `pardec tune`
+class Wino(Revise):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.6, 0.7, 0.8)}
 
     draft: Annotated[float, "least probability of a drafted candidate, where the spec names no select"] = 0.6
     verify: Annotated[float, "least leave-one-out probability of a committed token; 0 never revokes"] = 0.9
@@ -55,18 +55,15 @@ class Wino(Policy):
                 raise SpecError(f"wino: {name} is a probability, got {getattr(self, name)}")
 
     @property
-    def brings(self) -> str:
-        """The select of a spec that names none."""
+    def default_select(self) -> str:
         return f"threshold:tau={self.draft}"
 
     @property
     def idle(self) -> bool:
-        """Whether it never revises."""
         return self.verify == 0
 
     @property
-    def shadow(self) -> bool:
-        """Whether it needs the leave-one-out law."""
+    def needs_shadow(self) -> bool:
         return not self.idle
 
     def start(self, canvas: Canvas) -> Drafted:
@@ -74,7 +71,7 @@ class Wino(Policy):
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Drafted) -> Revision:
         shadow = proposal.evidence.shadow
-        assert shadow is not None, "the loop gives it to a stage with `shadow`"
+        assert shadow is not None, "the loop gives it to a stage that needs it"
         device = chosen.device
         entered = torch.from_numpy(canvas.entered).to(device)[:, None]
         before = state.before.masked_fill(entered, _FIRST)

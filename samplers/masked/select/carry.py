@@ -25,8 +25,8 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import descending
 from ...ops.schedule import BlockClock, even_share
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @dataclass
@@ -40,8 +40,8 @@ class State:
 
 @register("carry", stage="select", paper="arXiv:2505.22618", checked="golden/dream reference")
 @dataclass(frozen=True)
-class Carry(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
+class Carry(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
 
     tau: Annotated[float, "least score, a probability"] = 0.9
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None

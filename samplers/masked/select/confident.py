@@ -29,8 +29,8 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import best, top, top_as_published
 from ...ops.schedule import BlockClock, times
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @dataclass
@@ -45,8 +45,8 @@ class State:
 
 @register("confident", stage="select", paper="arXiv:2505.16990", checked="golden/dimple reference")
 @dataclass(frozen=True)
-class Confident(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.98, 0.9, 0.8, 0.7)}  # by `pardec tune`
+class Confident(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.98, 0.9, 0.8, 0.7)}
 
     tau: Annotated[float | None, "score to exceed, a probability; none leaves the schedule alone"] = 0.95
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None

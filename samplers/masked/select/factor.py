@@ -20,14 +20,14 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...ops.rank import descending
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @register("factor", stage="select", paper="arXiv:2505.22618", checked="golden/llada reference")
 @dataclass(frozen=True)
-class Factor(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}  # by `pardec tune`
+class Factor(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}
 
     f: Annotated[float, "how far (r + 1)(1 - c) may go"] = 1.0
     reference: Annotated[bool, "the published loop's last candidate"] = False

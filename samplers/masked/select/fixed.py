@@ -24,8 +24,8 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import best, descending, top, top_as_published
 from ...ops.schedule import block_begin, block_share, even_share, in_all
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal, Request
+from ...registry import register
+from ..contracts import Canvas, Proposal, Propose, Request, Select
 
 
 @dataclass
@@ -39,8 +39,8 @@ class Block:
 
 @register("fixed", stage="select", paper="arXiv:2502.09992", checked="golden/llada reference")
 @dataclass(frozen=True)
-class Fixed(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
+class Fixed(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
 
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
     order: Annotated[Literal["confidence", "random"], "by score, or at random"] = "confidence"
@@ -50,18 +50,13 @@ class Fixed(Policy):
         if self.steps is not None and self.steps < 1:
             raise SpecError(f"fixed: steps must be at least 1, got {self.steps}")
 
-    @property
-    def blind(self) -> bool:
-        """Whether what is committed is known before the forward."""
-        return self.order == "random"
-
     def start(self, canvas: Canvas) -> Block:
         return Block(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(3)))
 
-    def planned(self, canvas: Canvas) -> np.ndarray:
+    def total_steps(self, canvas: Canvas) -> np.ndarray:
         return in_all(canvas, self.steps)
 
-    def begins(self, canvas: Canvas) -> np.ndarray:
+    def entry_step(self, canvas: Canvas) -> np.ndarray:
         return block_begin(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: Block) -> np.ndarray:
@@ -72,7 +67,10 @@ class Fixed(Policy):
         state.owed = np.clip(even_share(state.tokens, steps, at), 1, canvas.left)
         return np.zeros_like(at)
 
-    def ahead(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
+    def knows_order(self, propose: Propose) -> bool:
+        return self.order == "random" or propose.order_is_fixed
+
+    def commit_order(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
         """In a random order, its own or that of the proposer `random`, which is the same."""
         positions, eligible = (torch.from_numpy(held) for held in (canvas.window_host, canvas.eligible_host))
         score = self._random(canvas, request, positions, eligible)

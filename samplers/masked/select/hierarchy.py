@@ -21,14 +21,14 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @register("hierarchy", stage="select", paper="arXiv:2510.08666", checked="golden/llada reference")
 @dataclass(frozen=True)
-class Hierarchy(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.9, 0.95, 0.8), "low": (0.4, 0.6)}  # by `pardec tune`
+class Hierarchy(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.9, 0.95, 0.8), "low": (0.4, 0.6)}
 
     high: Annotated[
         float | None, "score above which a position is committed wherever it stands; none: no such rule"

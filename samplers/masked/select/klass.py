@@ -25,8 +25,8 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import top
 from ...ops.schedule import BlockClock, even_share
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 _LEAST = 1e-12  # added to a probability before its logarithm
 
@@ -43,8 +43,8 @@ class Past:
 
 @register("klass", stage="select", paper="arXiv:2511.05664", checked="reference")
 @dataclass(frozen=True)
-class Klass(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
+class Klass(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
 
     tau: Annotated[float, "score above which a position is sure, a probability"] = 0.9
     kl: Annotated[float, "divergence below which it stands still, nats"] = 0.01

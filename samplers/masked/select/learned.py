@@ -24,14 +24,14 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...ops.learned_filters import filter_names, load_filter, locate_filter, told_by
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @register("learned", stage="select", paper="arXiv:2509.25188", checked="hand")
 @dataclass(frozen=True)
-class Learned(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (None, 0.99, 0.9, 0.7)}  # by `pardec tune`
+class Learned(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (None, 0.99, 0.9, 0.7)}
 
     filter: Annotated[
         str | None, "an embedded one, a folder with filter.safetensors, file.py:function; none: the model's"
@@ -47,7 +47,7 @@ class Learned(Policy):
         if self.filter is not None:
             locate_filter(self.filter)
 
-    def fitted(self, model: LanguageModel) -> Learned:
+    def fit(self, model: LanguageModel) -> Learned:
         name = model.name if self.filter is None else self.filter
         if self.filter is None and name not in filter_names():
             raise SpecError(

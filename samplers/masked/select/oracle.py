@@ -20,13 +20,15 @@ import torch
 from pardec.models.errors import SpecError
 
 from ...ops.rank import best
-from ...registry import Policy, register, resolve
-from ..contracts import Canvas, Choice, MaskedSampler, Proposal
+from ...registry import register, resolve
+from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
 
 
 @register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy", checked="hand")
 @dataclass(frozen=True)
-class Oracle(Policy):
+class Oracle(Select):
+    yardstick = True
+
     of: Annotated[str, "the sampler whose text is reached, as a spec; in double quotes if it has : + or @"] = (
         "sequential"
     )
@@ -37,6 +39,10 @@ class Oracle(Policy):
 
     def check(self, sampler: MaskedSampler) -> None:
         resolve(self.of)  # refuses what cannot be, with this spec and not at the first forward
+
+    @property
+    def reference_sampler(self) -> str:
+        return self.of
 
     @property
     def exact(self) -> str:

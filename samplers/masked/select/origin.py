@@ -22,8 +22,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...ops.schedule import BlockClock, in_all, transfer
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 _AHEAD = 16  # steps that are drawn at once
 
@@ -39,8 +39,8 @@ class State:
 
 @register("origin", stage="select", paper="arXiv:2508.15487", checked="golden/dream reference")
 @dataclass(frozen=True)
-class Origin(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
+class Origin(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
 
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
     eps: Annotated[float, "where the time ends"] = 1e-3
@@ -54,7 +54,7 @@ class Origin(Policy):
     def start(self, canvas: Canvas) -> State:
         return State(BlockClock.of(canvas), np.ones((len(canvas), 1), np.float32), np.zeros(len(canvas), np.int64))
 
-    def planned(self, canvas: Canvas) -> np.ndarray:
+    def total_steps(self, canvas: Canvas) -> np.ndarray:
         return in_all(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: State) -> np.ndarray:

@@ -22,14 +22,14 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, MaskedSampler, Proposal
+from ...registry import register
+from ..contracts import Canvas, MaskedSampler, Proposal, Select
 
 
 @register("threshold", stage="select", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference")
 @dataclass(frozen=True)
-class Threshold(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}
+class Threshold(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}
 
     tau: Annotated[float, "least score, a probability (minus an entropy in nats with the entropy proposer)"] = 0.9
     fall: Annotated[float, "the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout"] = 0.0

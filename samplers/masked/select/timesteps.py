@@ -26,9 +26,9 @@ from pardec.models.errors import SpecError
 from ...limits import RANGE, divides
 from ...ops.rank import top, top_as_published
 from ...ops.schedule import BlockClock, in_all, transfer
-from ...registry import Policy, register
+from ...registry import register
 from ...rng import gumbel, wide
-from ..contracts import Canvas, Proposal
+from ..contracts import Canvas, Proposal, Select
 
 
 @dataclass
@@ -42,8 +42,8 @@ class State:
 
 @register("timesteps", stage="select", paper="arXiv:2508.15487", checked="golden/dimple golden/dream reference")
 @dataclass(frozen=True)
-class Timesteps(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
+class Timesteps(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
 
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
     eps: Annotated[float, "where the time ends"] = 1e-3
@@ -63,7 +63,7 @@ class Timesteps(Policy):
     def start(self, canvas: Canvas) -> State:
         return State(BlockClock.of(canvas), np.ones((len(canvas), 1), np.float32), np.zeros(len(canvas), np.int64))
 
-    def planned(self, canvas: Canvas) -> np.ndarray:
+    def total_steps(self, canvas: Canvas) -> np.ndarray:
         return in_all(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: State) -> np.ndarray:

@@ -21,14 +21,14 @@ from torch.nn.functional import max_pool1d
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, MaskedSampler, Proposal
+from ...registry import register
+from ..contracts import Canvas, MaskedSampler, Proposal, Widen
 
 
 @register("localleap", stage="widen", paper="arXiv:2510.07081", checked="reference")
 @dataclass(frozen=True)
-class LocalLeap(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}  # by `pardec tune`
+class LocalLeap(Widen):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}
 
     relaxed: Annotated[float, "least score near an anchor, a probability (see `threshold` for other proposers)"] = 0.75
     radius: Annotated[int, "positions on each side of an anchor; 0 adds nothing"] = 4

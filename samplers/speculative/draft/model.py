@@ -37,7 +37,7 @@ _KEPT = 2  # drafting models that stay loaded
 class Model(Policy):
     shaped: ClassVar[bool] = True
     sized: ClassVar[bool] = True
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
     name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
