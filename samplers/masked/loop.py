@@ -1,9 +1,9 @@
-"""The masked loop: diffusion language models filled in block by block, every row at its own pace.
+"""The masked loop: diffusion language models fill in a canvas block by block, every row at its own pace.
 
-One step: the schedule's clock, the cache's positions, the inputs, the forward (one a group of rows that ask alike),
-then logits, propose, select, widen, revise, commit, finish. The loop alone keeps four promises: the first forward of a
-request is full, an open row commits at least one position a step, the mask id is never committed, and what numbers that
-are not finite would choose is an error.
+One step: the schedule's clock, the cache's positions, the inputs, the forward (one for each group of rows that query
+about as much), then logits, propose, select, widen, revise, commit, finish. The loop itself keeps four promises: the
+first forward of a row is full, an open row commits at least one position a step, the mask id is never committed, and
+logits that are not finite are an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOWEST = torch.finfo(torch.float32).min
 def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, steps: bool = True) -> Iterator[Event]:
     """Decodes a request, yielding `Started`, then `Step` and `RowFinished` events, and at last `Finished`.
 
-    Without `steps` no `Step` is told, which spares a transfer a step.
+    Without `steps` there are no `Step` events, which saves a transfer a step.
     """
     loop = MaskedLoop(model, sampler, request)
     yield loop.recorder.started()
@@ -48,7 +48,7 @@ def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, st
     while len(loop.canvas):
         before = loop.step()
         if steps:
-            yield loop.recorder.told(before)
+            yield loop.recorder.step(before)
         yield from loop.retire()
     yield loop.recorder.finished()
 
@@ -76,10 +76,10 @@ class Decision:
 
 
 class MaskedLoop:
-    """The state of one request; it dies with it."""
+    """The state of one request."""
 
     def __init__(self, model: LanguageModel, sampler: MaskedSampler, request: Request, *, columns: int = 0) -> None:
-        """Its canvas has at least so many `columns`."""
+        """The canvas has at least `columns` columns."""
         decoding_config = model.decoding_config
         if decoding_config.mask_id is None:
             raise ModelError(f"{model.name} has no mask token: it is no masked diffusion model")
@@ -118,12 +118,12 @@ class MaskedLoop:
 
     @torch.inference_mode()
     def step(self) -> Before:
-        """One forward for every live row, and its commits; what stood there before."""
+        """One forward for every live row, and its commits; returns the canvas before it."""
         canvas = self.canvas
         query = self.plan()
-        evidence = self.look(query)
+        evidence = self.predict(query)
         self.distributions = [Read(None, evidence.distribution, evidence.positions, evidence.eligible)]
-        if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: it is told with the commit
+        if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: the value comes with the commit
             demand_finite(float(self.forward.highest), self.distributions, self.forward)
         decision = self.decide(evidence, query)
         before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
@@ -158,8 +158,8 @@ class MaskedLoop:
             canvas.commit_order = select.commit_order(canvas, self.request, self.state(select))
         return cache.query(canvas, self.state(cache))
 
-    def look(self, query: QuerySpec) -> Evidence:
-        """The forward, and what it says of the active block."""
+    def predict(self, query: QuerySpec) -> Evidence:
+        """The forward, and what it predicts for the active block."""
         canvas, forward = self.canvas, self.forward
         queries, wanted = forward.queries(query), forward.wanted(query)
         self.recorder.history.append(queries)
@@ -175,45 +175,46 @@ class MaskedLoop:
         return evidence
 
     def decide(self, evidence: Evidence, query: QuerySpec) -> Decision:
-        """What is committed where, what is filled at once and what is revised."""
+        """What is committed, filled and revised."""
         canvas, sampler = self.canvas, self.sampler
         for stage in sampler.logits:
             evidence = replace(evidence, distribution=stage.logits(evidence, canvas, self.state(stage)))
             self.distributions.append(Read(stage, evidence.distribution, evidence.positions, evidence.eligible))
             self.forward.highest = self.forward.highest + evidence.distribution.highest()
         proposal = sampler.propose.propose(evidence, canvas)
-        found = sampler.select.select(proposal, canvas, self.state(sampler.select))
-        chosen, tokens = (found.which, found.tokens) if isinstance(found, Choice) else (found, proposal.tokens)
+        answer = sampler.select.select(proposal, canvas, self.state(sampler.select))
+        choice = answer if isinstance(answer, Choice) else Choice(answer, proposal.tokens)
+        chosen, tokens = choice.which, choice.tokens
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
-        chosen = self._some(chosen, proposal)
+        chosen = self._at_least_one(chosen, proposal)
         if query.must is not None:
             must = torch.from_numpy(query.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
             first = torch.arange(chosen.shape[1], device=chosen.device) == 0
             chosen = torch.where(must, first, chosen)
-        by = sampler.select if isinstance(found, Choice) else sampler.propose
+        by = sampler.select if choice is answer else sampler.propose
         decision = Decision(Writing(chosen, tokens, proposal.score), by, self._revision(chosen, proposal))
-        return self._filled(decision, proposal) if self.forward.whole else decision
+        return self._with_fill(decision, proposal) if self.forward.whole else decision
 
     @staticmethod
-    def _some(chosen: Tensor, proposal: Proposal) -> Tensor:
-        """What is `chosen` and eligible, with the best candidate of every row that has none."""
+    def _at_least_one(chosen: Tensor, proposal: Proposal) -> Tensor:
+        """`chosen` where eligible; in a row with none, its best candidate."""
         if chosen.device.type == "cpu":
             host = chosen.numpy() & proposal.eligible.numpy()
             if host.any(1).all():
                 return torch.from_numpy(host)
         chosen = chosen & proposal.eligible
-        # A method may score -inf for "last"; what is open still comes before what is not.
+        # A method may score -inf for "last"; open positions still come before the others.
         score = proposal.score.clamp(min=_LOWEST).masked_fill(~proposal.eligible, -torch.inf)
         return chosen | (best(score) & proposal.eligible & ~chosen.any(1, keepdim=True))
 
     def _revision(self, chosen: Tensor, proposal: Proposal) -> Revision | None:
         """What the revise stages decide together; a position that one reopens no other rewrites."""
-        found = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revising]
-        return reduce(Revision.also, found) if found else None
+        each = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revising]
+        return reduce(Revision.also, each) if each else None
 
-    def _filled(self, decision: Decision, proposal: Proposal) -> Decision:
-        """The decision, but all that is open at once in the rows whose finish says so."""
+    def _with_fill(self, decision: Decision, proposal: Proposal) -> Decision:
+        """The decision, with every open position committed in the rows that a finish stage fills."""
         canvas = self.canvas
         rows = np.zeros(len(canvas), dtype=bool)
         for finish in self.sampler.finish:
@@ -221,14 +222,14 @@ class MaskedLoop:
                 rows |= finish.fill(self.forward, proposal, canvas)
         if not rows.any():
             return decision
-        which, places = canvas.ahead(rows)
-        distribution = self.forward.at(places)
-        self.distributions.append(Read(None, distribution, places, which.gather(1, places)))
+        which, columns = canvas.visible_open(rows)
+        distribution = self.forward.at(columns)
+        self.distributions.append(Read(None, distribution, columns, which.gather(1, columns)))
         ids, probability = distribution.greedy
         fill = Writing(
             which,
-            torch.zeros_like(canvas.tokens).scatter_(1, places, ids),
-            torch.zeros_like(canvas.commit_score).scatter_(1, places, probability),
+            torch.zeros_like(canvas.tokens).scatter_(1, columns, ids),
+            torch.zeros_like(canvas.commit_score).scatter_(1, columns, probability),
         )
         rest = torch.from_numpy(~rows).to(which.device)[:, None]
         revision = None if decision.revision is None else decision.revision.only(rest)
@@ -237,7 +238,7 @@ class MaskedLoop:
     # --- rows that end ---
 
     def retire(self) -> Iterator[RowFinished]:
-        """Lets finished rows leave."""
+        """Removes finished rows."""
         over = self.over()
         if not over.any():
             return
@@ -250,7 +251,7 @@ class MaskedLoop:
         return self.canvas.rows
 
     def over(self) -> np.ndarray:
-        """[B] bool: the live rows that are done; what is open in those that stopped becomes padding."""
+        """[B] bool: the live rows that are done; open positions of those that stopped become padding."""
         canvas = self.canvas
         self.stopped = np.zeros(len(canvas), dtype=bool)
         for finish in self.sampler.finish:
@@ -264,25 +265,25 @@ class MaskedLoop:
         return over
 
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
-        """Tells of the rows that are done."""
+        """The events of the rows that are done."""
         for at in np.flatnonzero(over):
-            yield self.recorder.leave(int(at), "stop" if self.stopped[at] else "length")
+            yield self.recorder.finish_row(int(at), "stop" if self.stopped[at] else "length")
 
     def keep(self, keep: np.ndarray) -> None:
-        """The canvas, the cache and every state keep these live rows only."""
+        """Drops all live rows but these from the canvas, the cache and every state."""
         self.canvas.keep(keep)
         self.forward.keep(keep)
         self.endings.keep(keep)
         self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
 
     def finished(self, row: int | None = None) -> Finished:
-        """All rows are done, or this one."""
+        """The event of the end: of all rows, or of this one."""
         return self.recorder.finished(row)
 
     # --- rows that enter ---
 
     def alone(self) -> str | None:
-        """Why rows cannot join what is under way; None where they can."""
+        """Why no rows can join the request under way; None where they can."""
         if self.request.allowed is not None:
             return "what is allowed is laid out for the rows of one request"
         if (reference := self.sampler.select.reference_sampler) is not None:
@@ -291,9 +292,9 @@ class MaskedLoop:
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
 
     def put(self, where: np.ndarray, other: MaskedLoop) -> None:
-        """The rows of `other`, which no forward has seen, in place of the finished ones at `where`.
+        """Puts the rows of `other`, which no forward has seen, in place of the finished ones at `where`.
 
-        They take the numbers of those. The samplers and the lengths of blocks are one.
+        They take the numbers of those. Both loops have the same sampler and block length.
         """
         rows = self.rows[where]
         seat(self.request.source, rows, other.request.source, other.rows)

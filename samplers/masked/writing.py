@@ -1,4 +1,4 @@
-"""What a step writes to the canvas: tokens for some positions, and what it takes back or overwrites."""
+"""What a step writes to the canvas: tokens at some positions, and a revision of committed ones."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ class Writing:
     scores: Tensor  # float32
 
     def over(self, other: Writing) -> Writing:
-        """Both; where they meet this one stands."""
+        """Both; this one where they overlap."""
         tokens, scores = (
             torch.where(self.which, *both) for both in ((self.tokens, other.tokens), (self.scores, other.scores))
         )
         return Writing(self.which | other.which, tokens, scores)
 
     def only(self, where: Tensor) -> Writing:
-        """Where `where` (bool, broadcast) holds too."""
+        """Restricted to `where` (bool, broadcast)."""
         return replace(self, which=self.which & where)
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """What is taken back or overwritten in the active block: what a forward committed, never what was given."""
+    """Changes to what forwards have committed in the active block; tokens that the request gave never change."""
 
-    reopen: Tensor | None = None  # [B, W] bool: open again, and what this step chose there is not committed
+    reopen: Tensor | None = None  # [B, W] bool: open again; nothing that this step chose there is committed
     rewrite: Writing | None = None
-    hold: np.ndarray | None = None  # [B] bool: stays in the block though nothing in it is open
+    hold: np.ndarray | None = None  # [B] bool: the row stays in the block though nothing in it is open
 
     def also(self, other: Revision) -> Revision:
-        """Both at once: reopened wins over rewritten, and a later rewrite over an earlier one."""
+        """Both at once: reopening wins over rewriting, and a later rewrite over an earlier one."""
         rewrite = _join(self.rewrite, other.rewrite, lambda one, two: two.over(one))
         return Revision(_join(self.reopen, other.reopen, or_), rewrite, _join(self.hold, other.hold, or_))
 
     def only(self, rows: Tensor) -> Revision:
-        """In these rows ([B, 1] bool) alone."""
+        """Restricted to these rows ([B, 1] bool)."""
         return Revision(
             None if self.reopen is None else self.reopen & rows,
             None if self.rewrite is None else self.rewrite.only(rows),

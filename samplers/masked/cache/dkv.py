@@ -68,8 +68,8 @@ class DelayedCache(Cache):
 
     def query(self, canvas: Canvas, state: Since) -> QuerySpec:
         changed = state.changed(canvas)
-        at, full = canvas.step - canvas.began, self.full or _full(canvas.shift)
-        due = canvas.entered | (at < full) | elapsed(canvas, self.refresh, canvas.began)
+        at, full = canvas.step - canvas.entry_step, self.full or _full(canvas.shift)
+        due = canvas.entered | (at < full) | elapsed(canvas, self.refresh, canvas.entry_step)
         if due.all() and self.prompt == "refresh":
             return QuerySpec(np.zeros_like(canvas.end), canvas.end)
         places = np.arange(canvas.length)

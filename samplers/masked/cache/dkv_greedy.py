@@ -56,7 +56,7 @@ class GreedyDelayedCache(Cache):
 
     def query(self, canvas: Canvas, state: Since) -> QuerySpec:
         changed = state.changed(canvas)
-        due = canvas.entered | elapsed(canvas, self.refresh, canvas.began)
+        due = canvas.entered | elapsed(canvas, self.refresh, canvas.entry_step)
         assert canvas.commit_order is not None, "the loop has asked the select"
         coming = canvas.commit_order > 0
         whole = QuerySpec(np.zeros_like(canvas.end), canvas.end, only=coming)

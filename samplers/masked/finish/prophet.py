@@ -90,7 +90,7 @@ class Prophet(Finish):
 
     def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> np.ndarray:
         every = np.ones(len(canvas), dtype=bool)
-        opened = canvas.ahead(every)[1]
+        opened = canvas.visible_open(every)[1]
         places, counted = self._region(canvas, opened)
         ready = (predictions.has(opened) | (opened == canvas.length)).all(1)
         counted &= predictions.has(places)
@@ -132,7 +132,7 @@ class Prophet(Finish):
             passed = canvas.clocks[:, -1] + 1 if canvas.clocks.shape[1] else np.zeros_like(canvas.step)
             first, now = (passed + 1) / steps, (canvas.step + 1) / steps  # an idle step is checked here too
         else:
-            first = now = 1 - canvas.open_host.sum(1) / np.maximum(canvas.asked, 1)
+            first = now = 1 - canvas.open_host.sum(1) / np.maximum(canvas.to_fill, 1)
         early, late = (np.searchsorted(_BOUNDS, reached, "right")[:, None] for reached in (first, now))
         least: np.ndarray = np.where((early <= stage) & (stage <= late), gaps, np.inf).min(1)
         return least.astype(np.float32)

@@ -57,7 +57,7 @@ class Edit(Revise):
         changes = canvas.committed & (ids != canvas.tokens.gather(1, canvas.window)) & (probability > self.tau)
         # What is chosen and what changes, as numbers on the host: the next block waits for them.
         chose, changed = torch.stack([chosen.sum(1), changes.sum(1)]).cpu().numpy()
-        again = canvas.held
+        again = canvas.stays
         state.made = np.where(again, state.made + 1, 0)
         complete = canvas.left == chose
         hold = complete & (state.made < self.post) & (~again | (changed > 0))
