@@ -1,8 +1,8 @@
-"""No cache: every forward asks the whole row.
+"""No cache: every forward queries the whole row.
 
 Large Language Diffusion Models, https://arxiv.org/abs/2502.09992
 
-    asked = [0, end)
+    queried = [0, end)
 
 Exact: greedy, by definition.
 """

@@ -1,4 +1,4 @@
-"""What the caches that ask one span of positions share: when they ask everything again."""
+"""The base of caches that query one span of positions, and everything from time to time."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import numpy as np
 from pardec.models.errors import SpecError
 
 from ..contracts import Cache, Canvas, QuerySpec
-from ._since import elapsed
+from ._changes import elapsed
 
 
 @dataclass
-class Published:
+class PublishedCounts:
     """What the published loops count, [B] each; used by `reference=true` alone."""
 
-    windows: np.ndarray  # forwards that did not ask everything, idle ones included
-    refreshed: np.ndarray  # the last forward asked everything
+    windows: np.ndarray  # forwards that queried the span only, idle ones included
+    refreshed: np.ndarray  # the last forward queried everything
     pending: np.ndarray  # a block was entered, and its refresh is still to come
 
 
 @dataclass(frozen=True)
 class SpanCache(Cache):
-    """Asks everything when a block is entered and every `refresh` steps, else one span from the block's start."""
+    """Queries everything when a block is entered and every `refresh` steps, otherwise a span from the block's start."""
 
     commits_on_refresh: ClassVar[bool] = True  # the published loop for shifted families does, untested
 
-    refresh: Annotated[int, "ask everything every so many steps: 0 only when a block is entered, 1 always"] = 0
+    refresh: Annotated[int, "steps between full forwards: 0 only when a block is entered, 1 always"] = 0
     reference: Annotated[bool, "the published order of refreshes and, in shifted families, of commits"] = False
 
     def __post_init__(self) -> None:
         if self.refresh < 0:
             raise SpecError(f"refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}")
 
-    def start(self, canvas: Canvas) -> Published:
+    def start(self, canvas: Canvas) -> PublishedCounts:
         none = np.zeros(len(canvas), dtype=bool)
-        return Published(np.zeros(len(canvas), dtype=np.int64), none, none)
+        return PublishedCounts(np.zeros(len(canvas), dtype=np.int64), none, none)
 
     def stop(self, canvas: Canvas) -> np.ndarray:
         """Where the span ends, [B]."""
@@ -51,11 +51,11 @@ class SpanCache(Cache):
     def exact(self) -> str:
         return "greedy" if self.refresh == 1 and not self.reference else "relaxed"
 
-    def full(self, canvas: Canvas, state: Published) -> np.ndarray:
-        """[B] bool: everything is asked, whatever `refresh` says."""
+    def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
+        """[B] bool: a full forward, whatever `refresh` says."""
         return canvas.entered
 
-    def query(self, canvas: Canvas, state: Published) -> QuerySpec:
+    def query(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:
         if self.reference:
             return self._published(canvas, state)
         due = self.full(canvas, state)
@@ -65,7 +65,7 @@ class SpanCache(Cache):
             return QuerySpec(self.begin(canvas), self.stop(canvas))
         return QuerySpec(np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas)))
 
-    def _published(self, canvas: Canvas, state: Published) -> QuerySpec:
+    def _published(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:
         """dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
         finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
         else."""
