@@ -1,7 +1,7 @@
 """Rows leave and join what stages remember of a request: `take_rows` and `put_rows`.
 
-Every tensor and array in a state has the live rows first. An object with methods `keep` and `put` of its own is asked
-to do it itself. Rows cannot join a state that says `joins = False`, or one with `keep` and without `put`.
+Every tensor and array in a state has the live rows first. An object with methods `keep` and `put` of its own does it
+itself. Rows cannot join a state that says `joins = False`, or one with `keep` and without `put`.
 """
 
 from __future__ import annotations

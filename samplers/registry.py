@@ -7,13 +7,13 @@ from typing import Any, Literal, overload
 
 from pardec.models.errors import SpecError
 
-from .cards import AUTOREGRESSIVE, CONTINUOUS, MASKED, OF, STAGES, Card, Family, cards, find, named, register
+from .cards import AUTOREGRESSIVE, CONTINUOUS, MASKED, OF, STAGES, Card, Family, cards, cards_named, find, register
 from .continuous import build as continuous
 from .continuous.contracts import ContinuousSampler
 from .masked import build as masked
 from .masked.contracts import MaskedSampler
 from .presets import preset, presets
-from .spec import Part, Policy, Spec, parse, written
+from .spec import Part, Policy, Spec, format_value, parse
 from .spec_values import build_method, family_of
 from .speculative import build as speculative
 from .speculative.contracts import SpeculativeSampler
@@ -29,8 +29,8 @@ __all__ = [
     "Policy",
     "build_method",
     "cards",
+    "cards_named",
     "find",
-    "named",
     "parse",
     "preset",
     "presets",
@@ -55,7 +55,7 @@ def sampler(name: str, **parameters: Any) -> Spec:
         raise SpecError(
             f"a method is named by a string, got {type(name).__name__}", hint='sampler("threshold", tau=0.8)'
         )
-    part = Part(name, tuple((key, written(value)) for key, value in parameters.items()))
+    part = Part(name, tuple((key, format_value(value)) for key, value in parameters.items()))
     family = family_of(Spec((part,)))
     build_method(part, family)
     return Spec((), part) if find(name, family).stage == "cache" else Spec((part,))
@@ -91,14 +91,14 @@ def resolve(
 ) -> Resolved:
     """Turns a spec into the sampler that a loop runs; what it leaves open takes the defaults.
 
-    A sampler that was put together elsewhere is taken as it is.
+    A sampler that is resolved already is returned as it is.
 
     >>> str(resolve("threshold@dual").spec)
     'confidence:of=raw+threshold:tau=0.9,fall=0.0@dual:refresh=0,reference=false'
 
     Args:
-        family: of the model; None reads it off the names ("masked" where several have them, as `sequential`).
-        sampling: whether the temperature is above 0: decides on the acceptance where none is named.
+        family: of the model; None derives it from the names ("masked" where several have them, as `sequential`).
+        sampling: whether the temperature is above 0, which decides on the acceptance where none is named.
 
     Raises:
         SpecError: an unknown or misspelt name or parameter, two parts where one is allowed, a cache without `@`, names

@@ -63,6 +63,11 @@ class Spec:
         return spec_of(other) | self
 
     @property
+    def every(self) -> tuple[Part, ...]:
+        """All parts, the cache last."""
+        return self.parts if self.cache is None else (*self.parts, self.cache)
+
+    @property
     def slug(self) -> str:
         """The spec as a file name: letters, digits, `.`, `_` and `-` only."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", str(self)).strip("-")
@@ -115,26 +120,25 @@ def spec_of(method: Any) -> Spec:
             hint='write it like "threshold:tau=0.9@dual", or with objects of registered classes: Threshold() | Dual()',
         )
     name, stage = type(method).registered
-    held = [(f.name, getattr(method, f.name), f.default) for f in fields(method)]
-    part = Part(
-        name, tuple((key, written(value)) for key, value, default in held if default is MISSING or value != default)
-    )
+    values = [(f.name, getattr(method, f.name), f.default) for f in fields(method)]
+    params = ((key, format_value(value)) for key, value, default in values if default is MISSING or value != default)
+    part = Part(name, tuple(params))
     return Spec((), part) if stage == "cache" else Spec((part,))
 
 
-def written(value: Any) -> str:
-    """A parameter as specs write it."""
+def format_value(value: Any) -> str:
+    """A parameter's value as specs write it."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def parse(text: str | Spec | Policy) -> Spec:
-    """Reads a spec string; what is a spec already, or a method, is taken as it is.
+    """Reads a spec string; a `Spec` or a method is accepted too.
 
     >>> parse("threshold:tau=0.9@dual").cache
     Part(name='dual', params=())
 
     Raises:
-        SpecError: what stands where something else was expected.
+        SpecError: it is no spec, and why.
     """
     if not isinstance(text, str):
         spec = spec_of(text)

@@ -20,7 +20,7 @@ from pardec.models import finite
 from pardec.models.continuous.contracts import ContinuousModel, Head, States
 from pardec.models.errors import ModelError
 
-from ..host_transfer import hosted
+from ..host_transfer import to_host
 from ..masked.canvas import NEVER
 from ..rng import Source
 from ..spec import Spec
@@ -111,7 +111,7 @@ class ImageState:
         self.latents[which] = values
         self.total = self.total + values.sum(dtype=torch.float32)
         parts = {"which": which, "total": self.total}
-        read = hosted(parts if score is None else {**parts, "score": score.float()})
+        read = to_host(parts if score is None else {**parts, "score": score.float()})
         if not np.isfinite(read["total"]):
             raise self.failure("vectors")
         host = read["which"]

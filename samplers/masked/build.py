@@ -45,14 +45,13 @@ def fit(sampler: MaskedSampler, model: LanguageModel) -> MaskedSampler:
     Raises:
         SpecError: a stage does not work with this model.
     """
-    assert sampler.spec.cache is not None, "a resolved spec names its cache"
     new: dict[int, Stage] = {id(stage): stage.fit(model) for stage in sampler.stages}
     if all(stage is new[id(stage)] for stage in sampler.stages):
         return sampler
     values = {type(stage): stage for stage in new.values()}
     parts = [
         full(part.name, values[kind]) if (kind := find(part.name, "masked").make) in values else part
-        for part in (*sampler.spec.parts, sampler.spec.cache)
+        for part in sampler.spec.every
     ]
     chosen: dict[str, Any] = {}
     for name in MASKED:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pardec.models.errors import CapacityError, SpecError
 
-from ..host_transfer import hosted
+from ..host_transfer import to_host
 from .writing import Revision, Writing
 
 GIVEN = -1  # commit_step of a token that the request gave
@@ -134,7 +134,7 @@ class Canvas:
         if self.tokens.device.type == "cpu":
             return 0.0 if beside is None else float(beside)
         packed = torch.where(self.open, -1, self.tokens)
-        read = hosted({"packed": packed} if beside is None else {"packed": packed, "beside": beside})
+        read = to_host({"packed": packed} if beside is None else {"packed": packed, "beside": beside})
         self.open_host = read["packed"] < 0
         self.tokens_host = np.where(self.open_host, self.mask_id, read["packed"])
         return 0.0 if beside is None else float(read["beside"])

@@ -218,6 +218,11 @@ class Select(Stateful):
         """At the start: how many steps the schedule takes in all, [B]; None where that is not fixed."""
         return None
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether it defines `total_steps`."""
+        return type(self).total_steps is not Select.total_steps
+
     def entry_step(self, canvas: Canvas) -> np.ndarray | None:
         """When a block is entered, before `tick`: the schedule's step at which it enters it, [B]; None: the next.
 

@@ -25,7 +25,7 @@ from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..ops.rank import best
 from ..registry import resolve
-from ..rng import seat
+from ..rng import assign_rows
 from .build import fit
 from .canvas import NEVER, Canvas
 from .contracts import Choice, Evidence, MaskedSampler, Proposal, QuerySpec, Request, Stage, Stateful
@@ -297,7 +297,7 @@ class MaskedLoop:
         They take the numbers of those. Both loops have the same sampler and block length.
         """
         rows = self.rows[where]
-        seat(self.request.source, rows, other.request.source, other.rows)
+        assign_rows(self.request.source, rows, other.request.source, other.rows)
         self.canvas.put(where, other.canvas)
         self.forward.put(other.forward)
         self.endings.put(where, other.endings)

@@ -69,4 +69,4 @@ def check_a_held_row(spec: str) -> None:
     canvas.step = canvas.step + 2
     canvas.entered, canvas.left = np.zeros(2, dtype=bool), np.array([0, 5])
     assert select.tick(canvas, state).tolist() == [0, 0]
-    assert state.owed.tolist() == [0, 2]
+    assert state.quota.tolist() == [0, 2]

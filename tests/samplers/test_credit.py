@@ -10,7 +10,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.masked.canvas import Canvas, Revision, Writing
 from pardec.samplers.masked.contracts import Evidence
-from pardec.samplers.masked.logits.credit import Book, Credit
+from pardec.samplers.masked.logits.credit import Credit, Credits
 from pardec.samplers.ops.distribution import Distribution
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree
@@ -159,7 +159,7 @@ def test_the_state_of_a_row_stays_small_at_a_large_vocabulary() -> None:
         logits = torch.zeros(1, positions, 256).index_fill(-1, torch.tensor([step]), 3.0)
         stage.logits(Evidence(Distribution(logits), canvas.window, canvas.eligible, asked), canvas, state)
         canvas.commit(nothing)
-    assert isinstance(state, Book)
+    assert isinstance(state, Credits)
     assert (state.values > 0).sum(-1).max() > 60
     assert sum(value.nbytes for value in vars(state).values()) < 1_000_000
 

@@ -32,7 +32,7 @@ class Candidate:
     def size(self) -> tuple[int, int, int]:
         """Smaller is simpler: parts, parameters, an argument beside the spec."""
         spec = parse(self.spec)
-        parts = (*spec.parts, *([] if spec.cache is None else [spec.cache]))
+        parts = spec.every
         return len(parts), sum(len(part.params) for part in parts), self.block_length is not None
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ class Space:
             others = tuple(other for other in spec.parts if other != part)
             if self.cards[part.name].stage != MAIN[self.family] and same(replace(spec, parts=others)):
                 spec = replace(spec, parts=others)
-        for part in (*spec.parts, *([] if spec.cache is None else [spec.cache])):
+        for part in spec.every:
             for key, _ in part.params:
                 if same(less := _without(spec, part.name, key)):
                     spec = less
@@ -213,7 +213,7 @@ class Space:
     def _knows(self, text: str) -> bool:
         spec = parse(text)
         baseline = {part.name for part in parse(self.baseline).parts}
-        names = {part.name for part in (*spec.parts, *([] if spec.cache is None else [spec.cache]))}
+        names = {part.name for part in spec.every}
         return names <= self.cards.keys() and not names & baseline
 
 

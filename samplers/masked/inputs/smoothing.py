@@ -30,7 +30,7 @@ from ..contracts import Canvas, Evidence, Inputs
 
 @dataclass
 class Mixture:
-    """The embeddings expected in the active block, [B, W, E]; nothing before the first forward."""
+    """The expected embeddings of the active block, [B, W, E]; None before the first forward."""
 
     expected: Tensor | None = None
 

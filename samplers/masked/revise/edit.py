@@ -4,8 +4,7 @@ LLaDA2.1: Speeding Up Text Diffusion via Token Editing, https://arxiv.org/abs/26
 
     edit = {j committed : argmax_j != x_j and p(argmax_j) > tau}
 
-at every step, beside what the select commits. A block that is complete is looked at up to `post` times more, until a
-forward changes nothing.
+at every step, beside the select's commits. A complete block gets up to `post` more forwards, until one changes nothing.
 
 The penalty that some engines subtract from the previous token's logit is not applied.
 Exact: no; `tau=1` edits nothing.
@@ -27,10 +26,10 @@ from ..contracts import Canvas, Proposal, Revise, Revision, Writing
 
 
 @dataclass
-class CodeFeatures:
+class State:
     """Forwards on each row's complete block so far, [B]."""
 
-    made: np.ndarray
+    forwards: np.ndarray
 
 
 @register("edit", stage="revise", paper="arXiv:2602.08676", checked="reference")
@@ -49,16 +48,16 @@ class Edit(Revise):
     def idle(self) -> bool:
         return self.tau == 1
 
-    def start(self, canvas: Canvas) -> CodeFeatures:
-        return CodeFeatures(np.zeros(len(canvas), dtype=np.int64))
+    def start(self, canvas: Canvas) -> State:
+        return State(np.zeros(len(canvas), dtype=np.int64))
 
-    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: CodeFeatures) -> Revision:
+    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: State) -> Revision:
         ids, probability = proposal.evidence.distribution.greedy
         changes = canvas.committed & (ids != canvas.tokens.gather(1, canvas.window)) & (probability > self.tau)
-        # What is chosen and what changes, as numbers on the host: the next block waits for them.
-        chose, changed = torch.stack([chosen.sum(1), changes.sum(1)]).cpu().numpy()
+        # Counts on the host, which decides whether the next block is entered.
+        new, changed = torch.stack([chosen.sum(1), changes.sum(1)]).cpu().numpy()
         again = canvas.stays
-        state.made = np.where(again, state.made + 1, 0)
-        complete = canvas.left == chose
-        hold = complete & (state.made < self.post) & (~again | (changed > 0))
+        state.forwards = np.where(again, state.forwards + 1, 0)
+        complete = canvas.left == new
+        hold = complete & (state.forwards < self.post) & (~again | (changed > 0))
         return Revision(rewrite=Writing(changes, ids, probability), hold=hold)

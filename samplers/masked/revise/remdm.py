@@ -30,7 +30,7 @@ class Rounds:
     """Of each row's active block, [B, 1] int64."""
 
     size: Tensor  # open positions when it was entered
-    left: Tensor  # rounds still to be made
+    left: Tensor  # rounds to come
 
 
 @register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference")
@@ -62,10 +62,10 @@ class Remdm(Revise):
         left = torch.from_numpy(canvas.left).to(chosen.device)[:, None]
         state.size = torch.where(entered, left, state.size)
         state.left = state.left.masked_fill(entered, self.rounds)
-        done = state.size - left + chosen.sum(1, keepdim=True)
-        due = (state.left > 0) & (done >= self.at * state.size)
+        committed = state.size - left + chosen.sum(1, keepdim=True)
+        reopens = (state.left > 0) & (committed >= self.at * state.size)
         ours = canvas.committed | chosen
         score = torch.where(chosen, proposal.score, canvas.commit_score.gather(1, canvas.window))
         lowest = top((-score).masked_fill(~ours, -torch.inf), torch.full_like(state.left, self.tokens))
-        state.left = state.left - due.long()
-        return Revision(reopen=lowest & ours & due)
+        state.left = state.left - reopens.long()
+        return Revision(reopen=lowest & ours & reopens)

@@ -3,9 +3,9 @@
 Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding (its Dream without a
 cache), https://arxiv.org/abs/2505.22618
 
-    candidates = the best q + carry;  commit the best one, and the others with score >= tau;  carry = those not taken
+    candidates = the best q + carry;  commit the best one, and the others with score >= tau;  carry = the rest
 
-q is an even share of a block's tokens over its steps; once those are over, what was carried is all that is left. The
+q is an even share of a block's tokens over its steps; after the last step only the carry remains. The
 published loop takes n // s throughout and leaves n % s tokens masked; here the first steps take one more. It knows no
 blocks; here `steps` is for the whole canvas and is shared out over its blocks, at least one each.
 Dream scores from the filtered distribution: `confidence:of=filtered`.
@@ -34,7 +34,7 @@ class State:
     """The quota of each row's active block."""
 
     clock: BlockClock
-    owed: np.ndarray  # [B] the quota of the coming step, without what is carried
+    quota: np.ndarray  # [B] of the coming step, without what is carried
     carried: Tensor  # [B, 1] int64
 
 
@@ -64,13 +64,13 @@ class Carry(Select):
                 torch.from_numpy(canvas.entered).to(state.carried.device)[:, None], 0
             )
         at = canvas.step - clock.start
-        state.owed = even_share(clock.tokens, clock.steps, at)
+        state.quota = even_share(clock.tokens, clock.steps, at)
         return np.zeros_like(at)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         _, rank = descending(proposal.score)
-        candidates = state.carried + torch.from_numpy(state.owed).to(rank.device)[:, None]
+        candidates = state.carried + torch.from_numpy(state.quota).to(rank.device)[:, None]
         within = (rank < candidates) & proposal.eligible
-        taken = within & ((rank == 0) | (proposal.score >= self.tau))
-        state.carried = candidates - taken.sum(1, keepdim=True)
-        return taken
+        chosen = within & ((rank == 0) | (proposal.score >= self.tau))
+        state.carried = candidates - chosen.sum(1, keepdim=True)
+        return chosen

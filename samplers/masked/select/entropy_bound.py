@@ -39,7 +39,7 @@ class EntropyBound(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         entropy = proposal.evidence.filtered.confidence.entropy
-        order = proposal.score.argsort(dim=1, descending=True, stable=True)  # what is not eligible comes last
+        order = proposal.score.argsort(dim=1, descending=True, stable=True)  # ineligible positions come last
         ranked = entropy.gather(1, order)
         within = ranked.cumsum(1) - ranked.cummax(1).values <= self.gamma
         within[:, 0] = True

@@ -38,8 +38,8 @@ class Factor(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         ordered, rank = descending(proposal.score)
-        places = torch.arange(2, ordered.shape[1] + 2, device=ordered.device)
-        passes = ordered >= 1 - self.f / places
+        ranks = torch.arange(2, ordered.shape[1] + 2, device=ordered.device)
+        passes = ordered >= 1 - self.f / ranks
         passes[:, 0] = True
         count = passes.cumprod(1).sum(1, keepdim=True)
         if self.reference:

@@ -4,8 +4,8 @@ Large Language Diffusion Models, https://arxiv.org/abs/2502.09992
 
     a block of n open tokens and s steps commits n // s + [i < n % s] at its step i, the surest (or random ones) first
 
-`steps` is for the whole canvas and is shared out over its blocks, at least one each. Idle forwards of the reference,
-where a block has more steps than tokens, are not made; the clock moves on over them before the next block.
+`steps` is for the whole canvas and is shared out over its blocks, at least one each. The published loop's idle
+forwards, where a block has more steps than tokens, are left out; the clock skips them before the next block.
 `reference=true` breaks ties of the score as torch.topk does over the canvas row, which the published loop relies on;
 otherwise the lowest position wins.
 Exact: yes with one token a step in order of confidence, otherwise no.
@@ -34,7 +34,7 @@ class Block:
 
     tokens: np.ndarray  # open when the block was entered
     start: np.ndarray  # the clock then
-    owed: np.ndarray  # to be committed at the coming step
+    quota: np.ndarray  # committed at the coming step
 
 
 @register("fixed", stage="select", paper="arXiv:2502.09992", checked="golden/llada reference")
@@ -64,7 +64,7 @@ class Fixed(Select):
         state.start = np.where(canvas.entered, canvas.step, state.start)
         steps = state.tokens if self.steps is None else np.maximum(block_share(canvas, self.steps), 1)
         at = canvas.step - state.start
-        state.owed = np.clip(even_share(state.tokens, steps, at), 1, canvas.left)
+        state.quota = np.clip(even_share(state.tokens, steps, at), 1, canvas.left)
         return np.zeros_like(at)
 
     def knows_order(self, propose: Propose) -> bool:
@@ -72,7 +72,7 @@ class Fixed(Select):
 
     def commit_order(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
         """In a random order, its own or that of the proposer `random`, which is the same."""
-        positions, eligible = (torch.from_numpy(held) for held in (canvas.window_host, canvas.eligible_host))
+        positions, eligible = map(torch.from_numpy, (canvas.window_host, canvas.eligible_host))
         score = self._random(canvas, request, positions, eligible)
         return (descending(score)[1] + 1) * self._chosen(score, canvas, state)
 
@@ -88,9 +88,9 @@ class Fixed(Select):
         return order.float().masked_fill(~eligible, -torch.inf)
 
     def _chosen(self, score: Tensor, canvas: Canvas, state: Block) -> Tensor:
-        """[B, W] bool: the best-scored, as many as are owed."""
+        """[B, W] bool: the best-scored, as many as the quota."""
         if self.reference:
-            return top_as_published(score, state.owed, (canvas.lo, canvas.hi), canvas.total)
-        if (state.owed == 1).all():
+            return top_as_published(score, state.quota, (canvas.lo, canvas.hi), canvas.total)
+        if (state.quota == 1).all():
             return best(score)
-        return top(score, torch.from_numpy(state.owed).to(score.device)[:, None])
+        return top(score, torch.from_numpy(state.quota).to(score.device)[:, None])

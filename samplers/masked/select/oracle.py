@@ -38,7 +38,7 @@ class Oracle(Select):
             raise SpecError("oracle: it cannot be measured against itself", hint="oracle:of=sequential")
 
     def check(self, sampler: MaskedSampler) -> None:
-        resolve(self.of)  # refuses what cannot be, with this spec and not at the first forward
+        resolve(self.of)  # raises here rather than at the first forward
 
     @property
     def reference_sampler(self) -> str:
@@ -53,7 +53,7 @@ class Oracle(Select):
         assert finished is not None, "the loop decodes the reference first"
         rows = torch.from_numpy(canvas.rows).to(finished.device)
         text = finished[rows].gather(1, canvas.window)
-        known = proposal.eligible & (text >= 0)  # what `of` never came to, past its end token, is not known
+        known = proposal.eligible & (text >= 0)  # unknown where `of` stopped before, at its end token
         agrees = known & (proposal.tokens == text)
         surest = best(proposal.score.masked_fill(~known, -torch.inf))
         forced = known & surest & ~agrees.any(1, keepdim=True)

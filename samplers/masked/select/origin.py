@@ -4,8 +4,8 @@ Dream 7B: Diffusion Large Language Models ("origin"), https://arxiv.org/abs/2508
 
     t_0 = 1 > ... > t_s = eps, evenly;  commit = {i : u_i < 1 - t_(k+1) / t_k} at step k, all that is open at the last
 
-u_i is drawn afresh at every step. The model's forward of a step at which nothing is drawn would be that of the next
-step again, so that it serves both and the clock moves on. `steps` is for the whole canvas and is shared out over its
+u_i is drawn afresh at every step. At a step where no position is drawn the next forward would be the same, so that one
+forward serves both and the clock moves on. `steps` is for the whole canvas and is shared out over its
 blocks, at least one each; Dream itself decodes the canvas as one block. The score plays no part.
 Exact: no.
 """
@@ -67,18 +67,18 @@ class Origin(Select):
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         # Drawn on the host, where the clock is: no step of a GPU waits for it.
         at = np.minimum(canvas.step - state.clock.start, state.clock.steps - 1)
-        chosen, found = np.zeros_like(canvas.eligible_host), ~canvas.eligible_host.any(1)
+        chosen, complete = np.zeros_like(canvas.eligible_host), ~canvas.eligible_host.any(1)
         for ahead in range(0, int((state.clock.steps - at).max()), _AHEAD):
-            drawn = self._drawn(proposal, canvas, state, at, ahead)  # [B, steps, W]
-            first, new = drawn.any(2).argmax(1), drawn.any((1, 2)) & ~found
-            chosen[new] = drawn[new, first[new]]
+            hits = self._draw(proposal, canvas, state, at, ahead)  # [B, steps, W]
+            first, new = hits.any(2).argmax(1), hits.any((1, 2)) & ~complete
+            chosen[new] = hits[new, first[new]]
             state.idle = np.where(new, ahead + first, state.idle)
-            found |= new
-            if found.all():
+            complete |= new
+            if complete.all():
                 break
         return torch.from_numpy(chosen).to(proposal.score.device)
 
-    def _drawn(self, proposal: Proposal, canvas: Canvas, state: State, at: np.ndarray, ahead: int) -> np.ndarray:
+    def _draw(self, proposal: Proposal, canvas: Canvas, state: State, at: np.ndarray, ahead: int) -> np.ndarray:
         """Which open positions transfer at each of the steps from `ahead` on."""
         later = ahead + np.arange(_AHEAD)
         step = canvas.step[:, None] + later
@@ -87,5 +87,5 @@ class Origin(Select):
         uniform = source.uniform(canvas.rows.repeat(_AHEAD), step.ravel(), positions, "transfer").numpy()
         last = state.share.shape[1] - 1  # past a row's own steps the share is 1
         share = np.take_along_axis(state.share, np.minimum(at[:, None] + later, last), 1)
-        hit: np.ndarray = (uniform.reshape(*step.shape, -1) < share[..., None]) & canvas.eligible_host[:, None]
-        return hit
+        hits: np.ndarray = (uniform.reshape(*step.shape, -1) < share[..., None]) & canvas.eligible_host[:, None]
+        return hits

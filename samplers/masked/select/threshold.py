@@ -7,8 +7,8 @@ https://arxiv.org/abs/2505.22618
 
 With `fall`, the threshold starts at 1 and falls by that much a forward until it reaches tau, as dInfer does beside its
 iteration smoothing (https://arxiv.org/abs/2510.08666).
-A forward that its reference spends on a block it has finished already is not made.
-Exact: no; tau = 1 leaves only what the model is certain of.
+Fast-dLLM's extra forward on a block that is complete already is left out.
+Exact: no; tau = 1 leaves only the tokens that the model is certain of.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Threshold(Select):
     def __post_init__(self) -> None:
         if not self.tau <= 1:
             raise SpecError(f"threshold: tau must be at most 1, got {self.tau}")
-
         if not 0 <= self.fall <= 1:
             raise SpecError(f"threshold: fall must lie in [0, 1], got {self.fall}", hint="fall=0.02 is dInfer's")
 
@@ -49,7 +48,7 @@ class Threshold(Select):
             )
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
-        # The surest position of a row that passes nowhere is the loop's to add.
+        # In a row where no position passes the loop adds the surest.
         if not self.fall:
             return proposal.score >= self.tau
         least = np.maximum(self.tau, 1 - self.fall * canvas.nfe).astype(np.float32)

@@ -5,8 +5,8 @@ https://arxiv.org/abs/2510.07081
 
     commit i as well if some anchor a has |i - a| <= radius and score_i >= relaxed
 
-Anchors are what select chose at this step, so that any select has neighbourhoods: with `threshold:tau` they are the
-published ones, except that a best position which is committed only for want of anything surer is none there and here.
+Anchors are the positions that select chose at this step, so that any select has neighbourhoods: with `threshold:tau`
+they are the published ones. A best position that is committed only because none passes is no anchor, as published.
 Nothing reaches over the edge of the block.
 Exact: no; `radius=0` adds nothing.
 """
@@ -54,6 +54,6 @@ class LocalLeap(Widen):
         if not self.radius:
             return chosen
         anchors = (chosen & proposal.eligible).float()
-        radius = min(self.radius, anchors.shape[1])  # further out there is nothing
+        radius = min(self.radius, anchors.shape[1])  # the block's width at most
         near = max_pool1d(anchors, 2 * radius + 1, stride=1, padding=radius) > 0
         return chosen | (near & (proposal.score >= self.relaxed))

@@ -23,7 +23,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 
-from ...conditioning import dressed
+from ...conditioning import conditioned_model
 from ...registry import Policy, register
 from ...spec import ModelName
 from ..contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, Uniforms
@@ -65,7 +65,7 @@ class Model(Policy):
         assert self.name is not None, "checked when the spec was resolved"
         drafter = loaded(self.name, context.model.device, context.model.dtype)
         refuse_other(drafter, context.model)
-        drafter = dressed(drafter, context.request)
+        drafter = conditioned_model(drafter, context.request)
         longest = int(context.text.limit.max())
         cache = drafter.new_cache(len(context.text), longest, scratch=context.cache.capacity - longest)
         return DraftModelState(context, drafter, cache, own=True)
