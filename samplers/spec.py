@@ -93,6 +93,16 @@ class Policy:
         """What it keeps with its parameters (see `register`); None: what its card says."""
         return None
 
+    def require(self, *names: str, least: float | None = None, most: float | None = None, hint: str = "") -> None:
+        """Raises SpecError if one of these parameters is out of range; None always passes."""
+        for name in names:
+            value = getattr(self, name)
+            if value is None or ((least is None or value >= least) and (most is None or value <= most)):
+                continue
+            bound = f"at least {least}" if most is None else f"at most {most:g}"
+            rule = f"be {bound}" if least is None or most is None else f"lie in [{least}, {most}]"
+            raise SpecError(f"{self.registered[0]}: {name} must {rule}, got {value}", hint)
+
     def check(self, sampler: Any) -> None:
         """Raises SpecError, when a spec is resolved, where it cannot go with the sampler's other stages."""
 

@@ -113,7 +113,7 @@ BAD = [
     ("factor:f=-1", "factor: f must be at least 0, got -1.0", None),
     ("factor:f=nan", "factor: f must be at least 0, got nan", None),
     ("entropy_threshold:tau=-0.1", "entropy_threshold: tau is an entropy in nats and at least 0, got -0.1", None),
-    ("threshold@dual:refresh=-1", "refresh must be 0 (when a block is entered) or a number of steps, got -1", None),
+    ("threshold@dual:refresh=-1", "dual: refresh must be at least 0, got -1", None),
     ("threshold+factor", "'threshold+factor' names 2 select policies (threshold, factor), one is allowed", "keep one"),
     ("margin+entropy", "'margin+entropy' names 2 propose policies (margin, entropy), one is allowed", "keep one"),
     ("threshold+threshold", "names 2 select policies (threshold, threshold)", "keep one"),

@@ -7,8 +7,6 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError
-
 from ..contracts import Cache, Canvas, QuerySpec
 from ._changes import elapsed
 
@@ -32,8 +30,7 @@ class SpanCache(Cache):
     reference: Annotated[bool, "the published order of refreshes and, in shifted families, of commits"] = False
 
     def __post_init__(self) -> None:
-        if self.refresh < 0:
-            raise SpecError(f"refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}")
+        self.require("refresh", least=0)
 
     def start(self, canvas: Canvas) -> PublishedCounts:
         none = np.zeros(len(canvas), dtype=bool)

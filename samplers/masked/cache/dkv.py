@@ -25,7 +25,6 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
@@ -49,12 +48,8 @@ class DelayedCache(Cache):
     reference: Annotated[bool, "the published sets in shifted families"] = False
 
     def __post_init__(self) -> None:
-        if self.refresh < 0:
-            raise SpecError(
-                f"dkv: refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}"
-            )
-        if self.full is not None and self.full < 1:
-            raise SpecError(f"dkv: full must be at least 1, got {self.full}")
+        self.require("refresh", least=0)
+        self.require("full", least=1)
 
     @property
     def exact(self) -> str:

@@ -36,12 +36,7 @@ class GreedyDelayedCache(Cache):
     window: Annotated[int, "open positions queried around each coming one"] = 4
 
     def __post_init__(self) -> None:
-        if self.refresh < 0:
-            raise SpecError(
-                f"dkv_greedy: refresh must be 0 (when a block is entered) or a number of steps, got {self.refresh}"
-            )
-        if self.window < 0:
-            raise SpecError(f"dkv_greedy: window must be at least 0, got {self.window}")
+        self.require("refresh", "window", least=0)
 
     def check(self, sampler: MaskedSampler) -> None:
         if not sampler.select.knows_order(sampler.propose):

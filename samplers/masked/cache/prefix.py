@@ -20,8 +20,6 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
 from ..contracts import Canvas
 from ._span_cache import SpanCache
@@ -38,8 +36,7 @@ class Prefix(SpanCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.before < 0:
-            raise SpecError(f"prefix: before must be at least 0, got {self.before}")
+        self.require("before", least=0)
 
     def begin(self, canvas: Canvas) -> np.ndarray:
         begin: np.ndarray = np.maximum(canvas.lo - self.before, 0)

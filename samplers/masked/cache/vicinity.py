@@ -18,8 +18,6 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
 from ..contracts import Canvas
 from ._span_cache import PublishedCounts, SpanCache
@@ -37,9 +35,7 @@ class Vicinity(SpanCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("before", "after", "warmup"):
-            if getattr(self, name) < 0:
-                raise SpecError(f"vicinity: {name} must be at least 0, got {getattr(self, name)}")
+        self.require("before", "after", "warmup", least=0)
 
     def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
         if not self.reference:

@@ -61,8 +61,7 @@ class Prophet(Finish):
     ] = None
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise SpecError(f"prophet: length must be at least 1, got {self.length}")
+        self.require("length", least=1)
         for name in ("early", "mid", "late"):
             if math.isnan(getattr(self, name)):
                 raise SpecError(f"prophet: {name} is a gap in logits, got nan", hint=f"{name}=inf never fills")

@@ -21,8 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...limits import MOST
 from ...registry import register
 from ..contracts import Canvas, Evidence, Inputs
@@ -43,11 +41,8 @@ class Smoothing(Inputs):
     most: Annotated[float, "weight at which it stays"] = 0.3
 
     def __post_init__(self) -> None:
-        for name in ("weight", "growth", "most"):
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"smoothing: {name} must be at least 0, got {getattr(self, name)}")
-            if getattr(self, name) > MOST:
-                raise SpecError(f"smoothing: {name} must be at most {MOST:g}, got {getattr(self, name)}")
+        self.require("weight", "growth", "most", least=0)
+        self.require("weight", "growth", "most", most=MOST)
 
     def start(self, canvas: Canvas) -> Mixture:
         return Mixture()

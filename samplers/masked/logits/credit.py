@@ -53,13 +53,9 @@ class Credit(Logits):
     free: Annotated[bool, "the variant without parameters; alpha, beta and gamma stay at their defaults"] = False
 
     def __post_init__(self) -> None:
-        for name, most in (("alpha", np.inf), ("beta", 1), ("gamma", np.inf)):
-            value = getattr(self, name)
-            if not 0 <= value <= most or value == np.inf:
-                rule = "be at least 0" if most == np.inf else f"lie in [0, {most}]"
-                raise SpecError(f"credit: {name} must {rule}, got {value}")
-            if value > MOST:
-                raise SpecError(f"credit: {name} must be at most {MOST:g}, got {value}")
+        self.require("beta", least=0, most=1)
+        self.require("alpha", "gamma", least=0)
+        self.require("alpha", "gamma", most=MOST)
         if self.free and (self.alpha, self.beta, self.gamma) != (Credit.alpha, Credit.beta, Credit.gamma):
             raise SpecError("credit: free=true has no alpha, beta or gamma to set", hint="leave them out")
 

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
 from ..contracts import Canvas, Proposal, Revise, Revision, Writing
 
@@ -39,10 +37,8 @@ class Edit(Revise):
     post: Annotated[int, "most forwards on a block that is complete"] = 16
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau <= 1:
-            raise SpecError(f"edit: tau is a probability, got {self.tau}")
-        if self.post < 0:
-            raise SpecError(f"edit: post is a number of forwards and at least 0, got {self.post}")
+        self.require("tau", least=0, most=1)
+        self.require("post", least=0)
 
     @property
     def idle(self) -> bool:

@@ -25,8 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.rank import top
 from ...registry import register
 from ..contracts import Canvas, Proposal, Revise, Revision
@@ -51,9 +49,7 @@ class Wino(Revise):
     verify: Annotated[float, "least leave-one-out probability of a committed token; 0 never revokes"] = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("draft", "verify"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SpecError(f"wino: {name} is a probability, got {getattr(self, name)}")
+        self.require("draft", "verify", least=0, most=1)
 
     @property
     def default_select(self) -> str:

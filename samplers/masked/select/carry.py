@@ -21,8 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.rank import descending
 from ...ops.schedule import BlockClock, even_share
 from ...registry import register
@@ -47,10 +45,8 @@ class Carry(Select):
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau <= 1:
-            raise SpecError(f"carry: tau must lie in [0, 1], got {self.tau}")
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"carry: steps must be at least 1, got {self.steps}")
+        self.require("tau", least=0, most=1)
+        self.require("steps", least=1)
 
     def start(self, canvas: Canvas) -> State:
         carried = torch.zeros(len(canvas), 1, dtype=torch.int64, device=canvas.tokens.device)

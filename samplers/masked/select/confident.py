@@ -55,10 +55,8 @@ class Confident(Select):
     reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
-        if self.tau is not None and not 0 <= self.tau <= 1:
-            raise SpecError(f"confident: tau must lie in [0, 1], got {self.tau}", hint="tau=none turns it off")
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"confident: steps must be at least 1, got {self.steps}")
+        self.require("tau", least=0, most=1, hint="tau=none turns it off")
+        self.require("steps", least=1)
         if not 0 <= self.eps < 1:
             raise SpecError(f"confident: eps must lie in [0, 1), got {self.eps}")
 

@@ -17,8 +17,6 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.rank import descending
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
@@ -33,8 +31,7 @@ class Factor(Select):
     reference: Annotated[bool, "the published loop's last candidate"] = False
 
     def __post_init__(self) -> None:
-        if not self.f >= 0:
-            raise SpecError(f"factor: f must be at least 0, got {self.f}")
+        self.require("f", least=0)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         ordered, rank = descending(proposal.score)

@@ -20,8 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.rank import best, descending, top, top_as_published
 from ...ops.schedule import block_begin, block_share, even_share, in_all
 from ...registry import register
@@ -47,8 +45,7 @@ class Fixed(Select):
     reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"fixed: steps must be at least 1, got {self.steps}")
+        self.require("steps", least=1)
 
     def start(self, canvas: Canvas) -> Block:
         return Block(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(3)))

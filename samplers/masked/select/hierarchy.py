@@ -19,8 +19,6 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
@@ -35,10 +33,7 @@ class Hierarchy(Select):
     reference: Annotated[bool, "all of a run's equal best"] = False
 
     def __post_init__(self) -> None:
-        for name in ("high", "low"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise SpecError(f"hierarchy: {name} must lie in [0, 1], got {value}")
+        self.require("high", "low", least=0, most=1)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         score, open_ = proposal.score, proposal.eligible

@@ -54,16 +54,12 @@ class Klass(Select):
     ] = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau <= 1:
-            raise SpecError(f"klass: tau must lie in [0, 1], got {self.tau}")
+        self.require("tau", least=0, most=1)
         if not self.kl >= 0:
             raise SpecError(f"klass: kl is a divergence in nats and at least 0, got {self.kl}")
-        if self.history < 1:
-            raise SpecError(f"klass: history must be at least 1, got {self.history}")
-        if self.history > 1024:  # every position stores as many divergences
-            raise SpecError(f"klass: history must be at most 1024, got {self.history}")
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"klass: steps must be at least 1, got {self.steps}")
+        self.require("history", least=1)
+        self.require("history", most=1024)  # every position stores as many divergences
+        self.require("steps", least=1)
 
     def start(self, canvas: Canvas) -> Past:
         shape, device = canvas.window.shape, canvas.tokens.device

@@ -42,8 +42,7 @@ class Learned(Select):
     force: Annotated[bool, "take a filter of another model too"] = False
 
     def __post_init__(self) -> None:
-        if self.tau is not None and not 0 <= self.tau <= 1:
-            raise SpecError(f"learned: tau must lie in [0, 1], got {self.tau}")
+        self.require("tau", least=0, most=1)
         if self.filter is not None:
             locate_filter(self.filter)
 

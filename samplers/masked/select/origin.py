@@ -46,8 +46,7 @@ class Origin(Select):
     eps: Annotated[float, "where the time ends"] = 1e-3
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"origin: steps must be at least 1, got {self.steps}")
+        self.require("steps", least=1)
         if not 0 <= self.eps < 1:
             raise SpecError(f"origin: eps must lie in [0, 1), got {self.eps}")
 

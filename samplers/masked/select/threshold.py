@@ -35,10 +35,8 @@ class Threshold(Select):
     fall: Annotated[float, "the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout"] = 0.0
 
     def __post_init__(self) -> None:
-        if not self.tau <= 1:
-            raise SpecError(f"threshold: tau must be at most 1, got {self.tau}")
-        if not 0 <= self.fall <= 1:
-            raise SpecError(f"threshold: fall must lie in [0, 1], got {self.fall}", hint="fall=0.02 is dInfer's")
+        self.require("tau", most=1)
+        self.require("fall", least=0, most=1, hint="fall=0.02 is dInfer's")
 
     def check(self, sampler: MaskedSampler) -> None:
         if self.tau < 0 and all(part.name != "entropy" for part in sampler.spec.parts):

@@ -51,8 +51,7 @@ class Timesteps(Select):
     reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"timesteps: steps must be at least 1, got {self.steps}")
+        self.require("steps", least=1)
         if not 0 <= self.eps < 1:
             raise SpecError(f"timesteps: eps must lie in [0, 1), got {self.eps}")
         if self.alg_temp is not None and not 0 <= self.alg_temp < float("inf"):

@@ -34,10 +34,8 @@ class LocalLeap(Widen):
     radius: Annotated[int, "positions on each side of an anchor; 0 adds nothing"] = 4
 
     def __post_init__(self) -> None:
-        if not self.relaxed <= 1:
-            raise SpecError(f"localleap: relaxed must be at most 1, got {self.relaxed}")
-        if self.radius < 0:
-            raise SpecError(f"localleap: radius must be at least 0, got {self.radius}")
+        self.require("relaxed", most=1)
+        self.require("radius", least=0)
 
     @property
     def exact(self) -> str:
