@@ -56,7 +56,7 @@ class Keyed:
 
 
 class JoinableSource:
-    """Like `Keyed`; new rows can take the numbers of finished ones (`assign_rows`)."""
+    """Like `Keyed`; new rows can take the indices of finished ones (`assign_rows`)."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.keyed = Keyed(tuple(seeds))

@@ -331,7 +331,7 @@ class Canvas:
         self._read()
 
     def put(self, where: np.ndarray, other: Canvas) -> None:
-        """Puts the rows of `other`, which no forward has seen, in place of those at `where`, whose numbers they take.
+        """Puts the rows of `other`, which no forward has seen, in place of those at `where`, whose indices they take.
 
         `other` has at least as many columns; where it has more, this canvas grows.
         """

@@ -71,15 +71,15 @@ class Evidence:
             return self.distribution.greedy[0]
         uniform, vocab, positions = self.request.source.uniform, self.distribution.vocab, self.positions.flatten()
         every = canvas.revises or positions.device.type != "cpu"
-        drawn = np.arange(len(positions)) if every else np.flatnonzero(self.eligible.numpy())
+        flat = np.arange(len(positions)) if every else np.flatnonzero(self.eligible.numpy())
 
         def noise(some: np.ndarray) -> Tensor:
             row, at = some // self.positions.shape[1], torch.from_numpy(some).to(positions.device)
             return uniform(canvas.rows[row], canvas.step[row], positions[at][:, None], "token", vocab)[:, 0]
 
         tokens = canvas.tokens.gather(1, self.positions)
-        index = torch.from_numpy(drawn).to(positions.device)
-        return tokens.flatten().index_copy_(0, index, self.filtered.draw(drawn, noise)).view(tokens.shape)
+        index = torch.from_numpy(flat).to(positions.device)
+        return tokens.flatten().index_copy_(0, index, self.filtered.draw(flat, noise)).view(tokens.shape)
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
         """The candidates with their scores where eligible."""

@@ -294,7 +294,7 @@ class MaskedLoop:
     def put(self, where: np.ndarray, other: MaskedLoop) -> None:
         """Puts the rows of `other`, which no forward has seen, in place of the finished ones at `where`.
 
-        They take the numbers of those. Both loops have the same sampler and block length.
+        They take the indices of those. Both loops have the same sampler and block length.
         """
         rows = self.rows[where]
         assign_rows(self.request.source, rows, other.request.source, other.rows)

@@ -74,7 +74,7 @@ class TraceRecorder:
         return self.ends[row]
 
     def put(self, rows: np.ndarray, total: np.ndarray) -> None:
-        """Rows of `total` tokens, which are in the canvas by now, take the numbers `rows` [n] of finished rows.
+        """Rows of `total` tokens, which are in the canvas by now, take the indices `rows` [n] of finished rows.
 
         Forwards that no row took part in are dropped.
         """
@@ -110,5 +110,5 @@ class TraceRecorder:
     def _fed(self, row: int) -> tuple[range | tuple[int, ...], ...]:
         """The positions that each forward of the row queried."""
         history = self.history[int(self.first_forward[row]) :]
-        found = ((queries, np.flatnonzero(queries.rows == row)) for queries in history)
-        return tuple(queries.of(int(at[0])) for queries, at in found if len(at))
+        each = ((queries, np.flatnonzero(queries.rows == row)) for queries in history)
+        return tuple(queries.of(int(at[0])) for queries, at in each if len(at))

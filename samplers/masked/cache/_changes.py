@@ -18,8 +18,8 @@ def elapsed(canvas: Canvas, every: int, start: np.ndarray | int = 0) -> np.ndarr
     """[B] bool: since the last forward, the steps counted from `start` reached a multiple of `every`."""
     if not every:
         return np.zeros(len(canvas), dtype=bool)
-    due: np.ndarray = (canvas.step - start) // every > (last_clock(canvas) - start) // every
-    return due
+    reached: np.ndarray = (canvas.step - start) // every > (last_clock(canvas) - start) // every
+    return reached
 
 
 @dataclass

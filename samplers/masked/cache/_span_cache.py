@@ -55,21 +55,21 @@ class SpanCache(Cache):
     def query(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:
         if self.reference:
             return self._published(canvas, state)
-        due = self.full(canvas, state)
+        full_rows = self.full(canvas, state)
         if self.refresh:
-            due = due | elapsed(canvas, self.refresh)
-        if not due.any():
+            full_rows = full_rows | elapsed(canvas, self.refresh)
+        if not full_rows.any():
             return QuerySpec(self.begin(canvas), self.stop(canvas))
-        return QuerySpec(np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas)))
+        return QuerySpec(np.where(full_rows, 0, self.begin(canvas)), np.where(full_rows, canvas.end, self.stop(canvas)))
 
     def _published(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:
         """dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
         finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
         else."""
         state.windows = state.windows + (canvas.entered & state.refreshed)
-        due = self.full(canvas, state)
+        full_rows = self.full(canvas, state)
         if self.refresh:
-            due = due | ((state.windows % self.refresh == 0) & ~state.refreshed)
-        state.windows, state.refreshed = state.windows + ~due, due
-        start, stop = np.where(due, 0, self.begin(canvas)), np.where(due, canvas.end, self.stop(canvas))
-        return QuerySpec(start, stop, must=due if canvas.shift and self.commits_on_refresh else None)
+            full_rows = full_rows | ((state.windows % self.refresh == 0) & ~state.refreshed)
+        state.windows, state.refreshed = state.windows + ~full_rows, full_rows
+        start, stop = np.where(full_rows, 0, self.begin(canvas)), np.where(full_rows, canvas.end, self.stop(canvas))
+        return QuerySpec(start, stop, must=full_rows if canvas.shift and self.commits_on_refresh else None)

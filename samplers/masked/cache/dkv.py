@@ -64,8 +64,8 @@ class DelayedCache(Cache):
     def query(self, canvas: Canvas, state: LastTokens) -> QuerySpec:
         changed = state.changed(canvas)
         at, full = canvas.step - canvas.entry_step, self.full or _full(canvas.shift)
-        due = canvas.entered | (at < full) | elapsed(canvas, self.refresh, canvas.entry_step)
-        if due.all() and self.prompt == "refresh":
+        full_rows = canvas.entered | (at < full) | elapsed(canvas, self.refresh, canvas.entry_step)
+        if full_rows.all() and self.prompt == "refresh":
             return QuerySpec(np.zeros_like(canvas.end), canvas.end)
         positions = np.arange(canvas.length)
         visible = positions < canvas.end[:, None]
@@ -76,7 +76,7 @@ class DelayedCache(Cache):
             queried = ~self._published(canvas, at) & visible
         else:
             queried = self._unsettled(canvas, changed) & visible
-        mask = torch.from_numpy(np.where(due[:, None], everything, queried))
+        mask = torch.from_numpy(np.where(full_rows[:, None], everything, queried))
         return QuerySpec(np.zeros_like(canvas.end), canvas.end, mask)
 
     def _unsettled(self, canvas: Canvas, changed: np.ndarray) -> np.ndarray:

@@ -51,15 +51,15 @@ class GreedyDelayedCache(Cache):
 
     def query(self, canvas: Canvas, state: LastTokens) -> QuerySpec:
         changed = state.changed(canvas)
-        due = canvas.entered | elapsed(canvas, self.refresh, canvas.entry_step)
+        full_rows = canvas.entered | elapsed(canvas, self.refresh, canvas.entry_step)
         assert canvas.commit_order is not None, "set by the loop"
         coming = canvas.commit_order > 0
         whole = QuerySpec(np.zeros_like(canvas.end), canvas.end, only=coming)
-        if due.all():
+        if full_rows.all():
             return whole
         queried = changed | self._surrounding(canvas, canvas.commit_order.numpy())
         visible = np.arange(canvas.length) < canvas.end[:, None]
-        mask = torch.from_numpy(visible & (due[:, None] | queried[:, :-1]))
+        mask = torch.from_numpy(visible & (full_rows[:, None] | queried[:, :-1]))
         return QuerySpec(whole.start, whole.stop, mask, only=coming)
 
     def _surrounding(self, canvas: Canvas, rank: np.ndarray) -> np.ndarray:

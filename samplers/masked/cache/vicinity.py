@@ -42,9 +42,9 @@ class Vicinity(SpanCache):
             return canvas.entered | (canvas.nfe < self.warmup)
         warm = canvas.nfe <= self.warmup
         state.pending = state.pending | (canvas.entered & (canvas.nfe > 0))
-        due: np.ndarray = warm | (state.pending & (canvas.entered | ~state.refreshed))
-        state.pending = state.pending & (warm | ~due)
-        return due
+        full_rows: np.ndarray = warm | (state.pending & (canvas.entered | ~state.refreshed))
+        state.pending = state.pending & (warm | ~full_rows)
+        return full_rows
 
     def begin(self, canvas: Canvas) -> np.ndarray:
         begin: np.ndarray = np.maximum(canvas.lo - self.before, 0)
