@@ -406,11 +406,11 @@ def test_a_row_is_alone_what_it_is_in_a_ragged_batch(family: str, cache: str, di
     [
         ("sequential@vicinity:before=-1", "before must be at least 0, got -1"),
         ("sequential@vicinity:warmup=-2", "warmup must be at least 0, got -2"),
-        ("sequential@dkv:refresh=-1", "dkv: refresh must be 0"),
+        ("sequential@dkv:refresh=-1", "dkv: refresh must be at least 0"),
         ("sequential@dkv:full=0", "full must be at least 1, got 0"),
         ("sequential@dkv:settle=un", "settle is one of self, next, both"),
         ("random+fixed@dkv_greedy:window=-1", "window must be at least 0, got -1"),
-        ("random+fixed@dkv_greedy:refresh=-1", "dkv_greedy: refresh must be 0"),
+        ("random+fixed@dkv_greedy:refresh=-1", "dkv_greedy: refresh must be at least 0"),
         ("sequential@dkv_greedy", r"dkv_greedy must know .* confidence\+sequential decides after it"),
         ("fixed@dkv_greedy", r"dkv_greedy must know .* confidence\+fixed decides after it"),
         ("random+sequential@dkv_greedy", "dkv_greedy must know"),
