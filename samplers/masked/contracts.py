@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from ..ops.distribution import Distribution, filtered
-from ..request import Allowed, Request
+from ..request import Request as Request
 from ..spec import Policy, Spec
-from .canvas import Canvas
-from .writing import Revision, Writing
+from .canvas import Canvas as Canvas
+from .writing import Revision as Revision
+from .writing import Writing as Writing
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
@@ -325,29 +326,3 @@ class MaskedSampler:
     def stages(self) -> tuple[Stage, ...]:
         """Every stage."""
         return (*self.stateful, self.propose, *self.finish)
-
-
-__all__ = [
-    "BASES",
-    "Allowed",
-    "Cache",
-    "Canvas",
-    "Choice",
-    "Evidence",
-    "Finish",
-    "Inputs",
-    "Logits",
-    "MaskedSampler",
-    "Predictions",
-    "Proposal",
-    "Propose",
-    "QuerySpec",
-    "Request",
-    "Revise",
-    "Revision",
-    "Select",
-    "Stage",
-    "Stateful",
-    "Widen",
-    "Writing",
-]
