@@ -28,7 +28,7 @@ from pardec.models.plan import Plan
 from pardec.models.stack import Stack
 from pardec.samplers.continuous.loop import ContinuousLoop
 from pardec.samplers.masked.cache.none import NoCache
-from pardec.samplers.masked.contracts import Cache, MaskedSampler, Referring
+from pardec.samplers.masked.contracts import Cache, MaskedSampler
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
@@ -168,7 +168,7 @@ def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...]
 def _masked(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:
     sampler = call.sampler
     assert isinstance(sampler, MaskedSampler), "of a masked model"
-    if isinstance(sampler.select, Referring):
+    if sampler.select.reference_sampler is not None:
         raise SpecError(f"{sampler.spec} decodes twice, and one decode is timed", hint="time another sampler")
     loop: Any = MaskedLoop(model, sampler, call.request)
     loop.decide = clock.clocked(loop.decide, "decision")

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.masked.contracts import Allowed
+from pardec.samplers.request import Allowed
 
 from .prompts import open_id
 

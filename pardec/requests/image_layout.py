@@ -8,7 +8,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.models.images.contracts import ImageLayout
-from pardec.samplers.masked.contracts import Allowed
+from pardec.samplers.request import Allowed
 
 from .prompts import Row
 

@@ -13,8 +13,8 @@ import torch
 
 from pardec.models.continuous.contracts import ContinuousModel
 
+from ..batching import take_rows
 from ..events import Event, Finished, RowFinished, Sampled, Started
-from ..masked.contracts import take_rows
 from ..stopwatch import Stopwatch
 from ..trace import Fed, Trace
 from .contracts import ContinuousContext, ContinuousSampler, ImageRequest, RoundResult

@@ -10,7 +10,7 @@ from pardec.models import finite
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError
 
-from ..host_transfer import hosted
+from ..host_transfer import to_host
 from ..masked.canvas import NEVER
 from .contracts import ImageRequest
 
@@ -89,7 +89,7 @@ class ImageState:
         self.latents[which] = values
         self.checksum = self.checksum + values.sum(dtype=torch.float32)
         parts = {"which": which, "checksum": self.checksum}
-        host = hosted(parts if score is None else {**parts, "score": score.float()})
+        host = to_host(parts if score is None else {**parts, "score": score.float()})
         if not np.isfinite(host["checksum"]):
             raise self.failure("vectors")
         marks = host["which"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from pardec.models import finite
 from pardec.models.errors import SpecError
 
-from ..masked.contracts import Request
+from ..request import Request
 from ..speculative.contracts import Draft
 from ..speculative.sequences import Sequences
 from .distribution import filter_logits

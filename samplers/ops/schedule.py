@@ -53,7 +53,7 @@ class BlockClock:
 
 def total_steps(canvas: Canvas, steps: int | None) -> np.ndarray:
     """How many steps the whole canvas takes, [B]: `steps`, or one a token."""
-    return canvas.asked if steps is None else np.full(len(canvas), steps)
+    return canvas.to_fill if steps is None else np.full(len(canvas), steps)
 
 
 def block_share(canvas: Canvas, steps: int) -> np.ndarray:

@@ -6,14 +6,14 @@ from pardec.models.errors import SpecError
 
 from ..cards import AUTOREGRESSIVE, find
 from ..spec import Spec
-from ..spec_values import Named, add_default, build, exactness, full, refuse_doubles
+from ..spec_values import Named, add_default, build_method, exactness, full, refuse_doubles
 from .contracts import Acceptance, Drafter, Length, Shape, SpeculativeSampler
 
 _BASES = {"draft": Drafter, "shape": Shape, "length": Length, "accept": Acceptance}
 _ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to none
 
 
-def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
+def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     """One object a stage; `sampling` decides on the acceptance where none is named.
 
     Raises:
@@ -26,7 +26,7 @@ def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
         )
     stages: dict[str, Named] = {stage: [] for stage in AUTOREGRESSIVE}
     for part in parsed.parts:
-        stages[find(part.name, "ar").stage].append((part.name, build(part, "ar")))
+        stages[find(part.name, "ar").stage].append((part.name, build_method(part, "ar")))
     refuse_doubles(parsed, stages)
     for stage, named in stages.items():
         for name, made in named:

@@ -20,14 +20,14 @@ from pardec.models.errors import ModelError, PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, unjoinable
-from ..conditioning import dressed
+from ..batching import put_rows, take_rows, unjoinable
+from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
-from ..host_transfer import hosted
-from ..masked.contracts import Request, take_rows
+from ..host_transfer import to_host
 from ..ops.processing import Processing
-from ..rng import seat
+from ..request import Request
+from ..rng import assign_rows
 from .contracts import DecodeContext, Draft, Outcome, SpeculativeSampler, TargetDistributions, Verdict
 from .forward import VerifyForward
 from .recorder import TraceRecorder
@@ -65,7 +65,7 @@ class VerifyLoop:
             raise ModelError(f"{model.name} is no autoregressive model")
         finite.demand_head(model)
         if request.conditions:
-            model = dressed(model, request, request.prefix)
+            model = conditioned_model(model, request, request.prefix)
         self.model, self.sampler, self.request = model, sampler, request
         prompts = [canvas[:given] for canvas, given in zip(request.canvases, request.prompts, strict=True)]
         self.text = Sequences(
@@ -161,7 +161,7 @@ class VerifyLoop:
         parts = {"score": raw.softmax(-1).gather(-1, token[:, None])[:, 0]}
         if distributions.logits is not distributions.raw:
             parts["highest"] = distributions.logits[where, node].amax(-1)
-        read = hosted(parts)
+        read = to_host(parts)
         if not all(np.isfinite(each).all() for each in read.values()):
             raise self._failure(draft, distributions, where, node)
         scores = np.zeros(made.shape, dtype=np.float32)
@@ -260,7 +260,7 @@ class VerifyLoop:
         They take the numbers of those. Both loops stand between rounds, and the samplers are one.
         """
         rows = self.rows[where]
-        seat(self.request.source, rows, other.request.source, other.rows)
+        assign_rows(self.request.source, rows, other.request.source, other.rows)
         self.text.put(where, other.text)
         self.forward.put(where, other.forward)
         self.recorder.put(self.forward, rows, other.recorder, other.forward)
@@ -287,7 +287,7 @@ def _read(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
         parts["deviation"] = verdict.deviation
     if draft.highest is not None:
         parts["highest"] = draft.highest
-    return hosted(parts)
+    return to_host(parts)
 
 
 def _remembered(memory: dict[int, Any], stage: Any) -> Any:

@@ -613,7 +613,7 @@ def test_a_policy_decodes_and_a_row_alone_is_the_row_in_a_batch(
 ) -> None:
     sampler = policy(scheduler, rest)
     assert str(sampler.spec).startswith("margin" if rest == "margin" else "confidence:of=filtered")
-    assert sampler.propose == registry.build(sampler.spec.parts[0])
+    assert sampler.propose == registry.build_method(sampler.spec.parts[0])
     how: dict[str, Any] = {"sampler": sampler, "temperature": 1.0, "max_new_tokens": 12, "block_length": 4}
     before = torch.random.get_rng_state()
     together = model.generate(TEXTS, seed=[5, 6], **how)

@@ -17,7 +17,7 @@ import pardec
 from pardec.requests.text import Call
 from pardec.samplers import registry
 from pardec.samplers.events import Event, RowFinished, Started, Step
-from pardec.samplers.masked.contracts import Request
+from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
 from pardec.serving.streaming import Texts
 from tests.samplers.toys import names, toy

@@ -19,8 +19,8 @@ from pardec.models.plan import Plan, Visible
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.contracts import Request
 from pardec.samplers.ops.distribution import filter_logits
+from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import decode

@@ -19,9 +19,10 @@ from pardec.models.model import LanguageModel
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.masked import loop as masked
-from pardec.samplers.masked.contracts import Allowed, Choice, MaskedSampler
+from pardec.samplers.masked.contracts import Choice, Logits, MaskedSampler, Propose, Revise, Select
 from pardec.samplers.ops.chunked_distribution import ChunkedDistribution
 from pardec.samplers.ops.distribution import DenseDistribution, Distribution
+from pardec.samplers.request import Allowed
 from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
 from tests.samplers.ar_toys import toy_ar
@@ -128,7 +129,7 @@ def test_what_is_allowed_and_ruled_out_by_the_model_is_told() -> None:
 
 
 @dataclass(frozen=True)
-class Spoils:
+class Spoils(Logits):
     """A logits stage that gives what is none."""
 
     value: float
@@ -216,7 +217,7 @@ def test_the_head_of_a_drafting_model_is_read(monkeypatch: pytest.MonkeyPatch) -
 
 
 @dataclass(frozen=True)
-class SaysMask:
+class SaysMask(Propose, Select, Revise):
     """Stages that answer with the mask id."""
 
     def propose(self, evidence: Any, canvas: Any) -> Any:

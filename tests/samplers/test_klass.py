@@ -82,7 +82,7 @@ def test_laws_that_move_too_far_hold_a_position_back() -> None:
     assert step(LAWS) == [False] * 8
     assert step(LAWS) == sure
     assert step(other) == [False, *sure[1:]]
-    assert state.moved[0, 0, 0].item() == pytest.approx(far.item(), abs=1e-5)
+    assert state.divergences[0, 0, 0].item() == pytest.approx(far.item(), abs=1e-5)
     assert step(other) == sure
     # A position that was committed and taken back has no past either.
     canvas.revises = True
@@ -101,8 +101,8 @@ def test_it_remembers_the_laws_of_the_active_block_alone() -> None:
     for _ in range(3):
         loop.step()
     state = loop.state(spec.select)
-    assert state.distribution.shape == (2, 4, 20)
-    assert state.distribution.dtype == torch.float32
+    assert state.log_probabilities.shape == (2, 4, 20)
+    assert state.log_probabilities.dtype == torch.float32
 
 
 def test_rows_that_leave_take_their_past_along() -> None:

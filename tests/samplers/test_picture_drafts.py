@@ -16,7 +16,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.requests import draft_models
 from pardec.samplers import registry
-from pardec.samplers.masked.contracts import Allowed
+from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.draft._grid import above, beside
 from pardec.samplers.speculative.draft._history import Cells
 from pardec.samplers.speculative.draft.sjd import Sjd

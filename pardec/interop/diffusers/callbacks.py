@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.events import Event, Started, Step
-from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal
+from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal, Widen
 
 TENSORS = ("block_x", "transfer_index", "editing_transfer_index", "sampled_tokens", "sampled_probs", "active_block")
 
@@ -29,7 +29,7 @@ class StepView:
 
 
 @dataclass(frozen=True)
-class Watch:
+class Watch(Widen):
     """A widen stage that adds nothing and remembers the step."""
 
     seen: list[StepView]

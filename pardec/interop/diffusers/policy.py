@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.masked.contracts import Canvas, Evidence, MaskedSampler, Proposal
+from pardec.samplers.masked.contracts import Canvas, Evidence, Logits, MaskedSampler, Proposal, Select
 from pardec.samplers.ops.distribution import DenseDistribution, Distribution
 from pardec.samplers.spec import Part, Spec, parse
 
@@ -128,7 +128,7 @@ def _start(canvas: Canvas) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Refinement:
+class Refinement(Select):
     """BlockRefinementScheduler: all candidates above the threshold, at least an even share of the block a step."""
 
     scheduler: Any
@@ -160,7 +160,7 @@ class Refinement:
 
 
 @dataclass(frozen=True)
-class Anneal:
+class Anneal(Logits):
     """EntropyBoundScheduler's temperature, from `hot` at a block's first step to nearly `cold` at its last."""
 
     hot: float
@@ -177,7 +177,7 @@ class Anneal:
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(Select):
     """EntropyBoundScheduler on logits that are annealed already: the prefix of the surest under its entropy bound."""
 
     scheduler: Any  # of temperature 1 throughout

@@ -38,7 +38,7 @@ from ..shape._growth import packed
 class EarlyExit(Drafter):
     takes_shape: ClassVar[bool] = True
     takes_length: ClassVar[bool] = True
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}
 
     layers: Annotated[int, "of the target, that draft"] = 2
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5

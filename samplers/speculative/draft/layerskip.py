@@ -46,7 +46,7 @@ from ._skipping import Search, Skip, kept, uniform
 class LayerSkip(Drafter):
     takes_shape: ClassVar[bool] = True
     takes_length: ClassVar[bool] = True
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}
 
     ratio: Annotated[float, "share of the inner layers' sub-blocks that is skipped"] = 0.45
     skip: Annotated[Literal["uniform", "search"], "whole layers evenly spread, or what the search finds"] = "uniform"

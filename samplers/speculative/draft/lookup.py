@@ -36,7 +36,7 @@ Index = Grams | Reach | Cells
 @register("lookup", stage="draft", paper="arXiv:2304.04487", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Lookup(Drafter):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}
 
     k: Annotated[int, "tokens drafted"] = 10
     max_ngram: Annotated[int, "longest match looked for; without meaning for prefer=longest"] = 3

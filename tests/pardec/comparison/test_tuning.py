@@ -294,7 +294,7 @@ def space(fit: Fit) -> Space:
 def test_every_method_names_values_that_it_takes() -> None:
     for card in cards():
         known = {f.name for f in fields(card.make)}
-        for name, values in getattr(card.make, "tried", {}).items():
+        for name, values in card.make.tuning_grid.items():
             assert name in known, card.name
             for value in values:
                 card.make(**{name: value})
