@@ -7,8 +7,10 @@ told here is told again where a request is prepared: a model that is loaded alre
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from pardec import places
 from pardec.models import arguments as loading
 from pardec.models.errors import SpecError
 from pardec.models.kinds import Kind, kind_of
@@ -62,10 +64,11 @@ def check(
     return kind
 
 
-def check_folder(out: object, resume: bool) -> None:
-    """Refuses to go on with a run that is nowhere."""
+def check_folder(out: str | Path | None, resume: bool) -> None:
+    """Refuses to go on with a run that is nowhere, and a folder that could not be written to."""
     if resume and out is None:
         raise SpecError("resume needs a run's folder", hint="name one with out")
+    places.check_folder(None if out is None else Path(out))
 
 
 def check_tasks(names: Iterable[str]) -> None:

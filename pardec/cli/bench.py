@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from pardec import early
+from pardec import early, places
 from pardec.bench.published import config_of
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
@@ -56,6 +56,7 @@ def decode(
 
     pardec bench decode --shape random-wide --memory
     """
+    places.check_file(output)
     if not model and not shape:
         raise SpecError("there is nothing to time", hint="name a model, or a shape with --shape random-100m")
     numbers = {name: _numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
@@ -118,6 +119,7 @@ def kernels(
     debug: Debug = False,
 ) -> None:
     """Time each kernel's definition against its Triton version, beside what moving its bytes takes."""
+    places.check_file(output)
     loading.check(device, dtype)
 
     import torch

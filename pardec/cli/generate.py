@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from pardec import early
+from pardec import early, places
 from pardec.cli import inputs, sharing
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
@@ -75,6 +75,10 @@ def generate(
             f"{count} prompts are more than the batch of {batch_size} that {output} can hold",
             hint="name a .jsonl file, or raise --batch-size",
         )
+    if to_rows:
+        places.check_file(output, added=True)
+    else:
+        places.check_result(output)
     sampling = {
         "sampler": sampler,
         "max_new_tokens": max_new_tokens,

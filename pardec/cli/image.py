@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pardec import early
+from pardec import early, places
 from pardec.cli import inputs
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
@@ -70,6 +70,9 @@ def image(
         raise SpecError("nowhere is named to put the pictures", hint="-o out.png takes them all, --each DIR one by one")
     if output is not None and output.suffix.lower() != ".png":
         raise SpecError(f"pictures are PNG files, got -o {output}", hint="name a file that ends in .png")
+    places.check_file(output)
+    places.check_folder(each)
+    places.check_result(save)
     shown = _asked(prompt, prompts, class_)
     placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "revision": revision}
     placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder, "quantize": quantize}
@@ -106,9 +109,8 @@ def image(
     settings = Settings.of(given, {"temperature": 1.0})
     resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
 
-    from pardec.cli.drawing import Drawing, check_places, write
+    from pardec.cli.drawing import Drawing, write
 
-    check_places(output, each, save)
     loaded = _loaded(model, placing, quiet=quiet)
     call = _prepared(loaded, shown, class_ is not None, given)
     run = Drawing(loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _TOLD and v}}, scale)

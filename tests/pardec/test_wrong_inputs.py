@@ -168,6 +168,34 @@ EARLY = [
     "env extra",
     "nocommand",
     "--bogus",
+    # Where results are to go.
+    f"{ASK} -o ok.txt/x.jsonl",
+    f"{ASK} -o ok.txt/x.json",
+    f"{ASK} -o ok.txt",
+    f"{ASK} -o ok.txt/deep/x",
+    f"{ASK} -o /proc/x.jsonl",
+    f"{ASK} -o /proc/x/y.json",
+    f"{ASK} -o folder.jsonl",
+    f"{ASK} -o folder.json",
+    f"{ASK} -o /dev/null/x",
+    f"{ASK} -o {'n' * 300}.jsonl",
+    f"{ASK} -o nobody",
+    f"{DRAW} -o folder.png",
+    f"{DRAW} -o ok.txt/x.png",
+    f"{DRAW} --each ok.txt",
+    f"{DRAW} --each ok.txt/deep",
+    f"{DRAW} --save ok.txt/x",
+    f"{DRAW} --save nobody",
+    f"{RATE} --out ok.txt",
+    f"{RATE} --out ok.txt/run",
+    f"{RATE} --out /proc/run",
+    f"{TUNE} --out ok.txt",
+    f"{TIME} -o folder",
+    f"{TIME} -o ok.txt/x.json",
+    "bench kernels -o folder",
+    "view letters.json --html folder",
+    "view letters.json --png ok.txt/x.png",
+    "view letters.json --gif /proc/x.gif",
 ]
 # What takes torch, a model or a file that has to be opened; exit code 1 where it is the file that is at fault.
 LATE = [
@@ -244,6 +272,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     configs = {"torn": "{", "list": "[]", "nobody": '{"model_type": "nobody"}'}
     configs["weightless"] = json.dumps({"model_type": "llama", "vocab_size": 9, **shape})
+    for name in ("folder.json", "folder.jsonl", "folder.png"):
+        (tmp_path / name).mkdir()
     for name in ("folder", *configs):
         (tmp_path / name).mkdir()
     for name, config in configs.items():
