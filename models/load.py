@@ -27,7 +27,7 @@ from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .quantize import Quantizer, check, fitting, quantizer
 from .recording import Graphs, check_graphs
-from .sources import Source, locate, read_json
+from .sources import MAR_FILE, Source, locate, read_json
 from .tensor_parallel import Shares
 from .tokenizers import load_tokenizer
 from .weights import Published, inspect, weight_files
@@ -180,7 +180,7 @@ def described(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:
         if mar.MARK in published:
             return mar.described(source.folder, published, source.file.stem), published
         return read_config(source.file, published), published
-    if (source.folder / mar.FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
+    if (source.folder / MAR_FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
         published = inspect(weight_files(source.folder))
         return mar.described(source.folder, published), published
     return read_json(source.folder / "config.json", required=True), {}

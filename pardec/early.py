@@ -14,6 +14,7 @@ from pardec import places
 from pardec.models import arguments as loading
 from pardec.models.errors import SpecError
 from pardec.models.kinds import Kind, kind_of
+from pardec.models.vision import words
 from pardec.samplers import parts
 from pardec.samplers.spec import parse
 from pardec.settings import Settings
@@ -104,6 +105,12 @@ def check_shown(kind: Kind, classes: list[int] | None) -> None:
             none = ", and -1 is none" if least < 0 else ""
             known = f"classes are 0..{kind.classes - 1}{none}" if kind.classes else "classes count from 0"
             raise SpecError(f"label {bad[0]!r} is no class of {kind.name}", hint=known)
+
+
+def check_captions(kind: Kind, texts: Iterable[str]) -> None:
+    """Refuses words that the text encoder beside the weights cannot read."""
+    if kind.reader is not None and kind.draws == "text":
+        words.check(texts, kind.reader)
 
 
 def check_family(name: str, masked: bool, settings: Settings) -> None:

@@ -83,6 +83,8 @@ def image(
     kind = early.check(model, [sampler], shaping, placing, draws=True)
     if kind is not None:
         early.check_shown(kind, class_)
+        if text_encoder is None:
+            early.check_captions(kind, [*([] if class_ else shown), *([negative_prompt] if negative_prompt else [])])
         if negative_prompt is not None and kind.draws == "class":
             raise SpecError(
                 f"{kind.name} draws classes, and a negative prompt is a caption", hint="leave --negative-prompt out"
