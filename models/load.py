@@ -12,7 +12,7 @@ import torch
 
 from . import assemble, configs, tensor_parallel
 from .adapt import load_adapter
-from .arguments import alone
+from .arguments import alone, check
 from .captured import Captured
 from .catalog import embedded_names
 from .continuous import ContinuousModel
@@ -25,7 +25,7 @@ from .imaging import Imaging, Picturing
 from .kinds import PICTURES
 from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
-from .quantize import Quantizer, check, fitting, quantizer
+from .quantize import Quantizer, fitting, quantizer
 from .recording import Graphs, check_graphs
 from .sources import MAR_FILE, Source, locate, read_json
 from .tensor_parallel import Shares
@@ -80,7 +80,7 @@ def load_any(
     few queries whose shapes come again are recorded and run again without the host.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
-    check(quantize, device_map)
+    check(quantize=quantize, device_map=device_map)
     if tp:
         alone("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
         device = tensor_parallel.place(device)

@@ -41,13 +41,7 @@ def check(
         SpecError: misuse of any kind (UnknownModelError where there is no such model).
         ModelError: the checkpoint's config.json cannot be read.
     """
-    loading.check(
-        placing.get("device", "auto"),
-        placing.get("dtype", "auto"),
-        placing.get("quantize"),
-        placing.get("device_map"),
-        tp=placing.get("tp", False),
-    )
+    check_placing(placing)
     asked = [Settings.of({**arguments, "sampler": sampler}) for sampler in samplers]
     specs = [parse(one.sampler) for one in asked if isinstance(one.sampler, str)]
     kind = kind_of(model)
@@ -63,6 +57,18 @@ def check(
             if "max_new_tokens" in arguments or one.block_length is not None or one.min_new_tokens:
                 check_room(kind, one)
     return kind
+
+
+def check_placing(placing: Mapping[str, Any]) -> None:
+    """Refuses arguments of `load` that can be on no machine."""
+    loading.check(
+        placing.get("device", "auto"),
+        placing.get("dtype", "auto"),
+        placing.get("quantize"),
+        placing.get("device_map"),
+        tp=placing.get("tp", False),
+        mask_id=placing.get("mask_id"),
+    )
 
 
 def check_folder(out: str | Path | None, resume: bool) -> None:

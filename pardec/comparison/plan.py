@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,13 +13,13 @@ from pardec.comparison.entries import Entry, SamplerLike
 from pardec.comparison.run import FORMAT
 from pardec.comparison.units import Problems, Unit
 from pardec.comparison.worker import Job
-from pardec.models import arguments as loaded
+from pardec.early import check_placing
 from pardec.models.errors import SpecError
 from pardec.models.kinds import kind
 from pardec.models.load import described
-from pardec.models.quantize import check
 from pardec.models.sources import locate, read_json
 from pardec.samplers.cards import Family
+from pardec.settings import check_whole, is_number
 from pardec.tasks import Task
 
 if TYPE_CHECKING:
@@ -43,12 +42,10 @@ class Grid:
     replays: int = 4
 
     def __post_init__(self) -> None:
-        for name, least in (("limit", 1), ("batch_size", 1), ("replays", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise SpecError(f"{name} is a whole number, got {value!r}", hint=f"for example {name}=8")
-            if value < least:
-                raise SpecError(f"{name} is at least {least}, got {value}", hint="choose a larger one")
+        for name, least in (("limit", 1), ("batch_size", 1), ("replays", 0), ("problem_seed", None)):
+            check_whole(name, getattr(self, name), least, hint=f"for example {name}=8")
+        for seed in self.seeds:
+            check_whole("seed", seed, None, hint="for example seeds=(0, 1)")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise SpecError(f"seeds are different whole numbers, got {list(self.seeds)}", hint="for example 0 and 1")
 
@@ -104,7 +101,7 @@ def plan(
         SpecError: a sampler, an argument or a problem that cannot be.
         ModelError: there is no such model.
     """
-    if cost_ratio is not None and not 0 <= cost_ratio < math.inf:
+    if cost_ratio is not None and (not (is_number(cost_ratio) and cost_ratio >= 0)):
         raise SpecError(f"cost_ratio is at least 0, got {cost_ratio}", hint="0.2: a drafter's forward costs a fifth")
     known = _known(model, loading)
     family = known.family
@@ -175,8 +172,7 @@ def _known(model: Model | str, loading: Loading) -> _Known:
 
 def loadable(loading: Loading) -> None:
     """Refuses what no machine could load; whether that which decodes can is known there."""
-    loaded.check(loading.device, loading.dtype, loading.quantize)
-    check(loading.quantize, loading.device_map)
+    check_placing(asdict(loading))
 
 
 def family_of(model: str, loading: Loading) -> Family:

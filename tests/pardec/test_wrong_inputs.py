@@ -175,6 +175,7 @@ EARLY = [
     "image tiny-llamagen -p cat -o x.png",
     f"image tiny-llamagen -p {CAPTION} -p 'a mauve cat' -o x.png",
     f"image tiny-llamagen -p {CAPTION} --negative-prompt mauve --cfg 2 -o x.png",
+    f"{ASK} --quantize int8 --device-map auto",
     # Where results are to go.
     f"{ASK} -o ok.txt/x.jsonl",
     f"{ASK} -o ok.txt/x.json",
@@ -221,7 +222,6 @@ LATE = [
     (2, f"{ASK} --device cuda:99"),
     (2, f"{ASK} --device vulkan"),
     (2, f"{ASK} --quantize fp8"),
-    (2, f"{ASK} --quantize int8 --device-map auto"),
     (2, f"{ASK} --mask-id 99999"),
     (2, f"{TELL} --mask-id 4"),
     (2, f"{ASK} --cuda-graphs"),
