@@ -176,6 +176,7 @@ EARLY = [
     f"image tiny-llamagen -p {CAPTION} -p 'a mauve cat' -o x.png",
     f"image tiny-llamagen -p {CAPTION} --negative-prompt mauve --cfg 2 -o x.png",
     f"{ASK} --quantize int8 --device-map auto",
+    f"{ASK} -s {'+'.join(['threshold'] * 999)}",
     # Where results are to go.
     f"{ASK} -o ok.txt/x.jsonl",
     f"{ASK} -o ok.txt/x.json",
@@ -215,6 +216,7 @@ LATE = [
     (2, f"{ASK} -s learned:filter=nobody"),
     (2, f"{ASK} -s fixed:steps=0"),
     (2, f"{TELL} -s sequential@dual"),
+    (2, f"{TELL} -s model:name=tiny-llama-draft+template:widths=65536"),
     (2, f"{TELL} -s model"),
     (2, f"{TELL} -s lookup+chain"),
     (2, f"{TELL} -s greedy --temperature 1"),
