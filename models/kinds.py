@@ -25,6 +25,7 @@ class Kind:
     draws: Literal["class", "text", "either"] | None = None  # pictures of what ("either": not said); None: text
     classes: int | None = None  # of pictures, where they are said
     positions: int | None = None  # the length the checkpoint was made for
+    vocabulary: int | None = None  # tokens of a model of text, where they are said
     reader: Path | None = None  # the folder of what reads captions as they are, where that lies beside the weights
     block: int | None = None  # block-causal: the width that all blocks have
 
@@ -62,7 +63,9 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
         positions = None
     block = (_whole(config, "block_size") or _whole(config, "block_length") or spec.block) if spec.block else None
     family: Literal["masked", "ar"] = "ar" if spec.attention == "causal" else "masked"
-    return Kind(name, family, positions=positions if isinstance(positions, int) else None, block=block)
+    vocabulary = max(filter(None, (_whole(config, key) for key in ("vocab_size", "embedding_size"))), default=None)
+    length = positions if isinstance(positions, int) else None
+    return Kind(name, family, positions=length, vocabulary=vocabulary, block=block)
 
 
 def _whole(config: Mapping[str, Any], name: str) -> int | None:

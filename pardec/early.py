@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pardec import places
 from pardec.models import arguments as loading
@@ -18,6 +18,9 @@ from pardec.models.vision import words
 from pardec.samplers import parts
 from pardec.samplers.spec import parse
 from pardec.settings import Settings
+
+if TYPE_CHECKING:
+    from pardec.tasks import Task
 
 
 def check(
@@ -51,6 +54,7 @@ def check(
         return None
     if draws is not None:
         check_answers(kind, model, draws)
+    check_mask(kind, placing.get("mask_id"))
     for one in asked:
         if kind.draws is None:
             check_family(kind.name, kind.family == "masked", one)
@@ -78,13 +82,69 @@ def check_folder(out: str | Path | None, resume: bool) -> None:
     places.check_folder(None if out is None else Path(out))
 
 
-def check_tasks(names: Iterable[str]) -> None:
-    """Refuses tasks that there are not."""
-    from pardec.tasks import expand, task  # which bring numpy, as --help does not need
+def check_run(
+    model: str,
+    tasks: Iterable[str],
+    samplers: Iterable[str | None],
+    arguments: Mapping[str, Any],
+    placing: Mapping[str, Any],
+    *,
+    out: Path | None,
+    resume: bool,
+    prompts: Path | None,
+    scorer: str | None,
+    split: str = "heldout",
+) -> None:
+    """`check` for a run over tasks: its folder, its tasks, and whether the model's answers are any to them."""
+    from pardec.tasks import FileTask, expand, task  # which bring numpy, as --help does not need
+    from pardec.tasks.base import check_split
 
-    for name in names:
-        for each in expand(name):
-            task(each)
+    check_folder(out, resume)
+    check_split(split)
+    asked = [task(each) for name in tasks for each in expand(name)]
+    if prompts is not None:
+        asked.append(FileTask(prompts, scorer=scorer or "exact"))
+    kind = check(model, samplers, arguments, placing)
+    if kind is not None:
+        check_answered(kind, model, asked)
+
+
+def check_answered(kind: Kind, name: str, tasks: Iterable[Task]) -> None:
+    """Refuses tasks that the model's answers are no answers to."""
+    for task in tasks:
+        if (task.answers == "picture") != (kind.draws is not None):
+            what = "text" if kind.draws is None else "pictures"
+            raise SpecError(
+                f"{name} answers in {what} and the task {task.name!r} asks for {task.answers}",
+                hint="captions and classes are for models of pictures, the other tasks are for text",
+            )
+        if kind.draws in ("class", "text") and kind.draws != task.asks:
+            theirs, others = ("classes", "captions") if kind.draws == "class" else ("captions", "classes")
+            raise SpecError(
+                f"{name} draws {theirs} and the task {task.name!r} gives it {others}", hint=f"try the task {theirs}"
+            )
+
+
+def check_parts(kind: Kind | None, arguments: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
+    """Refuses parts of a sampler that do not go together; this takes their own files, which bring torch."""
+    from pardec.samplers.registry import resolve
+
+    asked = Settings.of(arguments, defaults)
+    resolve(asked.sampler, kind.family if kind else None, sampling=asked.temperature > 0)
+    return asked
+
+
+def check_mask(kind: Kind, mask_id: int | None) -> None:
+    """Refuses a mask token for a model that has none, and one outside the vocabulary."""
+    if mask_id is None:
+        return
+    if kind.family != "masked":
+        raise SpecError(f"mask_id={mask_id} was given, but {kind.name} is not a masked model", hint="leave mask_id out")
+    if mask_id < 0 or mask_id >= (kind.vocabulary or mask_id + 1):
+        raise SpecError(
+            f"mask id {mask_id} lies outside the vocabulary of {kind.vocabulary or kind.name}",
+            hint=f"mask_id must be below {kind.vocabulary or 'its size'}, and not negative",
+        )
 
 
 def check_answers(kind: Kind, given: str, draws: bool) -> None:

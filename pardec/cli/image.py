@@ -12,7 +12,6 @@ from pardec.cli import inputs
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
 from pardec.models.errors import SpecError
-from pardec.settings import Settings
 
 if TYPE_CHECKING:
     from pardec.api import Model
@@ -102,14 +101,11 @@ def image(
             f"{total} pictures are more than the batch of {batch_size} that {save} can hold",
             hint="raise --batch-size, or leave --save out",
         )
+    if seeds is not None and len(shaping["seed"]) != total:
+        raise SpecError(f"{len(shaping['seed'])} seeds for {total} rows", hint="--seeds takes one a row")
     given = {**shaping, "num_images": count, **({} if sampler is None else {"sampler": sampler})}
 
-    from pardec.samplers.registry import resolve
-
-    # What the parts of a sampler make of one another is told before weights are read, too. A picture is sampled unless
-    # the temperature says otherwise.
-    settings = Settings.of(given, {"temperature": 1.0})
-    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
+    early.check_parts(kind, given, {"temperature": 1.0})  # a picture is sampled unless the temperature says otherwise
 
     from pardec.cli.drawing import Drawing, write
 
