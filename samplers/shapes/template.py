@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul
 
 import numpy as np
 import torch
@@ -50,7 +49,7 @@ class Template(Policy):
         return tuple(map(int, self.widths.split("-")))
 
     def width(self, k: int) -> int:
-        return 1 + sum(accumulate(self.levels[:k], mul))
+        return 1 + sum(accumulate(self.levels[:k], int.__mul__))
 
     def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: None) -> Draft:
         text, batch, device = scene.text, len(scene.text), scene.text.device
