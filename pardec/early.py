@@ -45,7 +45,7 @@ def check(
         ModelError: the checkpoint's config.json cannot be read.
     """
     check_placing(placing)
-    asked = [Settings.of({**arguments, "sampler": sampler}) for sampler in samplers]
+    asked = [Settings.of({**arguments, "sampler": sampler}) for sampler in [*samplers] or [None]]
     specs = [parse(one.sampler) for one in asked if isinstance(one.sampler, str)]
     kind = kind_of(model)
     for spec in specs:

@@ -15,6 +15,8 @@ from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
 from pardec.models import arguments as loading
 from pardec.models.errors import SpecError
+from pardec.prompt_files import read_file
+from pardec.samplers.parts import MOST
 
 bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.")
 
@@ -67,6 +69,7 @@ def decode(
     for name in model or ():
         early.check(name, sampler or (), law, {"device": device, "dtype": dtype})
     loading.check(device, dtype)
+    texts = [item.prompt for item in read_file(prompts)] if prompts else []
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import torch
@@ -76,7 +79,6 @@ def decode(
     from pardec.bench import report
     from pardec.bench.memory import sweep
     from pardec.bench.shapes import shaped
-    from pardec.prompt_files import read_file
 
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
@@ -94,7 +96,7 @@ def decode(
                 batches=numbers["batch"],
                 contexts=numbers["context"],
                 new=numbers["new"],
-                prompts=[item.prompt for item in read_file(prompts)] if prompts else (),
+                prompts=texts,
                 block_length=block_length,
                 law=law,
                 pairs=pairs,
@@ -162,8 +164,8 @@ def _numbers(name: str, text: str) -> list[int]:
         found = [int(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) < least:
+    if not found or min(found) < least or max(found) > MOST:
         raise SpecError(
-            f"--{name} takes whole numbers from {least} on, with commas, got {text!r}", hint=f"--{name} 1,8"
+            f"--{name} takes whole numbers from {least} to {MOST}, with commas, got {text!r}", hint=f"--{name} 1,8"
         )
     return found

@@ -196,6 +196,9 @@ EARLY = [
     "compare tiny-llamagen --task arithmetic -s sjd",
     "compare tiny-llamagen --task classes -s sjd",
     "compare tiny-mar --task captions -s mar",
+    f"{TIME} --prompts nowhere.txt",
+    f"{TIME} --batch 99999999999",
+    f"{TIME} --top-p 7",
     # Where results are to go.
     f"{ASK} -o ok.txt/x.jsonl",
     f"{ASK} -o ok.txt/x.json",
