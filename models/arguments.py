@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from importlib import metadata
+from numbers import Integral
 
 from .errors import ArgumentError, did_you_mean
 
@@ -23,6 +24,7 @@ def check(
     device_map: object = None,
     *,
     tp: bool = False,
+    mask_id: object = None,
 ) -> None:
     """Refuses words that mean nothing anywhere (ArgumentError); what this machine has is asked at loading."""
     if isinstance(device, str) and device != "auto":
@@ -37,8 +39,15 @@ def check(
     if quantize is not None and quantize not in QUANTIZED:
         near = did_you_mean(str(quantize), QUANTIZED)
         raise ArgumentError(f"unknown quantize {quantize!r}{near}", f"use {', '.join(QUANTIZED)}")
+    if quantize is not None and device_map is not None:
+        raise ArgumentError(
+            f"quantize={quantize} and device_map={device_map} are both given, and weights of fewer bits cannot be "
+            "moved",
+            'name one device in place of the map: device="cuda"',
+        )
     if isinstance(device_map, str):
         check_spread(device_map)
+    check_whole("mask_id", mask_id)
     if tp:
         alone("tp", quantize=quantize, device_map=device_map)
         check_started()
@@ -49,6 +58,12 @@ def check_spread(policy: str) -> None:
     if policy not in SPREADS:
         near = did_you_mean(policy, SPREADS)
         raise ArgumentError(f"unknown device_map {policy!r}{near}", 'use "auto" or a dictionary of parts and devices')
+
+
+def check_whole(name: str, given: object) -> None:
+    """Refuses an id or a length that is no whole number (ArgumentError)."""
+    if given is not None and (not isinstance(given, Integral) or isinstance(given, bool)):
+        raise ArgumentError(f"{name} is a whole number, got {given!r}", f"leave {name} out for the checkpoint's own")
 
 
 def check_started() -> None:

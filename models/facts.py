@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .arguments import check_whole
 from .errors import ArgumentError, ModelError
 from .families import FamilySpec
 from .language_model import Facts
@@ -20,6 +21,8 @@ def establish(
     block: int | None = None,
 ) -> Facts:
     """Facts of one checkpoint; `mask_id` and `block` override. Raises ModelError for ids outside the vocabulary."""
+    check_whole("mask_id", mask_id)
+    check_whole("block", block)
     if mask_id is not None and spec.mask is None:
         raise ArgumentError(
             f"mask_id={mask_id} was given, but {spec.name} models are not masked models", "leave mask_id out"

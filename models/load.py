@@ -12,7 +12,7 @@ import torch
 
 from . import assemble, configs, tensor_parallel
 from .adapt import load_adapter
-from .arguments import alone
+from .arguments import alone, check
 from .captured import Captured
 from .catalog import embedded_names
 from .continuous import ContinuousModel
@@ -25,9 +25,9 @@ from .imaging import Imaging, Picturing
 from .kinds import PICTURES
 from .language_model import LanguageModel
 from .placement import choose_device, choose_dtype, guarded, short, stored_dtype
-from .quantize import Quantizer, check, fitting, quantizer
+from .quantize import Quantizer, fitting, quantizer
 from .recording import Graphs, check_graphs
-from .sources import Source, locate, read_json
+from .sources import MAR_FILE, Source, locate, read_json
 from .tensor_parallel import Shares
 from .tokenizers import load_tokenizer
 from .weights import Published, inspect, weight_files
@@ -80,7 +80,7 @@ def load_any(
     few queries whose shapes come again are recorded and run again without the host.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
-    check(quantize, device_map)
+    check(quantize=quantize, device_map=device_map)
     if tp:
         alone("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
         device = tensor_parallel.place(device)
@@ -180,7 +180,7 @@ def described(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:
         if mar.MARK in published:
             return mar.described(source.folder, published, source.file.stem), published
         return read_config(source.file, published), published
-    if (source.folder / mar.FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
+    if (source.folder / MAR_FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
         published = inspect(weight_files(source.folder))
         return mar.described(source.folder, published), published
     return read_json(source.folder / "config.json", required=True), {}

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import arguments
 from .errors import ArgumentError, ModelError, install
 from .placement import short
 
@@ -81,18 +80,6 @@ class Quantizer:
         if self.device.type == "cpu" and weight.shape[0] % _TILE:
             return f"{weight.shape[0]} rows are no multiple of {_TILE}"
         return None
-
-
-def check(kind: str | None, device_map: object) -> None:
-    """Refuses, before files are looked for, a kind that there is not (ModelError), or one beside a device map."""
-    if kind is None:
-        return
-    arguments.check(quantize=kind)
-    if device_map is not None:
-        raise ArgumentError(
-            f"quantize={kind} and device_map={device_map} are both given, and weights of fewer bits cannot be moved",
-            'name one device in place of the map: device="cuda"',
-        )
 
 
 def fitting(kind: str | None, asked: str | torch.dtype) -> tuple[torch.dtype, str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pardec.models.errors import SpecError
 from pardec.samplers.cards import AUTOREGRESSIVE, find
+from pardec.samplers.limits import check_nodes
 from pardec.samplers.parts import Named, add_default, build, exactness, full, refuse_doubles
 from pardec.samplers.spec import Spec
 from pardec.samplers.verifying import Compatible, Speculation
@@ -43,6 +44,8 @@ def assemble(parsed: Spec, *, sampling: bool) -> Speculation:
         kept = ["greedy" if word == "distribution" else word for word in kept]  # the law is a point mass
     chosen = {stage: named[0][1] for stage, named in stages.items() if named}
     made = Speculation(Spec(tuple(full(*named) for named in order)), max(kept, key=_ORDER.index), **chosen)
+    if made.shape is not None and (nodes := made.shape.width(drafter.k) - 1) > drafter.k:  # a chain ends with the text
+        check_nodes(stages["shape"][0][0], nodes)
     for stage in made.stages:
         if isinstance(stage, Compatible):
             stage.check(made)

@@ -28,7 +28,6 @@ from ..sources import Source, read_json
 from ..weights import Published, read
 from .base import Config
 
-FILE = "checkpoint-last.pth"  # what the authors' training saves
 MARK = "diffusion_pos_embed_learned"  # the tensor that tells a MAR checkpoint
 HEADS = {768: 12, 1024: 16, 1280: 16}  # of the published widths
 STEPS = 100  # of the head, where nothing says otherwise

@@ -9,12 +9,14 @@ from typing import Any
 
 import typer
 
-from pardec import early
+from pardec import early, places
 from pardec.bench.published import config_of
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
 from pardec.models import arguments as loading
 from pardec.models.errors import SpecError
+from pardec.prompt_files import read_file
+from pardec.samplers.parts import MOST
 
 bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.")
 
@@ -56,6 +58,7 @@ def decode(
 
     pardec bench decode --shape random-wide --memory
     """
+    places.check_file(output)
     if not model and not shape:
         raise SpecError("there is nothing to time", hint="name a model, or a shape with --shape random-100m")
     numbers = {name: _numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
@@ -66,6 +69,7 @@ def decode(
     for name in model or ():
         early.check(name, sampler or (), law, {"device": device, "dtype": dtype})
     loading.check(device, dtype)
+    texts = [item.prompt for item in read_file(prompts)] if prompts else []
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import torch
@@ -75,7 +79,6 @@ def decode(
     from pardec.bench import report
     from pardec.bench.memory import sweep
     from pardec.bench.shapes import shaped
-    from pardec.prompt_files import read_file
 
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
@@ -93,7 +96,7 @@ def decode(
                 batches=numbers["batch"],
                 contexts=numbers["context"],
                 new=numbers["new"],
-                prompts=[item.prompt for item in read_file(prompts)] if prompts else (),
+                prompts=texts,
                 block_length=block_length,
                 law=law,
                 pairs=pairs,
@@ -118,6 +121,7 @@ def kernels(
     debug: Debug = False,
 ) -> None:
     """Time each kernel's definition against its Triton version, beside what moving its bytes takes."""
+    places.check_file(output)
     loading.check(device, dtype)
 
     import torch
@@ -160,8 +164,8 @@ def _numbers(name: str, text: str) -> list[int]:
         found = [int(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) < least:
+    if not found or min(found) < least or max(found) > MOST:
         raise SpecError(
-            f"--{name} takes whole numbers from {least} on, with commas, got {text!r}", hint=f"--{name} 1,8"
+            f"--{name} takes whole numbers from {least} to {MOST}, with commas, got {text!r}", hint=f"--{name} 1,8"
         )
     return found

@@ -13,7 +13,6 @@ from pardec.cli import inputs
 from pardec.cli import options as o
 from pardec.cli.common import Debug, say, show
 from pardec.models.errors import PardecError, SpecError
-from pardec.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -74,13 +73,10 @@ def chat(
     placing |= {"cuda_graphs": cuda_graphs, "revision": revision, "offline": offline, "mask_id": mask_id}
     kind = early.check(model, [sampler], arguments, placing, draws=False)
 
-    # Here and not above: these bring torch, which --help and a misspelt name do not need. What the parts of a sampler
-    # make of one another is told before weights are read, too.
-    from pardec.api import load
-    from pardec.samplers.registry import resolve
+    early.check_parts(kind, arguments)
 
-    settings = Settings.of(arguments)
-    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
+    from pardec.api import load  # here and not above: it brings torch
+
     loaded = load(model, **placing)
     check(loaded, model)
     talk = Talk(loaded, system, arguments, seed, quiet=quiet)

@@ -6,13 +6,13 @@ from typing import Any
 
 import typer
 
-from pardec import early
+from pardec import early, places
 from pardec.cli import inputs, sharing
 from pardec.cli import options as o
 from pardec.cli.common import Debug, Json, dump, say
 from pardec.executors import check_name
 from pardec.models.errors import SpecError
-from pardec.settings import Settings, several
+from pardec.settings import several
 
 
 def generate(
@@ -75,6 +75,10 @@ def generate(
             f"{count} prompts are more than the batch of {batch_size} that {output} can hold",
             hint="name a .jsonl file, or raise --batch-size",
         )
+    if to_rows:
+        places.check_file(output, added=True)
+    else:
+        places.check_result(output)
     sampling = {
         "sampler": sampler,
         "max_new_tokens": max_new_tokens,
@@ -101,13 +105,9 @@ def generate(
 
     check_name(executor)
 
-    # Here and not above: this brings torch, which --help and a misspelt name do not need. What the parts of a sampler
-    # make of one another is told before weights are read, too.
-    from pardec.samplers.registry import resolve
+    settings = early.check_parts(kind, arguments)
 
-    settings = Settings.of(arguments)
-    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
-
+    # Here and not above: these bring torch, which --help and a misspelt name do not need.
     from pardec.cli import dealing
     from pardec.cli.batches import Batches
     from pardec.executors import executor as started

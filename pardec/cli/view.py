@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pardec import places
 from pardec.cli.common import Debug, say
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ def view(
 
     pardec generate tiny-dream -p "Tom has 3 cups." -o run.json && pardec view run.json --html run.html
     """
+    for target in (html, gif, png):
+        places.check_file(target)
+
     from pardec.result import Result
     from pardec.saving import write_file
 

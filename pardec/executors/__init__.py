@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from pardec.models.errors import PardecError, SpecError, did_you_mean
+from pardec.settings import check_whole
 
 NAMES = ("local", "torchrun", "ray")
 
@@ -89,8 +90,10 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
         SpecError: no such executor, not that many workers, or what it needs is missing; the hint says what would work.
     """
     check_name(name)
-    if workers is not None and workers < 1:
-        raise SpecError(f"workers must be at least 1, got {workers}", hint="leave it out to take what there is")
+    if workers is not None:
+        check_whole("workers", workers, None, hint="leave it out to take what there is")
+        if workers < 1:
+            raise SpecError(f"workers must be at least 1, got {workers}", hint="leave it out to take what there is")
     if name == "local":
         from pardec.executors.local import Local
 
@@ -108,7 +111,7 @@ def check_name(name: str) -> None:
     """Refuses an executor that there is not."""
     if name not in NAMES:
         raise SpecError(
-            f"unknown executor {name!r}{did_you_mean(name, NAMES)}", hint=f"the executors are {', '.join(NAMES)}"
+            f"unknown executor {name!r}{did_you_mean(str(name), NAMES)}", hint=f"the executors are {', '.join(NAMES)}"
         )
 
 

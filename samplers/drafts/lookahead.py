@@ -27,6 +27,7 @@ from pardec.models.language_model import LanguageModel
 from pardec.samplers.drafts._history import PerRow
 from pardec.samplers.drafts._ngrams import Pool, trie
 from pardec.samplers.drafts._window import any_of
+from pardec.samplers.limits import MOST_NODES
 from pardec.samplers.registry import Policy, register
 from pardec.samplers.trees import compact
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
@@ -57,8 +58,10 @@ class Lookahead(Policy):
         for name, least in (("window", 1), ("ngram", 2), ("guesses", 1)):
             if getattr(self, name) < least:
                 raise SpecError(f"lookahead: {name} must be at least {least}, got {getattr(self, name)}")
-        if (count := (self.ngram - 1) * (self.window + self.guesses)) > 4096:
-            raise SpecError(f"lookahead: (ngram - 1) * (window + guesses), its queries, is at most 4096, got {count}")
+        if (count := (self.ngram - 1) * (self.window + self.guesses)) > MOST_NODES:
+            raise SpecError(
+                f"lookahead: (ngram - 1) * (window + guesses), its queries, is at most {MOST_NODES}, got {count}"
+            )
 
     def width(self, model: LanguageModel) -> int:
         return (self.ngram - 1) * (self.window + self.guesses)

@@ -27,6 +27,7 @@ from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.language_model import LanguageModel
 from pardec.samplers.drafts._matrix import Matrix
+from pardec.samplers.limits import check_nodes
 from pardec.samplers.registry import Policy, register
 from pardec.samplers.trees import Template, compact, ranked
 from pardec.samplers.verifying import Chances, Draft, Outcome, Scene
@@ -55,6 +56,7 @@ class Recycling(Policy):
                     hint="tree=8-21-25 has 8 nodes at depth 1, 21 at depth 2, 25 at depth 3",
                 )
             above = count
+        check_nodes("recycling", sum(self._counts))
         # Not a field: what is remembered says nothing of what the sampler is.
         object.__setattr__(self, "_kept", WeakKeyDictionary[Any, Matrix]())
 

@@ -16,6 +16,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ class Template(Policy):
         return tuple(map(int, self.widths.split("-")))
 
     def width(self, k: int) -> int:
-        return 1 + int(np.cumprod(self.levels[:k]).sum())
+        return 1 + sum(accumulate(self.levels[:k], int.__mul__))
 
     def grow(self, voice: Voice, scene: Scene, budget: np.ndarray, chances: Chances, state: None) -> Draft:
         text, batch, device = scene.text, len(scene.text), scene.text.device

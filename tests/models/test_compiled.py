@@ -12,9 +12,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import pardec
-from pardec.models import kernels, saved
+from pardec.models import kernels
 from pardec.models.kernels import compiled, compiler, layer_c
 from pardec.samplers import kernels as samplers_kernels
+from tests.models.compiling import fresh, own_cache, seven_in_c
 from tests.models.test_saved import give_away, mode
 
 CAN = compiler.command() is not None and compiled._openmp() is not None
@@ -24,18 +25,12 @@ SOURCES = [file for package in (kernels, samplers_kernels) for file in sorted(Pa
 
 @pytest.fixture
 def place(monkeypatch, tmp_path):
-    """Where libraries are kept of a cache that is this test's, as is the compiler's time."""
-    monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
-    monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
-    saved._tell.cache_clear()
-    return tmp_path / "own" / "kernels"
+    return own_cache(monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def seven(tmp_path):
-    source = tmp_path / "seven.c"
-    source.write_text("int seven(void) { return 7; }\n")
-    return source
+    return seven_in_c(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +50,6 @@ def planted(evil, monkeypatch, tmp_path):
     """That library with a right checksum; should it be loaded, there is a file "ran"."""
     monkeypatch.setenv("RAN", str(tmp_path / "ran"))
     return compiled._sealed(evil)
-
-
-def fresh(source):
-    return compiled.library.__wrapped__(source)
 
 
 def named(place, source):

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from pardec.models import saved
 from pardec.models.kernels import compiled, compiler
+from tests.models.compiling import fresh, own_cache, seven_in_c
 
 pytestmark = pytest.mark.skipif(
     compiler.command() is None or compiled._openmp() is None, reason="no C compiler, or no OpenMP"
@@ -18,18 +18,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
-    monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
-    saved._tell.cache_clear()
     compiler._command.cache_clear()
-    return tmp_path / "own" / "kernels"
+    return own_cache(monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def seven(tmp_path):
-    source = tmp_path / "seven.c"
-    source.write_text("int seven(void) { return 7; }\n")
-    return source
+    return seven_in_c(tmp_path)
 
 
 @pytest.fixture
@@ -43,10 +38,6 @@ def becomes(monkeypatch, tmp_path):
         monkeypatch.setenv("CC", str(file))
 
     return become
-
-
-def fresh(source):
-    return compiled.library.__wrapped__(source)
 
 
 def runs(tmp_path):

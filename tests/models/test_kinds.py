@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pardec
-from pardec.models import arguments, placement, quantize
+from pardec.models import arguments, placement
 from pardec.models.catalog import embedded_names
 from pardec.models.errors import ArgumentError, ModelError, SpecError, UnknownModelError
 from pardec.models.kinds import kind_of
@@ -65,4 +65,4 @@ def test_the_words_are_those_that_torch_and_loading_know() -> None:
     for kind in arguments.DEVICES:
         assert torch.device(kind).type == kind
     for word in arguments.QUANTIZED:
-        quantize.check(word, None)
+        arguments.check(quantize=word)
