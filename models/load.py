@@ -20,13 +20,13 @@ from .families.llamagen import read_config
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
-from .loading.arguments import exclusive
+from .loading.arguments import check, exclusive
 from .loading.catalog import embedded_names
 from .loading.decoding_config import build_decoding_config
 from .loading.kinds import IMAGE_MODELS
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
-from .loading.quantize import Quantizer, check, preferred_dtype, quantizer
-from .loading.sources import Source, locate, read_json
+from .loading.quantize import Quantizer, preferred_dtype, quantizer
+from .loading.sources import MAR_FILE, Source, locate, read_json
 from .loading.tokenizers import load_tokenizer
 from .loading.weights import Published, inspect, weight_files
 from .model import LanguageModel
@@ -81,7 +81,7 @@ def load_any(
     queries whose shapes come again are captured as CUDA graphs and replayed.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
-    check(quantize, device_map)
+    check(quantize=quantize, device_map=device_map)
     if tp:
         exclusive("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
         device = tensor_parallel.own_device(device)
@@ -187,7 +187,7 @@ def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Publishe
         if mar.MARK in published:
             return mar.describe(source.folder, published, source.file.stem), published
         return read_config(source.file, published), published
-    if (source.folder / mar.FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
+    if (source.folder / MAR_FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
         published = inspect(weight_files(source.folder))
         return mar.describe(source.folder, published), published
     return read_json(source.folder / "config.json", required=True), {}

@@ -1,4 +1,4 @@
-"""The range of a request's numbers for which float32 suffices.
+"""The range of a request's numbers for which float32 suffices, and the sizes that a forward can take.
 
 Logits are divided by the temperature in float32, whose numbers end at 3.4e38 and lose digits below 1.2e-38. Within
 LEAST to MOST a logit of up to 1e32 stays finite and one of -inf, a token that is ruled out, stays -inf. The range
@@ -8,9 +8,12 @@ and at MOST logits that are 1000 apart differ by a thousandth, which is no prefe
 
 from __future__ import annotations
 
+from pardec.models.errors import SpecError
+
 LEAST = 1e-6  # temperature above 0
 MOST = 1e6  # of temperatures, and of what logits, states and probabilities are multiplied by
-
+MOST_NODES = 2**12  # of a tree of drafts: one forward asks them all, and each looks at all
+MOST_PARTS = 64  # of a spec, and parameters of a part
 
 RANGE = f"0, or from {LEAST:g} to {MOST:g}"
 
@@ -22,3 +25,12 @@ def divides(temperature: float) -> bool:
     [True, True, False, False]
     """
     return temperature == 0 or LEAST <= temperature <= MOST
+
+
+def check_nodes(what: str, nodes: int) -> None:
+    """Refuses a draft of more nodes than a forward is asked for. Raises SpecError."""
+    if nodes > MOST_NODES:
+        raise SpecError(
+            f"{what} drafts {nodes} nodes at once, and {MOST_NODES} are the most",
+            hint="make the tree narrower or less deep: published ones have 25 to 800 nodes",
+        )

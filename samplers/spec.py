@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pardec.models.errors import SpecError
 
+from .limits import MOST_PARTS
+
 if TYPE_CHECKING:
     from .request import Request
 
@@ -160,6 +162,8 @@ def parse(text: str | Spec | Policy) -> Spec:
     tokens = _Tokens(text)
     parts = [_part(tokens)]
     while tokens.take("+"):
+        if len(parts) == MOST_PARTS:
+            raise SpecError(f"a sampler has more than {MOST_PARTS} parts", hint=_GRAMMAR)
         parts.append(_part(tokens))
     cache = _part(tokens) if tokens.take("@") else None
     if tokens.left:
@@ -214,6 +218,8 @@ def _part(tokens: _Tokens) -> Part:
             key = tokens.word(f"a parameter name of {name!r}")
             if not tokens.take("="):
                 raise SpecError(f"expected '=' after {name}:{key} in sampler {tokens.text!r}", hint=_GRAMMAR)
+            if len(params) == MOST_PARTS:
+                raise SpecError(f"{name} has more than {MOST_PARTS} parameters", hint=_GRAMMAR)
             if key in dict(params):
                 raise SpecError(f"{name}: parameter {key!r} is given twice in sampler {tokens.text!r}")
             params.append((key, tokens.word(f"a value for {name}:{key}", quoted=True)))

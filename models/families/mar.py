@@ -28,7 +28,6 @@ from ..loading.sources import Source, read_json
 from ..loading.weights import Published, read
 from .base import Config
 
-FILE = "checkpoint-last.pth"  # what the authors' training saves
 MARK = "diffusion_pos_embed_learned"  # a tensor that only a MAR checkpoint has
 HEADS = {768: 12, 1024: 16, 1280: 16}  # of the published widths
 STEPS = 100  # of the head, unless the config states another number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
@@ -12,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, did_you_mean, install, one_line
+from ..errors import ArgumentError, ModelError, install, one_line
 from ..hf.hf_logging import silence
+from .words import unknown
 
 _CACHED = 32  # captions whose features are cached; one of FLAN-T5-XL takes up to a megabyte in float32
 
@@ -50,7 +50,7 @@ class TextEncoder:
     def __call__(self, captions: Sequence[str]) -> list[Tensor]:
         """Features [n, D] of each caption, one a token; those of a caption are the same in any batch, to the last bit.
 
-        Raises ModelError for a caption that the tokenizer reduces to nothing.
+        Raises ArgumentError for a caption with a word that has no token, or one that the tokenizer reduces to nothing.
         """
         texts = [cleaner()(caption) if self.clean else caption for caption in captions]
         features: dict[str, Tensor] = {}
@@ -62,19 +62,15 @@ class TextEncoder:
         return [features[text] for text in texts]
 
     def _length(self, tokenizer: Any, text: str) -> int:
-        """Tokens of the text. Raises ModelError naming a word for which the tokenizer has no token."""
+        """Tokens of the text. Raises ArgumentError naming a word for which the tokenizer has no token."""
         try:
             with silence():  # a warning that a long caption fits no model would be wrong: it is cut below
                 return len(tokenizer(text)["input_ids"])
         except Exception as error:  # the library has no exception of its own for this
-            known = tokenizer.get_vocab()
-            word = next((word for word in re.findall(r"\w+", text.lower()) if word not in known), None)
-            if word is None:
+            wrong = unknown(text, tokenizer.get_vocab())
+            if wrong is None:
                 raise
-            raise ModelError(
-                f"the text encoder knows no word {word!r}, in {text!r}{did_you_mean(word, known)}",
-                f"it reads {len(known)} words, such as {', '.join(sorted(known)[-6:])}",
-            ) from error
+            raise wrong from error
 
     @torch.inference_mode()
     def _encode(self, text: str) -> Tensor:
@@ -82,7 +78,7 @@ class TextEncoder:
         tokenizer, model = self._parts
         length = self._length(tokenizer, text)
         if not length:
-            raise ModelError(f"the text encoder {self.name} finds no token in {text!r}", "word it differently")
+            raise ArgumentError(f"the text encoder {self.name} finds no token in {text!r}", "word it differently")
         if length > self.most and not self._warned:
             self._warned = True
             start = text if len(text) <= 60 else f"{text[:60]}..."

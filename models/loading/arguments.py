@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from importlib import metadata
+from numbers import Integral
 
 from ..errors import ArgumentError, did_you_mean
 
@@ -29,6 +30,7 @@ def check(
     device_map: object = None,
     *,
     tp: bool = False,
+    mask_id: object = None,
 ) -> None:
     """Refuses values that no machine accepts (ArgumentError); loading checks what this machine has."""
     if isinstance(device, str) and device != "auto":
@@ -43,8 +45,14 @@ def check(
     if quantize is not None and quantize not in QUANTIZE:
         near = did_you_mean(str(quantize), QUANTIZE)
         raise ArgumentError(f"unknown quantize {quantize!r}{near}", f"use {', '.join(QUANTIZE)}")
+    if quantize is not None and device_map is not None:
+        raise ArgumentError(
+            f"quantize={quantize} and device_map={device_map} cannot be combined: quantized weights cannot be moved",
+            'name one device in place of the map: device="cuda"',
+        )
     if isinstance(device_map, str):
         check_device_map(device_map)
+    check_whole("mask_id", mask_id)
     if tp:
         exclusive("tp", quantize=quantize, device_map=device_map)
         check_torchrun()
@@ -55,6 +63,12 @@ def check_device_map(policy: str) -> None:
     if policy not in DEVICE_MAPS:
         near = did_you_mean(policy, DEVICE_MAPS)
         raise ArgumentError(f"unknown device_map {policy!r}{near}", 'use "auto" or a dictionary of parts and devices')
+
+
+def check_whole(name: str, given: object) -> None:
+    """Refuses an id or a length that is no whole number (ArgumentError)."""
+    if given is not None and (not isinstance(given, Integral) or isinstance(given, bool)):
+        raise ArgumentError(f"{name} is a whole number, got {given!r}", f"leave {name} out for the checkpoint's own")
 
 
 def check_torchrun() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import ArgumentError, ModelError
 from ..families import FamilySpec
 from ..model import DecodingConfig
+from .arguments import check_whole
 
 
 def build_decoding_config(
@@ -20,6 +21,8 @@ def build_decoding_config(
     block: int | None = None,
 ) -> DecodingConfig:
     """A checkpoint's DecodingConfig; `mask_id` and `block` override. Raises ModelError for ids that are too large."""
+    check_whole("mask_id", mask_id)
+    check_whole("block", block)
     if mask_id is not None and spec.mask is None:
         raise ArgumentError(
             f"mask_id={mask_id} was given, but {spec.name} models are not masked models", "leave mask_id out"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ..families import match
-from .sources import local, read_json
+from .sources import MAR_FILE, local, read_json
 
 # Image models that run through transformers, by model_type: "module:function". Before weights are read the function is
 # called with the `Source`; it returns one that makes the `Parts` to run and the `CodeImaging` of the model.
@@ -24,22 +25,25 @@ class Kind:
     draws: Literal["class", "text", "either"] | None = None  # conditions of images ("either": unknown); None: text
     classes: int | None = None  # of an image model, if stated
     positions: int | None = None  # the length the checkpoint was made for
+    vocabulary: int | None = None  # tokens of a text model, where the config names it
+    reader: Path | None = None  # the folder of the text encoder that reads captions, where it lies beside the weights
     block: int | None = None  # block-causal: the width of every block
 
 
 def kind_of(name: str | os.PathLike[str]) -> Kind | None:
     """The kind of an embedded model or a folder; None if only the hub or the weights can tell.
 
-    Raises UnknownModelError for an impossible name, ModelError for a config.json that cannot be read.
+    Raises UnknownModelError for an impossible name, ArgumentError for a folder that is no checkpoint, ModelError for a
+    config.json that cannot be read.
     """
     source = local(name)
-    if source is None or source.file is not None or not (source.folder / "config.json").is_file():
+    if source is None or source.file is not None or (source.folder / MAR_FILE).is_file():
         return None
-    return kind(source.name, read_json(source.folder / "config.json"))
+    return kind(source.name, read_json(source.folder / "config.json", required=True), source.folder)
 
 
-def kind(name: str, config: dict[str, Any]) -> Kind:
-    """The kind of the model `name` with this config.json."""
+def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
+    """The kind of the model `name` with this config.json, in `folder`."""
     if config.get("model_type") == "mar":
         return Kind(name, "continuous", "class", classes=_whole(config, "class_num"))
     if config.get("model_type") in IMAGE_MODELS:
@@ -51,14 +55,17 @@ def kind(name: str, config: dict[str, Any]) -> Kind:
         return Kind(name, "ar", positions=_whole(flat, "max_position_embeddings"))
     if spec.imaging:
         conditions: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
-        return Kind(name, "ar", conditions.get(config.get("gpt_type"), "either"))
+        beside = None if folder is None or config.get("clean_captions") else folder / "text_encoder"
+        return Kind(name, "ar", conditions.get(config.get("gpt_type"), "either"), reader=beside)
     try:
         positions = spec.positions(config)
     except (KeyError, TypeError, ValueError):  # loading reports what is wrong with the config
         positions = None
     block = (_whole(config, "block_size") or _whole(config, "block_length") or spec.block) if spec.block else None
     family: Literal["masked", "ar"] = "ar" if spec.attention == "causal" else "masked"
-    return Kind(name, family, positions=positions if isinstance(positions, int) else None, block=block)
+    vocabulary = max(filter(None, (_whole(config, key) for key in ("vocab_size", "embedding_size"))), default=None)
+    length = positions if isinstance(positions, int) else None
+    return Kind(name, family, positions=length, vocabulary=vocabulary, block=block)
 
 
 def _whole(config: Mapping[str, Any], name: str) -> int | None:

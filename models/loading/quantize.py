@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ModelError, install
-from . import arguments
 from .placement import short
 
 _GROUPS = (64, 32)  # weights of a row that share a scale in int4: the first that divides the row
@@ -81,18 +80,6 @@ class Quantizer:
         if self.device.type == "cpu" and weight.shape[0] % _TILE:
             return f"{weight.shape[0]} rows are no multiple of {_TILE}"
         return None
-
-
-def check(kind: str | None, device_map: object) -> None:
-    """Refuses an unknown kind, or one together with a device map, before files are looked for (ArgumentError)."""
-    if kind is None:
-        return
-    arguments.check(quantize=kind)
-    if device_map is not None:
-        raise ArgumentError(
-            f"quantize={kind} and device_map={device_map} cannot be combined: quantized weights cannot be moved",
-            'name one device in place of the map: device="cuda"',
-        )
 
 
 def preferred_dtype(kind: str | None, requested: str | torch.dtype) -> tuple[torch.dtype, str] | None:

@@ -15,6 +15,7 @@ from ..printable import plain
 from .catalog import EMBEDDED, TOKENIZER, embedded_names
 from .json_text import parse
 
+MAR_FILE = "checkpoint-last.pth"  # what the training of MAR's authors saves, without a config.json
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors))")
@@ -77,11 +78,16 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
 
 
 def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
-    """A JSON object; an empty one if the file is absent and not required. Raises ModelError otherwise."""
+    """A JSON object; an empty one if the file is absent and not required.
+
+    Raises ArgumentError for one that is required and absent, ModelError for one that cannot be read.
+    """
     if not file.is_file():
         if required:
-            raise ModelError(
-                f"{file.parent} has no {file.name}", "a checkpoint folder holds config.json and the weights"
+            raise ArgumentError(
+                f"{file.parent} has no {file.name}",
+                'name the folder of a checkpoint, which holds config.json and the weights ("pardec list models" has '
+                "what comes with pardec)",
             )
         return {}
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import machine, versions
+from ..io.saving import write_file
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
@@ -22,8 +23,7 @@ def document(command: Sequence[str], rows: Sequence[Row], settings: Row) -> Row:
 
 def write(made: Row, file: Path) -> None:
     """Writes the document of a run."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_file(file, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
 
 
 def _ms(seconds: float | None) -> str:

@@ -11,8 +11,11 @@ import typer
 
 from pardec.models.errors import SpecError
 from pardec.models.loading import arguments as loading
+from pardec.samplers.spec_values import MOST
 
 from ..bench.published import config_of
+from ..io import output_paths
+from ..io.prompt_files import read_file
 from ..requests import early
 from . import options as o
 from .common import Debug, Json, dump, say
@@ -57,6 +60,7 @@ def decode(
 
     pardec bench decode --shape random-wide --memory
     """
+    output_paths.check_file(output)
     if not model and not shape:
         raise SpecError("there is nothing to time", hint="name a model, or a shape with --shape random-100m")
     numbers = {name: _numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
@@ -67,6 +71,7 @@ def decode(
     for name in model or ():
         early.check(name, sampler or (), distribution, {"device": device, "dtype": dtype})
     loading.check(device, dtype)
+    texts = [item.prompt for item in read_file(prompts)] if prompts else []
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import torch
@@ -77,7 +82,6 @@ def decode(
     from ..bench import report
     from ..bench.memory import sweep
     from ..bench.shapes import shaped
-    from ..io.prompt_files import read_file
 
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
@@ -95,7 +99,7 @@ def decode(
                 batches=numbers["batch"],
                 contexts=numbers["context"],
                 new=numbers["new"],
-                prompts=[item.prompt for item in read_file(prompts)] if prompts else (),
+                prompts=texts,
                 block_length=block_length,
                 distribution=distribution,
                 pairs=pairs,
@@ -120,6 +124,7 @@ def kernels(
     debug: Debug = False,
 ) -> None:
     """Time each kernel's definition against its Triton version, beside what moving its bytes takes."""
+    output_paths.check_file(output)
     loading.check(device, dtype)
 
     import torch
@@ -163,8 +168,8 @@ def _numbers(name: str, text: str) -> list[int]:
         found = [int(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) < least:
+    if not found or min(found) < least or max(found) > MOST:
         raise SpecError(
-            f"--{name} takes whole numbers from {least} on, with commas, got {text!r}", hint=f"--{name} 1,8"
+            f"--{name} takes whole numbers from {least} to {MOST}, with commas, got {text!r}", hint=f"--{name} 1,8"
         )
     return found

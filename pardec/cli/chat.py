@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from pardec.models.errors import PardecError, SpecError
 
 from ..requests import early
-from ..requests.settings import Settings
 from . import inputs
 from . import options as o
 from .common import Debug, say, show
@@ -76,14 +75,10 @@ def chat(
     placing |= {"cuda_graphs": cuda_graphs, "revision": revision, "offline": offline, "mask_id": mask_id}
     kind = early.check(model, [sampler], arguments, placing, draws=False)
 
-    # Here and not above: these bring torch, which --help and a misspelt name do not need. What the parts of a sampler
-    # make of one another is told before weights are read, too.
-    from pardec.samplers.registry import resolve
+    early.check_parts(kind, arguments)
 
-    from ..api import load
+    from ..api import load  # here and not above: it brings torch
 
-    settings = Settings.of(arguments)
-    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
     loaded = load(model, **placing)
     check(loaded, model)
     talk = Talk(loaded, system, arguments, seed, quiet=quiet)

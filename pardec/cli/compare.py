@@ -85,11 +85,16 @@ def compare(
     }
     arguments = {name: value for name, value in arguments.items() if value is not None}
     numbers = _seeds(seeds)
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "quantize": quantize}
+    placing: Any = {
+        "device": device,
+        "dtype": dtype,
+        "device_map": device_map,
+        "quantize": quantize,
+        "mask_id": mask_id,
+    }
     check_name(executor)
-    early.check_folder(out, resume)
-    early.check_tasks(task or ())
-    early.check(model, sampler or (), arguments, placing)
+    run: Any = {"out": out, "resume": resume, "prompts": prompts, "scorer": scorer}
+    early.check_run(model, task or (), sampler or (), arguments, placing, **run, split=split)
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import pardec.comparison

@@ -91,10 +91,13 @@ def _holds(value: Any) -> bool:
 
 
 def _value(value: Any, repeated: bool) -> Any:
-    """As the command line would have it: a list for what is repeated, commas for what is one word."""
+    """As the command line would have it: a list for what is repeated, commas for what is one word.
+
+    All of it is text, of which the option reads its number: of the value true or 1.5 it would make the number 1.
+    """
     if repeated:
         return [str(one) for one in (value if isinstance(value, list) else [value])]
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _taken(context: typer.Context, path: Path | None) -> Path | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.errors import PardecError, SpecError
+from pardec.models.errors import PardecError
 from pardec.samplers.events import Event, Finished
 
 from ..images import pngs
@@ -133,31 +132,13 @@ class Drawing:
         return {"parts": dict(self.parts), "drafted": self.tested, "accepted": self.accepted}
 
 
-def check_places(output: Path | None, each: Path | None, save: Path | None) -> None:
-    """Refuses what could not be written in the end, by trying."""
-    if output is not None and output.is_dir():
-        raise SpecError(f"{output} is a folder", hint="name a file that ends in .png, or --each DIR")
-    for target, folder in ((output, output and output.parent), (each, each), (save, save and save.parent)):
-        if target is None or folder is None:
-            continue
-        with _writing(target):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-
-
 class PlaceError(PardecError, ValueError):
     """A picture cannot be written there."""
 
 
 def write(target: Path, data: bytes) -> None:
     """Puts a file in its place. Raises PlaceError."""
-    with _writing(target):
-        write_file(target, data)
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
     try:
-        yield
+        write_file(target, data)
     except OSError as error:
         raise PlaceError(f"cannot write {target}: {error.strerror or error}", hint="choose another place") from error

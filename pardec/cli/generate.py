@@ -9,8 +9,9 @@ import typer
 from pardec.models.errors import SpecError
 
 from ..executors import check_name
+from ..io import output_paths
 from ..requests import early
-from ..requests.settings import Settings, several
+from ..requests.settings import several
 from . import inputs
 from . import options as o
 from . import tensor_parallel_cli as sharing
@@ -77,6 +78,10 @@ def generate(
             f"{count} prompts are more than the batch of {batch_size} that {output} can hold",
             hint="name a .jsonl file, or raise --batch-size",
         )
+    if to_rows:
+        output_paths.check_file(output, added=True)
+    else:
+        output_paths.check_result(output)
     sampling = {
         "sampler": sampler,
         "max_new_tokens": max_new_tokens,
@@ -103,13 +108,9 @@ def generate(
 
     check_name(executor)
 
-    # Here and not above: this brings torch, which --help and a misspelt name do not need. What the parts of a sampler
-    # make of one another is told before weights are read, too.
-    from pardec.samplers.registry import resolve
+    settings = early.check_parts(kind, arguments)
 
-    settings = Settings.of(arguments)
-    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
-
+    # Here and not above: these bring torch, which --help and a misspelt name do not need.
     from ..executors import executor as started
     from . import dispatch
     from .batches import Batches

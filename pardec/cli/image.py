@@ -9,8 +9,8 @@ import typer
 
 from pardec.models.errors import SpecError
 
+from ..io import output_paths
 from ..requests import early
-from ..requests.settings import Settings
 from . import inputs
 from . import options as o
 from .common import Debug, Json, dump, say
@@ -71,6 +71,9 @@ def image(
         raise SpecError("nowhere is named to put the pictures", hint="-o out.png takes them all, --each DIR one by one")
     if output is not None and output.suffix.lower() != ".png":
         raise SpecError(f"pictures are PNG files, got -o {output}", hint="name a file that ends in .png")
+    output_paths.check_file(output)
+    output_paths.check_folder(each)
+    output_paths.check_result(save)
     shown = _asked(prompt, prompts, class_)
     placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "revision": revision}
     placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder, "quantize": quantize}
@@ -81,6 +84,8 @@ def image(
     kind = early.check(model, [sampler], shaping, placing, draws=True)
     if kind is not None:
         early.check_shown(kind, class_)
+        if text_encoder is None:
+            early.check_captions(kind, [*([] if class_ else shown), *([negative_prompt] if negative_prompt else [])])
         if negative_prompt is not None and kind.draws == "class":
             raise SpecError(
                 f"{kind.name} draws classes, and a negative prompt is a caption", hint="leave --negative-prompt out"
@@ -98,18 +103,14 @@ def image(
             f"{total} pictures are more than the batch of {batch_size} that {save} can hold",
             hint="raise --batch-size, or leave --save out",
         )
+    if seeds is not None and len(shaping["seed"]) != total:
+        raise SpecError(f"{len(shaping['seed'])} seeds for {total} rows", hint="--seeds takes one a row")
     given = {**shaping, "num_images": count, **({} if sampler is None else {"sampler": sampler})}
 
-    from pardec.samplers.registry import resolve
+    early.check_parts(kind, given, {"temperature": 1.0})  # a picture is sampled unless the temperature says otherwise
 
-    # What the parts of a sampler make of one another is told before weights are read, too. A picture is sampled unless
-    # the temperature says otherwise.
-    settings = Settings.of(given, {"temperature": 1.0})
-    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
+    from .drawing import Drawing, write
 
-    from .drawing import Drawing, check_places, write
-
-    check_places(output, each, save)
     loaded = _loaded(model, placing, quiet=quiet)
     call = _prepared(loaded, shown, class_ is not None, given)
     run = Drawing(loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _TOLD and v}}, scale)

@@ -72,11 +72,16 @@ def tune(
     given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg": cfg}
     arguments: Any = {name: value for name, value in given.items() if value is not None}
 
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "quantize": quantize}
+    placing: Any = {
+        "device": device,
+        "dtype": dtype,
+        "device_map": device_map,
+        "quantize": quantize,
+        "mask_id": mask_id,
+    }
     check_name(executor)
-    early.check_folder(out, resume)
-    early.check_tasks(task or ())
-    early.check(model, sampler or (), arguments, placing)
+    run: Any = {"out": out, "resume": resume, "prompts": prompts, "scorer": scorer}
+    early.check_run(model, task or (), sampler or (), arguments, placing, **run)
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     from ..comparison import tuning

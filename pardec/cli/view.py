@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..io import output_paths
 from .common import Debug, say
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ def view(
 
     pardec generate tiny-dream -p "Tom has 3 cups." -o run.json && pardec view run.json --html run.html
     """
+    for target in (html, gif, png):
+        output_paths.check_file(target)
+
     from ..io.saving import write_file
     from ..result import Result
 

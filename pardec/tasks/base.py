@@ -113,10 +113,7 @@ class Generator(Task):
         >>> [p.answer for p in task("lists").problems(n=1)] == [task("lists").problems(n=3)[0].answer]
         True
         """
-        if split not in SPLITS:
-            raise SpecError(
-                f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
-            )
+        check_split(split)
         checked_count(self.name, n)
         rng = random.Random(f"{self.name}/{split}/{seed}")
         found: dict[str, Problem] = {}
@@ -147,3 +144,11 @@ def words_of(*texts: str) -> frozenset[str]:
             if piece and "{" not in piece and piece.isalpha():
                 out.add(piece)
     return frozenset(out)
+
+
+def check_split(split: str) -> None:
+    """Refuses a split that there is not. Raises SpecError."""
+    if split not in SPLITS:
+        raise SpecError(
+            f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
+        )

@@ -9,13 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError, did_you_mean
-
 from ..images.classes import NAMES, Score, scene, score
 from ..images.distance import features
 from ..images.drawing import draw
 from ..images.shapes import SIDE
-from .base import SPLITS, Problem, Task, checked_count
+from .base import Problem, Task, check_split, checked_count
 from .captions import pixels
 
 _TRUE = 1 << 42  # picture seeds from here on are of the pictures that drawn ones are compared with
@@ -34,10 +32,7 @@ class Classes(Task):
 
         The splits are the same: a class says nothing that could be held out. Raises SpecError for an unknown one.
         """
-        if split not in SPLITS:
-            raise SpecError(
-                f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
-            )
+        check_split(split)
         found: list[Problem] = []
         for repeat in range(-(-checked_count(self.name, n) // len(NAMES))):
             labels = list(range(len(NAMES)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pardec.models.errors import SpecError
 
 from ..cards import AUTOREGRESSIVE, find
+from ..limits import check_nodes
 from ..spec import Spec
 from ..spec_values import Named, add_default, build_method, exactness, full, refuse_doubles
 from .contracts import Acceptance, Drafter, Length, Shape, SpeculativeSampler
@@ -52,6 +53,8 @@ def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
         kept = ["greedy" if word == "distribution" else word for word in kept]  # the law is a point mass
     chosen = {stage: named[0][1] for stage, named in stages.items() if named}
     made = SpeculativeSampler(Spec(tuple(full(*named) for named in order)), max(kept, key=_ORDER.index), **chosen)
+    if made.shape is not None and (nodes := made.shape.width(drafter.k) - 1) > drafter.k:  # a chain ends with the text
+        check_nodes(stages["shape"][0][0], nodes)
     for stage in made.stages:
         stage.check(made)
     return made

@@ -16,8 +16,8 @@ from pardec.models.kernels import cpu
 from pardec.models.kernels.cpu import compiler
 from pardec.models.kernels.cpu import layer as layer_c
 from pardec.models.kernels.cpu import library as compiled
-from pardec.models.loading import cache_dir
 from pardec.samplers import ops as sampler_ops
+from tests.models.compiling import fresh, own_cache, seven_in_c
 from tests.models.test_cache_dir import give_away, mode
 
 CAN = compiler.command() is not None and compiled._openmp() is not None
@@ -27,18 +27,12 @@ SOURCES = [file for package in (cpu, sampler_ops) for file in sorted(Path(packag
 
 @pytest.fixture
 def place(monkeypatch, tmp_path):
-    """Where libraries are kept of a cache that is this test's, as is the compiler's time."""
-    monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
-    monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
-    cache_dir._warn_once.cache_clear()
-    return tmp_path / "own" / "kernels"
+    return own_cache(monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def seven(tmp_path):
-    source = tmp_path / "seven.c"
-    source.write_text("int seven(void) { return 7; }\n")
-    return source
+    return seven_in_c(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +52,6 @@ def planted(evil, monkeypatch, tmp_path):
     """That library with a right checksum; should it be loaded, there is a file "ran"."""
     monkeypatch.setenv("RAN", str(tmp_path / "ran"))
     return compiled._sealed(evil)
-
-
-def fresh(source):
-    return compiled.library.__wrapped__(source)
 
 
 def named(place, source):

@@ -10,7 +10,7 @@ import pytest
 
 from pardec.models.kernels.cpu import compiler
 from pardec.models.kernels.cpu import library as compiled
-from pardec.models.loading import cache_dir
+from tests.models.compiling import fresh, own_cache, seven_in_c
 
 pytestmark = pytest.mark.skipif(
     compiler.command() is None or compiled._openmp() is None, reason="no C compiler, or no OpenMP"
@@ -19,18 +19,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
-    monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
-    cache_dir._warn_once.cache_clear()
     compiler._command.cache_clear()
-    return tmp_path / "own" / "kernels"
+    return own_cache(monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def seven(tmp_path):
-    source = tmp_path / "seven.c"
-    source.write_text("int seven(void) { return 7; }\n")
-    return source
+    return seven_in_c(tmp_path)
 
 
 @pytest.fixture
@@ -44,10 +39,6 @@ def becomes(monkeypatch, tmp_path):
         monkeypatch.setenv("CC", str(file))
 
     return become
-
-
-def fresh(source):
-    return compiled.library.__wrapped__(source)
 
 
 def runs(tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 import pardec
 from pardec.models.errors import ArgumentError, ModelError, SpecError, UnknownModelError
-from pardec.models.loading import arguments, placement, quantize
+from pardec.models.loading import arguments, placement
 from pardec.models.loading.catalog import embedded_names
 from pardec.models.loading.kinds import kind_of
 
@@ -65,4 +65,4 @@ def test_the_words_are_those_that_torch_and_loading_know() -> None:
     for kind in arguments.DEVICES:
         assert torch.device(kind).type == kind
     for word in arguments.QUANTIZE:
-        quantize.check(word, None)
+        arguments.check(quantize=word)

@@ -176,7 +176,7 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ),
     ("a misspelt sampler", ["--class", "1", "-s", "sdj", "-o", "OUT"], 2, "unknown sampler 'sdj'", "pardec list"),
     ("a negative temperature", ["--class", "1", "--temperature", "-1", "-o", "OUT"], 2, "at least 0", "temperature=0"),
-    ("a file for a folder", ["--class", "1", "-o", "FILE/out.png"], 1, "cannot write", "another place"),
+    ("a file for a folder", ["--class", "1", "-o", "FILE/out.png"], 2, "cannot write", "another place"),
     (
         "a run too long to save",
         ["--class", "1", "--num-images", "9", "--save", "RUN"],

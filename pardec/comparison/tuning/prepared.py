@@ -11,6 +11,7 @@ from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.registry import resolve
 from pardec.samplers.spec import parse
 
+from ...requests.settings import check_whole, is_number
 from ...tasks import Task
 from ..entries import SamplerLike
 from . import confirming
@@ -41,7 +42,10 @@ class Search:
             raise SpecError(
                 f"unknown cost {self.cost!r}{did_you_mean(self.cost, COSTS)}", hint=f"it is one of {', '.join(COSTS)}"
             )
-        if not 0 <= self.max_drop < 100:
+        for name, least in (("budget", 1), ("confirm", 1), ("seed", None)):
+            if name != "confirm" or self.confirm is not None:
+                check_whole(name, getattr(self, name), least, hint=f"for example {name}=100")
+        if not (is_number(self.max_drop) and 0 <= self.max_drop < 100):
             raise SpecError(
                 f"max_drop is in points, at least 0 and below 100, got {self.max_drop}", hint="1.0 is one point"
             )

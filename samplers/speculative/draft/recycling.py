@@ -26,6 +26,7 @@ from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
+from ...limits import check_nodes
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
 from ..trees import Template, compact, ranked
@@ -57,6 +58,7 @@ class Recycling(Drafter):
                     hint="tree=8-21-25 has 8 nodes at depth 1, 21 at depth 2, 25 at depth 3",
                 )
             above = count
+        check_nodes("recycling", sum(self._counts))
         # Not a field: what is remembered says nothing of what the sampler is.
         object.__setattr__(self, "_kept", WeakKeyDictionary[Any, Matrix]())
 
