@@ -14,13 +14,13 @@ from typing import Annotated
 from torch import Tensor
 
 import pardec
-from pardec.samplers.masked.contracts import Canvas, Proposal
-from pardec.samplers.registry import Policy, register
+from pardec.samplers.masked.contracts import Canvas, Proposal, Select
+from pardec.samplers.registry import register
 
 
 @register("doubt", stage="select")
 @dataclass(frozen=True)
-class Doubt(Policy):
+class Doubt(Select):
     budget: Annotated[float, "the most that 1 - confidence may add up to in one forward"] = 0.2
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:  # [B, W] bool

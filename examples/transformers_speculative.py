@@ -4,8 +4,8 @@
     python examples/transformers_speculative.py --model Qwen/Qwen2.5-0.5B-Instruct --prompt "Write this list again: ..."
 
 Prints the text of each sampler and how often the model was called. At temperature 0 all give the tokens of
-transformers' own greedy decoding. `lookup` drafts from the text itself and `recycling` from earlier logits; neither needs
-a second model.
+transformers' own greedy decoding. `lookup` drafts from the text itself and `recycling` from earlier logits; neither
+needs a second model.
 """
 
 from __future__ import annotations
