@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if __name__ != "pardec":
     raise ImportError(f"this package imports as 'pardec', not as {__name__!r}")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "samplers")):
     __path__.append(

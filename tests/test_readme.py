@@ -119,6 +119,9 @@ assert run(["show", "surest"]) == 0
     assert "positions a step" in done.stdout
 
 
-def test_the_changelog_is_of_this_version_or_ahead() -> None:
+def test_the_changelog_has_a_dated_section_for_this_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert "## [Unreleased]" in changelog or f"## [{pardec.__version__}]" in changelog
+    sections = re.findall(r"^## \[([^\]]+)\](?: - (\d{4}-\d\d-\d\d))?$", changelog, re.MULTILINE)
+    assert sections[0] == ("Unreleased", "")
+    assert sections[1][0] == pardec.__version__
+    assert all(date for _, date in sections[1:])
