@@ -105,25 +105,29 @@ def _filled(page: Path, **tables: str) -> str:
 def stages() -> str:
     """What the loops call, with the parameters that the contracts give it."""
     lines = [
-        "| stage | what it decides | folder in `samplers/` | the loop calls | which returns |",
-        "|---|---|---|---|---|",
+        "| stage | what it decides | folder in `samplers/` | base class | the loop calls | which returns |",
+        "|---|---|---|---|---|---|",
     ]
     for stage in STAGES:
         decides, names, returns = CONTRACTS[stage]
         wing = "masked" if stage in MASKED else "speculative" if stage in AUTOREGRESSIVE else "continuous"
         folder = f"{wing}/{stage if wing != 'continuous' else 'methods'}"
         assert (ROOT / "samplers" / folder).is_dir(), folder
-        calls = ", ".join(f"`{call}`" for call in _calls(f"pardec.samplers.{wing}.contracts", names))
-        lines.append(f"| {stage} | {decides} | `{folder}` | {calls} | {returns} |")
+        base = _base(f"pardec.samplers.{wing}.contracts", names)
+        calls = ", ".join(f"`{_call(base, name)}`" for name in names)
+        lines.append(f"| {stage} | {decides} | `{folder}` | `{base.__name__}` | {calls} | {returns} |")
     return "\n".join(lines)
 
 
-def _calls(module: str, names: Iterable[str]) -> list[str]:
-    """How the methods are called: those of the last class of the contracts that has them all, the stage's base."""
+def _base(module: str, names: Iterable[str]) -> type:
+    """The last class of the contracts that has these methods: the stage's base."""
     contracts = importlib.import_module(module)
     classes = [cls for cls in vars(contracts).values() if inspect.isclass(cls) and cls.__module__ == module]
-    owner = [cls for cls in classes if all(inspect.isfunction(vars(cls).get(name)) for name in names)][-1]
-    return [f"{name}({', '.join([*inspect.signature(getattr(owner, name)).parameters][1:])})" for name in names]
+    return [cls for cls in classes if all(inspect.isfunction(vars(cls).get(name)) for name in names)][-1]
+
+
+def _call(base: type, name: str) -> str:
+    return f"{name}({', '.join([*inspect.signature(getattr(base, name)).parameters][1:])})"
 
 
 def methods() -> str:
