@@ -92,9 +92,9 @@ def test_json_is_one_document_with_the_documented_fields(cli: Cli, folder: Path,
     code, out, _ = cli("generate", folder, "--prompts", problems, *SHORT, "--json", "--batch-size", 2, "--seed", 4)
     document = json.loads(out)
     assert code == 0
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "output.md").read_text()
     for name in (*document, *document["rows"][0], *document["timing"]):
-        assert f"`{name}`" in readme, f"{name} is not in the README's table"
+        assert f"`{name}`" in page, f"{name} is not in the table of output fields"
     assert set(document) == {"model", "spec", "exact", "settings", "environment", "timing", "rows"}
     assert [row["id"] for row in document["rows"]] == ["a", 1, 2]
     assert document["settings"]["max_new_tokens"] == 6
