@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,23 +18,10 @@ from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel, Head, States
 
-from ..rng import Source
 from ..spec import Spec
 from ..stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from .state import ImageState
-
-
-@dataclass(frozen=True)
-class ImageRequest:
-    """What one call of the loop samples. Checked by the caller."""
-
-    labels: tuple[int, ...]  # the class of each row
-    source: Source
-    temperature: float = 1.0  # every transition's deviation is multiplied by it; the first point's is not
-    cfg: float | None = None  # noise_u + cfg * (noise_c - noise_u); None is off
-    draft_model: ContinuousModel | None = None  # the checkpoint that drafts, where the method needs one
+from .state import ImageRequest as ImageRequest
+from .state import ImageState
 
 
 @dataclass(frozen=True, eq=False)

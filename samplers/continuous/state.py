@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +14,18 @@ from pardec.models.errors import ModelError
 
 from ..host_transfer import to_host
 from ..masked.canvas import NEVER
-from .contracts import ImageRequest
+from ..rng import Source
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """What one call of the loop samples. Checked by the caller."""
+
+    labels: tuple[int, ...]  # the class of each row
+    source: Source
+    temperature: float = 1.0  # every transition's deviation is multiplied by it; the first point's is not
+    cfg: float | None = None  # noise_u + cfg * (noise_c - noise_u); None is off
+    draft_model: ContinuousModel | None = None  # the checkpoint that drafts, where the method needs one
 
 
 class ImageState:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,15 +14,13 @@ from ...ops.denoising_paths import Last, along, log_density, token, trace, width
 from ...ops.density_ratios import share
 from ..contracts import ContinuousContext, RoundResult
 from ._ahead import group_states
+from ._cspd_settings import CSpDSettings
 from ._drafting import Drafter, draft
-
-if TYPE_CHECKING:
-    from .cspd import CSpD
 
 _ROWS = 256  # tries at once, unless there are more tokens to try for
 
 
-def exact_round(method: CSpD, context: ContinuousContext, drafter: Drafter) -> RoundResult:
+def exact_round(method: CSpDSettings, context: ContinuousContext, drafter: Drafter) -> RoundResult:
     """Drafts k groups, tests each from what precedes it, and commits all up to the first group with a rejection."""
     images, temperature, last = context.images, context.request.temperature, method.last_kind
     groups = method.next_groups(context, method.k)

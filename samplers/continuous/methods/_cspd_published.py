@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from ...ops.denoising_paths import token, trace, width
 from ...ops.density_ratios import LastTransition, first_accepted, last_accepted, last_transition, log_ratio, share
 from ..contracts import ContinuousContext, RoundResult
+from ._cspd_settings import CSpDSettings
 from ._drafting import Drafter, draft
-
-if TYPE_CHECKING:
-    from .cspd import CSpD
 
 TRIES = 100  # proposals for a token that is rejected
 
 
-def published_round(method: CSpD, context: ContinuousContext, drafter: Drafter) -> RoundResult:
+def published_round(method: CSpDSettings, context: ContinuousContext, drafter: Drafter) -> RoundResult:
     """Drafts to the next step that the target tests at, every k-th and the last, and commits all of it."""
     images, schedule = context.images, method.schedule(context)
     first = int(schedule.step(images.count)[0])  # nothing is ever dropped: all rows are at the same step
@@ -50,7 +46,7 @@ def published_round(method: CSpD, context: ContinuousContext, drafter: Drafter) 
 
 
 def _replacements(
-    method: CSpD,
+    method: CSpDSettings,
     context: ContinuousContext,
     wanted: Tensor,
     accepted: Tensor,
