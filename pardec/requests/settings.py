@@ -147,11 +147,11 @@ class Settings:
         known = [field.name for field in fields(cls)]
         for name in arguments:
             if name not in known:
-                said = f"generate takes no argument {name!r}"
+                opening = f"generate takes no argument {name!r}"
                 if name in WORDS:
                     own = WORDS[name].split("=")[0]  # many begin with it
-                    raise SpecError(said + did_you_mean(own, [own] if own in known else []), hint=WORDS[name])
-                raise SpecError(said + did_you_mean(name, known), hint=f"it takes {', '.join(known)}")
+                    raise SpecError(opening + did_you_mean(own, [own] if own in known else []), hint=WORDS[name])
+                raise SpecError(opening + did_you_mean(name, known), hint=f"it takes {', '.join(known)}")
         made = cls(**{**(defaults or {}), **arguments})
         if isinstance(made.sampler, str) and made.sampler.startswith("preset:"):
             from pardec.samplers.presets import preset

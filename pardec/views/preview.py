@@ -56,7 +56,7 @@ class Preview:
         self.total = count * imaging.layout.rows * imaging.layout.columns
         self.before = self.forwards = self.steps = 0  # cells and forwards of the requests before this one; its steps
         self.started = self.last_shown = time.monotonic()
-        self.drawn_at, self.cost, self.rows_seen = 0.0, 0.0, 0
+        self.rendered_at, self.cost, self.rows_seen = 0.0, 0.0, 0
         self.place: tuple[int, int] | None = None  # columns and lines that inline pictures are given
 
     def __enter__(self) -> Preview:
@@ -96,14 +96,14 @@ class Preview:
                 self._write(self.progress() + "\n")
             return
         rows = int((self.codes.codes.reshape(-1, *self.imaging.layout.grid) >= 0).all(2).sum())
-        due = now - self.drawn_at >= max(LEAST_S, SHARE * self.cost) and rows > self.rows_seen
+        due = now - self.rendered_at >= max(LEAST_S, SHARE * self.cost) and rows > self.rows_seen
         if self.manner == "line":
             self._write(f"\r\x1b[K{self.progress()}")
         elif whole or due:
             self._draw(self._sheet())
             self.rows_seen = rows
-            self.drawn_at = time.monotonic()
-            self.cost = self.drawn_at - now
+            self.rendered_at = time.monotonic()
+            self.cost = self.rendered_at - now
 
     def _sheet(self) -> Image.Image:
         pictures = unfinished(self.imaging, self.codes.codes, self.codes.latents)
