@@ -56,7 +56,7 @@ def warn(model: Engine, result: Result, prompt: Any, *, stacklevel: int) -> None
 
 def sentence(count: int, rows: int) -> str:
     """
-    >>> told(1, 1), told(2, 3)
+    >>> sentence(1, 1), sentence(2, 3)
     ('the answer is empty', '2 of 3 answers are empty')
     """
     return "the answer is empty" if rows == 1 else f"{count} of {rows} answers {'is' if count == 1 else 'are'} empty"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..rng import gumbel, wide
-from ..speculative.uniforms import drawn
+from ..speculative.uniforms import sample_index
 from .verification import residual, without
 
 
@@ -22,7 +22,7 @@ def coupled(p: Tensor, old: Tensor, q: Tensor, point: Tensor, had: Tensor, keep:
     stays = had & (keep * at < p.gather(-1, old[:, None])[:, 0])
     gone = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, old[:, None], True)
     left = torch.where(point[:, None], without(p, gone), residual(p, q))
-    return torch.where(stays, old, drawn(torch.where(had[:, None], left, p), u))
+    return torch.where(stays, old, sample_index(torch.where(had[:, None], left, p), u))
 
 
 def perturbed(p: Tensor, u: Tensor) -> Tensor:

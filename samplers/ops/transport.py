@@ -26,8 +26,8 @@ def moved(draft: Draft, p: Tensor, nearest: Tensor, delta: float, ratio: float |
     index = torch.arange(draft.width, device=p.device)
     child = torch.where(draft.tested, index, draft.width)
     first = _lowest(draft, child)
-    drawn = draft.tested & ~_points(draft)
-    ahead = draft.tested & (index < _lowest(draft, torch.where(drawn, index, draft.width)).gather(1, _above(draft)))
+    sampled = draft.tested & ~_points(draft)
+    ahead = draft.tested & (index < _lowest(draft, torch.where(sampled, index, draft.width)).gather(1, _above(draft)))
     distribution, off = p.clone(), torch.zeros_like(p[..., 0])
     row, node = (first < draft.width).nonzero(as_tuple=True)
     if not len(row) or not nearest.shape[1]:

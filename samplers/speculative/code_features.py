@@ -37,7 +37,7 @@ class CodeFeatures:
         """And so do rows that enter."""
 
 
-def appearance(model: LanguageModel) -> Tensor:
+def codebook_features(model: LanguageModel) -> Tensor:
     """[V, C]: the image codebook of a model, else its input embeddings.
 
     Raises:

@@ -132,7 +132,7 @@ class TargetDistributions:
         return argmax(self.logits)
 
     @cached_property
-    def p(self) -> Tensor:
+    def probs(self) -> Tensor:
         """[B, T, V] float32: the processed law behind each node; a point mass at temperature 0."""
         if self.greedy:
             return torch.zeros_like(self.logits).scatter_(-1, self.pick[..., None], 1.0)

@@ -114,8 +114,8 @@ class DraftModelState:
         if outcome.draft.parents is not None:
             start = self.start[:, None]
             self.cache.move(start + place, torch.where((lead > 0) & (place != order), start + order, -1))
-        heard = lead.sum(1).cpu().numpy()
-        self.held = np.where(heard > 0, self.base + heard, self.held)
+        fed_count = lead.sum(1).cpu().numpy()
+        self.held = np.where(fed_count > 0, self.base + fed_count, self.held)
 
     # --- its forwards ---
 

@@ -50,7 +50,7 @@ def decode(
             before = loop.text.length.copy()
             loop.round()
             if steps:
-                yield loop.told(before)
+                yield loop.accepted_event(before)
             yield from loop.retire()
         yield loop.finished()
     finally:
@@ -184,7 +184,7 @@ class VerifyLoop:
         text = self.text
         return Started(text.host.copy(), self._open(text.length), text.prompt.copy())
 
-    def told(self, before: np.ndarray) -> Accepted:
+    def accepted_event(self, before: np.ndarray) -> Accepted:
         """The round just made; copies, so that it may be kept."""
         text = self.text
         still, was = self._open(text.length), self._open(before)

@@ -28,7 +28,7 @@ class RoundUniforms:
         return self.source.uniform(self.rows, self.rounds, where, "accept")
 
     def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        return drawn(weights, self.number(purpose, node))
+        return sample_index(weights, self.number(purpose, node))
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
         return self.source.uniform(
@@ -40,10 +40,10 @@ class RoundUniforms:
         return self.source.uniform(self.rows, self.rounds, where, purpose)[:, 0]
 
 
-def drawn(weights: Tensor, u: Tensor) -> Tensor:
+def sample_index(weights: Tensor, u: Tensor) -> Tensor:
     """[...] int64: an index in proportion to `weights` [..., V], at least 0, by the inverse CDF of uniforms `u` [...].
 
-    >>> drawn(torch.tensor([[0.2, 0.0, 0.6, 0.2]] * 3), torch.tensor([0.1, 0.2, 0.79]).double()).tolist()
+    >>> sample_index(torch.tensor([[0.2, 0.0, 0.6, 0.2]] * 3), torch.tensor([0.1, 0.2, 0.79]).double()).tolist()
     [0, 2, 2]
     """
     mass = wide(weights).cumsum(-1)

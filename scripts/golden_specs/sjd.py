@@ -114,11 +114,11 @@ class _Judged(Acceptance):
         tape = self.tape
         if tape.number < 0:  # the first token, behind the condition
             first = tape.case["output_ids"][0]
-            tape.differs("chance of the first token is 0", not distributions.p[0, 0, first], False)
+            tape.differs("chance of the first token is 0", not distributions.probs[0, 0, first], False)
             return follow(draft, torch.tensor([[first]]))
         now = tape.now
         sampled = torch.tensor([now["sampled"]])
-        possible = distributions.p.gather(-1, sampled[..., None])[0, :, 0] > 0
+        possible = distributions.probs.gather(-1, sampled[..., None])[0, :, 0] > 0
         tape.differs("which drawn tokens are possible", possible.tolist(), [True] * len(possible))
         self._compare(draft, distributions)
         if tape.case["method"] == "jacobi_generate":
@@ -134,8 +134,8 @@ class _Judged(Acceptance):
         if "tensors" not in self.tape.now:
             return
         drafted, target = self.tape.now["tensors"]
-        self.tape.far("the target's laws", distributions.p[0], target)
-        point = torch.nn.functional.one_hot(draft.tokens[0], distributions.p.shape[-1]).float()
+        self.tape.far("the target's laws", distributions.probs[0], target)
+        point = torch.nn.functional.one_hot(draft.tokens[0], distributions.probs.shape[-1]).float()
         if draft.q is not None and draft.point is not None:
             point = torch.where(draft.point[0, :, None], point, draft.q[0])
         named = self.tape.tensors[drafted]

@@ -247,7 +247,7 @@ def test_what_cannot_be_is_refused() -> None:
     made = dressed(EVEN)
     with pytest.raises(CacheError, match="4 rows, a cache of 3"):
         made.new_cache(3, 9)
-    with pytest.raises(CacheError, match="there is none"):
+    with pytest.raises(CacheError, match="there is no cache"):
         made.run(Plan.full(ids(4, 2), Visible.causal()))
     assert made.decoder.embedding.shape == (VOCAB, WIDTH)
     assert len(list(made.decoder.parameters())) == len(list(toy.decoder.parameters()))

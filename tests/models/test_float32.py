@@ -65,7 +65,7 @@ def test_products_of_short_rows(length, count, mean):
     x, matrix = normal(count, length) + mean, normal(12000 // count, length, seed=1) + mean
     weight = panels.empty(*matrix.shape)
     weight.fill(matrix)
-    as_near(weight.times(x), F.linear(x, matrix), x.double() @ matrix.double().t())
+    as_near(weight.matmul(x), F.linear(x, matrix), x.double() @ matrix.double().t())
 
 
 @pytest.mark.usefixtures("in_c")

@@ -165,9 +165,9 @@ def test_what_another_user_planted_is_not_read(
 
 def test_models_without_a_codebook_look_like_their_embeddings() -> None:
     model = toy_ar(2, 6)
-    assert code_features.appearance(model) is model.decoder.embedding
+    assert code_features.codebook_features(model) is model.decoder.embedding
     model.vocab_size = 5  # rows that stand for no id
-    assert torch.equal(code_features.appearance(model), model.decoder.embedding[:5])
+    assert torch.equal(code_features.codebook_features(model), model.decoder.embedding[:5])
     model.vocab_size = 7
     with pytest.raises(ModelError, match="toy has input embeddings of 6 rows and 7 ids"):
-        code_features.appearance(model)
+        code_features.codebook_features(model)

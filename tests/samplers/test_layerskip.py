@@ -103,7 +103,7 @@ def test_the_search_finds_the_best_choice_and_scores_only_rise() -> None:
     scores = []
     while (skip := search.next((0,))) is not None:
         assert len(skip) == 3
-        search.told(skip, worth(skip))
+        search.record(skip, worth(skip))
         assert search.score is not None
         scores.append(search.score)
     assert scores == sorted(scores)
@@ -115,27 +115,27 @@ def test_a_new_text_has_the_best_choice_scored_again() -> None:
     search = Search(8, 0.5)
     first = search.next((0, 1))
     assert first == search.best
-    search.told(first, 0.8)
+    search.record(first, 0.8)
     other = search.next((0, 1))
     assert other is not None
     assert other != first
-    search.told(other, 0.3)
+    search.record(other, 0.3)
     assert search.next((1,)) == first
-    search.told(first, 0.1)
+    search.record(first, 0.1)
     better = search.next((1,))
     assert better is not None
-    search.told(better, 0.2)
+    search.record(better, 0.2)
     assert (search.best, search.score) == (better, 0.2)
 
 
 def test_a_good_match_or_many_vain_tries_end_it() -> None:
     search = Search(40, 0.5)
-    search.told(search.next((0,)) or search.best, 0.96)
+    search.record(search.next((0,)) or search.best, 0.96)
     assert search.next((0,)) is None
     search = Search(40, 0.5)
     tries = 0
     while (skip := search.next((0,))) is not None:
-        search.told(skip, 0.5)
+        search.record(skip, 0.5)
         tries += 1
     assert tries == 301
 
@@ -175,10 +175,10 @@ def test_a_choice_is_judged_once_its_texts_weigh_one_together() -> None:
     def scored(text: int, weight: float, best: float, score: float) -> Skip:
         first = search.next(text, weight)
         assert first == search.best
-        search.told(first, best)
+        search.record(first, best)
         other = search.next(text, weight)
         assert other is not None
-        search.told(other, score)
+        search.record(other, score)
         return other
 
     one = scored(0, 0.5, 0.4, 0.7)

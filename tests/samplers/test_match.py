@@ -24,8 +24,8 @@ def test_a_draft_stands_where_the_draw_holds_it() -> None:
 def test_siblings_share_the_draw_of_their_parent_and_levels_the_noise() -> None:
     made = Uniforms(Keyed((3,)), np.array([0]), np.array([0]), torch.device("cpu"))
     p = torch.full((1, 4, 5), 0.2, dtype=torch.float64)
-    star = Match().drawn(tree(torch.zeros(1, 4, dtype=torch.int64), [-1, 0, 0, 0]), distributions(p), made)
-    chain = Match().drawn(tree(torch.zeros(1, 4, dtype=torch.int64), None), distributions(p), made)
+    star = Match().sampled(tree(torch.zeros(1, 4, dtype=torch.int64), [-1, 0, 0, 0]), distributions(p), made)
+    chain = Match().sampled(tree(torch.zeros(1, 4, dtype=torch.int64), None), distributions(p), made)
     assert star[0, 1] == star[0, 2] == star[0, 3] == chain[0, 1]
     assert star[0, 0] == chain[0, 0]
 

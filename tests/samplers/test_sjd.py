@@ -20,7 +20,7 @@ from pardec.samplers.speculative.draft._window import ahead
 from pardec.samplers.speculative.draft.sjd import Places, Sjd
 from pardec.samplers.speculative.sequences import Sequences
 from pardec.samplers.speculative.uniforms import RoundUniforms as Round
-from pardec.samplers.speculative.uniforms import drawn
+from pardec.samplers.speculative.uniforms import sample_index
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joints import WORLDS, World, measure, worst
 
@@ -84,7 +84,7 @@ def scripted(mode: str, init: str = "random") -> Scripted:
         before = text.length.copy()
         text.count()
         text.commit(np.full((ROWS, 1), 2), one, np.ones((ROWS, 1)))
-        said = SimpleNamespace(p=distributions[at, place, draft.tokens])
+        said = SimpleNamespace(probs=distributions[at, place, draft.tokens])
         outcome: Any = SimpleNamespace(draft=draft, distributions=said, before=before, gained=one)
         drafter.observe(outcome, context, state)
         drafts.append(draft)
@@ -155,7 +155,7 @@ def test_a_coupled_draw_by_hand() -> None:
 def test_a_draw_never_takes_what_has_no_weight() -> None:
     p = torch.tensor([[0.0, 0.6, 0.0, 0.3, 0.0]])
     u = torch.tensor([[1e-17, 0.5, 1 - 1e-16]]).double()
-    assert drawn(p[:, None].expand(1, 3, 5), u).tolist() == [[1, 1, 3]]
+    assert sample_index(p[:, None].expand(1, 3, 5), u).tolist() == [[1, 1, 3]]
     noise = Keyed((3,)).uniform(np.zeros(1, int), np.zeros(1, int), torch.arange(4000)[None], "x", 5)
     found = perturbed(p.expand(1, 4000, 5), noise)[0]
     assert set(found.tolist()) == {1, 3}

@@ -287,12 +287,13 @@ def test_an_end_token_ends_its_row_wherever_it_stands(spec: str) -> None:
 def test_events_tell_each_token_once_and_in_order(spec: str) -> None:
     model, given = target(), prompts((5, 1, 3), vocab=VOCAB, seed=4)
     made = registry.resolve(spec, "ar", sampling=True)
-    told = list(decode(model, made, request(given, (6, 8, 3), temperature=0.9, stop_ids=(1,))))
-    assert isinstance(told[0], Started)
-    done, ended = told[-1], set[int]()
+    asked = request(given, (6, 8, 3), temperature=0.9, stop_ids=(1,), draft_model=draft_models.for_text(made, model))
+    events = list(decode(model, made, asked))
+    assert isinstance(events[0], Started)
+    done, ended = events[-1], set[int]()
     assert isinstance(done, Finished)
     whole, length = rows(done), list(map(len, given))
-    for event in told[1:-1]:
+    for event in events[1:-1]:
         if isinstance(event, RowFinished):
             assert event.tokens.tolist() == whole[event.row]
             assert event.nfe == done.nfe[event.row]
@@ -336,7 +337,9 @@ def test_nothing_of_a_request_outlives_it_however_it_ends(spec: str, monkeypatch
 
     monkeypatch.setattr(VerifyLoop, "_begin", watched)
     for way in ("finished", "left", "error"):
-        events = decode(target(), registry.resolve(spec, "ar"), request(prompts((3, 5), vocab=VOCAB), 6))
+        made = registry.resolve(spec, "ar")
+        draft_model = draft_models.for_text(made, target())
+        events = decode(target(), made, request(prompts((3, 5), vocab=VOCAB), 6, draft_model=draft_model))
         with suppress(Exit):
             for event in events:
                 if way != "finished" and isinstance(event, Accepted):

@@ -21,7 +21,7 @@ from pardec.samplers import registry
 from ...api import Model, load
 from ...requests.settings import Settings
 from .likelihood import Likelihood, key_of
-from .requests import Generation, generation, split_arguments, separate_defaults
+from .requests import Generation, generation, separate_defaults, split_arguments
 from .token_probabilities import Batches, TokenProbabilities
 
 _AUTO = 64  # rows that batch_size="auto" begins with

@@ -37,8 +37,7 @@ class CSpDSettings(LookaheadMethod):
         if self.last is None:
             object.__setattr__(self, "last", "map" if self.mode == "reference" else "x1")
         super().__post_init__()
-        if self.k < 1:
-            raise SpecError(f"cspd: k must be at least 1, got {self.k}")
+        self.require("k", least=1)
         if not 0 <= self.prefill <= 1:
             raise SpecError(f"cspd: prefill is a share from 0 to 1, got {self.prefill}")
         if not (self.tau > 0 and math.isfinite(self.tau)):

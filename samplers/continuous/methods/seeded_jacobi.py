@@ -50,8 +50,7 @@ class SeededJacobi(LookaheadMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window < 1:
-            raise SpecError(f"seeded_jacobi: window must be at least 1, got {self.window}")
+        self.require("window", least=1)
         if not (self.tol >= 0 and math.isfinite(self.tol)):
             raise SpecError(f"seeded_jacobi: tol must be at least 0, got {self.tol}")
 

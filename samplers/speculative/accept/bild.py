@@ -43,15 +43,15 @@ class BigLittle(Acceptance):
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         rows, above = (
-            torch.arange(len(distributions.p), device=distributions.p.device)[:, None],
+            torch.arange(len(distributions.probs), device=distributions.probs.device)[:, None],
             draft.parent.clamp(min=0),
         )
         surprise = -distributions.logits.log_softmax(-1)[rows, above, draft.ids]  # [B, T]
         path, count = descend(draft, draft.tested & (surprise <= self.rollback))
-        last = distributions.p[rows[:, 0], path.gather(1, count[:, None])[:, 0]]
+        last = distributions.probs[rows[:, 0], path.gather(1, count[:, None])[:, 0]]
         following = argmax(last) if distributions.greedy else uniforms.draw(last, "next")
         on_path = torch.arange(path.shape[1], device=path.device) <= count[:, None]
-        missing = (1 - distributions.p[rows, above, draft.ids]).gather(1, path).masked_fill(~on_path, 0)
+        missing = (1 - distributions.probs[rows, above, draft.ids]).gather(1, path).masked_fill(~on_path, 0)
         missing[:, 0] = 0  # node 0 was committed before
         kept = (surprise <= self.rollback).float()
         return Verdict(path, count, following, reached(draft, path, count), kept, missing.cumsum(1)[:, -1])

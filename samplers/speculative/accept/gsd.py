@@ -47,9 +47,7 @@ class Grouped(Acceptance):
     mode: Annotated[Literal["vectorised", "reference"], "reference: the authors' special cases too"] = "vectorised"
 
     def __post_init__(self) -> None:
-        for name in ("group", "dist"):
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"gsd: {name} must be at least 0, got {getattr(self, name)}")
+        self.require("group", "dist", least=0)
         if not 0 <= self.prob <= 1:
             raise SpecError(f"gsd: prob must lie in [0, 1], got {self.prob}")
 
@@ -64,8 +62,8 @@ class Grouped(Acceptance):
         self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: CodeFeatures
     ) -> Verdict:
         if self.exact == "distribution":
-            return judge(draft, distributions.p, uniforms)
-        return relaxed(draft, distributions.p, uniforms, _Group(self, distributions.raw, state.table))
+            return judge(draft, distributions.probs, uniforms)
+        return relaxed(draft, distributions.probs, uniforms, _Group(self, distributions.raw, state.table))
 
 
 class _Group(Exact):

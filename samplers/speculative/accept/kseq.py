@@ -53,9 +53,9 @@ class KSeq(Acceptance):
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         if draft.q is None or draft.point is not None:
-            return judge(draft, distributions.p, uniforms)
-        rows = torch.arange(len(distributions.p), device=distributions.p.device)
-        p = wide(distributions.p)
+            return judge(draft, distributions.probs, uniforms)
+        rows = torch.arange(len(distributions.probs), device=distributions.probs.device)
+        p = wide(distributions.probs)
         mine = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T]
         theirs = wide(draft.q.gather(-1, draft.ids[..., None])[..., 0])
         known = uniforms.accepts(draft.width) if isinstance(uniforms, AtOnce) else None
@@ -73,7 +73,7 @@ class KSeq(Acceptance):
             tested |= child
             ratio = torch.where(child, (mine / bar.clamp(min=1e-12)).clamp(max=1), ratio)
             r = torch.where(walk.alive[:, None], p[rows, walk.here], left(r, q, k, rho))
-        return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio.to(distributions.p.dtype))
+        return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio.to(distributions.probs.dtype))
 
 
 def division(p: Tensor, q: Tensor, k: Tensor) -> Tensor:

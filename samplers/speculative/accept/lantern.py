@@ -43,7 +43,7 @@ from ...ops.transport import moved
 from ...ops.tree_walk import longest, reached
 from ...ops.verification import Trial, judge, total
 from ...registry import register
-from ..code_features import CodeFeatures, appearance, neighbours
+from ..code_features import CodeFeatures, codebook_features, neighbours
 from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 
 
@@ -79,20 +79,20 @@ class Lantern(Acceptance):
         if self.exact == "distribution":
             return None
         # The published rule clears one neighbour more than it borrows from.
-        nearest = neighbours(appearance(context.model), self.k + 1)
+        nearest = neighbours(codebook_features(context.model), self.k + 1)
         return CodeFeatures(nearest.to(context.text.device))
 
     def accept(
         self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: CodeFeatures | None
     ) -> Verdict:
         if self.exact == "distribution" or state is None:
-            return judge(draft, distributions.p, uniforms)
+            return judge(draft, distributions.probs, uniforms)
         nearest = state.table
         if distributions.greedy:
             return self._greedy(draft, distributions, nearest)
         if self.mode == "reference":
-            return replace(relaxed(draft, distributions.p, uniforms, _Published(self, nearest)), deviation=None)
-        distribution, off = moved(draft, distributions.p, nearest[:, : self.k], self.delta, self.ratio)
+            return replace(relaxed(draft, distributions.probs, uniforms, _Published(self, nearest)), deviation=None)
+        distribution, off = moved(draft, distributions.probs, nearest[:, : self.k], self.delta, self.ratio)
         made = judge(draft, distribution, uniforms)
         on_path = torch.arange(made.path.shape[1], device=off.device) <= made.count[:, None]
         return replace(made, deviation=off.gather(1, made.path).masked_fill(~on_path, 0).cumsum(1)[:, -1])

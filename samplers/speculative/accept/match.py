@@ -38,9 +38,11 @@ class Match(Acceptance):
         return self.noise == "seeded"
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
-        return follow(draft, distributions.pick if distributions.greedy else self.drawn(draft, distributions, uniforms))
+        return follow(
+            draft, distributions.pick if distributions.greedy else self.sampled(draft, distributions, uniforms)
+        )
 
-    def drawn(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms) -> Tensor:
+    def sampled(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms) -> Tensor:
         """[B, T] int64: a draw from the law behind each node; alike at equal nodes of one position."""
         width = distributions.logits.shape[-1]
         deepest = draft.width - 1 if draft.parents is None else draft.deepest

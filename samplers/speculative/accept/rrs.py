@@ -34,4 +34,4 @@ class RecursiveRejection(Acceptance):
         return "with" if self.replacement else "without"
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
-        return judge(draft, distributions.p, uniforms)
+        return judge(draft, distributions.probs, uniforms)

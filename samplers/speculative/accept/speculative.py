@@ -31,4 +31,4 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 @dataclass(frozen=True)
 class Speculative(Acceptance):
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
-        return judge(draft, distributions.p, uniforms)
+        return judge(draft, distributions.probs, uniforms)

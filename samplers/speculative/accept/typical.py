@@ -22,8 +22,6 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.rank import argmax
 from ...ops.tree_walk import longest, reached
 from ...registry import register
@@ -38,12 +36,10 @@ class Typical(Acceptance):
     reference: Annotated[bool, "as the authors' code: the next token is the likeliest"] = False
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "delta"):
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"typical: {name} must be at least 0, got {getattr(self, name)}")
+        self.require("epsilon", "delta", least=0)
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
-        p = distributions.p
+        p = distributions.probs
         rows, above = torch.arange(len(p), device=p.device), draft.parent.clamp(min=0)
         mine = p[rows[:, None], above, draft.ids]  # [B, T]
         fits = draft.tested & (mine > self.bar(p).gather(1, above))

@@ -75,7 +75,7 @@ class Search:
         self.open: dict[Skip, Tally] = {}  # what still has to be scored on other texts
         self.here: dict[Skip, Tally] = {}  # of this text alone
         self.idle = 0  # tries since the last gain
-        self.drawn = np.random.RandomState(0)
+        self.sampled = np.random.RandomState(0)
 
     def next(self, text: Hashable, weight: float = 1.0) -> Skip | None:
         """What to score next on a part of `text` that weighs so much; None ends the search there."""
@@ -99,7 +99,7 @@ class Search:
             self.idle = _PATIENCE  # next to everything was tried
         return None
 
-    def told(self, skip: Skip, score: float) -> None:
+    def record(self, skip: Skip, score: float) -> None:
         """The score of what `next` gave."""
         if skip == self.best:
             self.score = score
@@ -119,11 +119,11 @@ class Search:
             self.open, self.here = {}, {}
 
     def _random(self) -> Skip:
-        return frozenset(self.blocks[i] for i in self.drawn.permutation(len(self.blocks))[: len(self.best)])
+        return frozenset(self.blocks[i] for i in self.sampled.permutation(len(self.blocks))[: len(self.best)])
 
     def _neighbour(self) -> Skip:
         out = [block for block in self.blocks if block not in self.best]
         if not out or not self.best:
             return self.best
-        gone = sorted(self.best)[self.drawn.randint(len(self.best))]
-        return self.best - {gone} | {out[self.drawn.randint(len(out))]}
+        gone = sorted(self.best)[self.sampled.randint(len(self.best))]
+        return self.best - {gone} | {out[self.sampled.randint(len(out))]}

@@ -56,11 +56,11 @@ def _made(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeContext
         before = torch.cat((text.last[:, None], guesses), 1)
         return before.gather(1, torch.minimum(place + 1, first))
     positions = place + torch.from_numpy(text.length).to(guesses.device)[:, None]
-    drawn = any_of("prompt" if init == "prompt" else "random", positions, context, uniforms)
+    sampled = any_of("prompt" if init == "prompt" else "random", positions, context, uniforms)
     if init == "left" or init == "up":
         copied = beside if init == "left" else above
-        return copied(text, guesses, known, drawn, columns(context.model, f"init={init}", ""))
-    return torch.where(place < first, guesses, drawn)
+        return copied(text, guesses, known, sampled, columns(context.model, f"init={init}", ""))
+    return torch.where(place < first, guesses, sampled)
 
 
 def any_of(init: Literal["random", "prompt"], positions: Tensor, context: DecodeContext, uniforms: Uniforms) -> Tensor:

@@ -21,7 +21,6 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
@@ -40,9 +39,7 @@ class CopySpec(Drafter):
     ] = 1
 
     def __post_init__(self) -> None:
-        for name in ("k", "suffix"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"copyspec: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("k", "suffix", least=1)
 
     def width(self, model: LanguageModel) -> int:
         return self.k + 1

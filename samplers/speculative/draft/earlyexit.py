@@ -44,9 +44,7 @@ class EarlyExit(Drafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
     def __post_init__(self) -> None:
-        for name in ("layers", "k"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"earlyexit: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("layers", "k", least=1)
 
     def width(self, model: LanguageModel) -> int:
         if self.layers >= model.layers:

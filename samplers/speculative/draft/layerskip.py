@@ -58,9 +58,7 @@ class LayerSkip(Drafter):
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:
             raise SpecError(f"layerskip: ratio must lie in [0, 1], got {self.ratio}")
-        for name in ("k", "context"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"layerskip: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("k", "context", least=1)
 
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
@@ -73,8 +71,8 @@ class LayerSkip(Drafter):
         layers = context.model.layers
         made = Skipping(context, context.model, context.cache, skip=uniform(layers, self.ratio))
         if self.skip == "search":
-            drawn = context.request.temperature and not context.sampler.accept.seeded
-            made.search = Search(layers, self.ratio) if drawn else kept(context.model, self.ratio, self.context)
+            sampled = context.request.temperature and not context.sampler.accept.seeded
+            made.search = Search(layers, self.ratio) if sampled else kept(context.model, self.ratio, self.context)
             made.skip = made.search.best
         return made
 
@@ -113,7 +111,7 @@ class Skipping(DraftModelState):
         if skip is None:
             self.skip = search.best
             return 0
-        search.told(skip, self._match(skip, rows, count))
+        search.record(skip, self._match(skip, rows, count))
         self.skip = search.best
         return 1
 

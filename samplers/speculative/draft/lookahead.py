@@ -56,9 +56,8 @@ class Lookahead(Drafter):
     reference: Annotated[bool, "as published: the last token of a guess is not drafted"] = False
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 1), ("ngram", 2), ("guesses", 1)):
-            if getattr(self, name) < least:
-                raise SpecError(f"lookahead: {name} must be at least {least}, got {getattr(self, name)}")
+        self.require("window", "guesses", least=1)
+        self.require("ngram", least=2)
         if (count := (self.ngram - 1) * (self.window + self.guesses)) > MOST_NODES:
             raise SpecError(
                 f"lookahead: (ngram - 1) * (window + guesses), its queries, is at most {MOST_NODES}, got {count}"
@@ -107,9 +106,9 @@ class Lookahead(Drafter):
         """New tokens where the window has none, and the text's last one in its corner."""
         text, grid = context.text, state.grid
         places = np.arange(grid[0].size) + text.length[:, None]
-        drawn = any_of(self.init, torch.from_numpy(places).to(text.device), context, uniforms).cpu().numpy()
+        sampled = any_of(self.init, torch.from_numpy(places).to(text.device), context, uniforms).cpu().numpy()
         old = np.arange(self.window) < state.known[:, None]
-        state.grid = np.where(old[:, None], grid, drawn.reshape(grid.shape))
+        state.grid = np.where(old[:, None], grid, sampled.reshape(grid.shape))
         state.grid[:, 0, 0] = text.host[np.arange(len(text)), text.length - 1]
 
     def _guessed(self, state: Lines, room: np.ndarray, first: int) -> tuple[np.ndarray, ...]:

@@ -46,9 +46,7 @@ class Lookup(Drafter):
     ] = "line"
 
     def __post_init__(self) -> None:
-        for name in ("k", "max_ngram"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"lookup: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("k", "max_ngram", least=1)
 
         if self.context == "grid" and self.prefer == "longest":
             raise SpecError(

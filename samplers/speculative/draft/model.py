@@ -38,8 +38,7 @@ class Model(Drafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise SpecError(f"model: k must be at least 1, got {self.k}")
+        self.require("k", least=1)
 
     def check(self, sampler: SpeculativeSampler) -> None:
         if not self.name:

@@ -46,8 +46,7 @@ class Recycling(Drafter):
     ] = False
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise SpecError(f"recycling: k must be at least 1, got {self.k}")
+        self.require("k", least=1)
         if self.k > 1024:  # kept of every token of the vocabulary
             raise SpecError(f"recycling: k must be at most 1024, got {self.k}")
         above = 1

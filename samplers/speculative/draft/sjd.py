@@ -34,7 +34,7 @@ from pardec.models.model import LanguageModel
 from ...ops.redraw import coupled, perturbed
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, Outcome, Uniforms
-from ..uniforms import drawn
+from ..uniforms import sample_index
 from ._window import Init, ahead, fresh, refuse_flat, refuse_narrow
 
 _TEXT, _PICTURE = 16, 32  # the window where none is given
@@ -114,7 +114,7 @@ class Sjd(Drafter):
         # Not so these: a second draw coupled by the same numbers would not be from its law, given the first.
         u, keep = uniforms.noise(positions, "refresh", 2).unbind(-1)
         if self.refresh == "independent":
-            return drawn(p, u)
+            return sample_index(p, u)
         had = place < torch.from_numpy(state.known - 1).to(p.device)[:, None]
         each = (p, state.old, state.q, state.point, had, keep, u)
         return coupled(*(values.flatten(0, 1) for values in each)).view_as(state.old)
@@ -123,7 +123,7 @@ class Sjd(Drafter):
         draft, gained = outcome.draft, outcome.gained
         state.known = np.maximum(draft.sizes - gained, 0)
         most = int(state.known.max())
-        state.distribution = ahead(outcome.distributions.p, gained, most)
+        state.distribution = ahead(outcome.distributions.probs, gained, most)
         state.old = ahead(draft.tokens, gained + 1, most)
         state.q = state.distribution if draft.q is None else ahead(draft.q, gained + 1, most)
         if draft.point is not None:

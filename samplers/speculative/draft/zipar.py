@@ -37,7 +37,7 @@ class Board:
     """The pictures so far, on the host, and what the round under way feeds of them."""
 
     codes: np.ndarray  # [B, cells] int64
-    said: np.ndarray  # [B, cells] bool
+    predicted: np.ndarray  # [B, cells] bool
     fed: np.ndarray  # [B, T] the cell that each node stands on, -1 is padding and what is before the first
 
 
@@ -82,9 +82,9 @@ class Zipar(Drafter):
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Board) -> Draft:
         text, wide = context.text, columns(context.model, "zipar", "")
-        cells = np.arange(state.said.shape[1])
+        cells = np.arange(state.predicted.shape[1])
         last = (text.length - text.prompt - 1)[:, None]  # the cell of node 0
-        later = state.said & (cells > last)
+        later = state.predicted & (cells > last)
         stand_in = self._begun(state, wide, self._lag(context.model), last)
         # Nodes: the last committed cell, later ones in their order, and the stand-in, which is behind all of them.
         nodes = later | (cells == last) | (cells == stand_in)
@@ -111,7 +111,7 @@ class Zipar(Drafter):
 
     def _begun(self, state: Board, wide: int, lag: int, last: np.ndarray) -> np.ndarray:
         """[B, 1]: the cell before the row that begins in this round, if that cell is missing yet; else -1."""
-        rows = state.said.reshape(len(state.said), -1, wide).sum(2)
+        rows = state.predicted.reshape(len(state.predicted), -1, wide).sum(2)
         fresh = (rows == 0).argmax(1)[:, None]  # the first row without a cell; 0 where there is none
         above = np.take_along_axis(rows, (fresh - 1).clip(0), 1)
         begins = (fresh > 0) & (above >= lag) & (above < wide)
@@ -119,15 +119,15 @@ class Zipar(Drafter):
 
     def observe(self, outcome: Outcome, context: DecodeContext, state: Board) -> None:
         text, pick = context.text, outcome.verdict.pick
-        cells = np.arange(state.said.shape[1])
+        cells = np.arange(state.predicted.shape[1])
         if pick is not None and (state.fed >= 0).any():
             row, node = np.nonzero((state.fed >= 0) & (state.fed + 1 < len(cells)))
             cell = state.fed[row, node] + 1
-            new = ~state.said[row, cell]
+            new = ~state.predicted[row, cell]
             row, node, cell = row[new], node[new], cell[new]
             state.codes[row, cell] = pick.cpu().numpy()[row, node]
-            state.said[row, cell] = True
+            state.predicted[row, cell] = True
         done = cells < (text.length - text.prompt)[:, None]
         place = np.minimum(text.prompt[:, None] + cells, text.host.shape[1] - 1)
         state.codes = np.where(done, np.take_along_axis(text.host, place, 1), state.codes)
-        state.said |= done
+        state.predicted |= done

@@ -34,8 +34,8 @@ def siblings(logits: Tensor, count: int, context: DecodeContext, uniforms: Unifo
     """
     distribution = logits.softmax(-1)
     vocab = distribution.shape[-1]
-    drawn = context.request.temperature > 0
-    if drawn and context.siblings == "with":
+    sampled = context.request.temperature > 0
+    if sampled and context.siblings == "with":
         mass = wide(distribution).cumsum(-1)
         where = uniforms.noise(keys, "siblings", count) * mass[..., -1:]
         last = (distribution > 0).long().cumsum(-1).argmax(-1, keepdim=True)  # catches what rounding leaves over
@@ -43,7 +43,7 @@ def siblings(logits: Tensor, count: int, context: DecodeContext, uniforms: Unifo
         share = distribution.gather(-1, tokens)
         return Siblings(tokens, share, share > 0, distribution)
     rank = wide(logits.log_softmax(-1))
-    if drawn:
+    if sampled:
         rank = rank + gumbel(uniforms.noise(keys, "siblings", vocab))
     some = min(count, vocab)
     tokens = rank.topk(some).indices

@@ -31,7 +31,7 @@ class Chain(Shape):
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
     ) -> Draft:
-        text, drawn = context.text, context.request.temperature > 0
+        text, sampled = context.text, context.request.temperature > 0
         tokens, counts, live = [text.last], np.zeros_like(budget), budget > 0
         distributions: list[Tensor] = []
         for step in range(int(budget.max())):
@@ -39,7 +39,7 @@ class Chain(Shape):
             nodes = torch.from_numpy(np.where(live, step, -1)).to(text.device)[:, None]
             logits = draft_model.forward(draft, nodes)
             ended = left_off(context, logits, nodes, step)
-            if drawn:
+            if sampled:
                 distributions.append(logits[:, 0].softmax(-1))
                 tokens.append(uniforms.draw(distributions[-1], "draft", step))
             else:

@@ -22,8 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from ._growth import Tree, drops, left_off, packed
@@ -39,9 +37,7 @@ class DySpec(Shape):
     children: Annotated[int, "the most of one node"] = 8
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "children"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"dyspec: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("nodes", "children", least=1)
 
     def width(self, k: int) -> int:
         return 1 + self.nodes * k  # heard before the last level, and the last level of what is kept
@@ -49,7 +45,7 @@ class DySpec(Shape):
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
     ) -> Draft:
-        text, drawn, device = context.text, context.request.temperature > 0, context.text.device
+        text, sampled, device = context.text, context.request.temperature > 0, context.text.device
         tree, live = Tree(text), budget > 0
         reach = torch.ones(len(text), 1, dtype=torch.float64, device=device)  # [B, M] value of each node's token
         column = torch.zeros_like(tree.tokens)  # [B, M] where the law behind each node's parent stands
@@ -70,7 +66,7 @@ class DySpec(Shape):
             token = place * made.share
             seen = sum(distribution.shape[1] for distribution in distributions)
             distributions.append(made.distribution)
-            tree.add(made.tokens, place if drawn else token, frontier)
+            tree.add(made.tokens, place if sampled else token, frontier)
             reach = torch.cat((reach, token.flatten(1)), 1)
             columns = (seen + order)[None, :, None].expand_as(made.tokens)
             column = torch.cat((column, columns.reshape(len(column), -1)), 1)
@@ -82,7 +78,7 @@ class DySpec(Shape):
                 break
             frontier = packed(next_level, width)
         draft, nodes = tree.cut(tree.best(self.nodes), draft_model)
-        if not drawn:
+        if not sampled:
             return draft
         where = column.gather(1, nodes)[..., None].expand(-1, -1, distributions[0].shape[-1])
         distribution = torch.cat(distributions, 1).gather(1, where)
