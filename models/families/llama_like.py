@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..decoder_config import DecoderConfig
+from ..decoder_config import Activation, DecoderConfig
 from ..errors import ModelError, one_line
 from ..hf.hf_logging import silence
 from .base import Config, Unsupported, require
@@ -27,6 +27,12 @@ NAMES: dict[str, str | tuple[str, ...]] = {
     "layers.{i}.down_weight": _LAYER + "mlp.down_proj.weight",
     "layers.{i}.down_bias": _LAYER + "mlp.down_proj.bias",
 }
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 HARMLESS = (r".*rotary_emb\.inv_freq",)  # buffers in old checkpoints; they follow from the config
 
 
@@ -45,9 +51,9 @@ def complete(config: Config, kind: str) -> Any:
 
 
 def shape(config: Config, kind: str, *, qkv_bias: bool | None = None, qk_norm: bool = False) -> DecoderConfig:
-    """The stack that a config of `kind` ("llama", ...) describes; `qkv_bias` None reads it from the config."""
+    """The decoder that a config of `kind` ("llama", ...) describes; `qkv_bias` None reads it from the config."""
     full = complete(config, kind)
-    require({"hidden_act": full.hidden_act}, {"hidden_act": ("silu", "swish")})
+    require({"hidden_act": full.hidden_act}, {"hidden_act": tuple(ACTIVATIONS)})
     biased = bool(getattr(full, "attention_bias", False))
     head_dim = getattr(full, "head_dim", None) or full.hidden_size // full.num_attention_heads
     frequencies, scale = rotary(full, config, head_dim)
@@ -67,6 +73,7 @@ def shape(config: Config, kind: str, *, qkv_bias: bool | None = None, qk_norm: b
         mlp_bias=bool(getattr(full, "mlp_bias", False)),
         qk_norm=qk_norm,
         tied=bool(full.tie_word_embeddings),
+        activation=ACTIVATIONS[full.hidden_act],
     )
 
 
