@@ -129,18 +129,9 @@ def _pipeline(model: LanguageModel, canvas: Tensor, prompt: int, block: int) -> 
     length = canvas.shape[1]
     pipeline = LLaDA2Pipeline(model=Shim(model, length, block), scheduler=BlockRefinementScheduler())
     pipeline.set_progress_bar_config(disable=True)
-    how: dict[str, Any] = {
-        "block_length": block,
-        "num_inference_steps": block,
-        "threshold": _NEVER,
-        "editing_threshold": None,
-    }
-    how |= {
-        "minimal_topk": 1,
-        "eos_early_stop": False,
-        "output_type": "seq",
-        "mask_token_id": model.decoding_config.mask_id,
-    }
+    how: dict[str, Any] = {"block_length": block, "num_inference_steps": block, "threshold": _NEVER}
+    how |= {"editing_threshold": None, "minimal_topk": 1, "eos_early_stop": False, "output_type": "seq"}
+    how["mask_token_id"] = model.decoding_config.mask_id
 
     @torch.inference_mode()
     def run() -> Tensor:

@@ -18,13 +18,15 @@ from ..io import output_paths
 from ..io.prompt_files import read_file
 from ..requests import early
 from . import options as o
-from .common import Debug, Json, dump, say
+from .common import Json, print_table, say
 
 bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.")
 
 
 @bench.command()
+@o.command
 def decode(
+    *,
     model: o.Timed = None,
     shape: o.Shapes = None,
     sampler: o.Samplers = None,
@@ -33,9 +35,7 @@ def decode(
     context: o.Contexts = "0",
     prompts: o.TimedPrompts = None,
     block_length: o.BlockLength = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
+    randomness: o.Randomness,
     pairs: o.Pairs = 5,
     threads: o.Threads = 1,
     no_beside: o.NoBeside = False,
@@ -46,7 +46,6 @@ def decode(
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
     cuda_graphs: o.CudaGraphs = False,
-    debug: Debug = False,
 ) -> None:
     """Time a step and its parts, beside the floor and other loops on the same weights; tokens must agree.
 
@@ -64,8 +63,7 @@ def decode(
     if not model and not shape:
         raise SpecError("there is nothing to time", hint="name a model, or a shape with --shape random-100m")
     numbers = {name: _numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    distribution: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    distribution = o.given(randomness)
     for name in shape or ():
         config_of(name)
     for name in model or ():
@@ -114,6 +112,7 @@ def decode(
 
 
 @bench.command()
+@o.command
 def kernels(
     json_: Json = False,
     output: o.Document = None,
@@ -121,7 +120,6 @@ def kernels(
     quiet: o.Quiet = False,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
-    debug: Debug = False,
 ) -> None:
     """Time each kernel's definition against its Triton version, beside what moving its bytes takes."""
     output_paths.check_file(output)
@@ -151,14 +149,8 @@ def _tell(made: dict[str, Any], columns: Sequence[Any], json_: bool, output: Pat
     if output is not None:
         report.write(made, output)
         say(f"wrote {output}", quiet=quiet)
-    if json_:
-        dump(made)
-    elif sys.stdout.isatty():
-        from rich import print as rich_print
-
-        rich_print(report.render_table(columns, made["rows"]))
-    else:
-        print(report.markdown(columns, made["rows"]), end="")
+    rows = made["rows"]
+    print_table(json_, lambda: made, lambda: report.render_table(columns, rows), lambda: report.markdown(columns, rows))
 
 
 def _numbers(name: str, text: str) -> list[int]:

@@ -13,7 +13,7 @@ from ..io import output_paths
 from ..requests import early
 from . import inputs
 from . import options as o
-from .common import Debug, Json, dump, say
+from .common import Json, dump, say
 
 if TYPE_CHECKING:
     from ..api import Model
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 _TOLD = ("decoder", "text_encoder", "revision", "quantize")  # of how the model was loaded, what a picture's file tells
 
 
+@o.command
 def image(
     model: o.ModelName,
+    *,
     prompt: o.Captions = None,
     prompts: o.CaptionFile = None,
     class_: o.Classes = None,
@@ -37,25 +39,11 @@ def image(
     json_: Json = False,
     quiet: o.Quiet = False,
     sampler: o.Sampler = None,
-    cfg: o.PictureCfg = None,
-    cfg_interval: o.CfgInterval = None,
-    negative_prompt: o.NegativePrompt = None,
-    temperature: o.PictureTemperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
+    sampling: o.ImageSampling,
     seed: o.PictureSeed = None,
     seeds: o.PictureSeeds = None,
     batch_size: o.PictureBatch = 8,
-    decoder: o.Decoder = None,
-    text_encoder: o.TextEncoder = None,
-    device: o.Device = "auto",
-    dtype: o.Dtype = "auto",
-    device_map: o.DeviceMap = None,
-    quantize: o.Quantize = None,
-    cuda_graphs: o.CudaGraphs = False,
-    revision: o.Revision = None,
-    offline: o.Offline = False,
-    debug: Debug = False,
+    place: o.ImagePlacing,
 ) -> None:
     """Draw pictures of captions or classes; files take them, and say how each was made.
 
@@ -75,16 +63,12 @@ def image(
     output_paths.check_folder(each)
     output_paths.check_result(save)
     shown = _asked(prompt, prompts, class_)
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "revision": revision}
-    placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder, "quantize": quantize}
-    placing |= {"cuda_graphs": cuda_graphs}
-    shaping: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg": cfg}
-    shaping |= {"cfg_interval": cfg_interval, "negative_prompt": negative_prompt, "seed": _seeds(seed, seeds)}
-    shaping = {name: value for name, value in shaping.items() if value is not None}
+    placing, negative_prompt = o.given(place), sampling.negative_prompt
+    shaping = {**o.given(sampling), "seed": _seeds(seed, seeds)}
     kind = early.check(model, [sampler], shaping, placing, draws=True)
     if kind is not None:
         early.check_shown(kind, class_)
-        if text_encoder is None:
+        if place.text_encoder is None:
             early.check_captions(kind, [*([] if class_ else shown), *([negative_prompt] if negative_prompt else [])])
         if negative_prompt is not None and kind.draws == "class":
             raise SpecError(
@@ -156,10 +140,7 @@ def _seeds(seed: int | None, seeds: str | None) -> int | list[int]:
         return seed or 0
     if seed is not None:
         raise SpecError("both --seed and --seeds are given", hint="--seed 0 gives each picture one of its own")
-    try:
-        return [int(text) for text in seeds.split(",")]
-    except ValueError:
-        raise SpecError(f"seeds are whole numbers, got {seeds!r}", hint="--seeds 5,12 for two pictures") from None
+    return inputs.whole_numbers(seeds, f"seeds are whole numbers, got {seeds!r}", "--seeds 5,12 for two pictures")
 
 
 def _loaded(name: str, placing: dict[str, Any], *, quiet: bool) -> Model:

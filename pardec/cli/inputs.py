@@ -39,6 +39,14 @@ def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
     return items
 
 
+def whole_numbers(text: str, message: str, hint: str) -> list[int]:
+    """Whole numbers with commas between them. Raises SpecError with the message and the hint."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SpecError(message, hint=hint) from None
+
+
 def read_stop(texts: Sequence[str] | None) -> list[str] | None:
     r"""The texts of --stop, in which a shell writes a line break as \n and a tab as \t; None where there are none."""
     return [text.replace("\\n", "\n").replace("\\t", "\t") for text in texts] if texts else None

@@ -17,16 +17,9 @@ SamplerLike = str | Spec | Policy
 
 # The arguments of `generate` that hold for every row alike and that a run's folder can name.
 ARGUMENTS = (
-    "max_new_tokens",
-    "block_length",
-    "temperature",
-    "top_k",
-    "top_p",
-    "cfg",
-    "cfg_interval",
-    "stop_ids",
+    "max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg", "cfg_interval", "stop_ids",
     "block_align",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,10 @@ from typing import Any
 
 from pardec.models.errors import SpecError, did_you_mean
 
+from .report.columns import COLUMNS
+
 # The figures that are better when they are larger; all others cost.
-GAINS = (
-    "accuracy",
-    "lenient",
-    "tokens_per_forward",
-    "tokens_per_second",
-    "acceptance_length",
-    "draft_depth",
-    "acceptance_rate",
-    "speed_up",
-    "simulated_speed_up",
-    "floor_share",
-    "agreement",
-    "identical",
-)
+GAINS = {column.key for column in COLUMNS if column.better == "high"}
 
 
 def frontier(rows: Sequence[Mapping[str, Any]], cost: str, quality: str) -> list[dict[str, Any]]:

@@ -30,33 +30,11 @@ PathLike = str | Path | None
 
 # The fields of a row of the table, in the order of CSV; the last two are spread over columns there.
 FIELDS = (
-    "sampler",
-    "spec",
-    "exact",
-    "problems",
-    "seeds",
-    "failed",
-    "error",
-    "accuracy",
-    "accuracy_low",
-    "accuracy_high",
-    "lenient",
-    *metrics.FIGURES,
-    "tokens_per_second",
-    "tokens_per_second_low",
-    "tokens_per_second_high",
-    "seconds_per_forward",
-    "speed_up",
-    "cost_ratio",
-    "simulated_speed_up",
-    "floor_share",
-    "agreement",
-    "identical",
-    "mismatches",
-    "ties",
-    "acceptance_by_position",
-    "by_task",
-)
+    "sampler", "spec", "exact", "problems", "seeds", "failed", "error", "accuracy", "accuracy_low", "accuracy_high",
+    "lenient", *metrics.FIGURES, "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high",
+    "seconds_per_forward", "speed_up", "cost_ratio", "simulated_speed_up", "floor_share", "agreement", "identical",
+    "mismatches", "ties", "acceptance_by_position", "by_task",
+)  # fmt: skip
 
 
 class Table:
@@ -258,6 +236,10 @@ def _seconds(row: Mapping[str, Any]) -> str:
     return f"{row['seconds']:.2f} ({backbone:.2f} + {head:.2f})"
 
 
+def _draft_forwards(row: Mapping[str, Any]) -> str:
+    return f"{row['draft_forwards']:.1f}" if row["draft_forwards"] else ""
+
+
 def _deviation(row: Mapping[str, Any]) -> str:
     unknown = row["exact"] == "relaxed" and (row["acceptance_length"], row["acceptance_rate"]) != (None, None)
     return "none known" if unknown and row["deviation"] is None else _number(row, "deviation", ".3f")
@@ -294,11 +276,7 @@ _SHORT = (
     _Short("acceptance length", "acceptance_length", lambda row: _number(row, "acceptance_length", ".2f")),
     _Short("draft depth", "draft_depth", lambda row: _number(row, "draft_depth", ".2f")),
     _Short("accepted", "acceptance_rate", lambda row: _share(row, "acceptance_rate")),
-    _Short(
-        "drafter's forwards",
-        "draft_forwards",
-        lambda row: _number(row, "draft_forwards", ".1f") if row["draft_forwards"] else "",
-    ),
+    _Short("drafter's forwards", "draft_forwards", _draft_forwards),
     _Short("fed a token", "fed_per_token", lambda row: _number(row, "fed_per_token", ".1f")),
     _Short("padding", "padding", lambda row: _share(row, "padding")),
     _Short("simulated", "simulated_speed_up", lambda row: _number(row, "simulated_speed_up", ".2f")),

@@ -33,29 +33,10 @@ _Ready = tuple[Unit, Call | VectorCall]
 
 # What a decode says of a row, beside its name; null where the row failed.
 FIGURES = (
-    "text",
-    "tokens",
-    "finish",
-    "generated",
-    "nfe",
-    "nfe_to_end",
-    "tokens_fed",
-    "score",
-    "lenient",
-    "steps",
-    "scores",
-    "drafted",
-    "accepted",
-    "draft_forwards",
-    "cost_ratio",
-    "deviation",
-    "tested",
-    "kept",
-    "parts",
-    "seconds",
-    "batch",
+    "text", "tokens", "finish", "generated", "nfe", "nfe_to_end", "tokens_fed", "score", "lenient", "steps", "scores",
+    "drafted", "accepted", "draft_forwards", "cost_ratio", "deviation", "tested", "kept", "parts", "seconds", "batch",
     "peak_memory",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

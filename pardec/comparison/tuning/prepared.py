@@ -22,20 +22,21 @@ from .space import Candidate, Space
 
 COSTS = ("nfe", "tokens_fed", "seconds")
 BASELINE = "sequential"
+BUDGET = 1000  # decodes of a search
 
 
 @dataclass(frozen=True)
 class Search:
     """What is asked of `tune` beside the model and the tasks; SpecError for what cannot be."""
 
-    max_drop: float
-    budget: int
-    confirm: int | None
-    cost: str
-    samplers: Sequence[SamplerLike] | None
-    caches: Sequence[str] | None
-    block_lengths: Sequence[int]
-    seed: int
+    max_drop: float = 1.0
+    budget: int = BUDGET
+    confirm: int | None = None
+    cost: str = "nfe"
+    samplers: Sequence[SamplerLike] | None = None
+    caches: Sequence[str] | None = None
+    block_lengths: Sequence[int] = ()
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.cost not in COSTS:
