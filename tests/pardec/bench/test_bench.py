@@ -212,7 +212,7 @@ def test_the_command_writes_json_with_machine_versions_and_command(cli: Cli, fol
     ("arguments", "says"),
     [
         (("decode",), "nothing to time"),
-        (("decode", "tiny-dream", "--batch", "0"), "--batch takes whole numbers from 1 on"),
+        (("decode", "tiny-dream", "--batch", "0"), "--batch takes whole numbers from 1 to"),
         (("decode", "tiny-dream", "--new", "x"), "--new takes whole numbers"),
         (("decode", "tiny-dream", "--context", "4096", "--device", "cpu"), "positions"),
         (("decode", "--shape", "llada-9b"), "did you mean 'llada-8b'"),
