@@ -10,7 +10,7 @@ as the weights again and again, so that weights that fit a cache of the processo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,9 +33,6 @@ class Rates:
     bandwidth: float  # bytes a second
     operations: float  # a second, in products of matrices of the dtype
     buffer_bytes: int
-
-    def document(self) -> dict[str, float]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,8 @@ class Plain:
         Raises ModelError for other stacks.
         """
         decoder = model.decoder
-        if (
-            not isinstance(decoder, Decoder)
-            or model.decoding_config.attention != "bidirectional"
-            or decoder.config.grid
-        ):
+        bidirectional = model.decoding_config.attention == "bidirectional"
+        if not isinstance(decoder, Decoder) or not bidirectional or decoder.config.grid:
             raise ModelError(f"{model.name} is no bidirectional model of text on the native stack")
         assert model.decoding_config.mask_id is not None, "of a masked model"
         self.decoder, self.cached = decoder, cached
@@ -44,7 +41,6 @@ class Plain:
         angles = torch.arange(length)[:, None] * torch.tensor(decoder.config.frequencies)
         cos, sin = torch.cat([angles.cos(), angles.cos()], -1), torch.cat([-angles.sin(), angles.sin()], -1)
         self.cos, self.sin = (table[None, :, None].to(model.device) for table in (cos, sin))
-
         self._dense = {id(weight): layout.dense(weight) for weight in decoder.parameters()}
 
     def _own(self, weight: Tensor) -> Tensor:

@@ -30,6 +30,10 @@ def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
 
 
+def _us(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e6 * seconds:.1f}"
+
+
 def _mb(count: float | None) -> str:
     return "" if count is None else f"{count / 2**20:.1f}"
 
@@ -73,10 +77,10 @@ KERNELS: tuple[Column, ...] = (
     ("kernel", lambda row: row["kernel"]),
     ("shape", lambda row: row["shape"]),
     ("dtype", lambda row: row["dtype"]),
-    ("definition µs", lambda row: f"{1e6 * row['reference_s']:.1f}"),
-    ("Triton µs", lambda row: "" if row["triton_s"] is None else f"{1e6 * row['triton_s']:.1f}"),
-    ("C µs", lambda row: "" if row["c_s"] is None else f"{1e6 * row['c_s']:.1f}"),
-    ("floor µs", lambda row: f"{1e6 * row['floor_s']:.1f}"),
+    ("definition µs", lambda row: _us(row["reference_s"])),
+    ("Triton µs", lambda row: _us(row["triton_s"])),
+    ("C µs", lambda row: _us(row["c_s"])),
+    ("floor µs", lambda row: _us(row["floor_s"])),
     ("furthest", lambda row: "" if row["furthest"] is None else f"{row['furthest']:.1e}"),
 )
 

@@ -57,9 +57,8 @@ def rivals(model: LanguageModel, call: Call) -> Rivals:
         if cache == "dual":
             found.left_out["diffusers"] = "its pipeline keeps no cache"
         elif prompt % block or (length - prompt) % block:
-            found.left_out["diffusers"] = (
-                f"its blocks of {block} are laid from position 0: --context and --new must fit"
-            )
+            why = f"its blocks of {block} are laid from position 0: --context and --new must fit"
+            found.left_out["diffusers"] = why
         else:
             found.runs["diffusers"] = _pipeline(model, canvas, prompt, block)
     return found

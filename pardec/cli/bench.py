@@ -19,6 +19,7 @@ from ..io.prompt_files import read_file
 from ..requests import early
 from . import options as o
 from .common import Json, print_table, say
+from .inputs import whole_numbers
 
 bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.")
 
@@ -156,12 +157,8 @@ def _tell(made: dict[str, Any], columns: Sequence[Any], json_: bool, output: Pat
 def _numbers(name: str, text: str) -> list[int]:
     """Whole numbers with commas; all but contexts are at least 1."""
     least = 0 if name == "context" else 1
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < least or max(found) > MOST:
-        raise SpecError(
-            f"--{name} takes whole numbers from {least} to {MOST}, with commas, got {text!r}", hint=f"--{name} 1,8"
-        )
-    return found
+    message = f"--{name} takes whole numbers from {least} to {MOST}, with commas, got {text!r}"
+    numbers = whole_numbers(text, message, f"--{name} 1,8")
+    if min(numbers) < least or max(numbers) > MOST:
+        raise SpecError(message, hint=f"--{name} 1,8")
+    return numbers

@@ -154,18 +154,10 @@ def table(cards: list[dict[str, Any]]) -> str:
             f"`{p['name']}={p['default']}`" if p["default"] else f"`{p['name']}`" for p in card["parameters"]
         )
         paper = card["paper"]
-        link = (
-            f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv:')})" if paper.startswith("arXiv:") else paper
-        )
-        cells = (
-            f"`{card['name']}`",
-            card["stage"],
-            link,
-            card["exact"],
-            _kinds(card["checked"]),
-            parameters,
-            card["summary"],
-        )
+        number = paper.removeprefix("arXiv:")
+        link = paper if number == paper else f"[{paper}](https://arxiv.org/abs/{number})"
+        kinds = _kinds(card["checked"])
+        cells = (f"`{card['name']}`", card["stage"], link, card["exact"], kinds, parameters, card["summary"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 

@@ -19,11 +19,7 @@ class Sharing(Local):
 
 
 def check(executor: str, output: Path | None, prompts: Path | None, *, given: bool) -> None:
-    """Refuses what the processes would not all see alike.
-
-    Raises:
-        SpecError: another executor, prompts that only one process can read, or a file that is added to row by row.
-    """
+    """Refuses another executor, prompts that only one process can read, and a file that is added to row by row."""
     if executor != "local":
         raise SpecError(
             f"--tp makes the processes one model, and the {executor} executor gives each its own",

@@ -37,11 +37,7 @@ class Entry:
 
 
 def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], family: Family) -> list[Entry]:
-    """The samplers of a run, resolved.
-
-    Raises:
-        SpecError: none is given, one cannot be, two are the same, or an argument cannot hold for a whole run.
-    """
+    """The samplers of a run, resolved. Raises SpecError, also where two are the same."""
     for name in arguments:
         if name not in ARGUMENTS:
             raise SpecError(

@@ -17,10 +17,7 @@ def frontier(rows: Sequence[Mapping[str, Any]], cost: str, quality: str) -> list
     """The rows that no other row equals or beats in both figures and beats in one, cheapest first.
 
     A figure such as tokens per second counts as a cost the better the larger it is. Of rows that are equal in both, all
-    stay. Rows without one of the figures are left out.
-
-    Raises:
-        SpecError: a column that is no figure.
+    stay. Rows without one of the figures are left out. Raises SpecError for a column that is no figure.
     """
     for name in (cost, quality):
         known = [key for key, value in rows[0].items() if not isinstance(value, str | dict | list)] if rows else []

@@ -96,12 +96,7 @@ def plan(
     loading: Loading,
     cost_ratio: float | None = None,
 ) -> Plan:
-    """Resolves what is asked.
-
-    Raises:
-        SpecError: a sampler, an argument or a problem that cannot be.
-        ModelError: there is no such model.
-    """
+    """Resolves what is asked. Raises SpecError, and ModelError where there is no such model."""
     if cost_ratio is not None and (not (is_number(cost_ratio) and cost_ratio >= 0)):
         raise SpecError(f"cost_ratio is at least 0, got {cost_ratio}", hint="0.2: a drafter's forward costs a fifth")
     known, defaults = _known(model, loading)
@@ -112,7 +107,8 @@ def plan(
     notes: list[str] = []
     if grid.references:
         listed, notes = entries.with_references(listed, family)
-    problems = sources.drawn(tasks, split=grid.split, limit=grid.limit, seed=grid.problem_seed)
+    which: dict[str, Any] = {"split": grid.split, "n": grid.limit, "seed": grid.problem_seed}
+    problems = {name: task.problems(**which) for name, task in tasks.items()}
     identity = {"pardec": __version__, "family": family, **_identity(model, loading)}
     config = {
         "format": FORMAT,
@@ -154,11 +150,10 @@ def _known(model: Model | str, loading: Loading) -> tuple[Kind, Mapping[str, Any
     source = locate(model, revision=loading.revision, offline=loading.offline, weights=False)
     config, _ = read_description(source)
     known = kind(source.name, config)
-    if known.draws is None:
-        return known, {}
     bare = source.file is not None and known.family == "ar"  # weights by themselves say nothing of how to draw
-    defaults = {} if bare else _drawn_with(read_json(source.folder / "generation_config.json"))
-    return known, defaults
+    if known.draws is None or bare:
+        return known, {}
+    return known, _drawn_with(read_json(source.folder / "generation_config.json"))
 
 
 def loadable(loading: Loading) -> None:

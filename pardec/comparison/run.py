@@ -37,11 +37,7 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Reads a run's folder, finished or not.
-
-        Raises:
-            SpecError: there is no run.
-        """
+        """Reads a run's folder, finished or not. Raises SpecError where there is no run."""
         home = Path(folder)
         config = read_config(home)
         if config is None:
@@ -55,12 +51,9 @@ class Run:
 
 
 class Folder:
-    """The folder of a run that is being made.
+    """The folder of a run that is being made, which need not exist.
 
-    Args:
-        home: it need not exist.
-        config: what is asked now. What stands under "where" may differ from run to run.
-        warn: told what is worth knowing.
+    What `config` has under "where" may differ from run to run; `warn` is told what is worth knowing.
     """
 
     def __init__(self, home: Path, config: Mapping[str, Any], warn: Callable[[str], object]) -> None:
@@ -96,10 +89,8 @@ class Folder:
             return before
         if there:
             what = "holds a run already" if before is not None else "is not empty, and holds no run"
-            hint = (
-                "--resume goes on with it; or choose another folder" if before is not None else "choose another folder"
-            )
-            raise SpecError(f"{self.home} {what}", hint=hint)
+            resuming = "--resume goes on with it; or " if before is not None else ""
+            raise SpecError(f"{self.home} {what}", hint=f"{resuming}choose another folder")
         return None
 
     def rows(self) -> RowsFile:

@@ -94,11 +94,7 @@ class Table:
         return {**kept, **more, "problems": len({metrics.place(row) for row in own})}
 
     def frontier(self, cost: str = "nfe", quality: str = "accuracy") -> list[dict[str, Any]]:
-        """The rows that no other beats in both, cheapest first.
-
-        Raises:
-            SpecError: a column that is no figure.
-        """
+        """The rows that no other beats in both, cheapest first. Raises SpecError for a column that is no figure."""
         return frontier(self.rows, cost, quality)
 
     # --- formats; each returns the text, and writes it where a path is given ---
@@ -208,10 +204,9 @@ def _number(row: Mapping[str, Any], name: str, form: str) -> str:
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
-    interval = (
-        f" ({100 * row['accuracy_low']:.0f}..{100 * row['accuracy_high']:.0f})" if row["accuracy"] is not None else ""
-    )
-    return _share(row, "accuracy") + interval
+    if row["accuracy"] is None:
+        return ""
+    return f"{_share(row, 'accuracy')} ({100 * row['accuracy_low']:.0f}..{100 * row['accuracy_high']:.0f})"
 
 
 def _rate(row: Mapping[str, Any]) -> str:

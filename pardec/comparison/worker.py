@@ -88,7 +88,8 @@ class Worker:
                 yield [self._failed(unit, error)]
         whole = max(len(ready), 1)
         for most in sorted({size for size in (whole, self.job.batch_size, 1) if size <= whole}, reverse=True):
-            for some in _parts(list(ready.values()), most):
+            left = list(ready.values())
+            for some in (left[at : at + most] for at in range(0, len(left), most)):
                 try:
                     for row in self._served(entry, some):
                         del ready[row["key"]]
@@ -200,10 +201,6 @@ class Worker:
     def _end(self, error: str | None) -> Row:
         dtype = str(self.model.network.dtype).removeprefix("torch.")
         return {"device": self.device, "dtype": dtype, "quantize": self.model.quantized, "error": error}
-
-
-def _parts(some: Sequence[_Ready], most: int) -> list[Sequence[_Ready]]:
-    return [some[at : at + most] for at in range(0, len(some), most)]
 
 
 def _image_figures(result: Result) -> Row:

@@ -44,7 +44,8 @@ def shell(config: Mapping[str, Any]) -> list[str]:
         or not _FLAGS.issuperset(config["generate"].keys() & arguments.keys())
     ):
         return []
-    start = f"torchrun --nproc-per-node {arguments.get('workers', 'auto')} -m " if _torchrun(arguments) else ""
+    torchrun = arguments.get("executor") == "torchrun"
+    start = f"torchrun --nproc-per-node {arguments.get('workers', 'auto')} -m " if torchrun else ""
     lines = [f"{start}pardec compare {shlex.quote(str(config['model']))}"]
     for name, value in arguments.items():
         if name == "references":
@@ -77,10 +78,6 @@ def python(config: Mapping[str, Any]) -> list[str]:
         else:
             lines.append(f"    {name}={_plain(value)!r},")
     return [*lines, '    out="run",', ")"]
-
-
-def _torchrun(arguments: Mapping[str, Any]) -> bool:
-    return bool(arguments.get("executor") == "torchrun")
 
 
 def _plain(value: Any) -> Any:

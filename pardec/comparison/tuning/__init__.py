@@ -153,8 +153,7 @@ def preview(
 ) -> dict[str, Any]:
     """What `tune` with these arguments would try, as plain values; nothing is decoded, loaded or written.
 
-    Raises:
-        SpecError: what `tune` would refuse before weights are read.
+    Raises SpecError for what `tune` would refuse before weights are read.
     """
     asked = Search(**{field.name: arguments.pop(field.name) for field in fields(Search) if field.name in arguments})
     loading, tasks = _read(task, prompts, scorer, executor, arguments)

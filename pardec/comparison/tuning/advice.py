@@ -141,11 +141,8 @@ def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     if not one["problems"]:
         return one["sampler"] + block, one["measured"], "0", "", "", "", "", "", one["verdict"]
     drop = f"{one['drop']:+.1f} [{one['drop_low']:+.1f}, {one['drop_high']:+.1f}]"
-    accuracy, costs = (
-        f"{one['accuracy']:.1%}",
-        (f"{one['nfe']:.2f}", f"{one['tokens_fed']:.0f}", f"{one['seconds']:.3f}"),
-    )
-    return one["sampler"] + block, one["measured"], str(one["problems"]), accuracy, drop, *costs, one["verdict"]
+    figures = (f"{one['accuracy']:.1%}", drop, f"{one['nfe']:.2f}", f"{one['tokens_fed']:.0f}", f"{one['seconds']:.3f}")
+    return one["sampler"] + block, one["measured"], str(one["problems"]), *figures, one["verdict"]
 
 
 def command(model: str, spec: str, arguments: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ SURE = 0.95  # that a candidate which holds loses no more than the bound, over a
 FEWEST, MOST = 100, 500  # problems of a confirmation, where tune itself chooses
 WHOLE = 32  # of them, those that the baseline is decoded on whatever comes of it: for its cost, and its times beside
 
-# Outcomes of candidates on every confirmation problem, as standings with the baseline's beside them.
+# Outcomes of candidates on every confirmation problem, as trials with the baseline's beside them.
 Confirm = Callable[[int, Sequence[Candidate]], Sequence[Trial]]
 
 
@@ -85,10 +85,7 @@ class Stand:
         """Confirms the finalists; where none will do, the default if it will, else the baseline is the winner.
 
         The baseline is decoded where a candidate is not right. Only where nothing will do then, it is decoded on all
-        problems: what it gets wrong may speak for a candidate.
-
-        Raises:
-            PardecError: the baseline could not be decoded.
+        problems: what it gets wrong may speak for a candidate. Raises PardecError where it cannot be decoded.
         """
         self._decode(1, [self.default, *(finalist.candidate for finalist in finalists[:1])])
         if not any(self.baseline.known.values()):

@@ -140,8 +140,7 @@ def search(
         problems: how many tuning problems there are.
         max_drop: points of quality that may be lost.
 
-    Raises:
-        SpecError: the budget is too small for a single problem a rung.
+    Raises SpecError for a budget that is too small for a single problem a rung.
     """
     planned = rungs(len(candidates))
     if budget // planned // (len(candidates) + 1) < 1:

@@ -139,11 +139,11 @@ def test_the_baseline_is_decoded_where_a_candidate_is_wrong_and_no_drop_is_small
     weak = {**ARITHMETIC, BASE: (0.8, 32.0)}
     whole = Simulated(weak, 3)
     every = whole.decode("", [BASE, *(one.candidate for one in judged.finalists_tried)], _chosen(enough(1.0), "fresh"))
-    for standing in _advised(weak, 3)[0].finalists_tried:
-        if standing.candidate in every:
-            pairs = zip(every[BASE], every[standing.candidate], strict=True)
+    for trial in _advised(weak, 3)[0].finalists_tried:
+        if trial.candidate in every:
+            pairs = zip(every[BASE], every[trial.candidate], strict=True)
             true = 100 * sum(base.score - own.score for base, own in pairs if base and own) / enough(1.0)
-            assert standing.points >= true - 1e-9
+            assert trial.points >= true - 1e-9
 
 
 def test_what_the_baseline_gets_wrong_speaks_for_a_candidate_before_nothing_is_advised() -> None:
