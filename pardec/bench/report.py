@@ -96,8 +96,8 @@ def markdown(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 
 def line(columns: Sequence[Column], row: Row) -> str:
     """A row in one line, for whoever waits."""
-    told = ((name, show(row)) for name, show in columns)
-    return "; ".join(f"{name} {cell}" for name, cell in told if cell)
+    cells_shown = ((name, show(row)) for name, show in columns)
+    return "; ".join(f"{name} {cell}" for name, cell in cells_shown if cell)
 
 
 def render_table(columns: Sequence[Column], rows: Sequence[Row]) -> Any:

@@ -95,8 +95,8 @@ class Batches:
 
     def _flows(self) -> bool:
         """Whether stdout gets the text while it is made."""
-        drawn_over = self.watched and sys.stderr.isatty() and sys.stdout.isatty()
-        return self.stream and not drawn_over and len(self.items) == 1 and self.model.tokenizer is not None
+        overwritten = self.watched and sys.stderr.isatty() and sys.stdout.isatty()
+        return self.stream and not overwritten and len(self.items) == 1 and self.model.tokenizer is not None
 
     def _decode(self, batch: list[int], *, flows: bool) -> None:
         part = self.call.take(batch)

@@ -67,13 +67,13 @@ class Drawing:
         assert result.images is not None, "a missing decoder was refused"
         made = pngs.made_by(result)
         pictures = [enlarged(picture, self.scale) for picture in result.images]
-        for picture, said in zip(pictures, made, strict=True):
+        for picture, record in zip(pictures, made, strict=True):
             if self.each is not None:
                 digits = len(str(len(self.call.seeds) - 1))
                 self.files.append(self.each / f"{len(self.pictures):0{digits}d}.png")
-                write(self.files[-1], pngs.png(picture, self.said([said], (1, 1))))
+                write(self.files[-1], pngs.png(picture, self.record([record], (1, 1))))
             self.pictures.append(picture)
-            self.made.append(said)
+            self.made.append(record)
         self.result = result
         self.seconds += result.timing.total_s
         for name, seconds in result.timing.parts.items():
@@ -82,7 +82,7 @@ class Drawing:
             self.tested += sum(map(sum, result.trace.drafted))
             self.accepted += sum(map(sum, result.trace.accepted))
 
-    def said(self, made: list[pngs.Made], grid: tuple[int, int]) -> pngs.Made:
+    def record(self, made: list[pngs.Made], grid: tuple[int, int]) -> pngs.Made:
         """What a file with these pictures says of itself."""
         return pngs.about(
             model=self.model.name,
@@ -98,7 +98,7 @@ class Drawing:
 
     def document(self, grid: tuple[int, int], files: dict[str, Any]) -> dict[str, Any]:
         """What --json prints."""
-        kept = self.said(self.made, grid)
+        kept = self.record(self.made, grid)
         tokens, forwards = (sum(one[name] for one in self.made) for name in ("generated", "nfe"))
         names = [{"file": file} for file in self.files] or [{} for _ in self.made]
         return {

@@ -12,9 +12,8 @@ from ..executors import check_name
 from ..io import output_paths
 from ..requests import early
 from ..requests.settings import several
-from . import inputs
+from . import inputs, tensor_parallel_cli
 from . import options as o
-from . import tensor_parallel_cli as sharing
 from .common import Json, dump, say
 
 
@@ -54,7 +53,7 @@ def generate(
     torchrun --nproc-per-node 8 -m pardec generate MODEL --prompts problems.jsonl -o rows.jsonl --executor torchrun
     """
     if tp:
-        sharing.check(executor, output, prompts, given=bool(prompt))
+        tensor_parallel_cli.check(executor, output, prompts, given=bool(prompt))
     items = inputs.read(prompt or [], prompts, chat=chat)
     to_rows = output is not None and output.suffix == ".jsonl"
     count = len(items) * (num_return_sequences or 1)
@@ -88,7 +87,7 @@ def generate(
     from . import dispatch
     from .batches import Batches
 
-    crew = sharing.Sharing() if tp else started(executor, workers=workers)
+    crew = tensor_parallel_cli.TensorParallel() if tp else started(executor, workers=workers)
     if executor != "local":
         dispatch.check(executor, output, prompts, given=bool(prompt), stream=stream)
     quiet = quiet or not crew.leads

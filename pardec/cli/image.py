@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from ..requests.continuous import VectorCall
     from ..requests.text import Call
 
-_TOLD = ("decoder", "text_encoder", "revision", "quantize")  # of how the model was loaded, what a picture's file tells
+_RECORDED = (
+    "decoder",
+    "text_encoder",
+    "revision",
+    "quantize",
+)  # of how the model was loaded, what a picture's file tells
 
 
 @o.command
@@ -97,7 +102,9 @@ def image(
 
     loaded = _loaded(model, placing, quiet=quiet)
     call = _prepared(loaded, shown, class_ is not None, given)
-    run = Drawing(loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _TOLD and v}}, scale)
+    run = Drawing(
+        loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _RECORDED and v}}, scale
+    )
     try:
         run.draw(batch_size, quiet=quiet)
     except KeyboardInterrupt:
@@ -105,7 +112,7 @@ def image(
         say(f"interrupted: {len(run.pictures)} of {total} pictures are finished{kept}")
         raise typer.Exit(130) from None
     if output is not None:
-        write(output, pngs.png(pngs.sheet(run.pictures, field), run.said(run.made, field)))
+        write(output, pngs.png(pngs.sheet(run.pictures, field), run.record(run.made, field)))
         say(f"wrote {output}", quiet=quiet)
     if save is not None and run.result is not None:
         run.result.save(save)

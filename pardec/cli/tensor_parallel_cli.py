@@ -10,7 +10,7 @@ from pardec.models.errors import SpecError
 from ..executors.local import Local
 
 
-class Sharing(Local):
+class TensorParallel(Local):
     """The executor of a process that has a share of the model."""
 
     def __init__(self) -> None:

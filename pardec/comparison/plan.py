@@ -146,14 +146,14 @@ def _known(model: Model | str, loading: Loading) -> tuple[Kind, Mapping[str, Any
         imaging = model.imaging
         if imaging is None:
             return Kind(model.name, model.family), {}
-        return Kind(model.name, model.family, imaging.kind), _drawn_with(imaging.defaults)
+        return Kind(model.name, model.family, imaging.kind), _sampling_defaults(imaging.defaults)
     source = locate(model, revision=loading.revision, offline=loading.offline, weights=False)
     config, _ = read_description(source)
     known = kind(source.name, config)
     bare = source.file is not None and known.family == "ar"  # weights by themselves say nothing of how to draw
     if known.draws is None or bare:
         return known, {}
-    return known, _drawn_with(read_json(source.folder / "generation_config.json"))
+    return known, _sampling_defaults(read_json(source.folder / "generation_config.json"))
 
 
 def loadable(loading: Loading) -> None:
@@ -167,5 +167,5 @@ def family_of(model: str, loading: Loading) -> Family:
     return _known(model, loading)[0].family
 
 
-def _drawn_with(defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: defaults[name] for name in _DRAWN_WITH if name in defaults}
