@@ -211,7 +211,7 @@ def by_forward(rows: Rows) -> list[tuple[int, int]]:
 
 
 # What rows of the continuous loop say besides.
-PAINTING: dict[str, Callable[[Rows], float | None]] = {
+IMAGE_FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "acceptance_rate": acceptance_rate,
     "seconds": lambda rows: _mean([row["seconds"] for row in done(rows) if row.get("parts")]),
     "backbone_seconds": part("backbone"),
@@ -231,7 +231,7 @@ FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "peak_memory": most("peak_memory"),
     "distance": distance,
     **DRAFTING,
-    **PAINTING,
+    **IMAGE_FIGURES,
 }
 
 

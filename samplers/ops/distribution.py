@@ -188,11 +188,10 @@ def align(values: Tensor, index: Tensor) -> Tensor:
     return values.take(index) if values.dim() == 1 else values[index]  # the same, in half the time
 
 
-class BoostedDistribution(Distribution):
-    """A distribution with a few logits raised: its statistics follow from those of `base`, without its own logits."""
+class DerivedDistribution(Distribution):
+    """A distribution that is made from another, `base`, over the same vocabulary."""
 
-    def __init__(self, base: Distribution, tokens: Tensor, by: Tensor) -> None:
-        self.base, self.tokens, self.by = base, tokens, by
+    base: Distribution
 
     @property
     def vocab(self) -> int:
@@ -201,6 +200,13 @@ class BoostedDistribution(Distribution):
     @property
     def device(self) -> torch.device:
         return self.base.device
+
+
+class BoostedDistribution(DerivedDistribution):
+    """A distribution with a few logits raised: its statistics follow from those of `base`, without its own logits."""
+
+    def __init__(self, base: Distribution, tokens: Tensor, by: Tensor) -> None:
+        self.base, self.tokens, self.by = base, tokens, by
 
     @cached_property
     def _dense(self) -> DenseDistribution:
@@ -278,19 +284,13 @@ class BoostedDistribution(Distribution):
         return names.masked_fill(rivals < top, torch.iinfo(names.dtype).max).amin(-1), top[..., 0]
 
 
-class ScaledDistribution(Distribution):
+class ScaledDistribution(DerivedDistribution):
     """A distribution over a temperature, for GPUs: the kernel divides while it reads, so no divided logits are kept."""
+
+    base: DenseDistribution | BoostedDistribution
 
     def __init__(self, base: DenseDistribution | BoostedDistribution, temperature: float) -> None:
         self.base, self.temperature = base, temperature
-
-    @property
-    def vocab(self) -> int:
-        return self.base.vocab
-
-    @property
-    def device(self) -> torch.device:
-        return self.base.device
 
     @property
     def logits(self) -> Tensor:
