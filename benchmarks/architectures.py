@@ -61,7 +61,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "exaone4": {"sliding_window": 64},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
-    "gemma": {"head_dim": 8},
     "gemma2": {"head_dim": 8, "sliding_window": 64},
     "gemma3_text": {"head_dim": 8, "sliding_window": 64},
     "glm": {"head_dim": 8},

@@ -104,7 +104,7 @@ class Compiler:
     def __init__(self) -> None:
         self.shapes, self.seconds = 0, 0.0
 
-    def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
+    def capture(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
         started = time.perf_counter()
         compiled = through_inductor(make_fx(step))
         outputs = tuple(compiled())

@@ -29,7 +29,7 @@ from pardec.samplers import registry
 from pardec.samplers.masked.canvas import Writing
 from pardec.samplers.masked.contracts import Evidence, QuerySpec, Request
 from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 from pardec.samplers.rng import Keyed
 
 BASE, WITH = "threshold:tau=0.9", "credit+threshold:tau=0.9"
@@ -63,7 +63,7 @@ class Bare:
         """Seconds of one decision; nothing is committed then."""
         canvas = self.loop.canvas
         started = time.perf_counter()
-        evidence = Evidence(Distribution(logits), canvas.window, canvas.eligible, self.loop.request)
+        evidence = Evidence(DenseDistribution(logits), canvas.window, canvas.eligible, self.loop.request)
         chosen = self.loop.decide(evidence, self.ask).chosen
         seconds = time.perf_counter() - started
         canvas.commit(Writing(torch.zeros_like(chosen.which), chosen.tokens, chosen.scores))

@@ -1,4 +1,4 @@
-"""The one native transformer stack: RMSNorm, RoPE, grouped-query attention, SwiGLU; optional biases and q/k norm."""
+"""The native transformer stack: RMSNorm, rotary embedding, grouped-query attention and a gated MLP."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import ModelError
 from .hidden import Hidden
 from .kernels.attention import attend
-from .kernels.attention_pattern import AttentionPattern, look
-from .kernels.choice import Backend, backend
-from .kernels.cpu.layer import turn_c, usable
-from .kernels.matmul import Linear, added, product
-from .kernels.norm import norm
-from .kernels.rotary import turn_and_store
-from .kernels.swiglu import gated
-from .kv_cache import Address, KVCache, Views
-from .plan import Plan, moved
-from .rope import GridRope, Rope, rotate
+from .kernels.attention_pattern import AttentionPattern, attention_pattern
+from .kernels.matmul import Linear, add_matmul, matmul
+from .kernels.ops import Ops, choose_ops
+from .kv_cache import KVCache, Slots
+from .plan import Plan, plan_on
+from .rope import GridRope, Rope
 
 _NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
 
@@ -31,29 +27,15 @@ class _Pass:
     """What all layers of one forward share on one device."""
 
     plan: Plan
-    cache: KVCache | None
-    address: Address | None
-    views: list[Views] | None
-    attention_pattern: AttentionPattern
+    ops: Ops
+    pattern: AttentionPattern
+    slots: Slots | None  # where keys and values go in the cache, if there is one
     cos: Tensor
     sin: Tensor
-    kernels: Backend  # of what is faster in Triton or C ...
-    norms: Backend  # ... and of norms, which the library does as fast
-    where: Tensor | None  # [B * Q] flat slots, for Triton
-
-    def store(self, cache: KVCache, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes k, v [B, Q, K, D] of layer `index`; what its queries read, [rows, >= S, K, D] each."""
-        if self.views is not None:
-            to_k, to_v, from_k, from_v = self.views[index]
-            to_k.copy_(k)
-            to_v.copy_(v)
-            return from_k, from_v
-        cache.write(index, k, v, self.plan, self.address)
-        return cache.k[index], cache.v[index]
 
 
 class DecoderLayer(nn.Module):
-    """h += out(attention(norm(h))); h += down(silu(gate(n)) * up(n)), n = norm(h)."""
+    """h += out(attention(norm(h))); h += down(activation(gate(n)) * up(n)), n = norm(h)."""
 
     qkv_bias: nn.Parameter | None
     out_bias: nn.Parameter | None
@@ -90,42 +72,29 @@ class DecoderLayer(nn.Module):
         return h
 
     def _attention(self, h: Tensor, step: _Pass, index: int, picked: Tensor | None) -> Tensor:
-        config, cache, attention_pattern = self.config, step.cache, step.attention_pattern
+        config, ops = self.config, step.ops
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
-        fused = product(norm(h, self.attn_norm, config.norm_eps, step.norms), self.qkv_weight, self.qkv_bias)
-        fused = fused.view(*step.plan.tokens.shape, heads + 2 * kv_heads, dim)
-        v = fused[:, :, heads + kv_heads :]
-        if config.qk_norm:
-            q = norm(fused[:, :, :heads], self.q_norm, config.norm_eps, step.norms)
-            k = norm(fused[:, :, heads : heads + kv_heads], self.k_norm, config.norm_eps, step.norms)
-            fused = torch.cat((q, k) if step.where is None else (q, k, v), 2)
-        if cache is not None and step.where is not None:
-            k, v = cache.k[index], cache.v[index]
-            q = turn_and_store(fused, step.cos, step.sin, k, v, step.where, heads, step.kernels)
-        elif step.kernels == "c" and not config.qk_norm and (cache is None or step.views is not None):
-            stored = None if step.views is None else step.views[index]
-            q, k = turn_c(fused, step.cos, step.sin, heads, stored and stored[:2])
-            if stored is not None:
-                k, v = stored[2:]
-        else:
-            turned = rotate(fused[:, :, : heads + kv_heads], step.cos, step.sin)
-            q, k = turned[:, :, :heads], turned[:, :, heads:]
-            if cache is not None:
-                k, v = step.store(cache, index, k, v)
+        qkv = matmul(ops.norm(h, self.attn_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
+        qkv = qkv.view(*step.plan.tokens.shape, heads + 2 * kv_heads, dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], 2)
+            q, k = ops.norm(q, self.q_norm, config.norm_eps), ops.norm(k, self.k_norm, config.norm_eps)
+            qkv = torch.cat((q, k, v), 2)
+        q, k, v = ops.rotary_and_cache(qkv, step.cos, step.sin, heads, step.slots, index)
+        pattern = step.pattern
         if picked is not None:
-            rows, width = picked, q.shape[1]
-            if len(q) > 1:
-                rows = rows + torch.arange(0, len(q) * width, width, device=rows.device)[:, None]
-            h = h.index_select(0, rows.flatten())
-            q = q.flatten(0, 1).index_select(0, rows.flatten()).view(*picked.shape, heads, dim)
-            attention_pattern = attention_pattern.narrowed(picked)
-        out = attend(q, k, v, attention_pattern).reshape(-1, heads * dim)
+            rows = _flat_rows(picked, q.shape[1])
+            h = h.index_select(0, rows)
+            q = q.flatten(0, 1).index_select(0, rows).view(*picked.shape, heads, dim)
+            pattern = pattern.narrowed(picked)
+        out = attend(q, k, v, pattern).reshape(-1, heads * dim)
         return _add_linear(h, out, self.out_weight, self.out_bias, self.group)
 
     def _mlp(self, h: Tensor, step: _Pass) -> Tensor:
-        normed = norm(h, self.mlp_norm, self.config.norm_eps, step.norms)
-        both = product(normed, self.gate_up_weight, self.gate_up_bias)
-        return _add_linear(h, gated(both, step.kernels), self.down_weight, self.down_bias, self.group)
+        config, ops = self.config, step.ops
+        normed = ops.norm(h, self.mlp_norm, config.norm_eps)
+        inner = ops.glu(matmul(normed, self.gate_up_weight, self.gate_up_bias), config.activation)
+        return _add_linear(h, inner, self.down_weight, self.down_bias, self.group)
 
 
 class _Norm(nn.RMSNorm):
@@ -134,7 +103,8 @@ class _Norm(nn.RMSNorm):
     eps: float
 
     def forward(self, x: Tensor) -> Tensor:
-        return norm(x, self.weight, self.eps, "c" if usable(x.device, x.dtype) else "reference")
+        ops = choose_ops(x.device, x.dtype, reference=self.training and torch.is_grad_enabled())
+        return ops.norm(x, self.weight, self.eps)
 
 
 class Decoder(nn.Module):
@@ -191,7 +161,7 @@ class Decoder(nn.Module):
         `plan.layers` runs a part of the stack: one that starts above 0 takes `plan.soft` as its incoming states.
         """
         chosen = range(self.config.layers)[plan.layers] if plan.layers is not None else range(self.config.layers)
-        h = self._enter(plan, chosen).flatten(0, 1)  # [B * Q, E]: a product of matrices costs less than of stacks
+        h = self._enter(plan, chosen).flatten(0, 1)  # [B * Q, E]: one matmul costs less than one for each row
         taps: dict[int, Tensor] = {}
         passes: dict[torch.device, _Pass] = {}
         narrowed = plan.narrow and self._narrows(plan)
@@ -201,7 +171,7 @@ class Decoder(nn.Module):
             device = h.device if self.placement is None else self.placement[index]
             step = passes.get(device)
             if step is None:
-                step = passes[device] = self._pass(moved(plan, device), cache, device, h.dtype)
+                step = passes[device] = self._pass(plan_on(plan, device), cache, device, h.dtype)
             picked = step.plan.want.clamp(min=0) if narrowed and index == self.config.layers - 1 else None
             # Not layer(...): accelerate replaces forward itself, and a call costs more.
             h = layer.forward(h, step, index, picked)
@@ -211,7 +181,7 @@ class Decoder(nn.Module):
         return Hidden(plan, h.view(*shape, -1), self.project, taps, narrowed)
 
     def _narrows(self, plan: Plan) -> bool:
-        """Whether leaving out of the last layer what is not wanted is possible and worth it."""
+        """Whether the last layer can leave out the queries that are not wanted, and gains by it."""
         whole = plan.layers is None and not plan.skip and self.config.layers - 1 not in plan.hidden
         return whole and plan.want.shape[1] <= _NARROW * plan.width
 
@@ -228,34 +198,41 @@ class Decoder(nn.Module):
                     "hand in the states of the earlier part as Plan.soft",
                 )
             return plan.soft
+        h = self.embed.forward(plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
+        if self.config.embedding_scale != 1:  # rounded as the embeddings are
+            h = h * float(torch.tensor(self.config.embedding_scale, dtype=h.dtype, device="cpu"))
         if plan.soft is None:
-            return self.embed.forward(plan.tokens)
-        h = self.embed.forward(plan.tokens.clamp(min=0)).masked_fill((plan.tokens < 0)[..., None], 0)
-        return h + plan.soft.to(h.dtype)
+            return h
+        return h.masked_fill((plan.tokens < 0)[..., None], 0) + plan.soft.to(h.dtype)
 
     def _pass(self, plan: Plan, cache: KVCache | None, device: torch.device, dtype: torch.dtype) -> _Pass:
-        limit = cache.capacity if cache is not None else None
-        cos, sin = self.rope.rows(plan, limit=limit, device=device)
+        cos, sin = self.rope.rows(plan, limit=None if cache is None else cache.capacity, device=device)
         extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
-        plain = torch.is_grad_enabled() and self.training
-        attention_pattern = look(plan, extent=extent, dtype=dtype, device=device, plain=plain)
-        views = cache.views(plan) if cache is not None else None
-        address = cache.address(plan) if cache is not None and views is None else None
-        kernels: Backend = "reference" if plain else backend(device)
-        norms: Backend = "reference" if plain else backend(device, suited=False)
-        if kernels == "reference" and not plain and usable(device, dtype):
-            kernels = norms = "c"
-        where = cache.flat(plan).to(device) if cache is not None and kernels == "triton" else None
-        return _Pass(plan, cache, address, views, attention_pattern, cos, sin, kernels, norms, where)
+        training = self.training and torch.is_grad_enabled()
+        return _Pass(
+            plan,
+            choose_ops(device, dtype, reference=training),
+            attention_pattern(plan, extent=extent, dtype=dtype, device=device, reference=training),
+            None if cache is None else cache.slots(plan),
+            cos,
+            sin,
+        )
+
+
+def _flat_rows(picked: Tensor, width: int) -> Tensor:
+    """Indices [B * M] into [B * Q] of the queries `picked` [B, M] of each row."""
+    if len(picked) > 1:
+        picked = picked + torch.arange(0, len(picked) * width, width, device=picked.device)[:, None]
+    return picked.flatten()
 
 
 def _add_linear(
     h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """h + x @ weight.T (+ bias), the sum made by the product itself; with a `group`, each process has a part of x."""
+    """h + x @ weight.T (+ bias), added by the matmul itself; with a `group`, each process has a part of x."""
     if group is None:
-        return added(h, x, weight, bias)
-    part = product(x, weight)
+        return add_matmul(h, x, weight, bias)
+    part = matmul(x, weight)
     dist.all_reduce(part, group=group)
     return h + part if bias is None else h + part + bias
 

@@ -1,10 +1,9 @@
-"""Numbers that are not finite: a check that costs next to nothing, and, once it fires, where they come from.
+"""Values that are not finite: a check that costs next to nothing, and a search for the cause where it fails.
 
     highest(logits) = the sum of each row's highest logit: finite iff no row holds NaN or +inf, or nothing but -inf
 
-A logit of -inf is a token that is ruled out, whoever says so; but infinity in the head's weights makes such logits,
-too, so that these are looked at once per model. What only the error path does may take seconds: every weight is read,
-then the forward is run again layer by layer.
+A logit of -inf is a token that is ruled out. Infinity in the head's weights makes such logits too, so these are checked
+once per model. The search may take seconds: it reads every weight, then runs the forward again layer by layer.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from torch import Tensor
 
 from .errors import ModelError, PardecError, SpecError
 from .hidden import Hidden
-from .kernels.cpu.panels import Panels
+from .kernels.layout import stored
 from .kv_cache import KVCache
 from .plan import Plan
 
 if TYPE_CHECKING:
     from .model import LanguageModel
 
-Run = tuple[Plan, KVCache | None]  # a forward, as it was asked for
+Run = tuple[Plan, KVCache | None]  # a forward's arguments
 
 
 def highest(logits: Tensor) -> Tensor:
-    """[]: the sum of the highest logit of each row of [..., V]; no number waits for the host.
+    """[]: the sum of the highest logit of each row of [..., V]; nothing is copied to the host.
 
     >>> highest(torch.tensor([[0.0, -torch.inf], [2.0, 1.0]])), highest(torch.tensor([[0.0, torch.nan]]))
     (tensor(2.), tensor(nan))
@@ -73,14 +72,14 @@ def demand_head(model: LanguageModel) -> None:
     """Raises ModelError where a matrix of the model's head holds NaN or infinity; looks once, with one sum of each.
 
     Infinity there gives its token a logit of +inf in some places and of -inf in others, and a capped logit is finite
-    again. Matrices in fewer bits are left out, whose scales would make the whole row NaN, and so are those that
-    accelerate keeps elsewhere.
+    again. Quantized matrices are left out, whose scales would make the whole row NaN, and so are those that accelerate
+    keeps elsewhere.
     """
     if model.head_read:
         return
     head = getattr(model.decoder, "head", None)
     for weight in getattr(head, "parameters", tuple)():
-        plain = weight.held if isinstance(weight, Panels) else weight
+        plain = stored(weight)
         if weight.ndim < 2 or weight.is_meta or type(plain) not in (Tensor, torch.nn.Parameter):
             continue
         if bool(plain.detach().sum().isfinite()):
@@ -90,21 +89,21 @@ def demand_head(model: LanguageModel) -> None:
     model.head_read = True
 
 
-def pixels(name: str, made: Tensor, decoder: Any) -> Tensor:
+def pixels(name: str, image: Tensor, decoder: Any) -> Tensor:
     """The pixels that an image decoder of the model called `name` made. Raises ModelError unless they are finite."""
-    if not bool(made.isfinite().all()):
+    if not bool(image.isfinite().all()):
         raise by_weights(name, "pixels", decoder) or ModelError(
             f"the image decoder of {name} gives pixels that are not finite, though its weights are", "decode in float32"
         )
-    return made
+    return image
 
 
-def conditions(name: str, made: Iterable[Tensor], reader: Any) -> None:
-    """Raises ModelError where weights of `reader`, of the model called `name`, are why states `made` are not finite."""
-    if all(bool(states.isfinite().all()) for states in made):
+def conditions(name: str, outputs: Iterable[Tensor], reader: Any) -> None:
+    """Raises ModelError where weights of `reader`, of the model called `name`, are why its `outputs` are not finite."""
+    if all(bool(states.isfinite().all()) for states in outputs):
         return
-    if (found := by_weights(name, "states of what its pictures are to show", reader)) is not None:
-        raise found
+    if (error := by_weights(name, "states of an image's condition", reader)) is not None:
+        raise error
 
 
 _GUIDANCE = "guidance"
@@ -116,41 +115,41 @@ def failure(model: LanguageModel, runs: Sequence[Run], *, cfg: float | None = No
 
     The forwards stand in the order in which they were made. None where nothing that is not finite is found.
     """
-    if (found := by_weights(model.name, "logits", model.decoder)) is not None:
-        return found
+    if (error := by_weights(model.name, "logits", model.decoder)) is not None:
+        return error
     kind = str(model.dtype).removeprefix("torch.")
-    hint = "load it with dtype=float32" if kind != "float32" else "the numbers outgrow float32: check its configuration"
+    hint = "load it with dtype=float32" if kind != "float32" else "values outgrow float32: check its configuration"
     where = None
     if model.processes == 1:  # else all of them would have to run it again
-        with suppress(torch.OutOfMemoryError):  # layers' outputs are held together
-            where = _place(model, runs, cfg)
+        with suppress(torch.OutOfMemoryError):  # the outputs of all layers are in memory at once
+            where = _first_not_finite(model, runs, cfg)
     if where is None:
         return None
     if where == _GUIDANCE:
         return SpecError(
-            f"cfg={cfg} mixes logits, huge ones or of -inf, into what are none", "lower cfg, or leave it out"
+            f"cfg={cfg} mixes huge or infinite logits into values that are not finite", "lower cfg, or leave it out"
         )
     return ModelError(f"{model.name} gives logits that are not finite: {where} is the first, in {kind}", hint)
 
 
-def _place(model: LanguageModel, runs: Sequence[Run], cfg: float | None) -> str | None:
+def _first_not_finite(model: LanguageModel, runs: Sequence[Run], cfg: float | None) -> str | None:
     """Where a forward run again is not finite first."""
     with torch.inference_mode():
         for plan, cache in runs:
             within = range(model.layers)[plan.layers] if plan.layers is not None else range(model.layers)
             taps = tuple(layer for layer in within if layer < model.layers - 1)
             hidden = model.decoder(replace(plan, hidden=taps, narrow=False), cache)
-            made: Hidden = getattr(hidden, "made", hidden)
-            real = made.plan.positions >= 0
-            each = [*sorted(made.taps.items()), (within[-1], made.states)]
+            raw: Hidden = getattr(hidden, "made", hidden)
+            real = raw.plan.positions >= 0
+            each = [*sorted(raw.taps.items()), (within[-1], raw.states)]
             for layer, states in each:
                 if not bool(states[real].isfinite().all()):
                     return f"the output of layer {layer} of 0..{model.layers - 1}"
-            if not bool(sound(made.logits()[made.plan.want >= 0]).all()):
+            if not bool(sound(raw.logits()[raw.plan.want >= 0]).all()):
                 return "the output of its head"
             if cfg is not None:
-                halves = made.logits().chunk(2)
-                mixed = hidden.logits() if hidden is not made else halves[1] + cfg * (halves[0] - halves[1])
+                halves = raw.logits().chunk(2)
+                mixed = hidden.logits() if hidden is not raw else halves[1] + cfg * (halves[0] - halves[1])
                 if not bool(sound(mixed).all()):
                     return _GUIDANCE
     return None

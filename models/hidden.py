@@ -1,4 +1,4 @@
-"""What a forward hands back: hidden states, on which the language-model head runs for the rows that are wanted."""
+"""The result of a forward: hidden states, and the head that makes logits of the wanted rows."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Hidden:
     def logits(self, positions: Tensor | None = None) -> Tensor:
         """Logits of the plan's `want`, or of the queries at absolute `positions` [B, K] -> float32 [B, K, V].
 
-        An entry of -1, or a position that has no row, gives the logits of some other query: ask `has` first.
+        An entry of -1, or a position that has no row, gives the logits of some other query: check `has` first.
         """
-        # What an inference-mode forward gave cannot enter a graph, whoever asks for the logits.
+        # States of an inference-mode forward cannot enter an autograd graph.
         with (
             torch.inference_mode() if self.states.is_inference() and not torch.is_inference_mode_enabled() else _NOTHING
         ):
@@ -41,7 +41,7 @@ class Hidden:
             return logits.view(*rows.shape, logits.shape[-1])
 
     def some(self, index: Tensor, positions: Tensor | None = None) -> Tensor:
-        """`logits` at these places only, counted over all rows and columns: [N] -> float32 [N, V]."""
+        """`logits` at these indices into [B * K] only: [N] -> float32 [N, V]."""
         with (
             torch.inference_mode() if self.states.is_inference() and not torch.is_inference_mode_enabled() else _NOTHING
         ):
@@ -59,8 +59,8 @@ class Hidden:
         index = self.plan.at(positions)
         if not self.narrowed:
             return index
-        found, row = ((index[:, :, None] == self.plan.want[:, None, :]) & (index[:, :, None] >= 0)).max(dim=-1)
-        return torch.where(found, row, -1)
+        match, row = ((index[:, :, None] == self.plan.want[:, None, :]) & (index[:, :, None] >= 0)).max(dim=-1)
+        return torch.where(match, row, -1)
 
     def _flat(self, rows: Tensor) -> Tensor:
         """Rows [B, K] of each batch row, as indices into [B * M]; -1 is row 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from .errors import CacheError, CapacityError
 from .plan import Plan
 
 Views = tuple[Tensor, Tensor, Tensor, Tensor]  # K and V written [B, Q, K, D], K and V read [B, S, K, D]
-Address = tuple[int, int] | Tensor  # (start, stop) of a slice all rows share, or flat indices [B * Q]
 
 _LARGE = 1 << 18  # bytes of a layer's keys, from which on those of a head lie together on a CPU
 _SPANS = 4  # slices whose views are kept
@@ -43,8 +43,8 @@ class KVCache:
         self.capacity = capacity
         self.batch = batch
         with torch.inference_mode(False):  # so that a cache made in inference mode can be written outside it
-            self.k = [_room(shape, dtype, torch.device(place)) for place in devices]
-            self.v = [_room(shape, dtype, torch.device(place)) for place in devices]
+            self.k = [_room(shape, dtype, torch.device(name)) for name in devices]
+            self.v = [_room(shape, dtype, torch.device(name)) for name in devices]
 
         self.copies = 1  # of each sequence: rows 0 .. R-1 are the first copy of all of them, then come the second ones
         self.ids = torch.arange(batch)  # [R] on the host: which sequence of the first ones each row still is
@@ -53,7 +53,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by K and V."""
+        """Bytes of K and V."""
         return sum(tensor.nbytes for tensor in (*self.k, *self.v))
 
     def check(self, plan: Plan) -> None:
@@ -81,43 +81,17 @@ class KVCache:
                 "make the cache larger: new_cache(batch, capacity)",
             )
 
-    def address(self, plan: Plan) -> Address:
-        """Where `plan` writes: worked out once a forward and handed to `write` for each layer."""
-        if plan.rows is None and plan.span is not None:
-            return plan.span
-        return self.flat(plan)
+    def slots(self, plan: Plan) -> Slots:
+        """Where `plan` writes: computed once a forward, for all layers."""
+        return Slots(self, plan)
 
     def flat(self, plan: Plan) -> Tensor:
         """Where `plan` writes, as flat slots [B * Q]: row * (capacity + 1) + slot."""
         rows = plan.rows if plan.rows is not None else torch.arange(plan.batch, device=plan.slots.device)
         return self._flat(rows, plan.slots)
 
-    def write(self, layer: int, k: Tensor, v: Tensor, plan: Plan, address: Address | None = None) -> None:
-        """Store k, v [B, Q, K, D] of `layer` in the plan's slots; queries of slot -1 go to the bin."""
-        where = self.address(plan) if address is None else address
-        if isinstance(where, tuple):
-            start, stop = where
-            self.k[layer][:, start:stop] = k
-            self.v[layer][:, start:stop] = v
-        else:
-            where = where.to(self.k[layer].device)
-            self.k[layer].flatten(0, 1).index_copy_(0, where, k.flatten(0, 1))
-            self.v[layer].flatten(0, 1).index_copy_(0, where, v.flatten(0, 1))
-
-    def read(self, layer: int, plan: Plan) -> tuple[Tensor, Tensor]:
-        """K and V of `layer` for the plan's rows -> two [B, S, K, D]; S covers every length the host knows of."""
-        extent = self.extent(plan)
-        k, v = self.k[layer][:, :extent], self.v[layer][:, :extent]
-        if plan.rows is None:
-            return k, v
-        rows = plan.rows.to(k.device)
-        return k.index_select(0, rows), v.index_select(0, rows)
-
     def views(self, plan: Plan) -> list[Views] | None:
-        """Where each layer's K and V of `plan` go and what it reads, if slices; kept for the next such plans.
-
-        The last few are: windows come again, and a text that grows has others at every step.
-        """
+        """Where each layer's K and V of `plan` go and what it reads, if slices; the last few are kept."""
         if plan.rows is not None or plan.span is None:
             return None
         key = (*plan.span, self.extent(plan))
@@ -132,7 +106,7 @@ class KVCache:
         return self._views[key]
 
     def extent(self, plan: Plan) -> int:
-        """Slots a forward has to look at: the common or longest length where the host knows it, else the capacity."""
+        """Slots that a forward reads: the common or longest length where the host knows it, else the capacity."""
         if plan.uniform is not None:
             return plan.uniform
         if plan.lengths.device.type == "cpu" and plan.batch and not plan.fixed:
@@ -147,13 +121,13 @@ class KVCache:
         with torch.inference_mode(False), torch.no_grad():
             for store in (self.k, self.v):
                 for layer, tensor in enumerate(store):
-                    kept = _room((rows.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
-                    store[layer] = torch.index_select(tensor, 0, rows.to(tensor.device), out=kept)
+                    smaller = _room((rows.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
+                    store[layer] = torch.index_select(tensor, 0, rows.to(tensor.device), out=smaller)
         self.batch = rows.numel()
         self._views.clear()
 
     def grow(self, capacity: int) -> None:
-        """Room for at least `capacity` slots a row; what is held stays."""
+        """Room for at least `capacity` slots a row; contents stay."""
         if capacity <= self.capacity:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -166,13 +140,13 @@ class KVCache:
         self._views.clear()
 
     def put(self, rows: Tensor, other: KVCache) -> None:
-        """The rows of `other`, all copies of each, in place of `rows` [n]; nothing else moves unless room is short."""
+        """Writes the rows of `other`, all copies of each, over `rows` [n]; grows where `other` has more slots."""
         self.grow(other.capacity)
         rows = self._all(rows.cpu())
         with torch.inference_mode(False), torch.no_grad():
             for store, theirs in ((self.k, other.k), (self.v, other.v)):
-                for tensor, given in zip(store, theirs, strict=True):
-                    tensor[rows.to(tensor.device), : other.capacity] = given[:, : other.capacity]
+                for tensor, source in zip(store, theirs, strict=True):
+                    tensor[rows.to(tensor.device), : other.capacity] = source[:, : other.capacity]
 
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
         """Copy slots `source` [B, T] to `target` [B, T], all reads before all writes; -1 in `target` moves nothing.
@@ -185,16 +159,16 @@ class KVCache:
         if self.copies > 1:
             rows, source, target = self._all(rows), source.repeat(self.copies, 1), target.repeat(self.copies, 1)
         if self.shift is not None:
-            moved = self.shift[rows][:, None]
-            source, target = source + moved, torch.where(target < 0, -1, target + moved)
-        taken, put = self._flat(rows, source), self._flat(rows, target)
+            shift = self.shift[rows][:, None]
+            source, target = source + shift, torch.where(target < 0, -1, target + shift)
+        sources, targets = self._flat(rows, source), self._flat(rows, target)
         for store in (self.k, self.v):
             for tensor in store:
                 flat = tensor.flatten(0, 1)
-                flat.index_copy_(0, put.to(tensor.device), flat.index_select(0, taken.to(tensor.device)))
+                flat.index_copy_(0, targets.to(tensor.device), flat.index_select(0, sources.to(tensor.device)))
 
     def _all(self, rows: Tensor) -> Tensor:
-        """The rows of every copy of the sequences that stand in `rows` in the first one."""
+        """The rows of all copies of the sequences whose first copies are `rows`."""
         return torch.cat([rows + copy * (self.batch // self.copies) for copy in range(self.copies)])
 
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
@@ -202,11 +176,37 @@ class KVCache:
         return (rows[:, None] * (self.capacity + 1) + bound).flatten()
 
 
+class Slots:
+    """Where the keys and values of one forward go in a cache."""
+
+    def __init__(self, cache: KVCache, plan: Plan) -> None:
+        self.cache = cache
+        self.views = cache.views(plan)  # of each layer, where they are slices
+        self._plan = plan
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """The slots of all rows as one dimension, [B * Q]."""
+        return self.cache.flat(self._plan)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores k, v [B, Q, K, D], slot -1 in the bin; the K and V that queries read, [rows, >= S, K, D] each."""
+        if self.views is not None:
+            to_k, to_v, from_k, from_v = self.views[layer]
+            to_k.copy_(k)
+            to_v.copy_(v)
+            return from_k, from_v
+        keys, values = self.cache.k[layer], self.cache.v[layer]
+        flat = self.flat.to(keys.device)
+        keys.flatten(0, 1).index_copy_(0, flat, k.flatten(0, 1))
+        values.flatten(0, 1).index_copy_(0, flat, v.flatten(0, 1))
+        return keys, values
+
+
 def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros of `shape` [B, C + 1, K, D], rows and slots of which are one dimension in memory.
 
-    A CPU's attention goes through one head after another, and reads those of a large cache faster where each lies
-    together.
+    A CPU's attention goes through one head after another, and reads a large cache faster where each head is contiguous.
     """
     rows, slots, heads, dim = shape
     if device.type != "cpu" or rows * slots * heads * dim * dtype.itemsize < _LARGE:

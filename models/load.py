@@ -1,4 +1,4 @@
-"""From a name to a model that runs: find the files, recognise the family, read the weights, establish the facts."""
+"""From a name to a model that runs: find the files, recognise the family, read weights and configuration."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .errors import ArgumentError, ModelError
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match
 from .families.llamagen import read_config
 from .hf.adapt import load_adapter
-from .images.contracts import Imaging, Picturing
+from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
-from .loading.arguments import alone
+from .loading.arguments import check, exclusive
 from .loading.catalog import embedded_names
-from .loading.decoding_config import establish
-from .loading.kinds import PICTURES
+from .loading.decoding_config import build_decoding_config
+from .loading.kinds import IMAGE_MODELS
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
-from .loading.quantize import Quantizer, check, fitting, quantizer
-from .loading.sources import Source, locate, read_json
+from .loading.quantize import Quantizer, preferred_dtype, quantizer
+from .loading.sources import MAR_FILE, Source, locate, read_json
 from .loading.tokenizers import load_tokenizer
 from .loading.weights import Published, inspect, weight_files
 from .model import LanguageModel
@@ -40,20 +40,20 @@ DeviceMap = str | dict[str, Any]
 
 def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
     """`load_any` for a model whose tokens are ids. Raises ModelError for one whose tokens are vectors."""
-    made = load_any(name_or_path, **more)
-    if not isinstance(made, LanguageModel):
-        raise ArgumentError(f"{made.name} draws vectors and says no law of tokens", "name a model whose tokens are ids")
-    return made
+    model = load_any(name_or_path, **more)
+    if not isinstance(model, LanguageModel):
+        raise ArgumentError(
+            f"{model.name} samples vectors and has no distribution over ids", "name a model whose tokens are ids"
+        )
+    return model
 
 
 def load_continuous(name_or_path: str | os.PathLike[str], **more: Any) -> ContinuousModel:
     """`load_any` for a model whose tokens are vectors. Raises ModelError for one whose tokens are ids."""
-    made = load_any(name_or_path, **more)
-    if isinstance(made, LanguageModel):
-        raise ArgumentError(
-            f"{made.name} says laws of ids, and a model of vectors is needed", "name one such as tiny-mar"
-        )
-    return made
+    model = load_any(name_or_path, **more)
+    if isinstance(model, LanguageModel):
+        raise ArgumentError(f"{model.name} predicts ids, and a model of vectors is needed", "name one such as tiny-mar")
+    return model
 
 
 def load_any(
@@ -75,38 +75,40 @@ def load_any(
     """Load an embedded name, a local directory or file, or a hub id.
 
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override
-    what the checkpoint says. Of a model of pictures, `decoder` is its image tokenizer and `text_encoder` what reads its
-    captions, where they do not lie beside the weights. `quantize` ("int8", "int4", "fp8") keeps matrices in fewer bits.
-    With `tp`, each of the processes that torchrun started holds a share of every layer. With `cuda_graphs`, forwards of
-    few queries whose shapes come again are recorded and run again without the host.
+    what the checkpoint says. For an image model, `decoder` is its image tokenizer and `text_encoder` encodes its
+    captions, if not beside the weights. `quantize` ("int8", "int4", "fp8") quantizes the linear layers. With
+    `tp`, each of the processes that torchrun started holds a share of every layer. With `cuda_graphs`, forwards of few
+    queries whose shapes come again are captured as CUDA graphs and replayed.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
-    check(quantize, device_map)
+    check(quantize=quantize, device_map=device_map)
     if tp:
-        alone("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
-        device = tensor_parallel.place(device)
+        exclusive("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
+        device = tensor_parallel.own_device(device)
     source = locate(name_or_path, revision=revision, offline=offline)
-    place, place_reason = choose_device(device)
+    target, device_reason = choose_device(device)
     if cuda_graphs:
-        alone("cuda_graphs", device_map=device_map)
-        check_graphs(place, source.name)
-    asked = None if decoder is None else os.fspath(decoder)
+        exclusive("cuda_graphs", device_map=device_map)
+        check_graphs(target, source.name)
+    image_decoder = None if decoder is None else os.fspath(decoder)
     with configs.reading(source.name):
-        config, published = described(source)
-    with suppress(ModelError):  # what is wrong with the files themselves is said when they are needed
+        config, published = read_description(source)
+    with suppress(ModelError):  # errors of the files themselves are raised when they are needed
         published = published or inspect(weight_files(source.folder))
-    configs.checked(config, f"{source.name}: config.json", published)
+    configs.check_config(config, f"{source.name}: config.json", published)
     if config.get("model_type") == "mar":
         foreign = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
         foreign |= {"quantize": quantize, "tp": tp or None, "cuda_graphs": cuda_graphs or None}
-        for name, given in foreign.items():
-            if given is not None:
+        for name, value in foreign.items():
+            if value is not None:
                 raise ArgumentError(
-                    f"{name}={given} was given, and {source.name} draws classes from vectors", f"leave {name} out"
+                    f"{name}={value} was given, and {source.name} draws classes from vectors", f"leave {name} out"
                 )
-        kind, kind_reason = choose_dtype(dtype, place, stored_dtype(published))
-        choice = f"on {place} ({place_reason}), {short(kind)} ({kind_reason})"
-        make = partial(mar.load_mar, source, config, published, device=place, dtype=kind, decoder=asked, choice=choice)
+        kind, dtype_reason = choose_dtype(dtype, target, stored_dtype(published))
+        choice = f"on {target} ({device_reason}), {short(kind)} ({dtype_reason})"
+        make = partial(
+            mar.load_mar, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice
+        )
         with configs.reading(source.name):
             return guarded(source.name, make, published, kind)
     with configs.reading(source.name):
@@ -120,35 +122,37 @@ def load_any(
                     f"{name}={value} was given, but {source.name} runs through transformers as an AR model ({why})",
                     f"leave {name} out",
                 )
-        placed: Any = {"device": place, "reason": place_reason, "dtype": dtype, "device_map": device_map}
-        return load_adapter(source, config, why, **placed, quantize=quantize)
+        placement: Any = {"device": target, "reason": device_reason, "dtype": dtype, "device_map": device_map}
+        return load_adapter(source, config, why, **placement, quantize=quantize)
     if config.get("quantization_config"):
         raise ModelError(
             f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from"
         )
-    # The ids of a model of pictures are codes: a tokenizer beside its weights belongs to what reads its captions.
+    # The ids of an image model are codes: a tokenizer beside its weights belongs to its text encoder.
     tokenizer = None if spec.imaging else load_tokenizer(source.tokenizer)
     with configs.reading(source.name):
         shape, positions, limit = spec.decoder(config), spec.positions(config), spec.sliding(config)
     generation = read_json(source.folder / "generation_config.json")
-    configs.checked(generation, f"{source.name}: generation_config.json")
-    decoding_config = establish(spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block)
+    configs.check_config(generation, f"{source.name}: generation_config.json")
+    decoding_config = build_decoding_config(
+        spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block
+    )
     published = published or inspect(weight_files(source.folder))
     stored = stored_dtype(published)
-    kind, kind_reason = fitting(quantize, dtype) or choose_dtype(dtype, place, stored)
-    smaller = None if quantize is None else quantizer(quantize, place, kind)
-    shares = tensor_parallel.shares(place, shape) if tp else None
-    make_stack = partial(_native, spec, config, published, kind, place, device_map, smaller or shares)
+    kind, dtype_reason = preferred_dtype(quantize, dtype) or choose_dtype(dtype, target, stored)
+    quantization = None if quantize is None else quantizer(quantize, target, kind)
+    shares = tensor_parallel.shares(target, shape) if tp else None
+    make_stack = partial(_native, spec, config, published, kind, target, device_map, quantization or shares)
     stack = guarded(source.name, make_stack, published, kind)
     entry = stack.embed_device
-    where = f"on {entry} ({place_reason})" if device_map is None else f"spread by device_map over {_spread(stack)}"
+    where = f"on {entry} ({device_reason})" if device_map is None else f"spread by device_map over {_spread(stack)}"
     if shares is not None:
         shares.divide(stack)
         where += f" and {shares.count - 1} more of {shares.count} processes"
     imaging = None
     if spec.imaging:
-        parts = Picturing(source, config, published, shape.vocab, entry, kind, asked, text_encoder, offline)
-        imaging = _built(spec.imaging, parts)
+        parts = ImagingParts(source, config, published, shape.vocab, entry, kind, image_decoder, text_encoder, offline)
+        imaging = _imaging(spec.imaging, parts)
     if cuda_graphs:
         where += ", by CUDA graphs"
     return LanguageModel(
@@ -166,31 +170,33 @@ def load_any(
         width=shape.width,
         max_positions=positions,
         limit=limit,
-        choice=f"{where}, {short(kind)} ({kind_reason})" + ("" if smaller is None else f", {smaller.said()}"),
+        choice=f"{where}, {short(kind)} ({dtype_reason})"
+        + ("" if quantization is None else f", {quantization.summary()}"),
         imaging=imaging,
         quantized=quantize,
         processes=1 if shares is None else shares.count,
-        whole=None if shares is None else shares.numbers,
+        whole=None if shares is None else shares.parameters,
+        embedding_scale=shape.embedding_scale,
     )
 
 
-def described(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:
-    """The configuration, stated or read off the tensors, and the tensors where it took to look at them."""
+def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:
+    """The configuration, from config.json or the tensors' shapes, and these tensors if they were inspected."""
     if source.file is not None:
         published = inspect([source.file])
         if mar.MARK in published:
-            return mar.described(source.folder, published, source.file.stem), published
+            return mar.describe(source.folder, published, source.file.stem), published
         return read_config(source.file, published), published
-    if (source.folder / mar.FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
+    if (source.folder / MAR_FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
         published = inspect(weight_files(source.folder))
-        return mar.described(source.folder, published), published
+        return mar.describe(source.folder, published), published
     return read_json(source.folder / "config.json", required=True), {}
 
 
-def _built(where: str, parts: Picturing) -> Imaging:
-    module, _, name = where.partition(":")
-    made: Imaging = getattr(import_module(module), name)(parts)
-    return made
+def _imaging(builder: str, parts: ImagingParts) -> CodeImaging:
+    module, _, name = builder.partition(":")
+    imaging: CodeImaging = getattr(import_module(module), name)(parts)
+    return imaging
 
 
 def _recognise(config: dict[str, Any]) -> tuple[FamilySpec | None, str]:
@@ -207,13 +213,13 @@ def _recognise(config: dict[str, Any]) -> tuple[FamilySpec | None, str]:
             return None, str(error)
     if _known_to_transformers(model_type):
         return None, f"no native family for model_type {model_type}"
-    named = (
+    name = (
         f"model_type {model_type!r}" + (f" with architecture {arch!r}" if arch else "")
         if model_type
         else "no model_type"
     )
     raise ModelError(
-        f"config.json has {named}, which no family matches",
+        f"config.json has {name}, which no family matches",
         f"families: {', '.join(sorted(FAMILIES))}; other causal LMs run if transformers knows their model_type",
     )
 
@@ -221,7 +227,7 @@ def _recognise(config: dict[str, Any]) -> tuple[FamilySpec | None, str]:
 def _known_to_transformers(model_type: str) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in PICTURES
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in IMAGE_MODELS
 
 
 def _native(
@@ -237,12 +243,12 @@ def _native(
     wanted = assemble.targets(spec, decoder)
     used = assemble.check(spec, wanted, published, decoder.config.tied)
     if device_map is None:
-        more: Any = {"memory": assemble.for_products} if finish is None else {"finish": finish}
+        more: Any = {"memory": assemble.matmul_memory} if finish is None else {"finish": finish}
         assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device, **more)
         if finish is None:
-            assemble.again(decoder)
+            assemble.copy_tied_head(decoder)
         elif isinstance(finish, Quantizer) and decoder.config.tied:
-            finish.keep("head.weight", "it is the embedding")
+            finish.skip("head.weight", "it is the embedding")
         return decoder
     from .parallel.device_map import spread
 

@@ -1,4 +1,4 @@
-"""A loaded checkpoint: the stack that runs plans, and the facts that decoding needs about it."""
+"""A loaded checkpoint: the stack that runs plans, and the configuration that decoding needs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from .errors import CacheError, CapacityError, ModelError
 from .hidden import Hidden
 from .kv_cache import KVCache
-from .loading.quantize import held_bytes
+from .loading.quantize import weight_bytes
 from .plan import Plan, Visible
 from .stack import Stack
 
 if TYPE_CHECKING:
-    from .images.contracts import Imaging
+    from .images.contracts import CodeImaging
 
 Attention = Literal["bidirectional", "block-causal", "causal"]
 
@@ -57,31 +57,30 @@ class LanguageModel:
     layers: int
     width: int
     max_positions: int | None = None  # the length the checkpoint was made for
-    limit: int | None = (
-        None  # positions past this one would be computed wrongly (a sliding window ends), so they are refused
-    )
+    limit: int | None = None  # positions past it would be computed wrongly (a sliding window ends): they are refused
     choice: str = field(default="", repr=False)  # why this device and dtype
-    imaging: Imaging | None = field(default=None, repr=False)  # of a model of pictures
-    quantized: str | None = None  # what its matrices are kept in, where that is not the dtype
-    processes: int = 1  # that hold a share each
-    whole: int | None = field(default=None, repr=False)  # numbers of the checkpoint, where this process has a share
+    imaging: CodeImaging | None = field(default=None, repr=False)  # of an image model
+    quantized: str | None = None  # the type its linear layers are quantized to
+    processes: int = 1  # that share it
+    whole: int | None = field(default=None, repr=False)  # parameters of the checkpoint, where this process has a share
+    embedding_scale: float = field(default=1.0, repr=False)
     head_read: bool = field(default=False, init=False, repr=False)  # its weights are finite: see `finite.demand_head`
 
     @property
     def parameters(self) -> int:
-        """How many numbers the checkpoint has; those of a tied head count once."""
+        """The checkpoint's parameters; those of a tied head count once."""
         if self.whole is not None:
             return self.whole
         return sum(weight.numel() for weight in self.decoder.parameters())
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of memory that they take in this process."""
-        return held_bytes(self.decoder.parameters())
+        """Bytes of memory that the parameters take in this process."""
+        return weight_bytes(self.decoder.parameters())
 
     @property
     def codebook(self) -> Tensor | None:
-        """[V, C] float32: what each id of a model of pictures looks like; None for others, and without a tokenizer."""
+        """[V, C] float32: the code vector of each id of an image model; None without an image tokenizer."""
         return None if self.imaging is None else self.imaging.codebook
 
     def visible(self) -> Visible:
@@ -101,7 +100,8 @@ class LanguageModel:
     def embed(self, weights: Tensor) -> Tensor:
         """Mixtures of input embeddings: weights [..., V] -> [..., E]."""
         table = self.decoder.embedding
-        return weights.to(table.dtype) @ table[: weights.shape[-1]]
+        mixed = weights.to(table.dtype) @ table[: weights.shape[-1]]
+        return mixed if self.embedding_scale == 1 else mixed * self.embedding_scale
 
     def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
         """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully.
@@ -110,14 +110,14 @@ class LanguageModel:
         """
         if self.limit is not None and capacity > self.limit:
             raise CapacityError(
-                f"{self.name} is run up to {self.limit} positions and {capacity} are asked for",
+                f"{self.name} is run up to {self.limit} positions and {capacity} are requested",
                 f"its attention or its positions change past that: keep prompt and generation within {self.limit}",
             )
         return self.decoder.new_cache(batch, capacity + scratch)
 
     @torch.inference_mode()
     def forward(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
-        """Run one forward. What the host knows to be wrong is refused before: ModelError, CacheError, CapacityError."""
+        """Run one forward. Raises ModelError, CacheError or CapacityError for what the host can know to be wrong."""
         self._check(plan, cache)
         return self.decoder(plan, cache)
 

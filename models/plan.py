@@ -1,4 +1,4 @@
-"""What one forward is asked: which tokens stand where, what they see, and which predictions are wanted."""
+"""The input of one forward: tokens, their positions and slots, what they see, and which predictions are wanted."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Plan:
     slots: Tensor  # [B, Q] int64 where each query's K/V is stored; = positions except for tree drafts
     visible: Visible
     lengths: Tensor  # [B] int64 slots valid per row once this forward has written
-    want: Tensor  # [B, K] int64 query indices whose prediction is asked; -1 pads
+    want: Tensor  # [B, K] int64 query indices whose prediction is wanted; -1 pads
     soft: Tensor | None = None  # [B, Q, E] added to the embeddings; the incoming states when `layers` starts above 0
     layers: slice | None = None  # a part of the stack
     skip: frozenset[tuple[int, str]] = frozenset()  # (layer, "attn" | "mlp") sub-blocks left out
@@ -86,9 +86,9 @@ class Plan:
     rows: Tensor | None = None  # [B] int64 cache row of each plan row; None: row i is cache row i
     uniform: int | None = None  # host knowledge: every row's length is this
     span: tuple[int, int] | None = None  # host knowledge: every row's positions and slots are arange(start, stop)
-    origin: Tensor | None = None  # [B] int64 position of the first cell of each row's picture; 0 where it is not given
-    narrow: bool = False  # nothing but `want` will be asked of this forward, so the last layer may leave the rest out
-    fixed: bool = False  # the forward is to run again over other numbers in these tensors: the host looks at none
+    origin: Tensor | None = None  # [B] int64 position of the first token of each row's image; None: 0
+    narrow: bool = False  # only `want` is needed of this forward, so the last layer may leave the rest out
+    fixed: bool = False  # the forward will be replayed with other values in these tensors: the host must not read any
 
     @property
     def batch(self) -> int:
@@ -112,27 +112,27 @@ class Plan:
         return Plan(tokens, order, order, visible, lengths, order)
 
     def at(self, positions: Tensor) -> Tensor:
-        """Query index of each of `positions` [B, K], -1 where it was not asked -> [B, K] int64."""
+        """Query index of each of `positions` [B, K], -1 where it was not queried -> [B, K] int64."""
         if self.span is not None:
             start, stop = self.span
             return torch.where((positions >= start) & (positions < stop), positions - start, -1)
         if positions.numel() * self.width <= _COMPARE_LIMIT:
-            found, index = (positions[:, :, None] == self.positions[:, None, :]).max(dim=-1)
-            found &= positions >= 0
-            return torch.where(found, index, -1)
+            match, index = (positions[:, :, None] == self.positions[:, None, :]).max(dim=-1)
+            match &= positions >= 0
+            return torch.where(match, index, -1)
         ordered, order = self.positions.sort(dim=-1, stable=True)
-        place = torch.searchsorted(ordered, positions.contiguous()).clamp_(max=self.width - 1)
-        found = (ordered.gather(-1, place) == positions) & (positions >= 0)
-        return torch.where(found, order.gather(-1, place), -1)
+        index = torch.searchsorted(ordered, positions.contiguous()).clamp_(max=self.width - 1)
+        match = (ordered.gather(-1, index) == positions) & (positions >= 0)
+        return torch.where(match, order.gather(-1, index), -1)
 
 
-def moved(plan: Plan, device: torch.device) -> Plan:
+def plan_on(plan: Plan, device: torch.device) -> Plan:
     """The plan with its tensors on `device`; the plan itself if they are."""
     if plan.tokens.device == device:
         return plan
     return replace(plan, **(_on(plan, device) | {"visible": replace(plan.visible, **_on(plan.visible, device))}))
 
 
-def _on(record: Plan | Visible, device: torch.device) -> dict[str, Any]:
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
+def _on(part: Plan | Visible, device: torch.device) -> dict[str, Any]:
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
     return {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}

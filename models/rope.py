@@ -1,4 +1,4 @@
-"""Rotary position embedding, along a line or over a grid: half-split rotation by tables kept in float32."""
+"""Rotary position embedding, along a line or over a grid: half-split rotation, tables in float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import ModelError
 from .plan import Plan
 
 _WIDEST = 2**16  # dimensions of a head
-_SMALL = 2**16  # numbers, below which the count of operations is what rotating them costs
+_SMALL = 2**16  # entries, below which the number of operations decides how long rotating takes
 
 
 def default_frequencies(theta: float, dim: int) -> Tensor:
@@ -23,16 +23,16 @@ class Rope:
     """Cosine and signed sine of every position, grown as longer sequences arrive."""
 
     def __init__(self, frequencies: Tensor, scale: float = 1.0) -> None:
-        """`frequencies` float32 [R/2] turn the first R of each head's dimensions; `scale` multiplies both tables."""
+        """`frequencies` float32 [R/2] rotate the first R dimensions of each head; `scale` multiplies both tables."""
         self.frequencies = frequencies
         self.scale = scale
         self.dim = 2 * frequencies.numel()
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        self._placed: dict[torch.device, Tensor] = {}  # the frequencies
+        self._frequencies: dict[torch.device, Tensor] = {}
 
-    def held(self) -> list[Tensor]:
-        """What `rows` reads, as it stands now."""
-        return [*self._placed.values(), *(table for both in self._tables.values() for table in both)]
+    def tables(self) -> list[Tensor]:
+        """The tensors that `rows` reads at present."""
+        return [*self._frequencies.values(), *(table for both in self._tables.values() for table in both)]
 
     def rows(self, plan: Plan, *, limit: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
         """cos, signed sin for the plan's queries, each float32 [B or 1, Q, 1, R]. `limit`: positions stay below it."""
@@ -56,33 +56,33 @@ class Rope:
         return table
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        place = positions.device
-        if place not in self._placed:
-            self._placed[place] = self.frequencies.to(place)
-        angle = positions[..., None].float() * self._placed[place]
+        device = positions.device
+        if device not in self._frequencies:
+            self._frequencies[device] = self.frequencies.to(device)
+        angle = positions[..., None].float() * self._frequencies[device]
         cos, sin = angle.cos() * self.scale, angle.sin() * self.scale
         return torch.cat((cos, cos), -1).unsqueeze(-2), torch.cat((-sin, sin), -1).unsqueeze(-2)
 
 
 class GridRope:
-    """Cosine and signed sine of the cells of a picture, row by row; what stands before them is turned to nothing.
+    """Cosine and signed sine of an image's token grid, row by row; queries and keys before the image become zero.
 
-    LlamaGen, https://arxiv.org/abs/2406.06525: of the angles of cell (r, c) the first half are r f_k, the others c f_k.
-    Its tables are zero, and not the identity, for the rows of the condition: their queries and keys become zero.
+    Of the angles of the token at (r, c) the first half are r f_k, the others c f_k (LlamaGen,
+    https://arxiv.org/abs/2406.06525). The tables are zero, not the identity, for the rows of the condition.
     """
 
     def __init__(self, frequencies: Tensor, side: int) -> None:
-        """`frequencies` float32 [R/4] turn a quarter of the rotated dimensions by the row, and one by the column."""
+        """`frequencies` float32 [R/4] rotate a quarter of the dimensions by the row, and one by the column."""
         self.side, self.dim = side, 4 * frequencies.numel()
-        cell = torch.arange(side * side, device=frequencies.device)
-        angle = torch.cat([at[:, None] * frequencies for at in (cell // side, cell % side)], -1)  # [cells, R/2]
+        index = torch.arange(side * side, device=frequencies.device)
+        angle = torch.cat([at[:, None] * frequencies for at in (index // side, index % side)], -1)  # [tokens, R/2]
         cos, sin = angle.cos(), angle.sin()
         both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
-        self._cpu = torch.nn.functional.pad(both, (0, 0, 1, 0))  # [2, 1 + cells, R]
+        self._cpu = torch.nn.functional.pad(both, (0, 0, 1, 0))  # [2, 1 + tokens, R]
         self._tables: dict[torch.device, Tensor] = {}
 
-    def held(self) -> list[Tensor]:
-        """What `rows` reads, as it stands now."""
+    def tables(self) -> list[Tensor]:
+        """The tensors that `rows` reads at present."""
         return list(self._tables.values())
 
     def rows(self, plan: Plan, *, limit: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -91,15 +91,15 @@ class GridRope:
         if table is None:
             with torch.inference_mode(False):
                 table = self._tables[device] = self._cpu.to(device)
-        place = plan.positions.to(device) + 1
+        index = plan.positions.to(device) + 1
         if plan.origin is not None:
-            place = place - plan.origin.to(device)[:, None]
-        cos, sin = table[:, place.clamp(0, self.side * self.side)]
+            index = index - plan.origin.to(device)[:, None]
+        cos, sin = table[:, index.clamp(0, self.side * self.side)]
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the leading R dimensions of x [B, Q, H, D] in float32; `sin` carries the sign of the half-split."""
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the leading R dimensions of x [B, Q, H, D] in float32; `sin` carries the sign of the half-split."""
     dim = cos.shape[-1]
     half = dim // 2
     part = (x if dim == x.shape[-1] else x[..., :dim]).float()

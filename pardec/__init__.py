@@ -58,6 +58,7 @@ _HOME = {
     "pardec.samplers.registry": ("sampler",),
     "pardec.tasks": ("Problem", "Task", "list_tasks", "task"),
 }
+_EARLIER = {"pngs": "pardec.images.pngs", "pictures": "pardec.images"}  # names of modules as they were documented
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -96,6 +97,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for on first use, so that `import pardec` stays light."""
+    if name in _EARLIER:
+        return import_module(_EARLIER[name])
     if name not in _MODULE:
         return submodule("pardec", name)
     value = getattr(import_module(_MODULE[name]), name)

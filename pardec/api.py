@@ -162,6 +162,7 @@ class Model(Engine):
         row; a row's pieces make up its `Result.text`. Without a tokenizer both are None.
         Leave the loop at any time: what the request held is freed. Arguments are checked before the first event.
 
+        >>> from pardec import RowFinished
         >>> for event in load("tiny-dream", device="cpu").stream("Ann has 8 cups.", max_new_tokens=2, stop_ids=[]):
         ...     if isinstance(event, RowFinished):
         ...         print(event.reason, event.nfe <= 2)

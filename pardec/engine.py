@@ -11,11 +11,10 @@ import torch
 
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, PardecError, SpecError
-from pardec.models.kernels import cpu
-from pardec.models.kernels.cpu.library import prepare
-from pardec.models.parallel.threads import stepping, suited
+from pardec.models.kernels.choice import prepare
+from pardec.models.parallel.threads import stepping, threads_for
 from pardec.models.printable import plain
-from pardec.samplers import ops as samplers_kernels
+from pardec.samplers import ops as sampler_ops
 from pardec.samplers.cards import name_of
 from pardec.samplers.continuous import loop as continuous
 from pardec.samplers.events import Event, Finished, RowFinished
@@ -27,7 +26,7 @@ from .environment import versions
 from .requests import continuous as vector_requests
 from .requests import text as requests
 from .requests.continuous import VectorCall
-from .requests.images import drawn
+from .requests.images import render
 from .requests.settings import VECTORS, Arguments, Settings
 from .requests.text import Call
 from .result import Result
@@ -35,7 +34,7 @@ from .result_data import Timing, plain_row
 from .serving.streaming import Texts
 
 if TYPE_CHECKING:
-    from pardec.models.images.contracts import Pictures
+    from pardec.models.images.contracts import Imaging
     from pardec.models.model import LanguageModel
     from pardec.samplers.cards import Family
 
@@ -49,9 +48,7 @@ class Engine:
 
     def __init__(self, network: LanguageModel | ContinuousModel) -> None:
         self.network = network
-        if network.device.type == "cpu" and network.dtype == torch.float32:
-            for package in (cpu, samplers_kernels):
-                prepare(Path(package.__path__[0]))
+        prepare(network.device, network.dtype, Path(sampler_ops.__path__[0]))
 
     @property
     def language_model(self) -> LanguageModel:
@@ -77,7 +74,7 @@ class Engine:
         return None if isinstance(self.network, ContinuousModel) else self.network.quantized
 
     @property
-    def imaging(self) -> Pictures | None:
+    def imaging(self) -> Imaging | None:
         """The picture side of a model of pictures, None of one of text."""
         return self.network.imaging
 
@@ -127,15 +124,15 @@ class Engine:
         with memory_errors(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
             decoded = self._decode(call, steps=steps)
             with closing(cast("Generator[Event]", decoded)) as events:  # freed at once, however this ends
-                for told in stepping(events, self.set_threads):
-                    event = texts(told)
+                for raw_event in stepping(events, self.set_threads):
+                    event = texts(raw_event)
                     if call.callback is not None:
                         call.callback(event)
                     yield event
 
     @property
     def set_threads(self) -> int | None:
-        return suited(self.network.device, self.network.parameters)
+        return threads_for(self.network.device, self.network.parameters)
 
     @property
     def threads(self) -> int:
@@ -188,7 +185,7 @@ class Engine:
         images = None
         if imaging is not None and draw:
             codes = latents if latents is not None else [imaging.layout.codes(torch.tensor(row)) for row in tokens]
-            images = drawn(imaging, codes)
+            images = render(imaging, codes)
         return Result(
             sequences=sequences,
             latents=latents,

@@ -32,10 +32,10 @@ def machine() -> dict[str, str]:
     """Accelerators, cores and threads of this machine; imports torch."""
     import torch
 
-    from pardec.models.kernels.cpu.layer import usable
+    from pardec.models.kernels.choice import runs_in_c
 
     with torch.no_grad():
-        compiled = usable(torch.device("cpu"), torch.float32)
+        compiled = runs_in_c(torch.device("cpu"), torch.float32)
     found = {
         "processor": processor(),
         "cpu_cores": str(os.cpu_count()),

@@ -26,8 +26,8 @@ class Result(ResultData):
         if self.shown:
             shown = "picture" if self.shown[0] is None else "no class" if self.shown[0] == -1 else self.shown[0]
         more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
-        told = f"{self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward"
-        return plain(f"<Result {shown!r}{more}: {told}>")
+        summary = f"{self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward"
+        return plain(f"<Result {shown!r}{more}: {summary}>")
 
     def _repr_html_(self) -> str:
         from .views.html import fragment

@@ -1,4 +1,4 @@
-"""DECIDE: logits in, tokens out. The registry, the loops and every published method, one file each."""
+"""Turns logits into tokens: the registry, the loops and every published method, one file each."""
 
 if __name__ != "pardec.samplers":
     raise ImportError(

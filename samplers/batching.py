@@ -1,7 +1,7 @@
-"""Rows that enter a request which is under way: what stages remember of them takes the place of what is done.
+"""Rows leave and join what stages remember of a request: `take_rows` and `put_rows`.
 
-The counterpart of `take_rows`. A state joins as it is made: tensors and arrays have the rows first, and what has a
-method `put` of its own is told. One that says `joins = False`, or has `keep` and no `put`, cannot.
+Every tensor and array in a state has the live rows first. An object with methods `keep` and `put` of its own does it
+itself. Rows cannot join a state that says `joins = False`, or one with `keep` and without `put`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,42 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pardec.models.kv_cache import KVCache
+
+
+def take_rows(value: Any, rows: np.ndarray) -> Any:
+    """`value` with only these rows, in this order, in every tensor and array it holds (rows are dimension 0).
+
+    An object with a method `keep` of its own, such as a cache, drops the rows itself and stays the same object.
+    """
+    if hasattr(value, "keep"):
+        value.keep(torch.from_numpy(rows) if isinstance(value, KVCache) else rows)
+        return value
+    if isinstance(value, Tensor):
+        return value[torch.as_tensor(rows, device=value.device)]
+    if isinstance(value, np.ndarray):
+        return value[rows]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        each = {f.name: take_rows(getattr(value, f.name), rows) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **each)
+    if isinstance(value, tuple):
+        return tuple(take_rows(item, rows) for item in value)
+    if isinstance(value, dict):
+        return {key: take_rows(item, rows) for key, item in value.items()}
+    return value
+
 
 def put_rows(value: Any, where: np.ndarray, other: Any) -> Any:
     """`value` with the rows of `other` in place of those at `where` [n], in every tensor and array it holds.
 
-    Where the two differ in their other dimensions, the narrower one is followed by zeros; so is what one of them does
-    not know yet (None). What has a method `put` of its own is told and stays the same object.
+    Where the two differ in their other dimensions, the narrower one is padded with zeros; None counts as all zeros.
+    An object with a method `put` of its own takes the rows itself and stays the same object.
     """
     if isinstance(value, Tensor):
         return _put(value, torch.from_numpy(where).to(value.device), other)
     if isinstance(value, np.ndarray):
-        given = None if other is None else torch.from_numpy(other)
-        return _put(torch.from_numpy(value), torch.from_numpy(where), given).numpy()
+        theirs = None if other is None else torch.from_numpy(other)
+        return _put(torch.from_numpy(value), torch.from_numpy(where), theirs).numpy()
     if callable(getattr(value, "put", None)):
         value.put(where, other)
         return value
@@ -47,12 +71,12 @@ def unjoinable(value: Any) -> str | None:
         return None
     if callable(getattr(value, "keep", None)):
         return type(value).__name__
-    held: list[Any] = []
+    items: list[Any] = []
     if dataclasses.is_dataclass(value):
-        held = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
     elif isinstance(value, tuple | dict):
-        held = list(value.values()) if isinstance(value, dict) else list(value)
-    return next((name for item in held if (name := unjoinable(item))), None)
+        items = list(value.values()) if isinstance(value, dict) else list(value)
+    return next((name for item in items if (name := unjoinable(item))), None)
 
 
 def _put(mine: Tensor, where: Tensor, other: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The card of every method: `@register(...)` writes it, and methods are found by it."""
+"""The card of every method: `@register(...)` writes it, and `find` reads it by name."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
 
-from .outline import Outline, Unreadable, annotation, explanation, outlines
-from .spec import written
+from .outline import Unreadable, annotation, explanation, outlines
+from .spec import Policy, format_value
 
 Family = Literal["masked", "ar", "continuous"]
 MASKED = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
@@ -38,9 +38,9 @@ OF: Mapping[str, str] = {
 }
 
 CHECKS: Mapping[str, str] = {
-    "golden": "outputs recorded from the authors' own code (tests/golden) come out again",
-    "reference": "a plain version written from the paper, apart from the package, gives the same",
-    "joint": "what is drawn follows the joint law of a small model, enumerated",
+    "golden": "reproduces outputs recorded from the authors' own code (tests/golden)",
+    "reference": "agrees with a plain version written from the paper, apart from the package",
+    "joint": "samples follow the enumerated joint distribution of a small model",
     "hand": "cases worked out by hand, identities and limits",
 }
 
@@ -48,29 +48,35 @@ _T = TypeVar("_T", bound=type)
 _Key = tuple[str, str]  # name and family: each family has its own `sequential`
 _methods: dict[_Key, Card] = {}
 _paths: dict[_Key, tuple[str, str]] = {}  # module and name of each class
-_classes: dict[_Key, type] = {}  # those whose file has been imported
+_classes: dict[_Key, type[Any]] = {}  # those whose file has been imported
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a method says of itself."""
+    """The description of one method.
+
+    Attributes:
+        family: "masked": diffusion language models; "ar": autoregressive; "continuous": tokens are vectors.
+        exact: compared with the family's `sequential`: "greedy" keeps its tokens, "distribution" the distribution they
+            are drawn from, "relaxed" neither.
+        parameters: name, type, default and doc of each.
+        checked: what its tests compare it with; see `CHECKS`.
+    """
 
     name: str
     stage: str
-    family: Family  # "masked": diffusion language models; "ar": autoregressive; "continuous": tokens are vectors
-    exact: (
-        str  # of what the family's `sequential` gives it keeps the tokens ("greedy"), the law, or not all ("relaxed")
-    )
+    family: Family
+    exact: str
     summary: str
     paper: str
-    parameters: tuple[Mapping[str, str], ...]  # name, type, default, doc
+    parameters: tuple[Mapping[str, str], ...]
     file: str
     line: int
-    checked: tuple[str, ...] = ()  # what its tests compare it with; see `CHECKS`
+    checked: tuple[str, ...] = ()
 
     @property
-    def make(self) -> type:
-        """The class; its file is imported when it is asked for first, and torch with it."""
+    def make(self) -> Any:
+        """The class; the first access imports its file, and torch with it."""
         key = self.name, self.family
         if key not in _classes:
             importlib.import_module(_paths[key][0])
@@ -78,7 +84,7 @@ class Card:
 
     @property
     def explanation(self) -> str:
-        """What the method's file says of the rule, where it deviates, and what it keeps."""
+        """The docstring of the method's file: the rule, where it deviates, and whether it is exact."""
         return explanation(self.file) or self.summary
 
 
@@ -90,9 +96,9 @@ def register(
     Args:
         stage: one of `STAGES`, which says the family too.
         paper: "arXiv:<id>", which the class's module must name too; empty for a plain baseline.
-        exact: "greedy" if the output stays what the family's `sequential` gives; "distribution" if it is drawn from
-            the same law; else "relaxed". A method's own attribute `exact`, where it has one, goes before.
-        checked: the words of `CHECKS` that are true of it, "golden" as "golden/<set>" for each recorded set.
+        exact: "greedy" if the output is that of the family's `sequential`; "distribution" if it is drawn from the same
+            distribution; else "relaxed". A method's own attribute `exact`, where it has one, takes precedence.
+        checked: the words of `CHECKS` that apply, "golden" as "golden/<set>" for each recorded set.
     """
 
     def add(cls: _T) -> _T:
@@ -111,10 +117,23 @@ def register(
             line=line,
         )
         _classes[key] = cls
-        cls.registered = name, stage  # type: ignore[attr-defined]  # what its objects are called in specs
+        cls.registered = name, stage  # type: ignore[attr-defined]  # how specs name its objects
+        _complete(cls, stage)
         return cls
 
     return add
+
+
+def _complete(cls: type[Any], stage: str) -> None:
+    """Gives a class that does not derive from the base class of its stage the defaults of that class."""
+    base = Policy
+    if stage in MASKED:
+        base = importlib.import_module("pardec.samplers.masked.contracts").BASES[stage]
+    if not issubclass(cls, base):
+        known = {*dir(cls), *(field.name for field in fields(cls))}
+        for name in dir(base):
+            if name not in known:
+                setattr(cls, name, inspect.getattr_static(base, name))
 
 
 def _add(
@@ -125,13 +144,16 @@ def _add(
     paper: str = "",
     exact: str = "relaxed",
     checked: str = "",
-    **told: Any,
+    **rest: Any,
 ) -> _Key:
-    """Writes one card. Raises SpecError for a stage or a kind of check that there is not, and for a name that another
-    class has."""
+    """Writes one card.
+
+    Raises:
+        SpecError: an unknown stage or kind of check, or a name that another class has.
+    """
     if stage not in STAGES:
         raise SpecError(f"{name}: unknown stage {stage!r}", hint=f"stages are {', '.join(STAGES)}")
-    key = name, family_of(stage)
+    key = name, stage_family(stage)
     known = _methods.get(key)
     if known and _paths[key] != path:  # the same path is the same file loaded again
         raise SpecError(f"a sampler named {name!r} is registered already, by {known.file}:{known.line}")
@@ -139,19 +161,19 @@ def _add(
     for word in words:
         if word.partition("/")[0] not in CHECKS:
             raise SpecError(f"{name}: checked={word!r} is no kind of check", hint=f"kinds are {', '.join(CHECKS)}")
-    _methods[key] = Card(name=name, stage=stage, family=key[1], exact=exact, paper=paper, checked=words, **told)
+    _methods[key] = Card(name=name, stage=stage, family=key[1], exact=exact, paper=paper, checked=words, **rest)
     _paths[key] = path
     return key
 
 
-def family_of(stage: str) -> Family:
+def stage_family(stage: str) -> Family:
     """The family of models that a stage belongs to."""
     return "ar" if stage in AUTOREGRESSIVE else "continuous" if stage in CONTINUOUS else "masked"
 
 
 @cache
 def _load_all() -> None:
-    """Reads every method's file, and imports what other packages add by the entry-point group `pardec.samplers`."""
+    """Reads every method's file, and imports the methods of other packages (entry-point group `pardec.samplers`)."""
     for folder in _FOLDERS:
         spec = importlib.util.find_spec(folder)
         for finder, module, _ in pkgutil.iter_modules((spec and spec.submodule_search_locations) or (), folder + "."):
@@ -168,28 +190,27 @@ def _load_all() -> None:
 
 
 def _read(module: str, finder: Any) -> None:
-    """The cards of one file, from its text; where that does not tell them, by importing it."""
+    """The cards of one file, from its text; by importing it where the text is not enough."""
     spec = finder.find_spec(module)
     try:
-        found = list(outlines(module, spec.origin))
+        outlined = list(outlines(module, spec.origin))
     except Unreadable:
         importlib.import_module(module)
         return
-    for one in found:
-        _add(one.name, (one.module, one.qualname), **one.said, **_told(one))
-
-
-def _told(one: Outline) -> dict[str, Any]:
-    parameters = tuple(
-        {
-            "name": field["name"],
-            "type": field["type"],
-            "default": written(field["default"]) if "default" in field else "",
-            "doc": field["doc"],
-        }
-        for field in one.parameters
-    )
-    return {"summary": one.summary, "parameters": parameters, "file": one.file, "line": one.line}
+    for one in outlined:
+        parameters = tuple(
+            {**field, "default": format_value(field["default"]) if "default" in field else ""}
+            for field in one.parameters
+        )
+        _add(
+            one.name,
+            (one.module, one.qualname),
+            **one.keywords,
+            summary=one.summary,
+            parameters=parameters,
+            file=one.file,
+            line=one.line,
+        )
 
 
 def cards() -> list[Card]:
@@ -199,38 +220,38 @@ def cards() -> list[Card]:
 
 
 def find(name: str, family: str | None = None) -> Card:
-    """The card of one method; of the masked one where several families have it and none is asked for.
+    """The card of one method; without a family, the masked one where several families have the name.
 
     Raises:
         UnknownNameError: no such method; names the nearest.
         SpecError: there is one, but for another family.
     """
-    found = named(name)
-    for card in found:
+    candidates = cards_named(name)
+    for card in candidates:
         if card.family == (family or card.family):
             return card
     raise SpecError(
-        f"{name!r} is for {OF[found[0].family]}, and this is for {OF[str(family)]}",
+        f"{name!r} is for {OF[candidates[0].family]}, and this is for {OF[str(family)]}",
         hint=f'"pardec list samplers --family {family}" shows what can be used here',
     )
 
 
 def name_of(stage: object) -> str:
-    """The name that an object of a method goes by; its type's where it is in no registry."""
+    """The registered name of a method's object; its type's name if it is not registered."""
     name, _ = getattr(type(stage), "registered", (type(stage).__name__, None))
     return str(name)
 
 
-def named(name: str) -> list[Card]:
+def cards_named(name: str) -> list[Card]:
     """The cards of every method of this name, one a family; UnknownNameError names the nearest if there is none."""
     _load_all()
-    found = [card for card in _methods.values() if card.name == name]
-    if not found:
+    matches = [card for card in _methods.values() if card.name == name]
+    if not matches:
         known = [known for known, _ in _methods]
         raise UnknownNameError(
             f"unknown sampler {name!r}{did_you_mean(name, known)}", hint='run "pardec list samplers"'
         )
-    return sorted(found, key=lambda card: STAGES.index(card.stage))
+    return sorted(matches, key=lambda card: STAGES.index(card.stage))
 
 
 def _source(cls: type) -> tuple[str, int]:
@@ -247,7 +268,7 @@ def _parameters(cls: type) -> tuple[Mapping[str, str], ...]:
     def describe(field: Field[Any]) -> Mapping[str, str]:
         kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
         kind, doc = annotation(ast.parse(kind, mode="eval").body)
-        default = "" if field.default is MISSING else written(field.default)
+        default = "" if field.default is MISSING else format_value(field.default)
         return {"name": field.name, "type": kind, "default": default, "doc": doc}
 
     # @dataclass runs before @register, so the fields are there.

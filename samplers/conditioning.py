@@ -1,4 +1,4 @@
-"""A model as one request sees it: behind the conditions of its rows."""
+"""Puts the conditions of a request, such as the class or text of an image, before a model's tokens."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from pardec.models.errors import ModelError
 from pardec.models.images.conditioned import Conditioned, Prefix
 from pardec.models.model import LanguageModel
 
-from .masked.contracts import Request
+from .request import Request
 
 
-def dressed(model: LanguageModel, request: Request, prefix: Prefix | None = None) -> LanguageModel:
-    """`model` behind the request's conditions, guided as it asks; the model itself where there are none.
+def conditioned_model(model: LanguageModel, request: Request, prefix: Prefix | None = None) -> LanguageModel:
+    """`model` with the request's conditions before its tokens, guided by `cfg`; the model itself without conditions.
 
-    `prefix` is what the model makes of the conditions, where that is known. A drafting model makes its own of them.
-    Raises ModelError where it cannot.
+    Args:
+        prefix: the model's encoding of the conditions, if it exists already; a draft model encodes them itself.
+
+    Raises:
+        ModelError: it does not generate images.
     """
     if not request.conditions:
         return model
     if model.imaging is None:
-        raise ModelError(f"{model.name} draws no pictures", "a picture is drafted by a model of pictures")
-    made = prefix if prefix is not None else model.imaging.prefix(request.conditions)
-    stack = Conditioned(model.decoder, made, request.prompts, cfg=request.cfg, interval=request.cfg_interval)
+        raise ModelError(f"{model.name} generates no images", "images need a draft model of images")
+    prefix = prefix if prefix is not None else model.imaging.prefix(request.conditions)
+    stack = Conditioned(model.decoder, prefix, request.prompts, cfg=request.cfg, interval=request.cfg_interval)
     return replace(model, decoder=stack)

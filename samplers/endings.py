@@ -1,4 +1,4 @@
-"""The rows that end where their text says so: what is asked of `Request.stops`, and how far each row has been read."""
+"""Ends rows by `Request.stops`, such as stop strings, and remembers how far each row has been read."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .masked.contracts import Ending
+from .request import Ending
 
 
 class Endings:
-    """One entry a live row: what may end it, or None."""
+    """One entry per live row: what may end it, or None."""
 
     def __init__(self, stops: Sequence[Ending | None], rows: int) -> None:
         self.each: list[Ending | None] = list(stops) or [None] * rows
-        self.known = np.zeros(rows, dtype=np.int64)  # generated tokens that have been read, and end nothing
+        self.known = np.zeros(rows, dtype=np.int64)  # generated tokens that have been read and end nothing
 
     def within(self, tokens: Sequence[np.ndarray]) -> np.ndarray:
-        """[B] how many of each row's generated `tokens`, which are final, stand when it ends; -1 where it goes on."""
-        found = np.full(len(self.each), -1)
+        """[B] how many of each row's generated `tokens`, which are final, remain when it ends; -1 where it goes on."""
+        counts = np.full(len(self.each), -1)
         for at, ending in enumerate(self.each):
             if ending is None or len(tokens[at]) <= self.known[at]:
                 continue
@@ -26,11 +26,11 @@ class Endings:
             if count is None:
                 self.known[at] = len(tokens[at])
             else:
-                found[at] = count
-        return found
+                counts[at] = count
+        return counts
 
     def __bool__(self) -> bool:
-        """Whether any row may be ended so."""
+        """Whether any row can end so."""
         return any(ending is not None for ending in self.each)
 
     def keep(self, rows: np.ndarray) -> None:
@@ -39,7 +39,7 @@ class Endings:
         self.known = self.known[rows]
 
     def put(self, where: np.ndarray, other: Endings) -> None:
-        """The rows of `other` in place of those at `where`."""
+        """Puts the rows of `other` in place of those at `where`."""
         for at, ending in zip(where.tolist(), other.each, strict=True):
             self.each[at] = ending
         self.known[where] = other.known

@@ -1,4 +1,4 @@
-"""What a loop tells while it runs. Arrays are on the host; rows are the request's, not the batch's present ones."""
+"""The events that loops yield. Arrays are on the host; `rows` are indices into the request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Started(Event):
 
 @dataclass(frozen=True, slots=True)
 class Step(Event):
-    """One step of a loop: a forward for each live row, and what was committed."""
+    """One step of a loop: a forward for each live row, and its commits."""
 
     number: int  # from 0
     rows: np.ndarray  # [n] live rows
@@ -34,9 +34,9 @@ class Step(Event):
     tokens: np.ndarray  # [n, L] int64 as of now
     open: np.ndarray  # [n, L] bool
     committed: np.ndarray  # [n, L] bool, by this step
-    settled: np.ndarray  # [n] the first position that is open or may still change; all before it is final
-    revised: np.ndarray | None = None  # [n, L] bool: taken back or overwritten by this step, where a stage may do that
-    text: tuple[str, ...] | None = None  # per live row: the text that became certain; put in by `Model.stream`
+    settled: np.ndarray  # [n] the first position that is open or may still change; all before it are final
+    revised: np.ndarray | None = None  # [n, L] bool: reopened or overwritten by this step, if a stage revises
+    text: tuple[str, ...] | None = None  # per live row: the text that became final; set by `Model.stream`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +48,20 @@ class Accepted(Step):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled(Step):
-    """One round of the continuous loop. A vector has no id: in `tokens`, 0 stands for one that is known."""
+    """One round of the continuous loop. Vectors have no ids: in `tokens`, 0 stands for a known one."""
 
     latents: np.ndarray  # [n, L, d] float32; 0 where nothing is known
 
 
 @dataclass(frozen=True, slots=True)
 class RowFinished(Event):
-    """A row is done; it costs nothing from here on."""
+    """A row is done and takes part in no further forward."""
 
     row: int
     tokens: np.ndarray  # [L_i] int64, the whole canvas of the row; of AR models up to its last token
     reason: str  # "stop": its first end token or stop string; "length": nothing left to fill
     nfe: int
-    text: str | None = None  # what the row's steps have not told yet; all its pieces make up its Result.text
+    text: str | None = None  # the text that no step has had yet; the texts of all its events make up its Result.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Finished(Event):
     forward_rows: tuple[int, ...]  # rows of model forwards: a guided call counts twice
     tokens_fed: tuple[int, ...]  # query positions of all forwards, guidance included
     trace: Trace
-    padding: int = 0  # positions fed beside those, that belong to no row; counted by the verify loop
-    draft_forwards: tuple[int, ...] = ()  # per row: forwards of a drafting model
-    deviation: tuple[float, ...] = ()  # per row: what a relaxed acceptance says it adds up to, in total variation
+    padding: int = 0  # further positions fed, that belong to no row; counted by the verify loop
+    draft_forwards: tuple[int, ...] = ()  # per row: forwards of a draft model
+    deviation: tuple[float, ...] = ()  # per row: bound on the total variation, by a relaxed acceptance
     latents: np.ndarray | None = None  # [B, L, d] float32, of models whose tokens are vectors
-    seconds: Mapping[str, float] = field(default_factory=dict)  # where the time went, of the continuous loop
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of the parts of the continuous loop

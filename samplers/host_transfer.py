@@ -1,4 +1,4 @@
-"""What the host has to read, in one transfer: each of its own would wait for the device once more."""
+"""Copies several tensors to the host in one transfer, since each transfer waits for the device."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 
-def hosted(parts: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """The tensors as arrays, under their names: on a CPU their own memory, elsewhere copies that came together."""
+def to_host(parts: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """The tensors as arrays, by name: on a CPU they share memory, elsewhere they are copies of one transfer."""
     tensors = list(parts.values())
     if _shared(tensors):
         return {name: tensor.numpy() for name, tensor in parts.items()}
     whole = torch.contiguous_format  # a single row may have any stride, which `view` minds
     packed = torch.cat([tensor.clone(memory_format=whole).view(-1).view(torch.uint8) for tensor in tensors])
     ends = np.cumsum([tensor.nbytes for tensor in tensors])
-    pieces = np.split(packed.cpu().numpy(), ends[:-1])
+    chunks = np.split(packed.cpu().numpy(), ends[:-1])
     return {
-        name: piece.view(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tensor.shape)
-        for (name, tensor), piece in zip(parts.items(), pieces, strict=True)
+        name: chunk.view(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tensor.shape)
+        for (name, tensor), chunk in zip(parts.items(), chunks, strict=True)
     }
 
 

@@ -1,7 +1,7 @@
-"""What a method's file says of it, read without running it: its card is there before torch is imported.
+"""Reads what a card needs from a method's file without running it, so that listing methods does not import torch.
 
-The `@register(...)` of a class, the fields of its dataclass and the docstring of its file are all there is on a card,
-and they are written out in the source. A file that says one of them by more than a literal is imported in place.
+A card holds the arguments of `@register(...)`, the fields of the dataclass and the docstring of the file. A file in
+which one of them is not a literal has to be imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Unreadable(Exception):
-    """The file has to be run to know what it registers."""
+    """The file has to be imported to know what it registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Outline:
     module: str
     qualname: str
     name: str
-    said: Mapping[str, Any]  # the keywords of `register`
+    keywords: Mapping[str, Any]  # of `register`
     summary: str
     parameters: tuple[Mapping[str, Any], ...]  # name, type, default (absent where there is none), doc
     file: str
@@ -44,10 +44,10 @@ def outlines(module: str, file: str) -> Iterator[Outline]:
                 if decorator.func.id != "register":
                     continue
                 (name,) = map(_value, decorator.args)
-                said = {str(keyword.arg): _value(keyword.value) for keyword in decorator.keywords}
+                keywords = {str(keyword.arg): _value(keyword.value) for keyword in decorator.keywords}
                 line = node.decorator_list[0].lineno
                 fields = tuple(_fields(page, node).values())
-                yield Outline(module, node.name, name, said, page.summary, fields, file, line)
+                yield Outline(module, node.name, name, keywords, page.summary, fields, file, line)
 
 
 def explanation(file: str) -> str:
@@ -71,7 +71,7 @@ class _Page:
         self.summary = (ast.get_docstring(self.tree) or "").split("\n")[0]
 
     def base(self, name: str) -> tuple[_Page, ast.ClassDef]:
-        """The class that `name` means here, and the file it is in."""
+        """The class that `name` refers to in this file, and the file it is in."""
         for node in self.tree.body:
             if isinstance(node, ast.ClassDef) and node.name == name:
                 return self, node
@@ -85,9 +85,9 @@ class _Page:
         package = self.module.rpartition(".")[0]
         module = resolve_name("." * node.level + (node.module or ""), package)
         parent, _, name = module.rpartition(".")
-        folder = find_spec(parent) if parent else None  # neither is imported, only what they lie in
-        for place in (folder.submodule_search_locations or ()) if folder else ():
-            file = Path(place, name + ".py")
+        folder = find_spec(parent) if parent else None  # imports the parent package only
+        for location in (folder.submodule_search_locations or ()) if folder else ():
+            file = Path(location, name + ".py")
             if file.is_file():
                 return _page(module, str(file))
         raise Unreadable(module)
@@ -95,31 +95,31 @@ class _Page:
 
 @cache
 def _page(module: str, file: str) -> _Page:
-    """A file whose classes many others build on, parsed once."""
+    """A parsed file of base classes, which many files share."""
     return _Page(module, file)
 
 
 def _fields(page: _Page, node: ast.ClassDef) -> dict[str, Mapping[str, Any]]:
     """The fields of a dataclass, those of its bases first."""
-    found: dict[str, Mapping[str, Any]] = {}
+    fields: dict[str, Mapping[str, Any]] = {}
     for base in reversed(node.bases):
         if not isinstance(base, ast.Name):
             raise Unreadable(ast.unparse(base))
-        found |= _fields(*page.base(base.id))
+        fields |= _fields(*page.base(base.id))
     if not any(ast.unparse(decorator).startswith("dataclass") for decorator in node.decorator_list):
-        return found
+        return fields
     for entry in node.body:
         if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
             if ast.unparse(entry.annotation).startswith("ClassVar"):
                 continue
             kind, doc = annotation(entry.annotation)
-            held = {"name": entry.target.id, "type": kind, "doc": doc}
-            found[entry.target.id] = held if entry.value is None else {**held, "default": _value(entry.value)}
-    return found
+            default = {} if entry.value is None else {"default": _value(entry.value)}
+            fields[entry.target.id] = {"name": entry.target.id, "type": kind, "doc": doc, **default}
+    return fields
 
 
 def annotation(node: ast.expr) -> tuple[str, str]:
-    """The type of a field, and what its `Annotated` says it is."""
+    """The type of a field, and the description in its `Annotated`."""
     doc: ast.expr = ast.Constant("")
     if isinstance(node, ast.Subscript) and ast.unparse(node.value).split(".")[-1] == "Annotated":
         node, doc, *_ = node.slice.elts  # type: ignore[attr-defined]  # Annotated takes two at least

@@ -17,7 +17,7 @@ class Preset:
     paper: str
     summary: str
     arguments: Mapping[str, int | float] = field(default_factory=dict)
-    template: str = ""  # what its `template=` gives, where the setting means nothing without one
+    template: str = ""  # what `template=` has to give, where the setting needs one
 
 
 def _canvas(tokens: int, block: int, **more: float) -> dict[str, int | float]:
@@ -198,14 +198,14 @@ PRESETS = (
         "dkv-dream-pd",
         "entropy+timesteps@dkv:refresh=4,settle=next,prompt=keep,reference=true",
         "arXiv:2505.15781",
-        "dKV-Cache-PD on Dream: the prompt is asked once",
+        "dKV-Cache-PD on Dream: the prompt is queried once",
         _canvas(256, 256),
     ),
     Preset(
         "dkv-dream-prefill",
         "entropy+timesteps@prefix:before=1",
         "arXiv:2505.15781",
-        "dKV-Cache-Prefill on Dream: the prompt is asked once, everything else always",
+        "dKV-Cache-Prefill on Dream: the prompt is queried once, everything else always",
         _canvas(256, 256),
     ),
     # Block-causal families lay their own blocks.
@@ -214,13 +214,13 @@ PRESETS = (
         "llada2",
         "threshold:tau=0.5+edit:tau=0.0,post=16+eos@block",
         "arXiv:2602.08676",
-        "LLaDA2.1's joint threshold: drafts at 0.5, edits whatever changes, 16 looks at most",
+        "LLaDA2.1's joint threshold: drafts at 0.5, edits every change, at most 16 extra forwards",
     ),
 )
 
 
 def presets() -> tuple[Preset, ...]:
-    """Every preset: a complete spec with the generate arguments that its paper used."""
+    """Every preset: a complete spec with the arguments of its paper."""
     return PRESETS
 
 

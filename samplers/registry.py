@@ -1,19 +1,21 @@
-"""Where every method is found by name, and a spec becomes the sampler that a loop runs."""
+"""Finds every method by name, and turns a spec into the sampler that a loop runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 from pardec.models.errors import SpecError
 
-from .cards import AUTOREGRESSIVE, CONTINUOUS, MASKED, OF, STAGES, Card, Family, cards, find, named, register
+from .cards import AUTOREGRESSIVE, CONTINUOUS, MASKED, OF, STAGES, Card, Family, cards, cards_named, find, register
+from .continuous import build as continuous
 from .continuous.contracts import ContinuousSampler
-from .masked import build as assembly
+from .masked import build as masked
 from .masked.contracts import MaskedSampler
 from .presets import preset, presets
-from .spec import Part, Policy, Spec, parse, written
-from .spec_values import build, exactness, family_of, full
-from .speculative import build as speculation
+from .spec import Part, Policy, Spec, format_value, parse
+from .spec_values import build_method, family_of
+from .speculative import build as speculative
 from .speculative.contracts import SpeculativeSampler
 
 __all__ = [
@@ -25,10 +27,10 @@ __all__ = [
     "STAGES",
     "Card",
     "Policy",
-    "build",
+    "build_method",
     "cards",
+    "cards_named",
     "find",
-    "named",
     "parse",
     "preset",
     "presets",
@@ -53,13 +55,23 @@ def sampler(name: str, **parameters: Any) -> Spec:
         raise SpecError(
             f"a method is named by a string, got {type(name).__name__}", hint='sampler("threshold", tau=0.8)'
         )
-    part = Part(name, tuple((key, written(value)) for key, value in parameters.items()))
+    part = Part(name, tuple((key, format_value(value)) for key, value in parameters.items()))
     family = family_of(Spec((part,)))
-    build(part, family)
+    build_method(part, family)
     return Spec((), part) if find(name, family).stage == "cache" else Spec((part,))
 
 
 Resolved = MaskedSampler | SpeculativeSampler | ContinuousSampler
+_FAMILY: dict[type[Resolved], Family] = {
+    MaskedSampler: "masked",
+    SpeculativeSampler: "ar",
+    ContinuousSampler: "continuous",
+}
+_BUILD: dict[Family, Callable[..., Resolved]] = {
+    "masked": masked.build,
+    "ar": speculative.build,
+    "continuous": continuous.build,
+}
 
 
 @overload
@@ -79,40 +91,25 @@ def resolve(
 ) -> Resolved:
     """Turns a spec into the sampler that a loop runs; what it leaves open takes the defaults.
 
-    A sampler that was put together elsewhere is taken as it is.
+    A sampler that is resolved already is returned as it is.
 
     >>> str(resolve("threshold@dual").spec)
     'confidence:of=raw+threshold:tau=0.9,fall=0.0@dual:refresh=0,reference=false'
 
     Args:
-        family: of the model; None reads it off the names ("masked" where several have them, as `sequential`).
-        sampling: whether the temperature is above 0: decides on the acceptance where none is named.
+        family: of the model; None derives it from the names ("masked" where several have them, as `sequential`).
+        sampling: whether the temperature is above 0, which decides on the acceptance where none is named.
 
     Raises:
         SpecError: an unknown or misspelt name or parameter, two parts where one is allowed, a cache without `@`, names
             of another family.
     """
     if isinstance(spec, Resolved):
-        own: Family = _LOOPS[type(spec)]
+        own = _FAMILY[type(spec)]
         if family not in (None, own):
             raise SpecError(f"{spec.spec} is for {OF[own]}", hint="resolve a spec of this family")
         return spec
     if isinstance(spec, str) and spec.startswith("preset:"):
         spec = preset(spec).spec
     parsed = parse(DEFAULT[family or "masked"] if spec is None else spec)
-    family = family or family_of(parsed)
-    if family == "masked":
-        return assembly.assemble(parsed)
-    return speculation.assemble(parsed, sampling=sampling) if family == "ar" else _drawing(parsed)
-
-
-_LOOPS: dict[type, Family] = {MaskedSampler: "masked", SpeculativeSampler: "ar", ContinuousSampler: "continuous"}
-
-
-def _drawing(parsed: Spec) -> ContinuousSampler:
-    """The one part of a spec for models of vectors."""
-    if len(parsed.parts) != 1 or parsed.cache is not None:
-        raise SpecError(f"{str(parsed)!r} has several parts, and vectors are drawn by one", hint="name one method")
-    (part,) = parsed.parts
-    method = build(part, "continuous")
-    return ContinuousSampler(Spec((full(part.name, method),)), exactness(part.name, method, "continuous"), method)
+    return _BUILD[family or family_of(parsed)](parsed, sampling=sampling)

@@ -1,7 +1,7 @@
 """Keyed randomness: every uniform is a pure function of (row seed, step, position, purpose, rank).
 
-No state is carried and no global seed is touched, so a row with its seed draws the same numbers alone, in any batch
-and on any device. A mixing function in the style of SplitMix64 (Steele, Lea and Flood, 2014) is applied per key.
+There is no state and no global seed, so that a row with its seed draws the same uniforms alone, in any batch and on any
+device. A mixing function in the style of SplitMix64 (Steele, Lea and Flood, 2014) is applied per key.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 
 
 class Source(Protocol):
-    """Where stages take their uniforms from: keyed by seed, or recorded numbers replayed in a test."""
+    """Where stages get their uniforms: keyed by seed, or recorded numbers replayed in a test."""
 
     def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
         """Uniforms in (0, 1), float64.
 
         Args:
             rows: [B] index of each row in the request.
-            step: [B] clock of each row; 0 where the number must not change from step to step.
+            step: [B] clock of each row; 0 where the uniform must not change from step to step.
             positions: [B, K] absolute positions.
-            purpose: what the number decides, e.g. "token" or "order"; purposes are independent of each other.
-            width: 0 for one number a position ([B, K]), else that many ([B, K, width]).
+            purpose: what the uniform decides, e.g. "token" or "order"; purposes are independent of each other.
+            width: 0 for one uniform a position ([B, K]), else that many ([B, K, width]).
         """
         ...
 
@@ -55,8 +55,8 @@ class Keyed:
         return _on_device(torch.from_numpy(key).to(positions.device), positions, width)
 
 
-class Seats:
-    """Like `Keyed`, where rows that are done give their number to others."""
+class JoinableSource:
+    """Like `Keyed`; new rows can take the indices of finished ones (`assign_rows`)."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.keyed = Keyed(tuple(seeds))
@@ -65,10 +65,10 @@ class Seats:
         return self.keyed.uniform(rows, step, positions, purpose, width)
 
 
-def seat(source: Source, rows: np.ndarray, other: Source, theirs: np.ndarray) -> None:
-    """From now on these rows [n] draw from the seeds of rows `theirs` [n] of another request; both have `Seats`."""
-    assert isinstance(source, Seats), "rows can only join where there are seats"
-    assert isinstance(other, Seats), "and only from where they had some"
+def assign_rows(source: Source, rows: np.ndarray, other: Source, theirs: np.ndarray) -> None:
+    """From now on `rows` [n] draw from the seeds of rows `theirs` [n] of another request."""
+    assert isinstance(source, JoinableSource), "rows can only join a request with a joinable source"
+    assert isinstance(other, JoinableSource), "and only from one with another"
     seeds = list(source.keyed.seeds)
     for row, old in zip(rows.tolist(), theirs.tolist(), strict=True):
         seeds[row] = other.keyed.seeds[old]
@@ -76,7 +76,7 @@ def seat(source: Source, rows: np.ndarray, other: Source, theirs: np.ndarray) ->
 
 
 def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:
-    """One seed a row: a list is taken as it is, a single seed gives row i the one derived from (seed, i)."""
+    """One seed a row: those of a list, or for row i one derived from (seed, i)."""
     if isinstance(seed, int):
         first = _mix(torch.tensor(_signed(seed)))
         return tuple(_mix(first + torch.arange(count) * _GOLDEN).tolist())
@@ -89,7 +89,7 @@ def row_seed(seed: int, row: int) -> int:
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float64; in float32 on Apple's GPUs, which have no wider type."""
+    """In float64; in float32 on Apple's GPUs, which have no float64."""
     return values.float() if values.device.type == "mps" else values.double()
 
 
@@ -111,7 +111,7 @@ _MASK52, _HALF, _UNIT = (1 << 52) - 1, 0.5, 2.0**-52
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64; masking the copied sign bits away makes the shifts logical."""
+    """SplitMix64's finaliser on int64; the shifts are made logical by masking the copied sign bits."""
     bits = bits + _GOLDEN
     for shift, factor in _ROUNDS:
         bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
@@ -127,25 +127,25 @@ def _on_device(key: Tensor, positions: Tensor, width: int) -> Tensor:
 
 
 def _on_host(key: np.ndarray, positions: np.ndarray, width: int) -> np.ndarray:
-    """The same in half a processor's time: numpy shifts without a sign, and in place."""
+    """The same, twice as fast: numpy shifts unsigned integers in place."""
     bits = _mix_(key[:, None] + positions * _GOLDEN)
     if width:
         bits = _mix_(bits[..., None] + np.arange(1, width + 1) * _GOLDEN)
     bits.view(np.uint64)[...] >>= np.uint64(12)
-    made = bits.astype(np.float64)
-    made += _HALF
-    made *= _UNIT
-    return made
+    uniform = bits.astype(np.float64)
+    uniform += _HALF
+    uniform *= _UNIT
+    return uniform
 
 
 def _mix_(bits: np.ndarray) -> np.ndarray:
     """`_mix` of an int64 array in place."""
     bits += _GOLDEN
-    free = bits.view(np.uint64)
-    moved = np.empty_like(free)
+    unsigned = bits.view(np.uint64)
+    shifted = np.empty_like(unsigned)
     for shift, factor in _ROUNDS:
-        np.right_shift(free, np.uint64(shift), out=moved)
-        free ^= moved
+        np.right_shift(unsigned, np.uint64(shift), out=shifted)
+        unsigned ^= shifted
         if factor != 1:
             bits *= factor
     return bits

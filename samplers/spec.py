@@ -10,10 +10,16 @@ Objects of methods are joined by `|`: `Credit() | Threshold(tau=0.9) | Dual(refr
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pardec.models.errors import SpecError
+
+from .limits import MOST_PARTS
+
+if TYPE_CHECKING:
+    from .request import Request
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _BARE = re.compile(r'[^+@,:="\s]+')
@@ -59,23 +65,51 @@ class Spec:
         return spec_of(other) | self
 
     @property
+    def every(self) -> tuple[Part, ...]:
+        """All parts, the cache last."""
+        return self.parts if self.cache is None else (*self.parts, self.cache)
+
+    @property
     def slug(self) -> str:
         """The spec as a file name: letters, digits, `.`, `_` and `-` only."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", str(self)).strip("-")
 
 
 class Policy:
-    """A registered method as an object: `|` joins it to others, and what comes of it is a `Spec`.
+    """A registered method as an object: `|` joins it to others, which gives a `Spec`.
 
     A parameter that is left at its default is not written, as in a spec string that does not name it.
     """
 
     registered: ClassVar[tuple[str, str]]  # name and stage, by `register`
+    tuning_grid: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # values of parameters that `pardec tune` tries
+    yardstick: ClassVar[bool] = False  # it looks at the answer, and `pardec tune` leaves it out
 
     @property
     def spec(self) -> Spec:
         """The method alone."""
         return spec_of(self)
+
+    @property
+    def exact(self) -> str | None:
+        """What it keeps with its parameters (see `register`); None: what its card says."""
+        return None
+
+    def require(self, *names: str, least: float | None = None, most: float | None = None, hint: str = "") -> None:
+        """Raises SpecError if one of these parameters is out of range; None always passes."""
+        for name in names:
+            value = getattr(self, name)
+            if value is None or ((least is None or value >= least) and (most is None or value <= most)):
+                continue
+            bound = f"at least {least}" if most is None else f"at most {most:g}"
+            rule = f"be {bound}" if least is None or most is None else f"lie in [{least}, {most}]"
+            raise SpecError(f"{self.registered[0]}: {name} must {rule}, got {value}", hint)
+
+    def check(self, sampler: Any) -> None:
+        """Raises SpecError, when a spec is resolved, where it cannot go with the sampler's other stages."""
+
+    def admit(self, request: Request) -> None:
+        """Raises SpecError, before the first forward, for a request that it cannot decode."""
 
     def __or__(self, other: Spec | Policy) -> Spec:
         return self.spec | other
@@ -98,26 +132,25 @@ def spec_of(method: Any) -> Spec:
             hint='write it like "threshold:tau=0.9@dual", or with objects of registered classes: Threshold() | Dual()',
         )
     name, stage = type(method).registered
-    held = [(f.name, getattr(method, f.name), f.default) for f in fields(method)]
-    part = Part(
-        name, tuple((key, written(value)) for key, value, default in held if default is MISSING or value != default)
-    )
+    values = [(f.name, getattr(method, f.name), f.default) for f in fields(method)]
+    params = ((key, format_value(value)) for key, value, default in values if default is MISSING or value != default)
+    part = Part(name, tuple(params))
     return Spec((), part) if stage == "cache" else Spec((part,))
 
 
-def written(value: Any) -> str:
-    """A parameter as specs write it."""
+def format_value(value: Any) -> str:
+    """A parameter's value as specs write it."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def parse(text: str | Spec | Policy) -> Spec:
-    """Reads a spec string; what is a spec already, or a method, is taken as it is.
+    """Reads a spec string; a `Spec` or a method is accepted too.
 
     >>> parse("threshold:tau=0.9@dual").cache
     Part(name='dual', params=())
 
     Raises:
-        SpecError: what stands where something else was expected.
+        SpecError: it is no spec, and why.
     """
     if not isinstance(text, str):
         spec = spec_of(text)
@@ -129,6 +162,8 @@ def parse(text: str | Spec | Policy) -> Spec:
     tokens = _Tokens(text)
     parts = [_part(tokens)]
     while tokens.take("+"):
+        if len(parts) == MOST_PARTS:
+            raise SpecError(f"a sampler has more than {MOST_PARTS} parts", hint=_GRAMMAR)
         parts.append(_part(tokens))
     cache = _part(tokens) if tokens.take("@") else None
     if tokens.left:
@@ -183,6 +218,8 @@ def _part(tokens: _Tokens) -> Part:
             key = tokens.word(f"a parameter name of {name!r}")
             if not tokens.take("="):
                 raise SpecError(f"expected '=' after {name}:{key} in sampler {tokens.text!r}", hint=_GRAMMAR)
+            if len(params) == MOST_PARTS:
+                raise SpecError(f"{name} has more than {MOST_PARTS} parameters", hint=_GRAMMAR)
             if key in dict(params):
                 raise SpecError(f"{name}: parameter {key!r} is given twice in sampler {tokens.text!r}")
             params.append((key, tokens.word(f"a value for {name}:{key}", quoted=True)))

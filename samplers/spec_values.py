@@ -13,36 +13,35 @@ from typing import Any, Literal
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.models.loading.sources import local
 
-from .cards import SINGLE, Card, Family, find, named
-from .spec import ModelName, Part, Spec, parse, written
+from .cards import SINGLE, Card, Family, cards_named, find
+from .spec import ModelName, Part, Spec, format_value, parse
 
-MOST = 2**16  # of whole numbers: a method may make something of that size, and no canvas is as long
-Named = list[tuple[str, Any]]  # name and method, in the order written
+MOST = 2**16  # of whole numbers: a method may allocate that much, and no canvas is as long
+Named = list[tuple[str, Any]]  # name and method, in the order of the spec
 
 
-def build(part: Part, family: str | None = None) -> Any:
+def build_method(part: Part, family: str | None = None) -> Any:
     """The method a part names, with its parameters read by the types of its fields."""
-    with _explained(part):
-        return _made(part, find(part.name, family))
+    with _with_hint(part):
+        return _make(part, find(part.name, family))
 
 
 def check(spec: Spec, family: Family | None = None) -> None:
-    """Refuses what the cards alone tell to be wrong: unknown names, parameters and models, values of another
-    type, two methods where one is allowed.
+    """Checks what the cards alone can tell: names, parameters, models, types of values, and the number of methods.
 
-    No method's file is imported for it, nor torch. What else depends on several parts, or on the range of a value, is
-    told when the spec is resolved. Without a family, the names tell it.
+    Imports no method's file and no torch. Ranges of values, and whether parts go together, are checked when the spec is
+    resolved. Without a family, the names decide.
     """
     family = family or family_of(spec)
     stages: dict[str, Named] = {}
-    for part in (*spec.parts, *([] if spec.cache is None else [spec.cache])):
+    for part in spec.every:
         card = find(part.name, family)
         stages.setdefault(card.stage, []).append((part.name, card))
         known = {entry["name"]: entry["type"] for entry in card.parameters}
         for key, text in part.params:
             _check_known(part, key, known)
-            with _explained(part):
-                value = _read(text, _spelt(known[key]), f"{part.name}:{key}")
+            with _with_hint(part):
+                value = _read(text, _type_of(known[key]), f"{part.name}:{key}")
             if value is not None and known[key].startswith("ModelName"):
                 local(value)
     refuse_doubles(spec, stages)
@@ -52,40 +51,42 @@ _FAMILIES: tuple[Family, ...] = ("masked", "ar", "continuous")
 
 
 def family_of(spec: Spec) -> Family:
-    """The family whose methods a spec names; of several, the first that takes what it says of them.
+    """The family whose methods a spec names; of several, the first whose methods take its parameters.
 
     >>> family_of(parse("seeded_jacobi:window=4")), family_of(parse("seeded_jacobi:tol=0"))
     ('ar', 'continuous')
     """
-    parts = (*spec.parts, *([] if spec.cache is None else [spec.cache]))
-    found = [{card.family: {entry["name"] for entry in card.parameters} for card in named(part.name)} for part in parts]
-    shared: list[Family] = [family for family in _FAMILIES if all(family in each for each in found)]
+    known = [
+        {card.family: {entry["name"] for entry in card.parameters} for card in cards_named(part.name)}
+        for part in spec.every
+    ]
+    shared: list[Family] = [family for family in _FAMILIES if all(family in each for each in known)]
     for family in shared:
-        if all({key for key, _ in part.params} <= each[family] for part, each in zip(parts, found, strict=True)):
+        if all({key for key, _ in part.params} <= each[family] for part, each in zip(spec.every, known, strict=True)):
             return family
-    own = [next(iter(each)) for each in found if len(each) == 1]
+    own = [next(iter(each)) for each in known if len(each) == 1]
     return [*shared, *own, *_FAMILIES][0]
 
 
-def full(name: str, made: Any) -> Part:
+def full(name: str, method: Any) -> Part:
     """A method as a part with every parameter."""
-    return Part(name, tuple((f.name, written(getattr(made, f.name))) for f in fields(made)))
+    return Part(name, tuple((f.name, format_value(getattr(method, f.name))) for f in fields(method)))
 
 
-def exactness(name: str, made: Any, family: str) -> str:
-    """What the method says of itself with its parameters, else its card's word."""
-    return str(getattr(made, "exact", find(name, family).exact))
+def exactness(name: str, method: Any, family: str) -> str:
+    """What the method keeps with its parameters: what it says of itself, else its card's word."""
+    return str(method.exact or find(name, family).exact)
 
 
 def add_default(stages: Mapping[str, Named], stage: str, text: str, family: str) -> None:
-    """Gives `stage` the method of the spec `text` where it has none."""
+    """Gives `stage` the method of the spec `text` if it has none."""
     if not stages[stage]:
         (part,) = parse(text).parts
-        stages[stage].append((part.name, build(part, family)))
+        stages[stage].append((part.name, build_method(part, family)))
 
 
 def refuse_doubles(spec: Spec, stages: Mapping[str, Named]) -> None:
-    """Refuses a second policy where one is allowed, and one name twice."""
+    """Raises SpecError for a second method where one is allowed, and for one name twice."""
     for stage, parts in stages.items():
         names = [name for name, _ in parts]
         if stage in SINGLE and len(names) > 1:
@@ -98,8 +99,8 @@ def refuse_doubles(spec: Spec, stages: Mapping[str, Named]) -> None:
 
 
 @contextmanager
-def _explained(part: Part) -> Iterator[None]:
-    """Gives an error without a hint the one that leads to the part's page."""
+def _with_hint(part: Part) -> Iterator[None]:
+    """Adds to an error without a hint one that leads to the part's page."""
     try:
         yield
     except SpecError as error:
@@ -114,8 +115,8 @@ def _check_known(part: Part, key: str, known: Collection[str]) -> None:
         raise SpecError(f"{part.name}: unknown parameter {key!r}{did_you_mean(key, known)}", hint=allowed)
 
 
-def _spelt(text: str) -> Any:
-    """The type that an annotation spells; str, which takes anything, for a name that only its module knows."""
+def _type_of(text: str) -> Any:
+    """The type of an annotation; str, which takes anything, for a name that only its module knows."""
     try:
         return typing.get_type_hints(
             types.SimpleNamespace(__annotations__={"it": text}), {"Literal": Literal, "ModelName": ModelName}
@@ -126,11 +127,11 @@ def _spelt(text: str) -> Any:
 
 @cache
 def _hints(make: Any) -> dict[str, Any]:
-    """The types of a method's parameters; to read them takes longer than all else that makes it."""
+    """The types of a method's parameters; cached, since reading them is slow."""
     return typing.get_type_hints(make)
 
 
-def _made(part: Part, card: Card) -> Any:
+def _make(part: Part, card: Card) -> Any:
     known = {f.name: f for f in fields(card.make)}
     hints = _hints(card.make)
     values = {}

@@ -1,4 +1,4 @@
-"""Where the seconds of a request go, part by part; no host waits for a GPU before all is done."""
+"""Times the parts of a request without making the host wait for a GPU before the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Counts what runs inside towards `name`."""
+        """Adds the time of the block to `name`."""
         if self._cuda:
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             first.record()
@@ -33,10 +33,10 @@ class Stopwatch:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by name; on a GPU this waits for what still runs."""
-        found = dict(self._host)
+        """Seconds by name; on a GPU this waits until everything has run."""
+        seconds = dict(self._host)
         if self._marks:
             torch.cuda.synchronize()
             for name, first, last in self._marks:
-                found[name] = found.get(name, 0.0) + first.elapsed_time(last) / 1000
-        return found
+                seconds[name] = seconds.get(name, 0.0) + first.elapsed_time(last) / 1000
+        return seconds

@@ -1,4 +1,4 @@
-"""The decode order of a request, kept in six bytes a position and opened up when asked."""
+"""The decode order of a request: stored in six bytes a position, and expanded on demand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TraceStep:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """How one position came to its token. Without a forward, `forward` and `clock` are GIVEN (-1) or NEVER (-2)."""
+    """How one position got its token. Without a forward, `forward` and `clock` are GIVEN (-1) or NEVER (-2)."""
 
     token: int
     forward: int  # number of the forward in its row, from 0
@@ -36,7 +36,7 @@ class Commit:
 class Trace:
     """Which forward committed each position, with what score, and which positions each forward queried.
 
-    `commit_step` and `commit_score` are the record, six bytes a position, and what is saved; the rest is read off them.
+    `commit_step` and `commit_score` are stored and saved, six bytes a position; the rest is derived from them.
 
     >>> trace.steps[0][3].positions        # doctest: +SKIP
     (17, 21)
@@ -50,11 +50,10 @@ class Trace:
     lengths: np.ndarray  # [B] where each row ends
     fed: tuple[tuple[Fed, ...], ...]  # per row and forward: the positions queried
     clocks: tuple[tuple[int, ...], ...] = ()  # per row and forward: the schedule's clock; () counts 0, 1, ...
-    drafted: tuple[
-        tuple[int, ...], ...
-    ] = ()  # per row and forward of the verify loop: tokens drafted, the deepest path
-    accepted: tuple[tuple[int, ...], ...] = ()  # and how many of them were accepted
-    forced: tuple[tuple[int, ...], ...] = ()  # tokens gained where nothing else is allowed, in no other figure; () none
+    # Per row and forward of the verify loop: tokens drafted (of a tree, the deepest path), and accepted ones of them.
+    drafted: tuple[tuple[int, ...], ...] = ()
+    accepted: tuple[tuple[int, ...], ...] = ()
+    forced: tuple[tuple[int, ...], ...] = ()  # and tokens without an alternative, counted here alone; () none
 
     @property
     def forward(self) -> np.ndarray:
@@ -64,25 +63,25 @@ class Trace:
     @cached_property
     def clock(self) -> np.ndarray:
         """[B, L] int64: the schedule's clock at that forward; GIVEN or NEVER where there was none."""
-        found = self.forward
+        clock = self.forward
         for row, clocks in enumerate(self.clocks):
-            done = found[row] >= 0
-            found[row, done] = np.asarray(clocks, dtype=np.int64)[found[row, done]]
-        return found
+            committed = clock[row] >= 0
+            clock[row, committed] = np.asarray(clocks, dtype=np.int64)[clock[row, committed]]
+        return clock
 
     @property
     def gained(self) -> list[list[int]]:
-        """Per row and forward the tokens that it committed, those left out to which there was no alternative."""
-        made = []
+        """Per row and forward the number of tokens it committed, without `forced` ones."""
+        counts = []
         for row, fed in enumerate(self.fed):
             when = self.commit_step[row]
-            made.append(np.bincount(when[when >= 0], minlength=len(fed)))
+            counts.append(np.bincount(when[when >= 0], minlength=len(fed)))
         if self.forced:
-            made = [count - np.array(forced) for count, forced in zip(made, self.forced, strict=True)]
-        return [count.tolist() for count in made]
+            counts = [count - np.array(forced) for count, forced in zip(counts, self.forced, strict=True)]
+        return [count.tolist() for count in counts]
 
     def at(self, row: int, position: int) -> Commit:
-        """How `position` of `row` came to its token."""
+        """How `position` of `row` got its token."""
         if not 0 <= position < self.lengths[row]:
             raise IndexError(f"row {row} has positions 0..{self.lengths[row] - 1}, got {position}")
         here = row, position
@@ -99,10 +98,10 @@ class Trace:
         end = int(self.lengths[row])
         when = self.commit_step[row, :end]
         clocks = self.clocks[row] if self.clocks else range(len(self.fed[row]))
-        found = []
+        steps = []
         for number, (fed, clock) in enumerate(zip(self.fed[row], clocks, strict=True)):
             at = np.flatnonzero(when == number)
-            found.append(
+            steps.append(
                 TraceStep(
                     tuple(at.tolist()),
                     tuple(self.tokens[row, at].tolist()),
@@ -111,4 +110,4 @@ class Trace:
                     clock,
                 )
             )
-        return found
+        return steps

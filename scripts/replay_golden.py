@@ -31,7 +31,7 @@ from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan
-from pardec.samplers.ops.distribution import Distribution, filtered
+from pardec.samplers.ops.distribution import DenseDistribution, filter_logits
 from pardec.samplers.ops.schedule import even_share
 
 # Cases in which a reference does what pardec does not build; they are declared where they do not match.
@@ -147,7 +147,7 @@ def num_transfer_tokens(case: Case, *_: object) -> str | None:
 def gumbel_argmax(case: Case, *_: object) -> str | None:
     """Gumbel-max draws from recorded uniforms."""
     temperature, logits = case["params"]["temperature"], torch.tensor(case["logits"])[None]
-    distribution = Distribution(filtered(logits, temperature=temperature, top_k=None, top_p=None))
+    distribution = DenseDistribution(filter_logits(logits, temperature=temperature, top_k=None, top_p=None))
     uniforms = torch.tensor(case["uniforms"] or [], dtype=torch.float64)  # none are recorded where none is drawn
     places = np.arange(logits.shape[1])
     drawn = (

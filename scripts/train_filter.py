@@ -30,7 +30,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import pardec
 from pardec.samplers import registry
 from pardec.samplers.masked.canvas import NEVER
-from pardec.samplers.masked.contracts import Canvas, Evidence
+from pardec.samplers.masked.contracts import Canvas, Evidence, Logits
 from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.ops.learned_filters import WEIGHTS, Filter
 
@@ -63,7 +63,7 @@ class Examples:
 
 
 @dataclass
-class Recorder:
+class Recorder(Logits):
     """A logits stage that changes nothing and notes, step by step, what it is shown."""
 
     steps: list[tuple[np.ndarray, np.ndarray, Tensor, Tensor, Tensor]] = field(default_factory=list)

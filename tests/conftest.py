@@ -29,7 +29,7 @@ def in_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or library.library(panels._FILE) is None:
         pytest.skip("no AVX-512, or no C compiler")
     monkeypatch.delenv("PARDEC_KERNELS", raising=False)
-    monkeypatch.setattr(library, "suited", lambda: True)
+    monkeypatch.setattr(library, "supported", lambda: True)
     library.kernel.cache_clear()
     yield
     library.kernel.cache_clear()

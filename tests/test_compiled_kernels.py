@@ -27,12 +27,11 @@ from torch import Tensor
 
 from pardec.models.kernels import choice
 from pardec.models.kernels.attention import attend
-from pardec.models.kernels.attention_pattern import look
-from pardec.models.kernels.norm import add_norm, norm
-from pardec.models.kernels.rotary import turn_and_store
-from pardec.models.kernels.swiglu import gated
+from pardec.models.kernels.attention_pattern import attention_pattern
+from pardec.models.kernels.ops import triton_ops
+from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan, Visible
-from pardec.samplers.ops.confidence import confidence, confidence_of
+from pardec.samplers.ops.confidence import confidence
 from pardec.samplers.ops.neighbourhood import mass_within, neighbour_sums
 from pardec.samplers.ops.verification import judge
 from pardec.samplers.rng import Keyed as Source
@@ -187,10 +186,10 @@ def attention(
         "mask": lambda: Visible.mask(empty(batch, queries, slots, dtype=torch.bool)),
     }[kind]()
     plan = Plan(order, order, order, visible, lengths, order, rows=ints(batch) if apart else None)
-    attention_pattern = look(plan, extent=slots, dtype=dtype, device=META)
+    pattern = attention_pattern(plan, extent=slots, dtype=dtype, device=META)
     fused = empty(batch, queries, heads + 2 * kv, dim, dtype=dtype)
     k, v = empty(2, batch + 1, slots + 1, kv, dim, dtype=dtype).unbind(0)
-    out = attend(fused[:, :, :heads], k, v, attention_pattern)
+    out = attend(fused[:, :, :heads], k, v, pattern)
     assert out.shape == (batch, queries, heads, dim)
 
 
@@ -201,26 +200,22 @@ def statistics(
     confidence(empty(count, vocab, dtype=dtype), temperature=temperature, tokens=tokens, by=by)
 
 
-def head(dtype: torch.dtype, *, count: int = 32, temperature: float = 1.0, raised: int = 0) -> None:
-    tokens, by = (ints(count, raised), empty(count, raised)) if raised else (None, None)
-    states, weight = empty(count, WIDTH, dtype=dtype), empty(VOCAB, WIDTH, dtype=dtype)
-    confidence_of(states, weight, temperature=temperature, tokens=tokens, by=by)
-
-
 def norms(dtype: torch.dtype, width: int) -> None:
     x, gain = empty(32, width, dtype=dtype), empty(width, dtype=dtype)
-    norm(x, gain, 1e-5, "triton")
-    add_norm(x, x, gain, 1e-5, "triton")
+    triton_ops(all_of_them=True).norm(x, gain, 1e-5)
 
 
 def gate(dtype: torch.dtype, width: int) -> None:
-    gated(empty(32, 2 * width, dtype=dtype), "triton")
+    triton_ops(all_of_them=True).glu(empty(32, 2 * width, dtype=dtype), "silu")
 
 
 def turn(dtype: torch.dtype, dim: int, *, queries: int = 32, turned: int | None = None) -> None:
     angle = empty(1, queries, 1, turned or dim)
-    k, v = empty(2, 2, 513, 8, dim, dtype=dtype).unbind(0)
-    turn_and_store(empty(2, queries, 48, dim, dtype=dtype), angle, angle, k, v, ints(2 * queries), 32, "triton")
+    cache = KVCache(layers=1, batch=2, capacity=512, kv_heads=8, head_dim=dim, dtype=dtype, device=META)
+    order = ints(2, queries)
+    slots = cache.slots(Plan(order, order, order, Visible.causal(), ints(2), order))
+    qkv = empty(2, queries, 48, dim, dtype=dtype)
+    triton_ops(all_of_them=True).rotary_and_cache(qkv, angle, angle, 32, slots, 0)
 
 
 def chain(nodes: int, *, vocab: int = VOCAB, laws: bool = False, points: bool = False) -> None:
@@ -274,7 +269,6 @@ def cases() -> dict[str, Callable[[], object]]:
     add(attention, "causal", queries=1, slots=1, batch=1, heads=1, kv=1)
     for dtype in (FULL, HALF, BRAIN):
         add(statistics, dtype)
-        add(head, dtype)
         add(norms, dtype, 48)
         add(norms, dtype, WIDTH)
         add(gate, dtype, 12288)
@@ -285,9 +279,6 @@ def cases() -> dict[str, Callable[[], object]]:
     add(statistics, BRAIN, temperature=0.7)
     add(statistics, BRAIN, temperature=0.7, raised=3)
     add(statistics, FULL, vocab=1, raised=1)
-    add(head, BRAIN, count=1)
-    add(head, BRAIN, count=200)
-    add(head, BRAIN, temperature=0.7, raised=3)
     add(norms, BRAIN, 1)
     add(gate, BRAIN, 1)
     add(turn, BRAIN, 64, queries=1)

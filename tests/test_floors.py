@@ -67,6 +67,49 @@ def test_imports_point_down_only(floor: str) -> None:
     assert not wrong
 
 
+MODULES = {module_name(file): file for floor in FLOORS for file in sources(floor)}
+
+
+def files_imported(module: str) -> set[str]:
+    """The files of the floors that a file imports, wherever in it: in functions and for types alone, too."""
+    file = MODULES[module]
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
+            stem = ".".join(filter(None, (base, node.module))) if node.level else str(node.module)
+            names = (f"{stem}.{alias.name}" for alias in node.names)
+            found.update(name if name in MODULES else stem for name in names)
+    return (found & set(MODULES)) - {module}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    left = {module: files_imported(module) for module in MODULES}
+    while free := [module for module, needs in left.items() if not needs & set(left)]:
+        for module in free:
+            del left[module]
+    assert sorted(left) == []
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_no_file_is_long(floor: str) -> None:
+    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in sources(floor)}
+    assert {file: length for file, length in lengths.items() if length > 400} == {}
+
+
+def test_samplers_load_no_models() -> None:
+    loaders = ("pardec.models.load", "pardec.models.loading.weights")
+    assert [file.name for file in sources("samplers") for name in imported(file) if within(name, loaders)] == []
+
+
+def test_the_decoder_names_no_backend() -> None:
+    text = (ROOT / "models" / "decoder.py").read_text().lower()
+    assert [word for word in ("triton", "_c(", "kernels.cpu", "backend") if word in text] == []
+
+
 def test_a_method_imports_no_model_family() -> None:
     wrong = [file for file in sources("samplers") for name in imported(file) if "pardec.models.families" in name]
     assert not wrong

@@ -43,10 +43,10 @@ def test_every_step_of_a_trace_is_an_example() -> None:
 
 def test_a_filter_learns_from_the_whole_block_and_is_the_same_for_a_seed() -> None:
     """Whether the position before is sure decides; the first one is always final."""
-    drawn = torch.Generator().manual_seed(0)
-    confidences = torch.rand(400, BLOCK, generator=drawn)
+    render = torch.Generator().manual_seed(0)
+    confidences = torch.rand(400, BLOCK, generator=render)
     final = torch.cat([torch.ones(400, 1, dtype=torch.bool), confidences[:, :-1] > 0.5], 1)
-    examples = Examples(confidences, torch.rand(400, BLOCK, generator=drawn) < 0.8, final)
+    examples = Examples(confidences, torch.rand(400, BLOCK, generator=render) < 0.8, final)
     settings = {"hidden": 48, "steps": 400, "batch": 128, "rate": 1e-2, "seed": 1}
     made, again = train((examples,), **settings), train((examples,), **settings)
     assert all(torch.equal(one, other) for one, other in zip(made.parameters(), again.parameters(), strict=True))

@@ -209,10 +209,10 @@ def test_masks_follow_a_normal_law_about_all() -> None:
     counts = np.array([mar.masked_of(step, 36) for step in range(5000)])
     assert (counts.min(), counts.max()) == (1, 36)
     rng = np.random.default_rng(0)
-    drawn = 1 - np.abs(rng.normal(0, mar.SPREAD, 200_000))
-    drawn = np.ceil(36 * drawn[drawn > 0])
+    render = 1 - np.abs(rng.normal(0, mar.SPREAD, 200_000))
+    render = np.ceil(36 * render[render > 0])
     for quantile in (0.1, 0.25, 0.5, 0.75, 0.9):
-        assert abs(np.quantile(counts, quantile) - np.quantile(drawn, quantile)) <= 1
+        assert abs(np.quantile(counts, quantile) - np.quantile(render, quantile)) <= 1
 
 
 def test_only_tokens_that_are_masked_are_told_and_only_known_ones_seen(folder: Path) -> None:
@@ -293,7 +293,7 @@ def test_what_is_exported_draws_as_it_was_trained(folder: Path) -> None:
     with torch.no_grad():
         network = made.model
         wanted = network.head.cond_embed(network.backbone(latents, known, labels)[~known])
-    found = model.backbone.states(latents, known, labels, ~known).said
+    found = model.backbone.states(latents, known, labels, ~known).cond
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 

@@ -13,7 +13,7 @@ QUOTED = {
     "pictures": ("ar", ("exact", "accuracy", "FID", "forwards", "acceptance length", "speed-up", "deviation")),
     "exact_joint": ("ar", ("5 tokens, length 4", "3 tokens, length 6")),
     "vectors": ("continuous", ("exact", "accuracy", "FID", "forwards", "accepted", "seconds", "speed-up")),
-    "continuous_laws": ("continuous", ("toy", "accepted", "largest KS", "p", "energy", "in errors")),
+    "continuous_distributions": ("continuous", ("toy", "accepted", "largest KS", "p", "energy", "in errors")),
 }
 _SPEC = re.compile(r"^`([^`]+)`$")
 _COMMAND = re.compile(r"```bash\n(.*?)```|`((?:python|pardec|torchrun) [^`]+)`", re.DOTALL)

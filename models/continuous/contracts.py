@@ -1,8 +1,8 @@
-"""The contract of models whose tokens are vectors of real numbers: a backbone's states, and a head that is their law.
+"""The contract of models whose tokens are vectors: a backbone gives states, and a head the tokens' distributions.
 
-A token x of d numbers is drawn by denoising: x_T is standard normal, and each of T transitions draws x_(t-1) from a
-Gaussian that the head says from x_t and the state of the token. Transitions count down: index T-1 first, index 0 last.
-Letters: R rows, S tokens of a picture, d numbers of a token, N tokens asked for, over all rows.
+A token x of d numbers is sampled by denoising: x_T is standard normal, and each of T transitions samples x_(t-1) from a
+Gaussian that the head computes from x_t and the token's state. Transitions count down: index T-1 first, index 0 last.
+Letters: R rows, S tokens of an image, d numbers of a token, N requested tokens, over all rows.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from torch import Tensor
 from ..errors import ModelError
 
 if TYPE_CHECKING:
-    from ..images.contracts import Pictures
+    from ..images.contracts import Imaging
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class States:
-    """What a backbone says of N tokens: what their laws depend on. Opaque but to the head of the same model."""
+    """A backbone's states of N tokens, for the head of the same model; opaque to everything else."""
 
-    said: Tensor  # [N, E]
-    unsaid: Tensor | None = None  # [N, E] the same where no condition is given; None without guidance
-    scale: Tensor | None = None  # [N] float32, with `unsaid`: how strongly each is guided
+    cond: Tensor  # [N, E]
+    uncond: Tensor | None = None  # [N, E] the same without the condition; None without guidance
+    scale: Tensor | None = None  # [N] float32, with `uncond`: how strongly each is guided
 
     def __len__(self) -> int:
-        return len(self.said)
+        return len(self.cond)
 
     def take(self, which: Tensor) -> States:
         """The states of these tokens only: indices or a mask."""
-        if self.unsaid is None or self.scale is None:
-            return States(self.said[which])
-        return States(self.said[which], self.unsaid[which], self.scale[which])
+        if self.uncond is None or self.scale is None:
+            return States(self.cond[which])
+        return States(self.cond[which], self.uncond[which], self.scale[which])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gaussian:
-    """The law of one transition: independent normal numbers."""
+    """The distribution of one transition: independent normal numbers."""
 
     mean: Tensor  # [N, d] float32
     log_deviation: Tensor  # [N, d] float32, natural logarithm of the standard deviation
@@ -53,7 +53,7 @@ class Gaussian:
 
 
 class Head(Protocol):
-    """Says the law of each transition."""
+    """Computes the distribution of each transition."""
 
     @property
     def size(self) -> int:
@@ -67,18 +67,18 @@ class Head(Protocol):
 
     @property
     def signal(self) -> Tensor:
-        """[T] float64: what a point after the transition of index t is scaled by, before: sqrt(alpha_bar_t).
+        """[T] float64: sqrt(alpha_bar_t), the factor of the clean token in the point before transition t.
 
         x_1, the point that the transition of index 0 starts from, is `signal[0]` times a token, and noise.
         """
         ...
 
     def ready(self, states: States) -> States:
-        """The same states, for a walk through all transitions: what these share may be made once."""
+        """The same states, for a walk through all transitions: what these share may be computed once."""
         ...
 
     def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
-        """The law of x_(index) given the point before it, `x` [N, d] float32; `index` is one for all, or [N] int64."""
+        """The distribution of x_(index) given `x` [N, d] float32, the point before it; `index` is one, or [N] int64."""
         ...
 
     def respaced(self, steps: int) -> Head:
@@ -87,16 +87,16 @@ class Head(Protocol):
 
 
 class Backbone(Protocol):
-    """Says states of tokens from the tokens that are known."""
+    """Computes states of tokens from the known tokens."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of a picture, S."""
+        """Tokens of an image, S."""
         ...
 
     @property
     def causal(self) -> bool:
-        """Whether a token's state depends only on those before it in raster order, so that one row asks for many."""
+        """Whether a token's state depends only on those before it in raster order, so that one row can serve many."""
         ...
 
     def states(
@@ -105,11 +105,11 @@ class Backbone(Protocol):
         """States of the tokens that `wanted` marks, row after row, in raster order.
 
         Args:
-            latents: [R, S, d] float32; anything where a token is not known.
-            known: [R, S] bool. What is not known is not looked at.
+            latents: [R, S, d] float32; arbitrary where a token is not known.
+            known: [R, S] bool. Unknown tokens are not attended to.
             labels: [R] int64.
             wanted: [R, S] bool.
-            scale: [R] float32, the guidance of each row; None is no guidance, and half of the work.
+            scale: [R] float32, the guidance of each row; None is no guidance, at half the cost.
         """
         ...
 
@@ -122,14 +122,14 @@ class ContinuousModel:
 
     backbone: Backbone
     head: Head
-    imaging: Pictures
+    imaging: Imaging
     config: dict[str, Any]  # as published, or read off the tensors
     name: str
     path: Path | None
     family: str
     device: torch.device
     dtype: torch.dtype
-    parameters: int  # how many numbers the checkpoint has
+    parameters: int  # how many the checkpoint has
     choice: str = field(default="", repr=False)  # why this device and dtype
 
     def describe(self) -> str:
@@ -138,9 +138,9 @@ class ContinuousModel:
 
 
 def check_pair(draft: ContinuousModel, target: ContinuousModel) -> None:
-    """Raises ModelError unless the two draw the same tokens of the same classes."""
+    """Raises ModelError unless the two have the same tokens and classes."""
     for what, ours, theirs in (
-        ("tokens a picture", target.backbone.tokens, draft.backbone.tokens),
+        ("tokens an image", target.backbone.tokens, draft.backbone.tokens),
         ("numbers a token", target.head.size, draft.head.size),
         ("classes", target.imaging.classes, draft.imaging.classes),
         ("steps of the head", target.head.steps, draft.head.steps),
@@ -152,12 +152,12 @@ def check_pair(draft: ContinuousModel, target: ContinuousModel) -> None:
             )
 
 
-def stated(config: Mapping[str, Any], *names: str) -> list[int]:
-    """Whole numbers of a configuration by name. Raises ModelError for one that is missing or is none."""
-    found = []
+def read_sizes(config: Mapping[str, Any], *names: str) -> list[int]:
+    """Positive whole numbers of a configuration by name. Raises ModelError for a missing or wrong one."""
+    values = []
     for name in names:
         value = config.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"the configuration says {name}={value!r}, and a whole number is needed")
-        found.append(value)
-    return found
+            raise ModelError(f"the configuration has {name}={value!r}, which must be a whole number of at least 1")
+        values.append(value)
+    return values

@@ -1,12 +1,12 @@
-"""MAR's diffusion head: the law of a token, as transitions from noise.
+"""MAR's diffusion head: the distribution of a token, as transitions from noise.
 
 Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
 
     y = time(t) + cond(z);  h = W x;  each block h += gate * mlp((1 + scale) norm(h) + shift), modulated by y;
     out: noise and a share of the variance
 
-Modulations, most of the head's weights, know nothing of x: those of many transitions are one product. Modules carry the
-names that the published tensors have. Letters: N tokens, T transitions, d numbers of a token, W width.
+Modulations, most of the head's weights, do not depend on x: one matmul computes those of many transitions. Modules
+carry the names of the published tensors. Letters: N tokens, T transitions, d numbers of a token, W width.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .contracts import Gaussian, States
 from .schedule import Denoising, denoising
 
 EPS = 1e-6
-WAVES = 256  # numbers that a timestep is told by
+WAVES = 256  # size of a timestep's sinusoidal embedding
 PERIOD = 10_000
-_TOGETHER = 256  # conditions whose modulations are made at once: more would not read the weights less often
+_TOGETHER = 256  # conditions whose modulations are computed at once: more would not be faster
 
 Modulations = tuple[Tensor, ...]  # of one block, as its `forward` takes them
 
@@ -75,13 +75,13 @@ class Times(nn.Module):
         half = WAVES // 2
         rate = torch.exp(-math.log(PERIOD) * torch.arange(half, dtype=torch.float32, device=timesteps.device) / half)
         angle = timesteps[:, None].float() * rate
-        told = torch.cat((angle.cos(), angle.sin()), -1)
-        out: Tensor = self.mlp(told.to(next(self.mlp.parameters()).dtype))
+        waves = torch.cat((angle.cos(), angle.sin()), -1)
+        out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
         return out
 
 
 class MARHead(nn.Module):
-    """The network that says the noise in a point, and where the variance lies between its bounds."""
+    """The network that predicts the noise in a point, and where the variance lies between its bounds."""
 
     def __init__(self, *, size: int, condition: int, width: int, depth: int) -> None:
         super().__init__()
@@ -92,12 +92,12 @@ class MARHead(nn.Module):
         self.res_blocks = nn.ModuleList([Modulated(width) for _ in range(depth)])
         self.final_layer = Last(width, 2 * size)
 
-    def forward(self, x: Tensor, timesteps: Tensor, read: Tensor) -> Tensor:
-        """[N, 2 d], noise and share, of points x [N, d] at timesteps [N] or [1], with `read` = cond_embed(z) [N, W]."""
-        return self.at(x, self.modulations(self.time_embed(timesteps) + read))
+    def forward(self, x: Tensor, timesteps: Tensor, condition: Tensor) -> Tensor:
+        """[N, 2 d], noise and share, of points x [N, d] at timesteps [N] or [1]; `condition` = cond_embed(z) [N, W]."""
+        return self.at(x, self.modulations(self.time_embed(timesteps) + condition))
 
     def modulations(self, y: Tensor) -> list[Modulations]:
-        """Of every block and the last layer, by y [..., W] = time_embed(timestep) + read."""
+        """Of every block and the last layer, by y [..., W] = time_embed(timestep) + condition."""
         y = F.silu(y)
         return [each.modulations(y) for each in (*self.res_blocks, self.final_layer)]
 
@@ -110,40 +110,41 @@ class MARHead(nn.Module):
 
 
 class _Walk:
-    """The modulations of conditions in every transition, made for some transitions at a time as they count down."""
+    """The modulations of conditions in every transition, computed for some transitions at a time as they count down."""
 
-    def __init__(self, network: MARHead, times: Tensor, read: Tensor) -> None:
-        """`times` [T, W] and `read` [..., N, W], as the network sums them."""
-        self._network, self._times, self._read = network, times, read
-        self._held: dict[int, tuple[Modulations, ...]] = {}
+    def __init__(self, network: MARHead, times: Tensor, conditions: Tensor) -> None:
+        """`times` [T, W] and `conditions` [..., N, W], which the network adds."""
+        self._network, self._times, self._conditions = network, times, conditions
+        self._cache: dict[int, tuple[Modulations, ...]] = {}
 
     def at(self, index: int) -> tuple[Modulations, ...]:
         """Of the transition of this index."""
-        if index not in self._held:
-            conditions = self._read.numel() // self._read.shape[-1]
-            start = max(0, index + 1 - max(1, _TOGETHER // max(1, conditions)))
-            times = self._times[start : index + 1].view(-1, *[1] * (self._read.dim() - 1), self._read.shape[-1])
-            made = self._network.modulations(times + self._read)
-            each = zip(*(zip(*(part.unbind() for part in block), strict=True) for block in made), strict=True)
-            self._held = dict(enumerate(each, start))
-        return self._held[index]
+        if index not in self._cache:
+            conditions = self._conditions
+            count = conditions.numel() // conditions.shape[-1]
+            start = max(0, index + 1 - max(1, _TOGETHER // max(1, count)))
+            times = self._times[start : index + 1].view(-1, *[1] * (conditions.dim() - 1), conditions.shape[-1])
+            blocks = self._network.modulations(times + conditions)
+            each = zip(*(zip(*(part.unbind() for part in block), strict=True) for block in blocks), strict=True)
+            self._cache = dict(enumerate(each, start))
+        return self._cache[index]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ready(States):
-    """States whose modulations are made many transitions at a time."""
+    """States whose modulations are computed for many transitions at a time."""
 
     walk: _Walk = field(kw_only=True)
 
 
 class DiffusionHead:
-    """A head's network over a schedule: the law of each transition."""
+    """A head's network over a schedule: the distribution of each transition."""
 
     def __init__(self, network: MARHead, steps: int) -> None:
         self.network, self._schedule = network, denoising(steps)
         device = network.input_proj.weight.device
         table = self._schedule
-        # What is clean, in the place that the mean has it; the share goes from -1, the least variance, to 1.
+        # The clean token is substituted into the mean; the share goes from -1, the least variance, to 1.
         of_point = table.of_point + table.of_clean * table.alpha_bar.rsqrt()
         middle, reach = (table.log_most + table.log_least) / 4, (table.log_most - table.log_least) / 4
         columns = (of_point, -table.of_clean * table.from_noise, middle, reach)
@@ -152,9 +153,9 @@ class DiffusionHead:
 
     @cached_property
     def _times(self) -> Tensor:
-        """[T, W] of its timesteps: the same in every transition of every token."""
-        told: Tensor = self.network.time_embed(self._timesteps)
-        return told
+        """[T, W]: the embedding of each timestep, the same for every token."""
+        embedding: Tensor = self.network.time_embed(self._timesteps)
+        return embedding
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         return self.network.named_parameters()
@@ -169,7 +170,7 @@ class DiffusionHead:
 
     @property
     def schedule(self) -> Denoising:
-        """Its numbers."""
+        """The constants of its transitions."""
         return self._schedule
 
     @property
@@ -182,23 +183,23 @@ class DiffusionHead:
     @torch.inference_mode()
     def ready(self, states: States) -> States:
         walk = _Walk(self.network, self._times, _conditions(states))
-        return _Ready(states.said, states.unsaid, states.scale, walk=walk)
+        return _Ready(states.cond, states.uncond, states.scale, walk=walk)
 
     @torch.inference_mode()
     def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
-        noise, share = self._said(x, index, states)
+        noise, share = self._predict(x, index, states)
         # One factor for all tokens, or one for each.
         of_point, of_noise, middle, reach = self._columns[index].unsqueeze(-1).unbind(-2)
         return Gaussian(of_point * x + of_noise * noise, middle + reach * share)
 
-    def _said(self, x: Tensor, index: int | Tensor, states: States) -> tuple[Tensor, Tensor]:
-        """Noise, guided, and the share of the variance, as the condition has it; [N, d] float32 each."""
+    def _predict(self, x: Tensor, index: int | Tensor, states: States) -> tuple[Tensor, Tensor]:
+        """The guided noise, and the share of the variance with the condition; [N, d] float32 each."""
         modulations = self._modulations(index, states)
-        if states.unsaid is None or states.scale is None:
+        if states.uncond is None or states.scale is None:
             noise, share = self.network.at(x, modulations).float().chunk(2, -1)
             return noise, share
-        said, unsaid = self.network.at(x, modulations).float()
-        (noise, share), plain = said.chunk(2, -1), unsaid[:, : self.size]
+        cond, uncond = self.network.at(x, modulations).float()
+        (noise, share), plain = cond.chunk(2, -1), uncond[:, : self.size]
         return plain + states.scale[:, None] * (noise - plain), share
 
     def _modulations(self, index: int | Tensor, states: States) -> Sequence[Modulations]:
@@ -209,4 +210,4 @@ class DiffusionHead:
 
 def _conditions(states: States) -> Tensor:
     """[N, W], or [2, N, W] with guidance: with and without the condition."""
-    return states.said if states.unsaid is None else torch.stack((states.said, states.unsaid))
+    return states.cond if states.uncond is None else torch.stack((states.cond, states.uncond))

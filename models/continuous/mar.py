@@ -1,11 +1,11 @@
-"""MAR: a transformer that says tokens of a picture from any others; `mar_head` is their law.
+"""MAR's backbone: a transformer that predicts tokens of an image from any others; the head is in `diffusion_head`.
 
 Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
 
-    backbone: known tokens and a class, repeated, through the encoder; all places, with a mask token where nothing is
-              known, through the decoder; z of each token
+    backbone: known tokens and a class, repeated, through the encoder; all positions, with a mask token at the unknown
+              ones, through the decoder; z of each token
 
-Modules carry the names that the published tensors have. Letters: R rows, B places of the class, S tokens, D width.
+Modules carry the names of the published tensors. Letters: R rows, B positions of the class, S tokens, D width.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Attention(nn.Module):
         self.qkv = Linear(width, 3 * width)
         self.proj = Linear(width, width)
 
-    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
-        """x [R, L, D]; `seen` [R, 1, 1, L] bool, None where all is."""
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x [R, L, D]; `mask` [R, 1, 1, L] bool of visible positions, None for all."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(-2))
         return out
 
@@ -45,8 +45,8 @@ class Block(nn.Module):
         hidden = int(width * ratio)
         self.mlp = nn.ModuleDict({"fc1": Linear(width, hidden), "fc2": Linear(hidden, width)})
 
-    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
-        x = x + self.attn(self.norm1(x), seen)
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.attn(self.norm1(x), mask)
         out: Tensor = x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
         return out
 
@@ -86,40 +86,40 @@ class MARBackbone(nn.Module):
         self.diffusion_pos_embed_learned = nn.Parameter(torch.randn(1, tokens, wide) * 0.02)
 
     def condition(self, labels: Tensor) -> Tensor:
-        """[R, D] of labels [R]; a negative one is no class."""
-        said = self.class_emb(labels.clamp(min=0))
-        return torch.where(labels[:, None] < 0, self.fake_latent, said)
+        """[R, D] of labels [R]; a negative one is unconditional."""
+        embedding = self.class_emb(labels.clamp(min=0))
+        return torch.where(labels[:, None] < 0, self.fake_latent, embedding)
 
     def encode(self, latents: Tensor, known: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The class's places and the known tokens, in raster order: states [R, B + n, D], n the most known of a row.
+        """States [R, B + n, D] of the class's positions and the known tokens, in raster order; n is the most of a row.
 
-        Also the places [R, n] of these tokens, S for what pads a row, and which states are real, None where all are.
+        Also the index [R, n] of each of these tokens, S for padding, and which states are real, None if all are.
         """
         count = known.sum(1)
         most = int(count.max())
-        place = torch.where(known, torch.arange(self.tokens, device=known.device), self.tokens)
-        place = place.sort(1).values[:, :most]
-        real = place < self.tokens
-        at = place.clamp(max=self.tokens - 1)[..., None]
+        index = torch.where(known, torch.arange(self.tokens, device=known.device), self.tokens)
+        index = index.sort(1).values[:, :most]
+        real = index < self.tokens
+        at = index.clamp(max=self.tokens - 1)[..., None]
         tokens = latents.gather(1, at.expand(-1, -1, latents.shape[-1]))
-        where = self.encoder_pos_embed_learned
-        first = self.condition(labels)[:, None] + where[:, : self.buffer]
-        rest = self.z_proj(tokens.to(where.dtype)) + where[0, self.buffer :][at[..., 0]]
+        position = self.encoder_pos_embed_learned
+        first = self.condition(labels)[:, None] + position[:, : self.buffer]
+        rest = self.z_proj(tokens.to(position.dtype)) + position[0, self.buffer :][at[..., 0]]
         x = self.z_proj_ln(torch.cat((first, rest), 1))
         whole = None if bool(real.all()) else F.pad(real, (self.buffer, 0), value=True)
-        seen = None if whole is None else whole[:, None, None]
+        mask = None if whole is None else whole[:, None, None]
         for block in self.encoder_blocks:
-            x = block(x, seen)
-        return self.encoder_norm(x), place, whole
+            x = block(x, mask)
+        return self.encoder_norm(x), index, whole
 
-    def decode(self, x: Tensor, place: Tensor) -> Tensor:
-        """z [R, S, D] of every token, from what `encode` made."""
+    def decode(self, x: Tensor, index: Tensor) -> Tensor:
+        """z [R, S, D] of every token, from the output of `encode`."""
         x = self.decoder_embed(x)
         rows, width = len(x), x.shape[-1]
         first, known = x[:, : self.buffer], x[:, self.buffer :]
         canvas = self.mask_token.to(x.dtype).expand(rows, self.tokens + 1, width)
-        # What pads a row falls on a place behind the last token.
-        canvas = canvas.scatter(1, place[..., None].expand(-1, -1, width), known)[:, : self.tokens]
+        # Padding goes to a position behind the last token.
+        canvas = canvas.scatter(1, index[..., None].expand(-1, -1, width), known)[:, : self.tokens]
         x = torch.cat((first, canvas), 1) + self.decoder_pos_embed_learned
         for block in self.decoder_blocks:
             x = block(x, None)
@@ -127,13 +127,13 @@ class MARBackbone(nn.Module):
         return z
 
     def forward(self, latents: Tensor, known: Tensor, labels: Tensor) -> Tensor:
-        """z [R, S, D]; arguments as of `continuous.Backbone.states`, a negative label is no class."""
-        x, place, _ = self.encode(latents, known, labels)
-        return self.decode(x, place)
+        """z [R, S, D]; arguments as of `continuous.Backbone.states`, a negative label is unconditional."""
+        x, index, _ = self.encode(latents, known, labels)
+        return self.decode(x, index)
 
 
 class Reader:
-    """The backbone as decoding sees it: what it says has gone through the head's first layer already."""
+    """The backbone for decoding: its states have passed the head's first layer already."""
 
     causal = False
 
@@ -152,8 +152,8 @@ class Reader:
             return States(self.head.cond_embed(self.network(latents, known, labels)[wanted]))
         doubled = torch.cat((labels, torch.full_like(labels, -1)))
         z = self.network(latents.repeat(2, 1, 1), known.repeat(2, 1), doubled)
-        said, unsaid = self.head.cond_embed(z[wanted.repeat(2, 1)]).chunk(2)
-        return States(said, unsaid, scale[:, None].expand_as(wanted)[wanted])
+        cond, uncond = self.head.cond_embed(z[wanted.repeat(2, 1)]).chunk(2)
+        return States(cond, uncond, scale[:, None].expand_as(wanted)[wanted])
 
     def parameters(self) -> Any:
         return self.network.parameters()

@@ -3,7 +3,7 @@
 Improved Denoising Diffusion Probabilistic Models, https://arxiv.org/abs/2102.09672
 
     alpha_bar(u) = cos^2((u + .008) / 1.008 * pi / 2),  beta_i = min(1 - alpha_bar((i+1)/n) / alpha_bar(i/n), .999)
-    respaced to T steps: indices round(i (n-1) / (T-1)); beta_t = 1 - alpha_bar_t / alpha_bar_(t-1), over the kept ones
+    respaced to T steps: indices round(i (n-1) / (T-1)); beta_t = 1 - alpha_bar_t / alpha_bar_(t-1), over those kept
     mean of x_(t-1): (beta_t sqrt(alpha_bar_(t-1)) x0 + (1 - alpha_bar_(t-1)) sqrt(alpha_t) x_t) / (1 - alpha_bar_t)
     log variance: f log beta_t + (1 - f) log beta~_t,  f in [0, 1] from the network; beta~ of index 0 is that of index 1
 """
@@ -24,9 +24,9 @@ TRAINED = 1000  # steps that heads are trained with
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Denoising:
-    """Numbers of T transitions, [T] each, float64 on the CPU; index 0 is the last transition."""
+    """Constants of T transitions, [T] each, float64 on the CPU; index 0 is the last transition."""
 
-    timesteps: Tensor  # int64: which of the TRAINED steps each is; what the network is told
+    timesteps: Tensor  # int64: which of the TRAINED steps each is; the network's input
     betas: Tensor
     alpha_bar: Tensor
     from_noise: Tensor  # x0 = x_t / sqrt(alpha_bar) - from_noise * noise
@@ -45,8 +45,8 @@ def denoising(steps: int, trained: int = TRAINED) -> Denoising:
         raise ModelError(f"a head takes 2 to {trained} steps, got {steps}", "100 is what MAR is published with")
     every = np.cumprod(1 - _cosine(trained))
     stride = (trained - 1) / (steps - 1)
-    kept = np.array([round(stride * i) for i in range(steps)])
-    alpha_bar = every[kept]
+    timesteps = np.array([round(stride * i) for i in range(steps)])
+    alpha_bar = every[timesteps]
     before = np.append(1.0, alpha_bar[:-1])
     betas = 1 - alpha_bar / before
     # The cumulative product of the new alphas, as implementations compute it: the last ones are tiny differences.
@@ -54,7 +54,7 @@ def denoising(steps: int, trained: int = TRAINED) -> Denoising:
     before = np.append(1.0, alpha_bar[:-1])
     least = betas * (1 - before) / (1 - alpha_bar)
     least[0] = least[1]
-    numbers = {
+    constants = {
         "betas": betas,
         "alpha_bar": alpha_bar,
         "from_noise": np.sqrt(1 / alpha_bar - 1),
@@ -63,7 +63,8 @@ def denoising(steps: int, trained: int = TRAINED) -> Denoising:
         "log_most": np.log(betas),
         "log_least": np.log(least),
     }
-    return Denoising(torch.from_numpy(kept), **{name: torch.from_numpy(value) for name, value in numbers.items()})
+    tensors = {name: torch.from_numpy(value) for name, value in constants.items()}
+    return Denoising(torch.from_numpy(timesteps), **tensors)
 
 
 def _cosine(steps: int) -> np.ndarray:

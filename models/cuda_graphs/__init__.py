@@ -1,1 +1,1 @@
-"""Forwards of a fixed shape, recorded once as CUDA graphs and replayed."""
+"""Forwards of a fixed shape, captured once as CUDA graphs and replayed."""

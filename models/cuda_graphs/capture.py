@@ -1,4 +1,4 @@
-"""How a fixed-shape step is recorded once and run again: as a CUDA graph."""
+"""Captures a step of fixed shape as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 from ..errors import ArgumentError, one_line
 
-Step = Callable[[], tuple[Tensor, ...]]  # reads and writes memory that stands where it stands
+Step = Callable[[], tuple[Tensor, ...]]  # reads and writes memory at fixed addresses
 
 
-class Refused(Exception):
-    """A step cannot be recorded: it needs the host, or makes tensors whose shapes depend on values."""
+class CaptureError(Exception):
+    """A step cannot be captured: it needs the host, or makes tensors whose shapes depend on values."""
 
 
-class Recorder(Protocol):
-    """Records steps."""
+class Capturer(Protocol):
+    """Captures steps."""
 
-    def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
-        """What runs `step` again on what `inputs` hold then, and where its results stand after each time.
+    def capture(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
+        """What replays `step` on the present contents of `inputs`, and the tensors that its results are written to.
 
-        The step may be run while it is recorded, more than once. Raises Refused.
+        The step may run several times while it is captured. Raises CaptureError.
         """
         ...
 
@@ -36,13 +36,13 @@ def check_graphs(device: torch.device, name: str) -> None:
 
 
 class Graphs:
-    """CUDA graphs, all in one memory pool: what a step gives has to be copied before the next one runs."""
+    """CUDA graphs in one memory pool: the results of a step have to be copied before another one is replayed."""
 
     def __init__(self) -> None:
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._pool: Any = None
 
-    def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
+    def capture(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
         """On the device of `inputs`, warmed up on a stream of its own, as PyTorch asks for."""
         device = inputs[0].device
         if not self._live:  # the pool died with the last graph in it
@@ -55,10 +55,10 @@ class Graphs:
                 with torch.cuda.stream(stream):
                     step()
                 torch.cuda.current_stream().wait_stream(stream)
-                # What other threads do on the device meanwhile is none of this graph's business.
+                # Work of other threads on the device is not part of this graph.
                 with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                     outputs = step()
         except RuntimeError as error:
-            raise Refused(one_line(error)) from error
+            raise CaptureError(one_line(error)) from error
         self._live.add(graph)
         return graph.replay, outputs

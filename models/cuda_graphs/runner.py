@@ -1,15 +1,14 @@
-"""Forwards of a fixed shape, recorded once and run again without the host.
+"""Forwards of a fixed shape, captured once as CUDA graphs and replayed.
 
-A forward of a small batch starts hundreds of kernels, and starting them costs the host more than a GPU takes to run
-them. One that comes again with other numbers in the same shapes is recorded: what differs is copied into tensors that
-stay where they are, and all kernels are started at once. So a plan is stripped of what only the host knows (`uniform`,
-`span`): a recorded forward looks over the whole capacity of its cache and learns from `lengths` what of it is valid.
+A forward of a small batch launches hundreds of kernels, and launching them costs the host more than a GPU takes to run
+them. A shape that comes again is captured: the plan's tensors are copied into static ones, and all kernels are launched
+at once. So a plan is stripped of what only the host knows (`uniform`, `span`): a captured forward reads the whole
+capacity of its cache and learns from `lengths` which slots are valid.
 
-A shape is recorded when it comes for the second time; what comes once, such as a prompt, never is. Wide forwards keep a
+A shape is captured when it comes for the second time; what comes once, such as a prompt, never is. Wide forwards keep a
 GPU busy as they are. Rows and, in narrow forwards, queries are rounded up to few sizes with padding that is stored in
 the bin: reading the weights is most of what such a forward costs, and a batch that shrinks or drafts of uneven lengths
-do with few recordings. The head is not part of one: how many rows it sees differs from step to step, and it is two
-kernels.
+need few graphs. The head is not part of a graph: its number of rows differs from step to step, and it is two kernels.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from ..decoder import Decoder
 from ..hidden import Hidden
 from ..kv_cache import KVCache
 from ..plan import Plan, Visible
-from .capture import Recorder, Refused
+from .capture import CaptureError, Capturer
 from .static_cache import StaticCache, Stores
 
-_KEPT = 48  # recorded forwards; the one that was not used for longest leaves
-_SEEN = 1024  # shapes remembered
+_MOST = 48  # graphs; the least recently used one leaves
+_SHAPES = 1024  # shapes remembered as having come once
 _WIDEST = 2048  # queries of all rows, above which the device is busy for longer than the host
 
 _NARROW = 16  # queries of a row, up to which they are rounded up, like those of trees; wider windows are of few widths
@@ -44,47 +43,47 @@ _Key = tuple[Hashable, ...]
 
 
 @dataclass(slots=True)
-class _Recorded:
-    """One recorded forward."""
+class _Graph:
+    """One captured forward."""
 
-    inputs: dict[str, Tensor]  # as `_parts` names them
-    run: Callable[[], Any]
+    inputs: dict[str, Tensor]  # as `_tensors` names them
+    replay: Callable[[], Any]
     outputs: tuple[Tensor, ...]  # states, then taps
-    made: Hidden  # of the recording: its head, its kind
-    held: Any  # what has to live as long
+    hidden: Hidden  # what the captured forward returned: its head, its taps' layers
+    memory: Any  # tensors that have to live as long
 
     def __call__(self, plan: Plan) -> Hidden:
-        for name, tensor in _parts(plan).items():
-            taking = self.inputs[name]
-            if taking.shape != tensor.shape:
-                taking.fill_(_BLANK.get(name, 0))
-                taking = taking[tuple(map(slice, tensor.shape))]
-            taking.copy_(tensor)
-        self.run()
-        width = plan.want.shape[1] if self.made.narrowed else plan.width
+        for name, tensor in _tensors(plan).items():
+            target = self.inputs[name]
+            if target.shape != tensor.shape:
+                target.fill_(_BLANK.get(name, 0))
+                target = target[tuple(map(slice, tensor.shape))]
+            target.copy_(tensor)
+        self.replay()
+        width = plan.want.shape[1] if self.hidden.narrowed else plan.width
         states = self.outputs[0][: plan.batch, :width].clone()
         taps = (output[: plan.batch, : plan.width].clone() for output in self.outputs[1:])
-        return replace(self.made, plan=plan, states=states, taps=dict(zip(self.made.taps, taps, strict=True)))
+        return replace(self.hidden, plan=plan, states=states, taps=dict(zip(self.hidden.taps, taps, strict=True)))
 
 
 class GraphRunner:
-    """The native stack, its fixed-shape forwards recorded; what else is asked of it, the stack itself says.
+    """The native stack with its fixed-shape forwards captured; other attributes are the stack's own.
 
     Attributes:
-        stack: what is recorded.
-        counts: forwards by how they ran: "recorded" (and run for the first time), "replayed", or as they would without,
-            by the reason.
+        stack: the native stack.
+        counts: forwards by how they ran: "recorded" (captured, then replayed), "replayed", or without a graph, by
+            the reason.
     """
 
-    def __init__(self, stack: Decoder, recorder: Recorder) -> None:
+    def __init__(self, stack: Decoder, capturer: Capturer) -> None:
         self.stack = stack
         self.counts: Counter[str] = Counter()
-        self._recorder = recorder
+        self._capturer = capturer
         self._stores = Stores(stack.new_cache, rounded, self._forget)
-        self._recorded: OrderedDict[_Key, _Recorded] = OrderedDict()
+        self._graphs: OrderedDict[_Key, _Graph] = OrderedDict()
         self._refused: dict[_Key, str] = {}
-        self._seen: set[_Key] = set()
-        self._lock = Lock()  # of the tensors that stay: threads take turns
+        self._shapes: set[_Key] = set()
+        self._lock = Lock()  # of the static tensors: threads take turns
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stack, name)
@@ -102,40 +101,40 @@ class GraphRunner:
         """Run `plan`, as the stack does."""
         with self._lock:
             key = self._key(plan, cache)
-            recorded, why = self._find(key, plan, cache)
-            self.counts[why] += 1
-            return self.stack(plan, cache) if recorded is None else recorded(plan)
+            graph, how = self._find(key, plan, cache)
+            self.counts[how] += 1
+            return self.stack(plan, cache) if graph is None else graph(plan)
 
     def describe(self) -> str:
         """How the forwards so far have run, in one line."""
-        said = ", ".join(f"{count} {how}" for how, count in self.counts.most_common())
-        return f"forwards: {said or 'none'}; {len(self._recorded)} shapes kept"
+        counts = ", ".join(f"{count} {how}" for how, count in self.counts.most_common())
+        return f"forwards: {counts or 'none'}; {len(self._graphs)} shapes kept"
 
-    def _find(self, key: _Key, plan: Plan, cache: KVCache | None) -> tuple[_Recorded | None, str]:
-        """The recorded forward of this shape, and how it came; None and why there is none."""
-        if key in self._recorded:
-            self._recorded.move_to_end(key)
-            return self._recorded[key], "replayed"
-        if (why := self._unsuited(plan, cache) or self._refused.get(key)) is not None:
-            return None, why
-        if key not in self._seen:
-            if len(self._seen) >= _SEEN:
-                self._seen.clear()
+    def _find(self, key: _Key, plan: Plan, cache: KVCache | None) -> tuple[_Graph | None, str]:
+        """The graph of this shape and how it was found; None and the reason why there is none."""
+        if key in self._graphs:
+            self._graphs.move_to_end(key)
+            return self._graphs[key], "replayed"
+        if (reason := self._unsuited(plan, cache) or self._refused.get(key)) is not None:
+            return None, reason
+        if key not in self._shapes:
+            if len(self._shapes) >= _SHAPES:
+                self._shapes.clear()
                 self._refused.clear()
-            self._seen.add(key)
+            self._shapes.add(key)
             return None, "the first of its shape"
         try:
-            recorded = self._record(plan, cache)
-        except Refused as error:
+            graph = self._capture(plan, cache)
+        except CaptureError as error:
             self._refused[key] = f"refused: {error}"
             return None, self._refused[key]
-        self._recorded[key] = recorded
-        if len(self._recorded) > _KEPT:
-            self._recorded.popitem(last=False)
-        return recorded, "recorded"
+        self._graphs[key] = graph
+        if len(self._graphs) > _MOST:
+            self._graphs.popitem(last=False)
+        return graph, "recorded"
 
     def _unsuited(self, plan: Plan, cache: KVCache | None) -> str | None:
-        """Why a plan is not worth recording, or cannot be."""
+        """Why a plan is not worth capturing, or cannot be."""
         if cache is not None and not isinstance(cache, StaticCache):
             return "a cache of others"
         if torch.is_grad_enabled():
@@ -145,44 +144,44 @@ class GraphRunner:
         return None
 
     def _key(self, plan: Plan, cache: KVCache | None) -> _Key:
-        """What a recorded forward fixes."""
+        """What a captured forward fixes."""
         number = cache.store.number if isinstance(cache, StaticCache) else 0
         layers = None if plan.layers is None else (plan.layers.start, plan.layers.stop, plan.layers.step)
-        shapes = tuple((name, tensor.dtype, _shape(plan, name, tensor)) for name, tensor in _parts(plan).items())
+        shapes = tuple((name, tensor.dtype, _shape(plan, name, tensor)) for name, tensor in _tensors(plan).items())
         visible = plan.visible.kind, plan.visible.block
         return number, visible, layers, plan.skip, plan.hidden, plan.narrow, shapes
 
-    def _record(self, plan: Plan, cache: KVCache | None) -> _Recorded:
-        # Not in inference mode: what stays is written in later, by whoever comes.
+    def _capture(self, plan: Plan, cache: KVCache | None) -> _Graph:
+        # Not in inference mode: static tensors are written later, in any mode.
         with torch.inference_mode(False), torch.no_grad():
             inputs = {
                 name: tensor.new_full(_shape(plan, name, tensor), _BLANK.get(name, 0))
-                for name, tensor in _parts(plan).items()
+                for name, tensor in _tensors(plan).items()
             }
             fixed = _fixed(plan, inputs)
-            room = None
+            static = None
             if isinstance(cache, StaticCache):
-                room = cache.over(cache.store.size[0] if plan.rows is not None else fixed.batch)
-            made: list[Hidden] = []
+                static = cache.first_rows(cache.store.size[0] if plan.rows is not None else fixed.batch)
+            results: list[Hidden] = []
 
             def step() -> tuple[Tensor, ...]:
-                made.append(self.stack(fixed, room))
-                return made[-1].states, *made[-1].taps.values()
+                results.append(self.stack(fixed, static))
+                return results[-1].states, *results[-1].taps.values()
 
-            held = () if room is None else (*room.k, *room.v)
-            run, outputs = self._recorder.record(step, (*inputs.values(), *held))
-        first = replace(made[0], plan=plan, states=outputs[0])
-        return _Recorded(inputs, run, outputs, first, (held, self.stack.rope.held()))
+            memory = () if static is None else (*static.k, *static.v)
+            replay, outputs = self._capturer.capture(step, (*inputs.values(), *memory))
+        hidden = replace(results[0], plan=plan, states=outputs[0])
+        return _Graph(inputs, replay, outputs, hidden, (memory, self.stack.rope.tables()))
 
     def _forget(self, number: int) -> None:
-        """Nothing that was recorded on this store can run again."""
+        """Drops the graphs that were captured on this store."""
         with self._lock:
-            for key in [key for key in self._recorded if key[0] == number]:
-                del self._recorded[key]
+            for key in [key for key in self._graphs if key[0] == number]:
+                del self._graphs[key]
 
 
 def native(stack: object) -> Decoder | None:
-    """The native stack, its forwards recorded or not; None of others."""
+    """The native stack, with graphs or without; None of others."""
     inner = stack.stack if isinstance(stack, GraphRunner) else stack
     return inner if isinstance(inner, Decoder) else None
 
@@ -197,7 +196,7 @@ def rounded(count: int) -> int:
 
 
 def _shape(plan: Plan, name: str, tensor: Tensor) -> tuple[int, ...]:
-    """Of what stands for this tensor of a plan in a recording."""
+    """The shape of the static tensor for this tensor of a plan."""
     shape = list(tensor.shape)
     every = name == "parents" and len(shape) == 1  # of all rows
     if name in _BY_QUERY and (plan.width <= _NARROW or plan.visible.parents is not None):
@@ -205,19 +204,18 @@ def _shape(plan: Plan, name: str, tensor: Tensor) -> tuple[int, ...]:
     return tuple(shape) if every else (rounded(shape[0]), *shape[1:])
 
 
-def _parts(plan: Plan) -> dict[str, Tensor]:
-    """The tensors of a plan and of what it sees, by their names; what is wanted is only asked where it narrows."""
-    records = (plan, plan.visible)
-    every = {field.name: getattr(record, field.name) for record in records for field in fields(record)}
+def _tensors(plan: Plan) -> dict[str, Tensor]:
+    """The tensors of a plan and its `Visible` by name; `want` only where the last layer is narrowed to it."""
+    values = {field.name: getattr(part, field.name) for part in (plan, plan.visible) for field in fields(part)}
     return {
-        name: value for name, value in every.items() if isinstance(value, Tensor) and (name != "want" or plan.narrow)
+        name: value for name, value in values.items() if isinstance(value, Tensor) and (name != "want" or plan.narrow)
     }
 
 
 def _fixed(plan: Plan, inputs: dict[str, Tensor]) -> Plan:
     """The plan over these tensors, with nothing that only the host knows."""
     names = {field.name for field in fields(Visible)}
-    seen: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name in names}
+    visible: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name in names}
     own: dict[str, Any] = {"want": inputs["positions"][:, :1]}
     own |= {name: tensor for name, tensor in inputs.items() if name not in names}
-    return replace(plan, **own, visible=replace(plan.visible, **seen), uniform=None, span=None, fixed=True)
+    return replace(plan, **own, visible=replace(plan.visible, **visible), uniform=None, span=None, fixed=True)

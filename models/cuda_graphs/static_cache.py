@@ -1,7 +1,7 @@
-"""Caches whose memory stays where it is while rows leave, and is handed on to the next request.
+"""Caches at fixed addresses, handed on from one request to the next.
 
-A recorded step writes and reads where it did when it was recorded. So rows that stay move up in place, and the memory
-of a cache that dies waits for the next one of its size, with the steps that were recorded on it.
+A captured step writes and reads the addresses that it was captured with. So the remaining rows move up in place, and
+the memory of a dead cache waits for the next one of its size, with the graphs that were captured on it.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ class Store:
 
 
 class Stores:
-    """The stores of one stack: lent to caches, and kept for a while when those die."""
+    """The stores of one stack: caches acquire them, and release them when they die."""
 
     def __init__(
-        self, make: Callable[[int, int], KVCache], rounded: Callable[[int], int], dropped: Callable[[int], None]
+        self, make: Callable[[int, int], KVCache], rounded: Callable[[int], int], on_drop: Callable[[int], None]
     ) -> None:
-        """`make` a cache of rows and capacity; rows are `rounded` up; `dropped` is told the number of a lost store."""
-        self._make, self._rounded, self._dropped = make, rounded, dropped
+        """`make` a cache of rows and capacity; rows are `rounded` up; `on_drop` gets the number of a dropped store."""
+        self._make, self._rounded, self._on_drop = make, rounded, on_drop
         self._idle: list[Store] = []
 
-    def take(self, rows: int, capacity: int) -> Store:
-        """A store with room for so many rows and slots; what it holds means nothing."""
+    def acquire(self, rows: int, capacity: int) -> Store:
+        """A store with room for so many rows and slots; its contents are undefined."""
         size = self._rounded(rows), -(-capacity // _SLOTS) * _SLOTS
-        found = next((store for store in self._idle if store.size == size), None)
-        if found is not None:
-            self._idle.remove(found)
+        idle = next((store for store in self._idle if store.size == size), None)
+        if idle is not None:
+            self._idle.remove(idle)
         while len(self._idle) > _IDLE:
-            self._dropped(self._idle.pop(0).number)
-        if found is not None:
-            return found
-        made = self._make(*size)
-        return Store(made.k, made.v)
+            self._on_drop(self._idle.pop(0).number)
+        if idle is not None:
+            return idle
+        cache = self._make(*size)
+        return Store(cache.k, cache.v)
 
-    def give(self, store: Store) -> None:
-        """Takes back a store that nobody uses any more. Any time, the collector may call: nothing else happens here."""
+    def release(self, store: Store) -> None:
+        """Takes back a store that nobody uses. The garbage collector may call this any time: it does nothing else."""
         self._idle.append(store)
 
 
@@ -69,12 +69,12 @@ class StaticCache(KVCache):
     def __init__(self, stores: Stores, batch: int, capacity: int) -> None:
         super().__init__(layers=0, batch=batch, capacity=capacity, kv_heads=0, head_dim=0)
         self._stores = stores
-        self._enter(stores.take(batch, capacity))
+        self._use(stores.acquire(batch, capacity))
 
-    def over(self, rows: int) -> KVCache:
-        """A cache of the first `rows` of the store, for a recorded step."""
+    def first_rows(self, rows: int) -> KVCache:
+        """A cache of the first `rows` of the store, for a captured step."""
         cache = KVCache(layers=0, batch=rows, capacity=self.store.size[1], kv_heads=0, head_dim=0)
-        cache.k, cache.v = ([tensor[:rows] for tensor in held] for held in (self.store.k, self.store.v))
+        cache.k, cache.v = ([tensor[:rows] for tensor in layers] for layers in (self.store.k, self.store.v))
         return cache
 
     def keep(self, rows: Tensor) -> None:
@@ -82,36 +82,36 @@ class StaticCache(KVCache):
         rows = self._all(rows)
         self.shift = None if self.shift is None else self.shift[rows.to(self.shift.device)]
         self.batch = len(rows)
-        more = self.batch > self.store.size[0]
-        self._copy(self._stores.take(self.batch, self.capacity) if more else self.store, rows)
+        too_small = self.batch > self.store.size[0]
+        self._copy(self._stores.acquire(self.batch, self.capacity) if too_small else self.store, rows)
 
     def grow(self, capacity: int) -> None:
         if capacity > self.store.size[1]:
-            self._copy(self._stores.take(self.batch, capacity), torch.arange(self.batch))
+            self._copy(self._stores.acquire(self.batch, capacity), torch.arange(self.batch))
         self.capacity = max(capacity, self.capacity)
 
     def _copy(self, store: Store, rows: Tensor) -> None:
         """The rows [n] of this cache become the first ones of `store`, which it is in from then on."""
         with torch.inference_mode(False), torch.no_grad():
-            for held, taking in ((self.k, store.k), (self.v, store.v)):
-                for ours, theirs in zip(held, taking, strict=True):
-                    theirs[: len(rows), : self.capacity] = ours[:, : self.capacity][rows.to(ours.device)]
+            for sources, targets in ((self.k, store.k), (self.v, store.v)):
+                for source, target in zip(sources, targets, strict=True):
+                    target[: len(rows), : self.capacity] = source[:, : self.capacity][rows.to(source.device)]
         if store is not self.store:
-            self._leave()
-            self._enter(store)
+            self._release()
+            self._use(store)
         else:
             self._bind()
 
-    def _enter(self, store: Store) -> None:
+    def _use(self, store: Store) -> None:
         self.store = store
-        self._leave = weakref.finalize(self, self._stores.give, store)
-        self._leave.atexit = False
+        self._release = weakref.finalize(self, self._stores.release, store)
+        self._release.atexit = False
         self._bind()
 
     def _bind(self) -> None:
-        self.k, self.v = ([tensor[: self.batch] for tensor in held] for held in (self.store.k, self.store.v))
+        self.k, self.v = ([tensor[: self.batch] for tensor in layers] for layers in (self.store.k, self.store.v))
         self._views.clear()
 
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
-        room = self.store.size[1]
-        return (rows[:, None] * (room + 1) + torch.where(slots < 0, room, slots)).flatten()
+        capacity = self.store.size[1]
+        return (rows[:, None] * (capacity + 1) + torch.where(slots < 0, capacity, slots)).flatten()

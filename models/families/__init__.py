@@ -1,19 +1,25 @@
-"""Checkpoint families that load natively; importing this package registers them, and needs no torch."""
+"""Checkpoint families that load natively; importing this package registers every module of it, and needs no torch."""
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
+
 from ..errors import ModelError
-from . import dimple, dream, llada, llama, llamagen, qwen2, qwen3, sdar
 from .base import FAMILIES, Config, FamilySpec, Unsupported, architecture, register
 
 __all__ = ["FAMILIES", "FamilySpec", "Unsupported", "architecture", "match", "register"]
 
-_BUILT_IN = (dimple, dream, llada, llama, llamagen, qwen2, qwen3, sdar)
+_OTHER = ("mar",)  # no FamilySpec: its tokens are vectors, load.py calls it, and it imports torch
+
+for _name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+    if _name not in _OTHER:
+        import_module(f"{__name__}.{_name}")
 
 
 def match(config: Config) -> FamilySpec | None:
     """The family whose checkpoints look like `config`, or None. Raises ModelError if two claim it."""
-    found = [spec for spec in FAMILIES.values() if spec.matches(config)]
-    if len(found) > 1:
-        raise ModelError(f"this config is claimed by several families: {', '.join(spec.name for spec in found)}")
-    return found[0] if found else None
+    matches = [spec for spec in FAMILIES.values() if spec.matches(config)]
+    if len(matches) > 1:
+        raise ModelError(f"this config is claimed by several families: {', '.join(spec.name for spec in matches)}")
+    return matches[0] if matches else None

@@ -1,4 +1,4 @@
-"""What a family states about its checkpoints, and the registry of families."""
+"""The description of a checkpoint family, and the registry of families."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 
 if TYPE_CHECKING:
-    from torch import Tensor  # not imported here: which family a config is of is told before torch is there
+    from torch import Tensor  # matching a config to a family must not import torch
 
 Config = dict[str, Any]  # a published config.json
 
@@ -21,15 +21,14 @@ class Unsupported(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class FamilySpec:
-    """One checkpoint family: which configs are its own, its shape, its tensor names, and its facts."""
+    """One checkpoint family: which configs belong to it, its shape, its tensor names, and how it decodes."""
 
     name: str
     summary: str
     matches: Callable[[Config], bool]
     decoder: Callable[[Config], DecoderConfig]  # raises Unsupported
-    names: Mapping[
-        str, str | tuple[str, ...]
-    ]  # parameter -> published stem(s), `{i}` for the layer; fused in this order
+    # parameter -> published name or names, `{i}` for the layer; several are fused in this order
+    names: Mapping[str, str | tuple[str, ...]]
     attention: Literal["bidirectional", "block-causal", "causal"]
     shift: Literal[0, 1]
     mask: tuple[int, str] | None = None  # default id and token of the mask
@@ -37,9 +36,9 @@ class FamilySpec:
     start: tuple[int, str] | None = None  # default id and token that open a sequence
     block: int | None = None  # block-causal: default width
     harmless: tuple[str, ...] = ()  # patterns of published tensors that need not be loaded
-    sliding: Callable[[Config], int | None] = lambda config: None  # window past which layers stop seeing everything
-    convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor  # as it is kept here
-    imaging: str = ""  # of a model of pictures: module and function that build its picture side from a `Picturing`
+    sliding: Callable[[Config], int | None] = lambda config: None  # window of sliding-window layers
+    convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor
+    imaging: str = ""  # image models: "module:function" that builds their interface from `ImagingParts`
     positions: Callable[[Config], int | None] = lambda config: config.get("max_position_embeddings")
 
 

@@ -1,12 +1,12 @@
-"""What Llama, Qwen2, Qwen3 and the diffusion models made from them share: shape, rotary scaling and tensor names."""
+"""Shape, rotary scaling and tensor names of Llama, Qwen2, Qwen3 and the diffusion models made from them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..decoder_config import DecoderConfig
+from ..decoder_config import Activation, DecoderConfig
 from ..errors import ModelError, one_line
-from ..hf.hf_logging import quiet
+from ..hf.hf_logging import silence
 from .base import Config, Unsupported, require
 
 _LAYER = "model.layers.{i}."
@@ -27,7 +27,13 @@ NAMES: dict[str, str | tuple[str, ...]] = {
     "layers.{i}.down_weight": _LAYER + "mlp.down_proj.weight",
     "layers.{i}.down_bias": _LAYER + "mlp.down_proj.bias",
 }
-HARMLESS = (r".*rotary_emb\.inv_freq",)  # buffers that old checkpoints stored; they follow from the config
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+HARMLESS = (r".*rotary_emb\.inv_freq",)  # buffers in old checkpoints; they follow from the config
 
 
 def complete(config: Config, kind: str) -> Any:
@@ -38,16 +44,16 @@ def complete(config: Config, kind: str) -> Any:
         key: value for key, value in config.items() if key not in ("model_type", "auto_map", "quantization_config")
     }
     try:
-        with quiet():
+        with silence():
             return CONFIG_MAPPING[kind].from_dict(settings)
     except Exception as error:  # the classes validate with several kinds of exception
         raise ModelError(f"config.json does not describe a {kind} model: {one_line(error)}") from error
 
 
 def shape(config: Config, kind: str, *, qkv_bias: bool | None = None, qk_norm: bool = False) -> DecoderConfig:
-    """The stack that a config of `kind` ("llama", ...) describes; `qkv_bias` None reads it from the config."""
+    """The decoder that a config of `kind` ("llama", ...) describes; `qkv_bias` None reads it from the config."""
     full = complete(config, kind)
-    require({"hidden_act": full.hidden_act}, {"hidden_act": ("silu", "swish")})
+    require({"hidden_act": full.hidden_act}, {"hidden_act": tuple(ACTIVATIONS)})
     biased = bool(getattr(full, "attention_bias", False))
     head_dim = getattr(full, "head_dim", None) or full.hidden_size // full.num_attention_heads
     frequencies, scale = rotary(full, config, head_dim)
@@ -67,6 +73,7 @@ def shape(config: Config, kind: str, *, qkv_bias: bool | None = None, qk_norm: b
         mlp_bias=bool(getattr(full, "mlp_bias", False)),
         qk_norm=qk_norm,
         tied=bool(full.tie_word_embeddings),
+        activation=ACTIVATIONS[full.hidden_act],
     )
 
 
@@ -93,7 +100,7 @@ def rotary(full: Any, config: Config, head_dim: int) -> tuple[tuple[float, ...],
 
 
 def sliding(config: Config, kind: str) -> int | None:
-    """The window of the config's sliding layers, or None where every layer sees everything."""
+    """The window of the config's sliding layers, or None where every layer has full attention."""
     full = complete(config, kind)
     window = getattr(full, "sliding_window", None)
     kinds = getattr(full, "layer_types", None) or []

@@ -1,9 +1,9 @@
-"""LlamaGen: Llama's blocks over the cells of a picture, behind a class or a caption.
+"""LlamaGen: Llama's blocks over the token grid of an image, after a class or a caption.
 
 Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation, https://arxiv.org/abs/2406.06525
 
-Published files hold tensors alone. What they do not say (heads, cells) is stated by a config.json, by a file of the
-same name that ends in `.args.json`, or follows from the width and the file's name as the published ones are called.
+Published files hold tensors alone. What they leave open (heads, grid) is stated by a config.json, by a file of the same
+name that ends in `.args.json`, or follows from the width and from the naming of the published files.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from ..loading.weights import Published
 
-CONDITION = "cls_embedding."  # what turns a class or a caption into input states
+CONDITION = "cls_embedding."  # the tensors that embed a class or a caption
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2560: 40, 2048: 32, 3200: 32, 4096: 32}  # of the published widths
-_SIDES = {"256": 16, "384": 24, "512": 32}  # pixels in a file's name, cells along a side
+_SIDES = {"256": 16, "384": 24, "512": 32}  # pixels in a file's name, tokens along a side
 _LAYER = "layers.{i}."
 _NAMES: dict[str, str | tuple[str, ...]] = {
     "embed.weight": "tok_embeddings.weight",
@@ -42,7 +42,7 @@ _NAMES: dict[str, str | tuple[str, ...]] = {
 
 
 def read_config(file: Path, published: Mapping[str, Published]) -> Config:
-    """What a config.json would say of the tensors in `file`. Raises ModelError for those of another model."""
+    """The configuration read off the tensors in `file`. Raises ModelError for those of another model."""
     table, output = published.get("tok_embeddings.weight"), published.get("output.weight")
     gate = published.get("layers.0.feed_forward.w1.weight")
     if table is None or output is None or gate is None:
@@ -51,7 +51,7 @@ def read_config(file: Path, published: Mapping[str, Published]) -> Config:
         )
     layers = 1 + max(int(hit[1]) for name in published if (hit := re.match(r"layers\.(\d+)\.", name)))
     width = table.shape[1]
-    found: Config = {
+    config: Config = {
         "dim": width,
         "n_layer": layers,
         "vocab_size": table.shape[0],
@@ -59,37 +59,37 @@ def read_config(file: Path, published: Mapping[str, Published]) -> Config:
         "gpt_type": "c2i" if CONDITION + "embedding_table.weight" in published else "t2i",
     }
     if width in HEADS:
-        found["n_head"] = HEADS[width]
+        config["n_head"] = HEADS[width]
     stated = file.with_name(file.name.removesuffix(file.suffix) + ".args.json")
     if stated.is_file():
-        found |= _arguments(stated)
-    rows, taken = published.get("freqs_cis"), published.get(CONDITION + "uncond_embedding")
-    found.setdefault("cls_token_num", taken.shape[0] if taken is not None else 1)
-    if "block_size" not in found and rows is not None:
-        found["block_size"] = rows.shape[0] - found["cls_token_num"]
+        config |= _arguments(stated)
+    rows, uncond = published.get("freqs_cis"), published.get(CONDITION + "uncond_embedding")
+    config.setdefault("cls_token_num", uncond.shape[0] if uncond is not None else 1)
+    if "block_size" not in config and rows is not None:
+        config["block_size"] = rows.shape[0] - config["cls_token_num"]
     sizes = [side for pixels, side in _SIDES.items() if pixels in re.split(r"\D+", file.stem)]
-    if "block_size" not in found and len(sizes) == 1:
-        found["block_size"] = sizes[0] ** 2
-    for key, what in (("n_head", "how many heads"), ("block_size", "how many cells a picture")):
-        if key not in found:
+    if "block_size" not in config and len(sizes) == 1:
+        config["block_size"] = sizes[0] ** 2
+    for key, what in (("n_head", "how many heads"), ("block_size", "how many tokens an image")):
+        if key not in config:
             raise ModelError(
                 f"{file} does not say {what} it has", f'write {{"{key}": ...}} into {stated.name} beside it'
             )
-    return {"model_type": "llamagen", **found}
+    return {"model_type": "llamagen", **config}
 
 
 def _arguments(file: Path) -> Config:
-    held = read_json(file)
-    kind = {"gpt_type": held.pop("model_type")} if "model_type" in held else {}
-    return {**held, **kind}
+    arguments = read_json(file)
+    kind = {"gpt_type": arguments.pop("model_type")} if "model_type" in arguments else {}
+    return {**arguments, **kind}
 
 
 def side(config: Config) -> int:
-    """Cells along a side of a picture. Raises ModelError for a number of cells that makes no square."""
-    cells = int(config["block_size"])
-    root = math.isqrt(cells)
-    if root * root != cells or not cells:
-        raise ModelError(f"block_size is {cells}, and a picture's cells make a square", "16x16 cells are 256")
+    """Tokens along a side of an image. Raises ModelError for a number of tokens that makes no square."""
+    tokens = int(config["block_size"])
+    root = math.isqrt(tokens)
+    if root * root != tokens or not tokens:
+        raise ModelError(f"block_size is {tokens}, and an image's tokens make a square", "16x16 tokens are 256")
     return root
 
 
@@ -126,38 +126,38 @@ def _hidden(config: Config, width: int) -> int:
     return multiple * -(-hidden // multiple)
 
 
-def halved(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
-    """Rows of published queries and keys, whose pairs stand side by side, in the order in which halves are rotated."""
-    return _ordered(name, tensor, config, "h (d two) e -> h (two d) e")
+def to_halves(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
+    """Rows of published queries and keys, stored pair by pair, in the decoder's order: it rotates halves."""
+    return _reorder(name, tensor, config, "h (d two) e -> h (two d) e")
 
 
-def paired(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
-    """The inverse of `halved`, for writing a checkpoint."""
-    return _ordered(name, tensor, config, "h (two d) e -> h (d two) e")
+def to_pairs(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
+    """The inverse of `to_halves`, for writing a checkpoint."""
+    return _reorder(name, tensor, config, "h (two d) e -> h (d two) e")
 
 
-def _ordered(name: str, tensor: Tensor, config: DecoderConfig, order: str) -> Tensor:
+def _reorder(name: str, tensor: Tensor, config: DecoderConfig, order: str) -> Tensor:
     import torch
     from einops import rearrange
 
     if not name.endswith("qkv_weight"):
         return tensor
-    size, turned = config.head_dim, (config.heads + config.kv_heads) * config.head_dim
-    heads = rearrange(tensor[:turned], "(h d) e -> h d e", d=size)
-    return torch.cat((rearrange(rearrange(heads, order, two=2), "h d e -> (h d) e"), tensor[turned:]))
+    size, rotated = config.head_dim, (config.heads + config.kv_heads) * config.head_dim
+    heads = rearrange(tensor[:rotated], "(h d) e -> h d e", d=size)
+    return torch.cat((rearrange(rearrange(heads, order, two=2), "h d e -> (h d) e"), tensor[rotated:]))
 
 
 LLAMAGEN = register(
     FamilySpec(
         name="llamagen",
-        summary="LlamaGen: pictures of a class or a caption",
+        summary="LlamaGen: images of a class or a caption",
         matches=lambda config: config.get("model_type") == "llamagen",
         decoder=_decoder,
         names=_NAMES,
         attention="causal",
         shift=1,
         harmless=(r"cls_embedding\..*", "freqs_cis"),
-        convert=halved,
+        convert=to_halves,
         imaging="pardec.models.images.llamagen:build",
         positions=lambda config: int(config.get("cls_token_num", 1)) + int(config["block_size"]),
     )

@@ -1,8 +1,8 @@
-"""MAR: pictures of a class from vectors of real numbers.
+"""MAR: images of a class, as vectors of real numbers.
 
 Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
 
-Published files hold tensors alone. What they do not say (heads, the picture's size) is stated by a config.json or an
+Published files hold tensors alone. What they leave open (heads, the image's size) is stated by a config.json or an
 `args.json` beside them, with the names of the authors' arguments, or follows from the width as published.
 """
 
@@ -18,31 +18,30 @@ import torch
 from torch import Tensor, nn
 
 from .. import finite
-from ..continuous.contracts import ContinuousModel, stated
+from ..continuous.contracts import ContinuousModel, read_sizes
 from ..continuous.diffusion_head import DiffusionHead, MARHead
 from ..continuous.mar import MARBackbone, Reader
 from ..errors import ModelError, listed
-from ..images.contracts import Layout, Pictures
+from ..images.contracts import ImageLayout, Imaging
 from ..kernels import layout
 from ..loading.sources import Source, read_json
 from ..loading.weights import Published, read
 from .base import Config
 
-FILE = "checkpoint-last.pth"  # what the authors' training saves
-MARK = "diffusion_pos_embed_learned"  # the tensor that tells a MAR checkpoint
+MARK = "diffusion_pos_embed_learned"  # a tensor that only a MAR checkpoint has
 HEADS = {768: 12, 1024: 16, 1280: 16}  # of the published widths
-STEPS = 100  # of the head, where nothing says otherwise
+STEPS = 100  # of the head, unless the config states another number
 _HEAD = "diffloss.net."
 _HARMLESS = ("diffloss.train_diffusion", "diffloss.gen_diffusion")
 
 
-def described(folder: Path, published: Mapping[str, Published], stem: str = "") -> Config:
-    """What a config.json says, or would say, of the tensors. Raises ModelError for those of another model."""
+def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -> Config:
+    """The configuration, stated or read off the tensors. Raises ModelError for those of another model."""
     if MARK not in published:
         raise ModelError(f"{folder} does not hold a MAR model", f"its weights have a tensor {MARK}")
-    made: Config = {}
+    config: Config = {}
     for name in ("config.json", "args.json", f"{stem}.args.json"):
-        made |= read_json(folder / name)
+        config |= read_json(folder / name)
     tokens, decoder = published[MARK].shape[1:]
     encoder = published["encoder_pos_embed_learned"].shape
     size = published["z_proj.weight"].shape[1]
@@ -58,37 +57,37 @@ def described(folder: Path, published: Mapping[str, Published], stem: str = "") 
         "mlp_ratio": published["encoder_blocks.0.mlp.fc1.weight"].shape[0] / encoder[2],
     }
     for name, value in read_off.items():
-        if name in made and float(made[name]) != float(value):
-            raise ModelError(f"{folder}: {name} is said to be {made[name]}, and the tensors have {value}")
-    made |= {"model_type": "mar", **read_off, "tokens": tokens, "token_size": size}
+        if name in config and float(config[name]) != float(value):
+            raise ModelError(f"{folder}: {name} is stated as {config[name]}, and the tensors have {value}")
+    config |= {"model_type": "mar", **read_off, "tokens": tokens, "token_size": size}
     for part in ("encoder", "decoder"):
-        width = made[f"{part}_embed_dim"]
-        if f"{part}_num_heads" not in made and width not in HEADS:
+        width = config[f"{part}_embed_dim"]
+        if f"{part}_num_heads" not in config and width not in HEADS:
             raise ModelError(
                 f"{folder} does not say how many heads its {part} has",
                 f'write {{"{part}_num_heads": ...}} into args.json',
             )
-        made.setdefault(f"{part}_num_heads", HEADS.get(width))
-    made.setdefault("num_sampling_steps", str(STEPS))
-    return made
+        config.setdefault(f"{part}_num_heads", HEADS.get(width))
+    config.setdefault("num_sampling_steps", str(STEPS))
+    return config
 
 
 def _depth(published: Mapping[str, Published], part: str) -> int:
-    found = [int(hit[1]) for name in published if (hit := re.match(re.escape(part) + r"\.(\d+)\.", name))]
-    return 1 + max(found, default=-1)
+    numbers = [int(hit[1]) for name in published if (hit := re.match(re.escape(part) + r"\.(\d+)\.", name))]
+    return 1 + max(numbers, default=-1)
 
 
 def networks(config: Config) -> tuple[MARBackbone, MARHead]:
     """The modules that a configuration describes, with random weights."""
     names = ("tokens", "token_size", "class_num", "buffer_size", "diffloss_d", "diffloss_w")
-    tokens, size, classes, buffer, depth, width = stated(config, *names)
+    tokens, size, classes, buffer, depth, width = read_sizes(config, *names)
     encoder, decoder = (
-        stated(config, *(f"{part}_{what}" for what in ("embed_dim", "depth", "num_heads")))
+        read_sizes(config, *(f"{part}_{what}" for what in ("embed_dim", "depth", "num_heads")))
         for part in ("encoder", "decoder")
     )
     for part, (wide, _, heads) in (("encoder", encoder), ("decoder", decoder)):
         if wide % heads:
-            raise ModelError(f"{heads} heads of the {part} do not share its width of {wide}")
+            raise ModelError(f"{heads} heads do not divide the {part}'s width of {wide}")
     backbone = MARBackbone(
         tokens=tokens,
         size=size,
@@ -101,20 +100,20 @@ def networks(config: Config) -> tuple[MARBackbone, MARHead]:
     return backbone, MARHead(size=size, condition=decoder[0], width=width, depth=depth)
 
 
-class MARPictures:
-    """The picture side of one MAR checkpoint: vectors in raster order, and the KL autoencoder that draws them."""
+class MARImaging:
+    """The image interface of one MAR checkpoint: vectors in raster order, and the KL autoencoder that decodes them."""
 
     def __init__(self, config: Config, decoder: Any, *, defaults: Mapping[str, Any], device: torch.device, name: str):
-        """`decoder` names the autoencoder, None where there is none; it is read when it is needed."""
+        """`decoder` names the autoencoder, loaded on first use; None where there is none."""
         side = math.isqrt(int(config["tokens"]))
         if side * side != config["tokens"]:
-            raise ModelError(f"{name} has {config['tokens']} tokens, and a picture's make a square")
+            raise ModelError(f"{name} has {config['tokens']} tokens, and those of an image make a square")
         if int(config.get("patch_size", 1)) != 1:
-            raise ModelError(f"{name} has patches of {config['patch_size']} cells, and tokens of one cell are drawn")
-        self.layout = Layout(side, side)
+            raise ModelError(f"{name} has patches of {config['patch_size']} latents a side, and only one is supported")
+        self.layout = ImageLayout(side, side)
         self.classes = int(config["class_num"])
         self.defaults = dict(defaults)
-        self._named, self._device, self._name = decoder, device, name
+        self._source, self._device, self._name = decoder, device, name
         self._size = int(config["token_size"])
         self._decoder: Any = None
 
@@ -123,8 +122,8 @@ class MARPictures:
         return "class"
 
     @property
-    def drawable(self) -> bool:
-        return self._named is not None
+    def can_decode(self) -> bool:
+        return self._source is not None
 
     @property
     def decoder(self) -> Any:
@@ -132,23 +131,23 @@ class MARPictures:
         from ..images.kl_files import load_kl
 
         if self._decoder is None:
-            if self._named is None:
+            if self._source is None:
                 raise ModelError(
-                    f"{self._name} has no autoencoder, so its tokens cannot be drawn",
+                    f"{self._name} has no autoencoder, so its tokens cannot be decoded",
                     'load it with decoder="kl16.ckpt", or put that file beside the weights',
                 )
-            made = load_kl(self._named)
-            if made.channels != self._size:
+            kl = load_kl(self._source)
+            if kl.channels != self._size:
                 raise ModelError(
-                    f"the autoencoder {self._named} has {made.channels} channels, and a token of {self._name} "
+                    f"the autoencoder {self._source} has {kl.channels} channels, and a token of {self._name} "
                     f"has {self._size} numbers",
                     "name the autoencoder that the model was trained with",
                 )
-            self._decoder = made.to(self._device)
+            self._decoder = kl.to(self._device)
         return self._decoder
 
     @property
-    def cell(self) -> int:
+    def downsample(self) -> int:
         return int(self.decoder.shape.downsample)
 
     @torch.inference_mode()
@@ -171,7 +170,7 @@ def load_mar(
     from ..images.kl_files import find_kl
 
     if decoder is not None:
-        find_kl(decoder)  # one that is not there is told before weights are read
+        find_kl(decoder)  # a missing one is reported before weights are read
     with torch.device("meta"):
         backbone, net = networks(config)
     wanted: dict[str, tuple[nn.Module, str]] = {name: (backbone, name) for name in backbone.state_dict()}
@@ -179,19 +178,19 @@ def load_mar(
     used = {name: entry for name, entry in published.items() if not name.startswith(_HARMLESS)}
     _check(source.name, wanted, used)
 
-    def place(name: str, tensor: Tensor) -> None:
+    def load(name: str, tensor: Tensor) -> None:
         part, own = wanted[name]
-        product = isinstance(part.get_submodule(own.rpartition(".")[0]), nn.Linear)
-        make = layout.empty if product else torch.empty
+        linear = isinstance(part.get_submodule(own.rpartition(".")[0]), nn.Linear)
+        make = layout.empty if linear else torch.empty
         weight = make(tensor.shape, dtype=dtype, device=device)
         layout.fill(weight, tensor)
         part.load_state_dict({own: weight}, strict=False, assign=True)
 
-    read(used, place)
+    read(used, load)
     for part in (backbone, net):
         part.eval().requires_grad_(False)
     head = DiffusionHead(net, int(config["num_sampling_steps"]))
-    pictures: Pictures = MARPictures(
+    imaging: Imaging = MARImaging(
         config,
         decoder or config.get("image_tokenizer") or _beside(source.folder),
         defaults=read_json(source.folder / "generation_config.json"),
@@ -201,7 +200,7 @@ def load_mar(
     return ContinuousModel(
         backbone=Reader(backbone, net),
         head=head,
-        imaging=pictures,
+        imaging=imaging,
         config=config,
         name=source.name,
         path=source.folder,
@@ -228,5 +227,5 @@ def _check(name: str, wanted: Mapping[str, tuple[Any, str]], published: Mapping[
 
 def _beside(folder: Path) -> str | None:
     """The file of the autoencoder, where one lies beside the weights."""
-    found = [file for pattern in ("kl*.ckpt", "kl*.pt", "kl*.safetensors") for file in sorted(folder.glob(pattern))]
-    return str(found[0]) if len(found) == 1 else None
+    files = [file for pattern in ("kl*.ckpt", "kl*.pt", "kl*.safetensors") for file in sorted(folder.glob(pattern))]
+    return str(files[0]) if len(files) == 1 else None

@@ -1,4 +1,4 @@
-"""Loading a model of transformers as a `LanguageModel`, when no native family takes it: causal LMs, and `PICTURES`."""
+"""Loads a model of transformers as a `LanguageModel` when no native family does: causal LMs, and `IMAGE_MODELS`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from ..errors import ModelError, listed, one_line
 from ..loading import configs
 from ..loading.decoding_config import end_ids, pad_id
-from ..loading.kinds import PICTURES
+from ..loading.kinds import IMAGE_MODELS
 from ..loading.placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
-from ..loading.quantize import fitting, quantize_linears, quantizer
+from ..loading.quantize import preferred_dtype, quantize_linears, quantizer
 from ..loading.sources import Source, read_json
 from ..loading.tokenizers import load_tokenizer
 from ..loading.weights import inspect, weight_files
 from ..model import DecodingConfig, LanguageModel
-from .hf_logging import quiet
+from .hf_logging import silence
 
 
 def load_adapter(
@@ -31,46 +31,44 @@ def load_adapter(
     device_map: str | dict[str, Any] | None,
     quantize: str | None = None,
 ) -> LanguageModel:
-    """Load through transformers; `why` no native family does is repeated in what `describe` says.
+    """Load through transformers; `why` no native family does becomes part of `describe`.
 
-    Raises ModelError for what cannot be run faithfully.
+    Raises ModelError for a model that cannot be run faithfully.
     """
     from .causal_lm import HFAdapter, Parts
 
-    opened = None
-    if where := PICTURES.get(str(config.get("model_type"))):
+    prepare = None
+    if where := IMAGE_MODELS.get(str(config.get("model_type"))):
         if device_map is not None:
             raise ModelError(
-                f"{source.name} draws pictures, and device_map spreads models of text",
+                f"{source.name} generates images, and device_map is for text models",
                 'name one device in its place: device="cuda"',
             )
         if quantize is not None:
-            raise ModelError(f"{source.name} draws pictures, and quantize={quantize} is of models of text")
+            raise ModelError(f"{source.name} generates images, and quantize={quantize} is for text models")
         module, _, function = where.partition(":")
-        opened = getattr(import_module(module), function)(source)
+        prepare = getattr(import_module(module), function)(source)
     published = inspect(weight_files(source.folder))
-    kind, kind_reason = fitting(quantize, dtype) or choose_dtype(dtype, device, stored_dtype(published))
-    smaller = None if quantize is None else quantizer(quantize, device, kind)
-    placed = device_map if device_map is not None else {"": device}
-    model = guarded(
-        source.name, lambda: _pretrained(source, kind, placed, pictures=opened is not None), published, kind
-    )
-    if smaller is not None:
-        quantize_linears(smaller, model, model.get_input_embeddings().weight)
-    parts, imaging = opened(model) if opened else (Parts.causal(model), None)
+    kind, kind_reason = preferred_dtype(quantize, dtype) or choose_dtype(dtype, device, stored_dtype(published))
+    quantize_weight = None if quantize is None else quantizer(quantize, device, kind)
+    placement = device_map if device_map is not None else {"": device}
+    model = guarded(source.name, lambda: _load(source, kind, placement, images=prepare is not None), published, kind)
+    if quantize_weight is not None:
+        quantize_linears(quantize_weight, model, model.get_input_embeddings().weight)
+    parts, imaging = prepare(model) if prepare else (Parts.causal(model), None)
     adapter = HFAdapter(model, source.name, parts)
     flat = {**config, **model.config.get_text_config(decoder=True).to_dict()}
     if imaging is None:
         tokenizer = load_tokenizer(source.tokenizer)
         generation = read_json(source.folder / "generation_config.json")
-        configs.checked(generation, f"{source.name}: generation_config.json")
+        configs.check_config(generation, f"{source.name}: generation_config.json")
         decoding_config = _decoding_config(flat, generation, tokenizer, adapter.vocab)
-    else:  # what its files say of ids is said of its text
+    else:  # the ids in its files are those of its text
         tokenizer, decoding_config = (
             None,
             DecodingConfig(mask_id=None, eos_ids=(), pad_id=0, bos_id=None, shift=1, attention="causal"),
         )
-    place = f"on {adapter.device} ({reason})" if device_map is None else "spread by device_map"
+    where = f"on {adapter.device} ({reason})" if device_map is None else "spread by device_map"
     return LanguageModel(
         decoder=adapter,
         decoding_config=decoding_config,
@@ -86,8 +84,8 @@ def load_adapter(
         width=int(adapter.embedding.shape[1]),
         max_positions=flat.get("max_position_embeddings"),
         limit=adapter.limit,
-        choice=f"{place}, {short(kind)} ({kind_reason})"
-        + ("" if smaller is None else f", {smaller.said()}")
+        choice=f"{where}, {short(kind)} ({kind_reason})"
+        + ("" if quantize_weight is None else f", {quantize_weight.summary()}")
         + f"; {why}",
         imaging=imaging,
         quantized=quantize,
@@ -108,12 +106,12 @@ def _decoding_config(
     )
 
 
-def _pretrained(source: Source, dtype: torch.dtype, device_map: Any, *, pictures: bool) -> Any:
+def _load(source: Source, dtype: torch.dtype, device_map: Any, *, images: bool) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
-        with quiet():
-            model, info = (AutoModelForImageTextToText if pictures else AutoModelForCausalLM).from_pretrained(
+        with silence():
+            model, info = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_pretrained(
                 source.folder,
                 dtype=dtype,
                 device_map=device_map,
@@ -126,14 +124,14 @@ def _pretrained(source: Source, dtype: torch.dtype, device_map: Any, *, pictures
             raise
         raise ModelError(f"transformers cannot load {source.name}: {one_line(error)}") from error
     groups = (("missing", "missing_keys"), ("not known", "unexpected_keys"), ("of the wrong shape", "mismatched_keys"))
-    said = [
+    problems = [
         f"{len(info[key])} {kind}: {listed(sorted(str(entry) for entry in info[key]))}"
         for kind, key in groups
         if info.get(key)
     ]
-    if said:
+    if problems:
         raise ModelError(
-            f"the tensors do not match a {type(model).__name__} of this config; {'; '.join(said)}",
+            f"the tensors do not match a {type(model).__name__} of this config; {'; '.join(problems)}",
             "check that config.json and the weights belong together",
         )
     return model.eval()

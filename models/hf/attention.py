@@ -1,4 +1,4 @@
-"""pardec's attention under the name and signature that transformers' layers call theirs by."""
+"""pardec's attention as an attention function of transformers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from transformers import AttentionInterface
 
 from ..errors import ModelError
 from ..kernels.attention import attend
-from ..kernels.attention_pattern import AttentionPattern, look
-from ..kv_cache import Address, KVCache
-from ..plan import Plan, moved
+from ..kernels.attention_pattern import AttentionPattern, attention_pattern
+from ..kv_cache import KVCache, Slots
+from ..plan import Plan, plan_on
 
 ATTENTION = "pardec"  # the name that pardec's attention is registered under
 
@@ -27,14 +27,14 @@ class Running:
     cache: KVCache | None
     heads: dict[int, tuple[int, int]] = field(default_factory=dict)  # layer -> its key/value heads and their size
     windows: set[int] = field(default_factory=set)
-    prepared: dict[torch.device, tuple[Plan, AttentionPattern, Address | None]] = field(default_factory=dict)
+    prepared: dict[torch.device, tuple[AttentionPattern, Slots | None]] = field(default_factory=dict)
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> tuple[Plan, AttentionPattern, Address | None]:
+    def on(self, device: torch.device, dtype: torch.dtype) -> tuple[AttentionPattern, Slots | None]:
         if device not in self.prepared:
-            plan, cache = moved(self.plan, device), self.cache
+            plan, cache = plan_on(self.plan, device), self.cache
             extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
-            attention_pattern = look(plan, extent=extent, dtype=dtype, device=device)
-            self.prepared[device] = (plan, attention_pattern, cache.address(plan) if cache is not None else None)
+            pattern = attention_pattern(plan, extent=extent, dtype=dtype, device=device)
+            self.prepared[device] = pattern, None if cache is None else cache.slots(plan)
         return self.prepared[device]
 
 
@@ -55,7 +55,7 @@ def _attention(
     running = running_forward.get(None)
     if running is None:
         raise ModelError(
-            f"a {type(module).__name__} attends through pardec, and runs outside of a forward of pardec's",
+            f"a {type(module).__name__} uses pardec's attention, and was called outside of a forward of pardec's",
             "use another copy of the model, or one with a config of its own, while pardec decodes with this one",
         )
     for name in ("softcap", "s_aux", "position_bias", "indices"):
@@ -67,14 +67,13 @@ def _attention(
     if settings.get("sliding_window"):
         running.windows.add(int(settings["sliding_window"]))
     running.heads[layer] = (key.shape[1], key.shape[3])
-    plan, attention_pattern, address = running.on(query.device, query.dtype)
+    pattern, slots = running.on(query.device, query.dtype)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if scaling is not None:
         q = q * (scaling * q.shape[-1] ** 0.5)
-    if running.cache is not None:
-        running.cache.write(layer, k, v, plan, address)
-        k, v = running.cache.k[layer], running.cache.v[layer]
-    return attend(q, k, v, attention_pattern), None
+    if slots is not None:
+        k, v = slots.write(layer, k, v)
+    return attend(q, k, v, pattern), None
 
 
 AttentionInterface.register(ATTENTION, _attention)

@@ -1,7 +1,7 @@
-"""Any other causal language model of transformers, run through the same contract as the native stack.
+"""Any other causal language model of transformers behind the native decoder's contract.
 
 The library's own layers run; only their attention is replaced, through its `AttentionInterface`, by pardec's `attend`
-over a position-addressed cache. Whether that gives the library's own logits is tried when the model is loaded.
+over a position-addressed cache. Loading checks that this gives the library's own logits.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from .attention import ATTENTION, Running, running_forward
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """What tokens of one vocabulary run through in a model of the library."""
+    """The modules of a transformers model that tokens of one vocabulary run through."""
 
     body: Any  # a library model: layers and final norm
     embed: nn.Module  # ids [B, Q] to input states [B, Q, E]; its `weight` is [V, E]
     head: nn.Module | None  # states [M, E] to logits [M, V]
     vocab: int
-    own: Callable[[Tensor], Tensor]  # ids [B, Q] to logits [B, Q, V], as the library makes them
+    own: Callable[[Tensor], Tensor]  # ids [B, Q] to logits [B, Q, V], as the library computes them
 
     @staticmethod
     def causal(model: Any) -> Parts:
-        """Those of a causal LM."""
+        """The modules of a causal LM."""
         head = model.get_output_embeddings()
         vocab = 0 if head is None else int(head.weight.shape[0])
-        # Of some models, as of Llama 4's text, the library's own prefix names nothing, and the whole is its base.
+        # For some models, such as Llama 4's text, the library's own prefix is wrong, and `base_model` is the whole.
         body = model.base_model if model.base_model is not model else getattr(model, "model", model)
         return Parts(
             body,
@@ -58,7 +58,7 @@ class HFAdapter:
     """
 
     def __init__(self, model: Any, name: str, parts: Parts | None = None) -> None:
-        """Runs `parts` of the model, those of its text by default.
+        """Runs `parts` of the model, by default those for text.
 
         Raises ModelError, naming the model, if pardec's attention does not give the model's own logits.
         """
@@ -84,10 +84,10 @@ class HFAdapter:
             )
         if self.layers - 1 in plan.hidden:
             raise ModelError(
-                f"{self.name} runs through transformers, which does not hand out the states of its last layer"
+                f"{self.name} runs through transformers, which does not return the states of its last layer"
             )
         hidden, running = self._run(plan, cache)
-        if len(running.heads) < self.layers:  # one was put in since it was loaded, with a config of its own
+        if len(running.heads) < self.layers:  # a layer was replaced since loading, with a config of its own
             self._require_all(running)
         return hidden
 
@@ -125,10 +125,10 @@ class HFAdapter:
 
     @property
     def device(self) -> torch.device:
-        """Where tokens go in."""
+        """The device of the embedding."""
         hook = getattr(self._embed, "_hf_hook", None)
-        place = getattr(hook, "execution_device", None)
-        return torch.device(place) if place is not None else next(self._embed.parameters()).device
+        device = getattr(hook, "execution_device", None)
+        return torch.device(device) if device is not None else next(self._embed.parameters()).device
 
     def _run(self, plan: Plan, cache: KVCache | None) -> tuple[Hidden, Running]:
         running = Running(plan, cache)
@@ -238,13 +238,13 @@ class HFAdapter:
             )
 
     def _find_devices(self, running: Running) -> dict[int, torch.device]:
-        found = dict.fromkeys(range(self.layers), self.device)
+        devices = dict.fromkeys(range(self.layers), self.device)
         for module in self._body.modules():
             layer = getattr(module, "layer_idx", None)
             if layer in running.heads and hasattr(module, "_hf_hook"):
-                place = getattr(module._hf_hook, "execution_device", None)
-                found[layer] = torch.device(place) if place is not None else found[layer]
-        return found
+                device = getattr(module._hf_hook, "execution_device", None)
+                devices[layer] = torch.device(device) if device is not None else devices[layer]
+        return devices
 
     def _compare(self, logits: Tensor, expected: Tensor, count: int) -> None:
         tolerance = 1e-3 if self.model.dtype == torch.float32 else 6e-2

@@ -1,4 +1,4 @@
-"""Keeping transformers from talking about what pardec checks and says itself."""
+"""Silences transformers where pardec checks and reports itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Within this, transformers shows no warnings and no progress bars."""
     from transformers.utils import logging
 

@@ -1,1 +1,1 @@
-"""Picture models: image tokenizers, and what reads and writes their published files."""
+"""Image models: tokenizers, autoencoders, and reading and writing their published files."""

@@ -1,8 +1,7 @@
-"""Captions as a text encoder of transformers reads them."""
+"""Captions, encoded by a text encoder of transformers."""
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
@@ -12,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, did_you_mean, install, one_line
-from ..hf.hf_logging import quiet
+from ..errors import ArgumentError, ModelError, install, one_line
+from ..hf.hf_logging import silence
+from .words import unknown
 
-_KEPT = 32  # captions whose features are kept; of FLAN-T5-XL, in float32, one takes up to a megabyte
+_CACHED = 32  # captions whose features are cached; one of FLAN-T5-XL takes up to a megabyte in float32
 
 
 class TextEncoder:
@@ -24,10 +24,10 @@ class TextEncoder:
     def __init__(
         self, name: str, *, most: int, device: torch.device, dtype: torch.dtype, offline: bool, clean: bool = False
     ) -> None:
-        """`name` is a folder or a hub id; captions are cut to `most` tokens, and cleaned before if that is asked."""
+        """`name` is a folder or a hub id; captions are cut to `most` tokens, and with `clean` cleaned before."""
         self.name, self.most, self.device, self.dtype, self.offline = name, most, device, dtype, offline
         self.clean = clean
-        self._kept: dict[str, Tensor] = {}  # the last captions, the newest last
+        self._cache: dict[str, Tensor] = {}  # the last captions, the newest last
         self._warned = False
 
     @cached_property
@@ -35,7 +35,7 @@ class TextEncoder:
         from transformers import AutoModelForTextEncoding, AutoTokenizer
 
         try:
-            with quiet():
+            with silence():
                 tokenizer = AutoTokenizer.from_pretrained(self.name, local_files_only=self.offline)
                 model = AutoModelForTextEncoding.from_pretrained(
                     self.name, local_files_only=self.offline, dtype=self.dtype
@@ -43,81 +43,77 @@ class TextEncoder:
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
                 f"the text encoder {self.name} cannot be loaded: {one_line(error)}",
-                "name a folder or hub id with text_encoder=, or pass what the encoder made: prompt_embeds=",
+                "name a folder or hub id with text_encoder=, or pass the encoder's output: prompt_embeds=",
             ) from error
         return tokenizer, model.to(self.device).eval().requires_grad_(False)
 
     def __call__(self, captions: Sequence[str]) -> list[Tensor]:
-        """Features [n, D] of each caption, one a token; a caption has the same ones in any batch, to the last bit.
+        """Features [n, D] of each caption, one a token; those of a caption are the same in any batch, to the last bit.
 
-        Raises ModelError for a caption of which the tokenizer leaves nothing.
+        Raises ArgumentError for a caption with a word that has no token, or one that the tokenizer reduces to nothing.
         """
         texts = [cleaner()(caption) if self.clean else caption for caption in captions]
-        made: dict[str, Tensor] = {}
+        features: dict[str, Tensor] = {}
         for text in dict.fromkeys(texts):
-            known = self._kept.pop(text, None)
-            made[text] = self._kept[text] = self._encoded(text) if known is None else known
-            if len(self._kept) > _KEPT:
-                del self._kept[next(iter(self._kept))]
-        return [made[text] for text in texts]
+            known = self._cache.pop(text, None)
+            features[text] = self._cache[text] = self._encode(text) if known is None else known
+            if len(self._cache) > _CACHED:
+                del self._cache[next(iter(self._cache))]
+        return [features[text] for text in texts]
 
     def _length(self, tokenizer: Any, text: str) -> int:
-        """Tokens of the text. Raises ModelError naming a word for which the tokenizer has no token."""
+        """Tokens of the text. Raises ArgumentError naming a word for which the tokenizer has no token."""
         try:
-            with quiet():  # it would say that a long caption fits no model, and pardec cuts it
+            with silence():  # a warning that a long caption fits no model would be wrong: it is cut below
                 return len(tokenizer(text)["input_ids"])
         except Exception as error:  # the library has no exception of its own for this
-            known = tokenizer.get_vocab()
-            word = next((word for word in re.findall(r"\w+", text.lower()) if word not in known), None)
-            if word is None:
+            wrong = unknown(text, tokenizer.get_vocab())
+            if wrong is None:
                 raise
-            raise ModelError(
-                f"the text encoder knows no word {word!r}, in {text!r}{did_you_mean(word, known)}",
-                f"it reads {len(known)} words, such as {', '.join(sorted(known)[-6:])}",
-            ) from error
+            raise wrong from error
 
     @torch.inference_mode()
-    def _encoded(self, text: str) -> Tensor:
-        """Alone, since what a caption is read with changes its features' last bits."""
+    def _encode(self, text: str) -> Tensor:
+        """One caption alone: in a batch the last bits of its features would depend on the others."""
         tokenizer, model = self._parts
         length = self._length(tokenizer, text)
         if not length:
-            raise ModelError(f"the text encoder {self.name} reads nothing in {text!r}", "say it in other words")
+            raise ArgumentError(f"the text encoder {self.name} finds no token in {text!r}", "word it differently")
         if length > self.most and not self._warned:
             self._warned = True
             start = text if len(text) <= 60 else f"{text[:60]}..."
             warnings.warn(
-                f"the caption {start!r} has {length} tokens and {self.most} are read: what comes after is cut off",
+                f"the caption {start!r} has {length} tokens and the model takes {self.most}: the rest is cut off",
                 stacklevel=3,
             )
-        given = tokenizer(text, max_length=self.most, truncation=True, return_tensors="pt").to(self.device)
-        made: Tensor = model(input_ids=given["input_ids"], attention_mask=given["attention_mask"]).last_hidden_state
-        return made[0]
+        inputs = tokenizer(text, max_length=self.most, truncation=True, return_tensors="pt").to(self.device)
+        states: Tensor = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).last_hidden_state
+        return states[0]
 
 
 @cache
 def cleaner() -> Callable[[str], str]:
-    """What makes of a caption the text that LlamaGen was trained on, and DeepFloyd IF and PixArt before it.
+    """The function that cleans a caption as LlamaGen's training data was, and DeepFloyd IF's and PixArt's before.
 
     Lower case, broken Unicode mended, entities resolved; addresses, tags, CJK and odd punctuation taken out; all of it
-    twice. It is diffusers' own where the packages it needs are installed; else the case is lowered, with a warning.
+    twice. It is diffusers' own if the packages that it needs are installed; else text is lower-cased, with a warning.
     """
     missing = [name for name, package in _NEEDED.items() if find_spec(package) is None]
     if missing:
         warnings.warn(
-            f"captions are read in lower case and otherwise as they are: cleaning them needs {' and '.join(missing)} "
+            f"captions are only lower-cased: cleaning them needs {' and '.join(missing)} "
             f"({install('captions')}; clean_captions false in config.json leaves it out)",
             stacklevel=3,
         )
         return lambda caption: caption.lower().strip()
     from diffusers import PixArtAlphaPipeline
 
-    def cleaned(caption: str) -> str:
+    def clean(caption: str) -> str:
         for _ in range(2):
             caption = PixArtAlphaPipeline._clean_caption(PixArtAlphaPipeline, caption)
         return caption
 
-    return cleaned
+    return clean
 
 
-_NEEDED = {"ftfy": "ftfy", "beautifulsoup4": "bs4"}  # distributions and what is imported of them
+_NEEDED = {"ftfy": "ftfy", "beautifulsoup4": "bs4"}  # packages and their modules

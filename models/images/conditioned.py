@@ -1,11 +1,11 @@
-"""A stack behind a condition that is no text: input states stand before each row's tokens, twice where it is guided.
+"""A decoder whose rows start with a condition that is not text: input states before the tokens, twice under guidance.
 
-    logits = u + cfg (c - u),  c of the condition and u of its absence, of the same tokens
+    logits = u + cfg (c - u),  c with the condition and u without it, for the same tokens
 
 Classifier-Free Diffusion Guidance, https://arxiv.org/abs/2207.12598
 
-Whoever decodes sees a model like any other: rows are its own, positions count the longer of a row's two conditions, and
-where the condition stands no token is fed (-1).
+Decoding loops see a model like any other: they count each row once, give the condition as many positions as the longer
+of a row's two prefixes takes, and feed no token (-1) there.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from ..stack import Stack
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """What stands before each row's tokens, as input states of one model."""
+    """The input states before each row's tokens, for one model."""
 
-    states: tuple[Tensor, ...]  # per row [P_b, E]
-    without: tuple[Tensor, ...] | None = None  # per row [U_b, E]: the same with nothing said
+    cond: tuple[Tensor, ...]  # per row [P_b, E]
+    uncond: tuple[Tensor, ...] | None = None  # per row [U_b, E]: the same without a condition, for guidance
 
     def take(self, rows: Sequence[int]) -> Prefix:
         """For these rows only."""
-        without = None if self.without is None else tuple(self.without[row] for row in rows)
-        return Prefix(tuple(self.states[row] for row in rows), without)
+        uncond = None if self.uncond is None else tuple(self.uncond[row] for row in rows)
+        return Prefix(tuple(self.cond[row] for row in rows), uncond)
 
     @property
     def lengths(self) -> list[int]:
         """Positions that each row's condition takes, guided or not."""
-        pairs = zip(self.states, self.without or self.states, strict=True)
-        return [max(len(said), len(unsaid)) for said, unsaid in pairs]
+        pairs = zip(self.cond, self.uncond or self.cond, strict=True)
+        return [max(len(cond), len(uncond)) for cond, uncond in pairs]
 
 
 class Conditioned:
@@ -52,41 +52,41 @@ class Conditioned:
         self,
         base: Stack,
         prefix: Prefix,
-        places: Sequence[int],
+        widths: Sequence[int],
         *,
         cfg: float | None = None,
         interval: int | None = None,
     ) -> None:
-        """Conditions as `prefix` says them, in `places` positions of each row as whoever decodes counts them.
+        """`prefix` holds the conditions; in each row they take `widths` positions as the decoding loop counts them.
 
         `cfg` None or 1 is the condition alone. With an `interval` i, only the first i + 2 tokens are guided.
-        Raises ModelError for conditions that do not fit, and for guidance of a model that knows no absence of one.
+        Raises ModelError for conditions that do not fit, and for guidance of a model without unconditional states.
         """
-        halves = [prefix.states]
+        halves = [prefix.cond]
         self.scale = 1.0 if cfg is None else float(cfg)
         if self.scale != 1:
-            if prefix.without is None:
-                raise ModelError(f"cfg={cfg} asks for guidance, and this model has no condition that says nothing")
-            halves.append(prefix.without)
-        if any(room < taken for room, taken in zip(places, prefix.lengths, strict=True)):
+            if prefix.uncond is None:
+                raise ModelError(f"cfg={cfg} requests guidance, and this model has no unconditional input")
+            halves.append(prefix.uncond)
+        if any(width < length for width, length in zip(widths, prefix.lengths, strict=True)):
             raise ModelError(
-                f"conditions of {max(prefix.lengths)} positions do not fit into {max(places)}",
+                f"conditions of {max(prefix.lengths)} positions do not fit into {max(widths)}",
                 "a drafting model has to read a prompt into no more positions than its target",
             )
         device = base.embedding.device
         self.base = base
-        self.places = torch.tensor(list(places), device=device)  # [N]
+        self.widths = torch.tensor(list(widths), device=device)  # [N]
         self.lengths = torch.tensor([[len(states) for states in half] for half in halves], device=device)  # [copies, N]
         rows = pad_sequence([states for half in halves for states in half], batch_first=True).to(device)
         self.rows = rows.view(*self.lengths.shape, *rows.shape[1:])  # [copies, N, P, E]
         if not bool(self.rows.isfinite().all()):
             raise ModelError(
-                "what the pictures are to show was read into states that are not finite",
-                "look at prompt_embeds, or at the weights that read the condition",
+                "the input states of the conditions are not finite",
+                "look at prompt_embeds, or at the weights that embed the condition",
             )
-        self.shift = self.lengths - self.places  # [copies, N], at most 0
+        self.shift = self.lengths - self.widths  # [copies, N], at most 0
         self.even = not bool(self.shift.any())
-        self.last = None if interval is None else self.places + interval  # [N] the last guided query
+        self.last = None if interval is None else self.widths + interval  # [N] the last guided query
 
     @property
     def embedding(self) -> Tensor:
@@ -99,10 +99,10 @@ class Conditioned:
         return self.base.named_parameters()
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache for all rows of the request, with rows of its own for the unsaid half."""
+        """An empty cache for all rows of the request, with rows of its own for the unconditional half."""
         copies, count = self.lengths.shape
         if batch != count:
-            raise CacheError(f"the request has {count} rows, a cache of {batch} was asked for")
+            raise CacheError(f"the request has {count} rows, a cache of {batch} was requested")
         cache = self.base.new_cache(batch * copies, capacity)
         cache.copies, cache.ids = copies, torch.arange(batch)
         cache.shift = None if self.even else self.shift.flatten()
@@ -111,50 +111,50 @@ class Conditioned:
     def put(self, rows: Tensor, other: Conditioned, whom: Tensor) -> None:
         """The conditions of rows `whom` [n] of another request in place of those of `rows` [n]."""
         most = max(self.rows.shape[2], other.rows.shape[2])
-        held, given = (pad(each, (0, 0, 0, most - each.shape[2])) for each in (self.rows, other.rows))
-        rows, whom = (index.to(held.device) for index in (rows, whom))
-        self.rows = held.index_copy(1, rows, given[:, whom])
+        ours, theirs = (pad(each, (0, 0, 0, most - each.shape[2])) for each in (self.rows, other.rows))
+        rows, whom = (index.to(ours.device) for index in (rows, whom))
+        self.rows = ours.index_copy(1, rows, theirs[:, whom])
         self.lengths = self.lengths.index_copy(1, rows, other.lengths[:, whom])
-        self.places = self.places.index_copy(0, rows, other.places[whom])
-        self.shift = self.lengths - self.places
+        self.widths = self.widths.index_copy(0, rows, other.widths[whom])
+        self.shift = self.lengths - self.widths
         self.even = not bool(self.shift.any())
         if self.last is not None and other.last is not None:
             self.last = self.last.index_copy(0, rows, other.last[whom])
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if cache is None:
-            raise CacheError("a condition stands in the cache, and there is none")
+            raise CacheError("a condition is stored in the cache, and there is no cache")
         live = cache.batch // cache.copies
         here = torch.arange(plan.batch, device=plan.tokens.device) if plan.rows is None else plan.rows
         whom = cache.ids.to(here.device)[here]  # [B] rows of the request
-        # What the host does not know is not asked of a GPU: there the condition is looked up in vain.
+        # On a GPU the host does not wait for positions: there the condition is always looked up.
         reaches = plan.tokens.device.type != "cpu" or bool(
-            ((plan.positions >= 0) & (plan.positions < self.places[whom][:, None])).any()
+            ((plan.positions >= 0) & (plan.positions < self.widths[whom][:, None])).any()
         )
         parts = [self._part(plan, copy, here + copy * live, whom, reaches) for copy in range(cache.copies)]
-        joined = _joined(parts)
+        plans = _join(parts)
         if plan.rows is None and plan.batch == live:
-            joined = replace(joined, rows=None)
-        made = self.base(joined, cache)
+            plans = replace(plans, rows=None)
+        hidden = self.base(plans, cache)
         if cache.copies == 1 and self.even:
-            return made
+            return hidden
         return Shifted(
             plan,
-            made.states,
-            made.head,
-            made.taps,
-            made.narrowed,
-            made=made,
+            hidden.states,
+            hidden.head,
+            hidden.taps,
+            hidden.narrowed,
+            hidden=hidden,
             shifts=tuple(self.shift[:, whom]),
             scale=self.scale,
             last=None if self.last is None else self.last[whom],
         )
 
     def _part(self, plan: Plan, copy: int, rows: Tensor, whom: Tensor, reaches: bool) -> Plan:
-        """What the plan is for one copy of its rows."""
-        own = plan if self.even else _moved(plan, self.shift[copy, whom])
+        """The plan of one copy of its rows."""
+        own = plan if self.even else _shift(plan, self.shift[copy, whom])
         lengths, soft = self.lengths[copy, whom], own.soft
-        if soft is not None and len(soft) > plan.batch:  # states that a forward of both halves gave
+        if soft is not None and len(soft) > plan.batch:  # from a forward of both halves
             soft = soft[copy * plan.batch : (copy + 1) * plan.batch]
         elif soft is None and reaches:
             states = self.rows[copy, whom]  # [B, P, E]
@@ -166,27 +166,27 @@ class Conditioned:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Shifted(Hidden):
-    """A forward of all copies of a plan's rows that answers for the rows; `states` and `taps` hold every copy."""
+    """A forward of all copies of a plan's rows, read row by row; `states` and `taps` hold every copy."""
 
-    made: Hidden
+    hidden: Hidden
     shifts: Sequence[Tensor]  # of each copy [B]
     scale: float = 1.0
     last: Tensor | None = None  # [B] the last query whose logits are guided
 
     def logits(self, positions: Tensor | None = None) -> Tensor:
-        found = self.made.logits(None if positions is None else self._copied(positions)).chunk(len(self.shifts))
-        if len(found) == 1:
-            return found[0]
-        said, unsaid = found
-        mixed = unsaid + self.scale * (said - unsaid)
+        logits = self.hidden.logits(None if positions is None else self._copied(positions)).chunk(len(self.shifts))
+        if len(logits) == 1:
+            return logits[0]
+        cond, uncond = logits
+        mixed = uncond + self.scale * (cond - uncond)
         if self.last is None:
             return mixed
         if positions is None:
             positions = self.plan.positions.gather(1, self.plan.want.clamp(min=0))
-        return torch.where((positions <= self.last[:, None])[..., None], mixed, said)
+        return torch.where((positions <= self.last[:, None])[..., None], mixed, cond)
 
     def has(self, positions: Tensor) -> Tensor:
-        return self.made.has(self._copied(positions)).chunk(len(self.shifts))[0]
+        return self.hidden.has(self._copied(positions)).chunk(len(self.shifts))[0]
 
     def _copied(self, positions: Tensor) -> Tensor:
         """`positions` [B, K] as each copy counts them."""
@@ -204,15 +204,15 @@ def put_rows(stack: Stack, cache: KVCache, rows: Tensor, others: Stack, other: K
         cache.shift = None if stack.even else stack.shift[:, cache.ids.to(stack.shift.device)].flatten()
 
 
-def _moved(plan: Plan, by: Tensor) -> Plan:
-    """The plan with everything of row b `by[b]` slots further; what would lie before slot 0 is padding."""
+def _shift(plan: Plan, by: Tensor) -> Plan:
+    """The plan with everything of row b `by[b]` slots further; what would move before slot 0 is padding."""
     step, visible = by[:, None], plan.visible
     positions = torch.where(plan.positions < 0, -1, (plan.positions + step).clamp(min=-1))
     slots = torch.where(plan.slots < 0, -1, (plan.slots + step).clamp(min=-1))
     if visible.base is not None:
         visible = replace(visible, base=visible.base + by)
     elif visible.dense is not None:
-        slot = torch.arange(visible.dense.shape[-1], device=by.device) - step  # as whoever made the mask counts them
+        slot = torch.arange(visible.dense.shape[-1], device=by.device) - step  # as the mask counts them
         known = (slot >= 0) & (slot < visible.dense.shape[-1])
         at = slot.clamp(0, visible.dense.shape[-1] - 1)[:, None].expand_as(visible.dense)
         visible = replace(visible, dense=visible.dense.gather(2, at) & known[:, None])
@@ -220,13 +220,13 @@ def _moved(plan: Plan, by: Tensor) -> Plan:
     return replace(plan, positions=positions, slots=slots, visible=visible, lengths=lengths, uniform=None, span=None)
 
 
-def _joined(parts: list[Plan]) -> Plan:
+def _join(parts: list[Plan]) -> Plan:
     """One plan for the rows of all, one part after the other."""
     if len(parts) == 1:
         return parts[0]
-    held = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Plan)}
+    values_of = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Plan)}
     tensors: dict[str, Any] = {
-        name: torch.cat(values) for name, values in held.items() if isinstance(values[0], Tensor)
+        name: torch.cat(values) for name, values in values_of.items() if isinstance(values[0], Tensor)
     }
     return replace(parts[0], visible=_attention_pattern(parts), **tensors)
 

@@ -1,4 +1,4 @@
-"""What a model of pictures has beside its stack: how it reads a condition, and how it turns codes into pixels."""
+"""What an image model has beside its decoder: how it embeds a condition, and how it turns tokens into pixels."""
 
 from __future__ import annotations
 
@@ -16,69 +16,69 @@ from .conditioned import Prefix
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """What one picture is to show: a caption, or features of one, or a class."""
+    """What one image is to show: a caption, or features of one, or a class."""
 
     text: str | None = None
     label: int | None = None
-    negative: str | None = None  # of a caption: what guidance leads away from, in place of nothing said
-    features: Tensor | None = None  # [n, D] what the model's text encoder makes of the caption, padding left out
-    places: Tensor | None = None  # [n] int64: with `features`, their places among all that there can be; None: the last
+    negative: str | None = None  # with a caption: what guidance leads away from, in place of no condition
+    features: Tensor | None = None  # [n, D] the text encoder's output for the caption, without padding
+    positions: Tensor | None = None  # [n] int64: where `features` were in the padded output; None: at its end
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """Where the codes of a picture stand among its tokens: row by row, and what a family writes between and behind."""
+class ImageLayout:
+    """The token grid of an image: its codes row by row, and the tokens that a family writes between and after them."""
 
     rows: int
     columns: int
-    row_end: int | None = None  # the token behind every row
-    closing: tuple[int, ...] = ()  # the tokens behind the last one
+    row_end: int | None = None  # the token after every row
+    closing: tuple[int, ...] = ()  # the tokens after the last row
     ids: Tensor | None = None  # [codes] int64: the token of each code; None: a code is its own
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of cells."""
+        """Rows and columns of the token grid."""
         return self.rows, self.columns
 
     @property
     def stride(self) -> int:
-        """Tokens from a row to the next."""
+        """Tokens from one row to the next."""
         return self.columns + (self.row_end is not None)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a picture."""
+        """Tokens of an image."""
         return self.rows * self.stride + len(self.closing)
 
     @property
     def plain(self) -> bool:
-        """Whether a picture's tokens are its codes, and any of them may stand anywhere."""
+        """Whether an image's tokens are its codes, and each may be any of them."""
         return self.row_end is None and not self.closing and self.ids is None
 
     def forced(self) -> Tensor:
-        """[tokens] int64: the one token that may stand at each place, -1 where a code does."""
-        places = torch.full((self.tokens,), -1)
+        """[tokens] int64: the only token that is possible at each position, -1 at those of codes."""
+        only = torch.full((self.tokens,), -1)
         if self.row_end is not None:
-            places[self.columns : self.rows * self.stride : self.stride] = self.row_end
+            only[self.columns : self.rows * self.stride : self.stride] = self.row_end
         if self.closing:
-            places[-len(self.closing) :] = torch.tensor(self.closing)
-        return places
+            only[-len(self.closing) :] = torch.tensor(self.closing)
+        return only
 
     def codes(self, tokens: Tensor) -> Tensor:
-        """The codes [..., rows, columns] of tokens [..., tokens]; -1 where one is not known (-1) or stands for none."""
+        """The codes [..., rows, columns] of tokens [..., tokens]; -1 where a token is unknown (-1) or is no code's."""
         body = tokens[..., : self.rows * self.stride]
-        found = body.reshape(*tokens.shape[:-1], self.rows, self.stride)[..., : self.columns]
+        grid = body.reshape(*tokens.shape[:-1], self.rows, self.stride)[..., : self.columns]
         if self.ids is None:
-            return found
+            return grid
         ids = self.ids.to(tokens.device)
-        of = torch.full((int(ids.max()) + 2,), -1, device=tokens.device)  # the last entry is for other tokens
-        of[ids] = torch.arange(len(ids), device=tokens.device)
-        return of[torch.where((found < 0) | (found > ids.max()), len(of) - 1, found)]
+        code_of = torch.full((int(ids.max()) + 2,), -1, device=tokens.device)  # the last entry is for other tokens
+        code_of[ids] = torch.arange(len(ids), device=tokens.device)
+        return code_of[torch.where((grid < 0) | (grid > ids.max()), len(code_of) - 1, grid)]
 
 
 @dataclass(frozen=True, slots=True)
-class Picturing:
-    """What the picture side of a checkpoint is built from."""
+class ImagingParts:
+    """What the image interface of a checkpoint is built from."""
 
     source: Source
     config: dict[str, Any]
@@ -91,17 +91,17 @@ class Picturing:
     offline: bool
 
 
-class Pictures(Protocol):
-    """The picture side of a checkpoint, whatever its tokens are."""
+class Imaging(Protocol):
+    """The image interface of a checkpoint, whether its tokens are codes or vectors."""
 
     @property
     def kind(self) -> Literal["class", "text"]:
-        """What conditions are."""
+        """What images are conditioned on."""
         ...
 
     @property
-    def layout(self) -> Layout:
-        """Where codes, or vectors, stand among the tokens of a picture."""
+    def layout(self) -> ImageLayout:
+        """The grid of codes, or vectors, among the tokens of an image."""
         ...
 
     @property
@@ -111,17 +111,17 @@ class Pictures(Protocol):
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """Arguments of `generate` that the checkpoint's authors draw pictures with: temperature, top_k, cfg, ..."""
+        """Arguments of `generate` that the checkpoint's authors use: temperature, top_k, cfg, ..."""
         ...
 
     @property
-    def drawable(self) -> bool:
-        """Whether tokens can be decoded."""
+    def can_decode(self) -> bool:
+        """Whether there is a decoder that turns tokens into pixels."""
         ...
 
     @property
-    def cell(self) -> int:
-        """Pixels along one side of a cell. Raises ModelError without a decoder."""
+    def downsample(self) -> int:
+        """Pixels per token along one side. Raises ModelError without a decoder."""
         ...
 
     def decode(self, tokens: Tensor) -> Tensor:
@@ -132,14 +132,14 @@ class Pictures(Protocol):
         ...
 
 
-class Imaging(Pictures, Protocol):
-    """The picture side of a checkpoint whose tokens are codes."""
+class CodeImaging(Imaging, Protocol):
+    """The image interface of a checkpoint whose tokens are codes."""
 
     @property
     def codebook(self) -> Tensor | None:
-        """[V, C] float32: what each code looks like, as rows to be compared by distance; None without a tokenizer."""
+        """[V, C] float32: a vector per code, to be compared by distance; None without a tokenizer."""
         ...
 
     def prefix(self, conditions: Sequence[Condition]) -> Prefix:
-        """The input states of conditions, and of their absence. Raises ModelError for one that cannot be read."""
+        """The input states with and without each condition. Raises ModelError for one that cannot be used."""
         ...

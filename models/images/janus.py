@@ -1,12 +1,12 @@
-"""Janus and Janus-Pro, run through transformers: pictures of captions, drawn by a language model that also reads text.
+"""Janus and Janus-Pro, run through transformers: images of captions, from a language model that also reads text.
 
 Janus-Pro: Unified Multimodal Understanding and Generation with Data and Model Scaling, https://arxiv.org/abs/2501.17811
 
-    a code goes in as   aligner(embedding(code)), a row of a table of its own, and comes out of a head of its own
-    a caption is        the chat-templated prompt up to <begin_of_image>, as the text embedding reads it
-    nothing said is     the same ids, all but the first-of-text and <begin_of_image> replaced by the padding token
+    code's input    aligner(embedding(code)), a row of a table of its own; its logits come from a head of their own
+    caption         the chat-templated prompt up to <begin_of_image>, through the text embedding
+    unconditional   the same ids, all but the first-of-text and <begin_of_image> replaced by the padding token
 
-The padding is seen like any token: what a row with nothing said attends to is as long as its caption.
+The padding is attended to like any token: an unconditional row's prefix is as long as its caption.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from torch import Tensor, nn
 from .. import finite
 from ..errors import ModelError, one_line
 from ..hf.causal_lm import Parts
-from ..hf.hf_logging import quiet
+from ..hf.hf_logging import silence
 from ..loading.sources import Source
 from .conditioned import Prefix
-from .contracts import Condition, Imaging, Layout
+from .contracts import CodeImaging, Condition, ImageLayout
 
 _GUIDANCE = 5.0  # of the authors, where the checkpoint's generation config names none
 
 
 class JanusImaging:
-    """The picture side of one checkpoint; `model` is the library's, `processor` makes ids of captions."""
+    """The image interface of one checkpoint; `model` is transformers' own, `processor` tokenizes captions."""
 
     kind: Literal["text"] = "text"
     classes = 0
-    drawable = True
+    can_decode = True
 
     def __init__(self, model: Any, processor: Any, name: str) -> None:
-        """Raises ModelError for a checkpoint that does not say how a caption ends, or what stands for nothing."""
+        """Raises ModelError for a checkpoint without a token that ends a caption, or a padding token."""
         self.model, self.processor, self.name = model, processor, name
         settings, tokenizer = model.generation_config, processor.tokenizer
         extra = getattr(settings, "generation_kwargs", None) or {}
@@ -52,49 +52,49 @@ class JanusImaging:
                 f"{name} names no {'padding' if pad is None else '<begin_of_image>'} token",
                 "generation_config.json holds pad_token_id, and generation_kwargs with boi_token_id",
             )
-        self.pad, self.kept = pad, [token for token in (first, begin) if token is not None]
-        side, cells = model.model.vqmodel.config.num_patches, model.model.vision_model.config.num_image_tokens
-        if side * side != cells:
-            raise ModelError(f"{name} draws {cells} cells, and its image tokenizer decodes {side}x{side}")
-        self.layout = Layout(side, side)
+        self.pad, self.special = pad, [token for token in (first, begin) if token is not None]
+        side, tokens = model.model.vqmodel.config.num_patches, model.model.vision_model.config.num_image_tokens
+        if side * side != tokens:
+            raise ModelError(f"{name} has {tokens} tokens an image, and its image tokenizer decodes {side}x{side}")
+        self.layout = ImageLayout(side, side)
 
     @property
     def defaults(self) -> Mapping[str, Any]:
         settings = self.model.generation_config
         own = {name: getattr(settings, name, None) for name in ("temperature", "top_k", "top_p")}
-        given = {name: value for name, value in own.items() if value is not None}
-        return {"temperature": 1.0, "cfg": float(getattr(settings, "guidance_scale", None) or _GUIDANCE), **given}
+        stated = {name: value for name, value in own.items() if value is not None}
+        return {"temperature": 1.0, "cfg": float(getattr(settings, "guidance_scale", None) or _GUIDANCE), **stated}
 
     @property
     def codebook(self) -> Tensor:
         return F.normalize(self.model.model.vqmodel.quantize.embedding.weight.float(), dim=-1)
 
     @property
-    def cell(self) -> int:
+    def downsample(self) -> int:
         return int(2 ** (len(self.model.model.vqmodel.config.channel_multiplier) - 1))
 
     @torch.inference_mode()
     def prefix(self, conditions: Sequence[Condition]) -> Prefix:
         table = self.model.get_input_embeddings()
-        said, unsaid = [], []
+        cond, uncond = [], []
         for row, condition in enumerate(conditions):
             ids = self.ids(self._caption(row, condition)).to(table.weight.device)
-            kept = torch.isin(ids, torch.tensor(self.kept, device=ids.device))
-            said.append(table(ids))
-            nothing = ids.where(kept, self.pad)
+            special = torch.isin(ids, torch.tensor(self.special, device=ids.device))
+            cond.append(table(ids))
+            nothing = ids.where(special, self.pad)
             away = nothing if condition.negative is None else self.ids(condition.negative).to(ids.device)
-            unsaid.append(table(away))
-        finite.conditions(self.name, (*said, *unsaid), self.model)
-        return Prefix(tuple(said), tuple(unsaid))
+            uncond.append(table(away))
+        finite.conditions(self.name, (*cond, *uncond), self.model)
+        return Prefix(tuple(cond), tuple(uncond))
 
     def ids(self, caption: str) -> Tensor:
         """[P] int64: the prompt of a caption as the library's processor makes it, up to <begin_of_image>."""
-        said = [{"role": "user", "content": [{"type": "text", "text": caption}]}]
-        prompt = self.processor.apply_chat_template(said, add_generation_prompt=True)
+        messages = [{"role": "user", "content": [{"type": "text", "text": caption}]}]
+        prompt = self.processor.apply_chat_template(messages, add_generation_prompt=True)
         first = self.processor.tokenizer.bos_token
         once = {"add_special_tokens": False} if first and prompt.startswith(first) else {}
-        made = self.processor(text=prompt, generation_mode="image", return_tensors="pt", **once)
-        ids: Tensor = made["input_ids"][0]
+        inputs = self.processor(text=prompt, generation_mode="image", return_tensors="pt", **once)
+        ids: Tensor = inputs["input_ids"][0]
         return ids
 
     @torch.inference_mode()
@@ -105,19 +105,19 @@ class JanusImaging:
 
     def _caption(self, row: int, condition: Condition) -> str:
         if condition.label is not None:
-            raise ModelError(f"row {row} has a label, and {self.name} draws captions", "pass a prompt in its place")
+            raise ModelError(f"row {row} has a label, and {self.name} takes captions", "pass a prompt in its place")
         if condition.features is not None:
             raise ModelError(
-                f"{self.name} reads captions with its own text embedding, and row {row} gives features of one",
+                f"{self.name} embeds captions with its own text embedding, and row {row} gives features of one",
                 "pass a prompt in place of prompt_embeds",
             )
         if condition.text is None or not condition.text.strip():
-            raise ModelError(f"row {row} has no caption, and {self.name} draws captions", "pass a prompt")
+            raise ModelError(f"row {row} has no caption, and {self.name} takes captions", "pass a prompt")
         return condition.text
 
 
-def prepare(source: Source) -> Callable[[Any], tuple[Parts, Imaging]]:
-    """What makes the parts and the picture side of the library's model, once it is loaded.
+def prepare(source: Source) -> Callable[[Any], tuple[Parts, CodeImaging]]:
+    """A function that makes the parts and the image interface of transformers' model, once it is loaded.
 
     Raises ModelError, before weights are read, for a folder without a processor.
     """
@@ -126,7 +126,7 @@ def prepare(source: Source) -> Callable[[Any], tuple[Parts, Imaging]]:
 
 
 def parts(model: Any) -> Parts:
-    """What image codes run through in a JanusForConditionalGeneration."""
+    """The modules of a JanusForConditionalGeneration that image codes run through."""
     inner = model.model
     body, count = inner.language_model, inner.generation_embeddings.num_embeddings
     with torch.no_grad():
@@ -147,7 +147,7 @@ def _processor(folder: Path, name: str) -> Any:
     from transformers import JanusProcessor
 
     try:
-        with quiet():
+        with silence():
             processor = JanusProcessor.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # tokenizers and configs each fail in their own way
         raise ModelError(

@@ -1,12 +1,12 @@
-"""The KL autoencoder of latent diffusion, as MAR uses it: pixels to vectors, one a cell, and back.
+"""The KL autoencoder of latent diffusion, as MAR uses it: pixels to a grid of vectors, and back.
 
 High-Resolution Image Synthesis with Latent Diffusion Models, https://arxiv.org/abs/2112.10752
 Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
 
     vector = scale * (mean + deviation * noise),  mean and deviation from the encoder
 
-The network is diffusers' AutoencoderKL. Letters: B pictures, H and W pixels, h and w cells (H and W over
-`shape.downsample`), d channels of a vector.
+The network is diffusers' AutoencoderKL. Letters: B images, H and W pixels, h and w rows and columns of the
+grid (H and W over `shape.downsample`), d channels of a vector.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..errors import ModelError
 from .kl_shape import GROUPS, KLShape
 
 SCALE = 0.2325  # of MAR: brings the latents of its KL-16 to unit deviation
-_QUIETEST, _LOUDEST = -30.0, 20.0  # log variances are clipped to
+_LOG_VARIANCE = -30.0, 20.0  # the range that log variances are clipped to
 
 
 @dataclass(frozen=True, slots=True)
 class Latents:
-    """Where the encoder puts a picture: a normal law for each number of each vector, scaled."""
+    """The encoder's output: a normal distribution for each number of each vector, scaled."""
 
     mean: Tensor  # [B, h, w, d] float32
     deviation: Tensor  # [B, h, w, d] float32
@@ -63,7 +63,7 @@ class KL(nn.Module):
 
     @property
     def downsample(self) -> int:
-        """Pixels along one side of a vector's cell."""
+        """Pixels per vector along one side."""
         return self.shape.downsample
 
     @property
@@ -72,25 +72,25 @@ class KL(nn.Module):
         return self.shape.embed_dim
 
     def encode(self, pixels: Tensor) -> Latents:
-        """Pixels [B, 3, H, W] to the laws of their vectors.
+        """Pixels [B, 3, H, W] to the distributions of their vectors.
 
         Raises:
             ModelError: no encoder, not three channels, or sides that are no multiple of `downsample`.
         """
         if self.network.encoder is None:
-            raise ModelError("this KL autoencoder has no encoder", "pictures are encoded with a file that holds both")
+            raise ModelError("this KL autoencoder has no encoder", "encoding images needs a file that holds both")
         side = self.downsample
         if pixels.ndim != 4 or pixels.shape[1] != 3:
-            raise ModelError(f"pixels must be [pictures, 3, height, width], got {list(pixels.shape)}")
+            raise ModelError(f"pixels must be [images, 3, height, width], got {list(pixels.shape)}")
         if not pixels.shape[2] or not pixels.shape[3] or pixels.shape[2] % side or pixels.shape[3] % side:
             wrong = "x".join(map(str, pixels.shape[2:]))
             raise ModelError(
-                f"a picture of {wrong} pixels has no whole cells", f"height and width: multiples of {side}"
+                f"an image of {wrong} pixels cannot be encoded", f"height and width must be multiples of {side}"
             )
         weight = self.network.quant_conv.weight
-        found = self.network.quant_conv(self.network.encoder(pixels.to(weight.dtype))).float()
-        mean, spread = rearrange(found, "b (two d) h w -> two b h w d", two=2)
-        return Latents(mean * self.scale, spread.clamp(_QUIETEST, _LOUDEST).div(2).exp() * self.scale)
+        moments = self.network.quant_conv(self.network.encoder(pixels.to(weight.dtype))).float()
+        mean, log_variance = rearrange(moments, "b (two d) h w -> two b h w d", two=2)
+        return Latents(mean * self.scale, log_variance.clamp(*_LOG_VARIANCE).div(2).exp() * self.scale)
 
     def decode(self, latents: Tensor) -> Tensor:
         """Vectors [B, h, w, d] to float32 pixels [B, 3, H, W]; they may reach a little past [-1, 1].
@@ -99,8 +99,8 @@ class KL(nn.Module):
             ModelError: vectors of another shape.
         """
         if latents.ndim != 4 or latents.shape[-1] != self.channels or not latents.numel():
-            raise ModelError(f"latents must be [pictures, rows, columns, {self.channels}], got {list(latents.shape)}")
+            raise ModelError(f"latents must be [images, rows, columns, {self.channels}], got {list(latents.shape)}")
         weight = self.network.post_quant_conv.weight
         inner = rearrange(latents.float() / self.scale, "b h w d -> b d h w").to(weight.dtype)
-        found: Tensor = self.network.decoder(self.network.post_quant_conv(inner))
-        return found.float()
+        pixels: Tensor = self.network.decoder(self.network.post_quant_conv(inner))
+        return pixels.float()

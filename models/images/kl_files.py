@@ -40,7 +40,7 @@ def load_kl(
     inference: parameters need no gradient.
 
     Raises:
-        ModelError: the file is damaged or holds something else, in one line that says what.
+        ModelError: the file is damaged or holds something else, in one line.
     """
     file = find_kl(os.fspath(source))
     tensors = {name: value for name, value in read_tensors(file).items() if not ignored(name)}
@@ -69,8 +69,8 @@ def save_kl(model: KL, file: str | os.PathLike[str], *, dtype: torch.dtype | Non
     """
     path = Path(file)
     write_tensors(path, {name: value.to(dtype or value.dtype) for name, value in published_tensors(model).items()})
-    said = {**asdict(model.shape), "scale": model.scale}
-    _arguments(path).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    arguments = {**asdict(model.shape), "scale": model.scale}
+    _arguments(path).write_text(json.dumps(arguments, indent=1) + "\n", encoding="utf-8")
 
 
 def published_tensors(model: KL) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ def _arguments(file: Path) -> Path:
 
 def _scale(file: Path) -> float:
     """The scale that a file beside the weights states, else MAR's."""
-    said = read_json(_arguments(file)).get("scale", SCALE)
-    if not isinstance(said, int | float) or isinstance(said, bool):
-        raise ModelError(f"the scale of latents must be a number, got {said!r}")
-    return float(said)
+    scale = read_json(_arguments(file)).get("scale", SCALE)
+    if not isinstance(scale, int | float) or isinstance(scale, bool):
+        raise ModelError(f"the scale of latents must be a number, got {scale!r}")
+    return float(scale)

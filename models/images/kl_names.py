@@ -8,7 +8,7 @@ from .vq_names import from_published, leaves, to_published
 
 __all__ = ["from_published", "ignored", "published", "to_published"]
 
-# The loss's own networks, averages of training, and attention that a decoder has weights for but does not use.
+# The loss's networks, moving averages, and attention weights that the decoder has but does not use.
 _IGNORED = re.compile(r"(loss|model_ema)\.|decoder\.up\.\d+\.attn\.")
 _PARTS = (
     (re.compile(r"\bdown_blocks\.(\d+)\.resnets\."), r"down.\1.block."),
@@ -25,7 +25,7 @@ _UP = re.compile(r"\bup_blocks\.(\d+)\.(resnets\.|upsamplers\.0\b)")
 def published(name: str, levels: int) -> str:
     """The published name of a tensor that diffusers calls `name`, in an autoencoder of so many levels.
 
-    Published levels of a decoder are counted from the picture's side, diffusers' from the latents'.
+    Published levels of a decoder are counted from the image, diffusers' from the latents.
 
     >>> published("decoder.up_blocks.0.resnets.1.conv_shortcut.weight", 5)
     'decoder.up.4.block.1.nin_shortcut.weight'

@@ -19,12 +19,10 @@ class KLShape:
 
     embed_dim: int = 16  # channels of the latents
     ch: int = 128  # channels at the first level
-    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one a level; each level but the last halves the picture
+    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one a level; each level but the last halves the image
     num_res_blocks: int = 2  # a level of the encoder; the decoder has one more
-    attention: tuple[int, ...] = (
-        4,
-    )  # levels of the encoder that have attention; the decoder has it in its middle alone
-    encoder: bool = True  # False: the file holds what decodes, and pictures cannot be encoded
+    attention: tuple[int, ...] = (4,)  # levels of the encoder with attention; the decoder has it only in the middle
+    encoder: bool = True  # False: the file has no encoder, and images cannot be encoded
 
     def __post_init__(self) -> None:
         for name in ("ch_mult", "attention"):
@@ -39,7 +37,7 @@ class KLShape:
         beyond = [level for level in self.attention if not 0 <= level < len(self.ch_mult)]
         if beyond:
             raise ModelError(
-                f"attention is asked at level {beyond[0]}, but the levels are 0 to {len(self.ch_mult) - 1}"
+                f"attention is requested at level {beyond[0]}, but the levels are 0 to {len(self.ch_mult) - 1}"
             )
 
     @property
@@ -49,7 +47,7 @@ class KLShape:
 
     @property
     def downsample(self) -> int:
-        """Pixels along one side of a latent's cell."""
+        """Pixels per latent vector along one side."""
         return int(2 ** (len(self.ch_mult) - 1))
 
     @staticmethod

@@ -1,12 +1,12 @@
-"""LlamaGen's picture side: class embeddings or projected captions before the cells, and its VQ tokenizer behind them.
+"""LlamaGen's image interface: class embeddings or projected captions before the tokens, and its VQ tokenizer.
 
 Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation, https://arxiv.org/abs/2406.06525
 
-    class:    one state, row `label` of a table;             nothing said: the table's last row
-    caption:  fc2(gelu(fc1(x))), x a text encoder's output;  nothing said: learned x of the same places
+    class:    one state, row `label` of a table;             unconditional: the table's last row
+    caption:  fc2(gelu(fc1(x))), x a text encoder's output;  unconditional: learned x at the same positions
 
-A published caption fills 120 places from the right, and what lies before it is seen by nothing. As the rotary tables
-are zero there, places do not matter either: here the padding is left out.
+A published caption fills 120 positions from the right, and nothing attends to the padding before it. As the rotary
+tables are zero there, positions do not matter either: here the padding is left out.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..loading.sources import read_json
 from ..loading.weights import read
 from .captions import TextEncoder
 from .conditioned import Prefix
-from .contracts import Condition, Layout, Picturing
+from .contracts import Condition, ImageLayout, ImagingParts
 from .vq import VQ
 from .vq_files import PATTERNS, find_vq, load_vq
 
-_T5 = ("google/flan-t5-xl", 2048)  # what the published checkpoints read captions with, and how wide it is
+_T5 = ("google/flan-t5-xl", 2048)  # the text encoder of the published checkpoints, and its width
 
 
 class Classes(nn.Module):
-    """A table of classes; its last row is for none."""
+    """A table of classes; its last row is the unconditional one."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
@@ -43,41 +43,41 @@ class Classes(nn.Module):
 
     def forward(self, labels: Tensor) -> Tensor:
         """Labels [...] to states [..., E]."""
-        made: Tensor = self.embedding_table(labels)
-        return made
+        states: Tensor = self.embedding_table(labels)
+        return states
 
 
 class Captions(nn.Module):
-    """The projection of a text encoder's output, and what it is given where nothing is said."""
+    """The projection of a text encoder's output, and its learned unconditional input."""
 
-    def __init__(self, places: int, features: int, width: int) -> None:
+    def __init__(self, length: int, features: int, width: int) -> None:
         super().__init__()
         self.cap_proj = nn.ModuleDict(
             {"fc1": nn.Linear(features, width, bias=False), "fc2": nn.Linear(width, width, bias=False)}
         )
-        self.uncond_embedding = nn.Parameter(torch.empty(places, features).normal_(std=features**-0.5))
+        self.uncond_embedding = nn.Parameter(torch.empty(length, features).normal_(std=features**-0.5))
 
     def forward(self, features: Tensor) -> Tensor:
         """Features [..., D] to states [..., E]."""
-        made: Tensor = self.cap_proj["fc2"](F.gelu(self.cap_proj["fc1"](features), approximate="tanh"))
-        return made
+        states: Tensor = self.cap_proj["fc2"](F.gelu(self.cap_proj["fc1"](features), approximate="tanh"))
+        return states
 
 
 class LlamaGenImaging:
-    """The picture side of one LlamaGen checkpoint."""
+    """The image interface of one LlamaGen checkpoint."""
 
     def __init__(
         self,
         embedder: Classes | Captions,
         side: int,
         *,
-        read: Callable[[Sequence[str]], list[Tensor]] | None = None,
+        encode: Callable[[Sequence[str]], list[Tensor]] | None = None,
         vq_file: Path | None = None,
         defaults: Mapping[str, Any] | None = None,
         name: str = "this model",
     ) -> None:
-        """`read` turns captions into features [n, D] each; `vq_file` holds the tokenizer, read when it is needed."""
-        self.embedder, self.side, self.read, self.vq_file = embedder, side, read, vq_file
+        """`encode` turns captions into features [n, D] each; `vq_file` holds the tokenizer, loaded on first use."""
+        self.embedder, self.side, self.encode, self.vq_file = embedder, side, encode, vq_file
         self.defaults = dict(defaults or {})
         self.name = name
         self._vq: VQ | None = None
@@ -87,15 +87,15 @@ class LlamaGenImaging:
         return "class" if isinstance(self.embedder, Classes) else "text"
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.side, self.side)
+    def layout(self) -> ImageLayout:
+        return ImageLayout(self.side, self.side)
 
     @property
     def classes(self) -> int:
         return self.embedder.embedding_table.num_embeddings - 1 if isinstance(self.embedder, Classes) else 0
 
     @property
-    def drawable(self) -> bool:
+    def can_decode(self) -> bool:
         return self.vq_file is not None
 
     @property
@@ -108,24 +108,24 @@ class LlamaGenImaging:
         if self._vq is None:
             if self.vq_file is None:
                 raise ModelError(
-                    f"{self.name} has no image tokenizer, so its codes cannot be drawn",
+                    f"{self.name} has no image tokenizer, so its codes cannot be decoded",
                     'load it with decoder="vq_ds16_c2i.pt" (or vq_ds16_t2i.pt), or put that file beside the weights',
                 )
             self._vq = load_vq(self.vq_file).to(next(self.embedder.parameters()).device)
         return self._vq
 
     @property
-    def cell(self) -> int:
+    def downsample(self) -> int:
         return self.vq.shape.downsample
 
     @torch.inference_mode()
     def prefix(self, conditions: Sequence[Condition]) -> Prefix:
         if isinstance(self.embedder, Classes):
-            made = self._of_classes(self.embedder, conditions)
+            prefix = self._of_classes(self.embedder, conditions)
         else:
-            made = self._of_captions(self.embedder, conditions)
-        finite.conditions(self.name, (*made.states, *(made.without or ())), self.embedder)
-        return made
+            prefix = self._of_captions(self.embedder, conditions)
+        finite.conditions(self.name, (*prefix.cond, *(prefix.uncond or ())), self.embedder)
+        return prefix
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class LlamaGenImaging:
         labels = []
         for row, condition in enumerate(conditions):
             if condition.label is None:
-                raise ModelError(f"row {row} has no class, and {self.name} draws classes", "pass label=")
+                raise ModelError(f"row {row} has no class, and {self.name} takes classes", "pass label=")
             if not 0 <= condition.label < self.classes:
                 raise ModelError(f"class {condition.label} of row {row} is none of {self.classes}", "they count from 0")
             labels.append(condition.label)
@@ -146,81 +146,81 @@ class LlamaGenImaging:
 
     def _of_captions(self, captions: Captions, conditions: Sequence[Condition]) -> Prefix:
         weight = captions.uncond_embedding
-        unread = [row for row, condition in enumerate(conditions) if condition.features is None]
-        texts = [conditions[row].text for row in unread]
-        for row, text in zip(unread, texts, strict=True):
+        texts = {row: each.text for row, each in enumerate(conditions) if each.features is None}
+        for row, text in texts.items():
             if text is None:
-                raise ModelError(f"row {row} has no caption, and {self.name} draws captions", "pass a prompt")
-        if texts and self.read is None:
+                raise ModelError(f"row {row} has no caption, and {self.name} takes captions", "pass a prompt")
+        negatives = {row: each.negative for row, each in enumerate(conditions) if each.negative is not None}
+        if texts and self.encode is None:
             raise ModelError(
-                f"{self.name} has no text encoder, so it cannot read captions",
-                'load it with text_encoder="google/flan-t5-xl", or pass what the encoder made: prompt_embeds=',
+                f"{self.name} has no text encoder, so it cannot encode captions",
+                'load it with text_encoder="google/flan-t5-xl", or pass its output: prompt_embeds=',
             )
-        made = dict(zip(unread, self.read([text or "" for text in texts]), strict=True)) if texts and self.read else {}
-        away = [row for row, condition in enumerate(conditions) if condition.negative is not None]
-        if away and self.read is None:
-            raise ModelError(f"{self.name} has no text encoder, so it cannot read a negative prompt", "leave it out")
-        negatives = [str(conditions[row].negative) for row in away]
-        avoided = dict(zip(away, self.read(negatives), strict=True)) if self.read and away else {}
-        said, unsaid = [], []
+        if negatives and self.encode is None:
+            raise ModelError(f"{self.name} has no text encoder, so it cannot encode a negative prompt", "leave it out")
+        encoded, avoided = (
+            dict(zip(rows, self.encode([str(text) for text in rows.values()]), strict=True)) if self.encode else {}
+            for rows in (texts, negatives)
+        )
+        cond, uncond = [], []
         for row, condition in enumerate(conditions):
-            features = condition.features if condition.features is not None else made[row]
+            features = condition.features if condition.features is not None else encoded[row]
             if features.ndim != 2 or features.shape[1] != weight.shape[1] or not 1 <= len(features) <= len(weight):
                 raise ModelError(
                     f"features of row {row} are {list(features.shape)}",
-                    f"{self.name} takes 1 to {len(weight)} of {weight.shape[1]} numbers",
+                    f"{self.name} takes 1 to {len(weight)} of {weight.shape[1]} features",
                 )
-            places = condition.places
-            if places is None:
-                places = torch.arange(len(weight) - len(features), len(weight))
-            said.append(captions(features.to(weight)))
-            nothing = weight[places.to(weight.device)]
-            unsaid.append(captions(avoided[row].to(weight) if row in avoided else nothing))
-        return Prefix(tuple(said), tuple(unsaid))
+            positions = condition.positions
+            if positions is None:
+                positions = torch.arange(len(weight) - len(features), len(weight))
+            cond.append(captions(features.to(weight)))
+            nothing = weight[positions.to(weight.device)]
+            uncond.append(captions(avoided[row].to(weight) if row in avoided else nothing))
+        return Prefix(tuple(cond), tuple(uncond))
 
 
 def embedder(tensors: Mapping[str, Tensor]) -> Classes | Captions:
-    """The module that the published `cls_embedding.*` tensors are of. Raises ModelError for others."""
+    """The module of the published `cls_embedding.*` tensors. Raises ModelError for others."""
     own = {name.removeprefix(CONDITION): value for name, value in tensors.items() if name.startswith(CONDITION)}
-    made: Classes | Captions
+    module: Classes | Captions
     try:
         if "embedding_table.weight" in own:
             rows, width = own["embedding_table.weight"].shape
-            made = Classes(rows - 1, width)
+            module = Classes(rows - 1, width)
         else:
             width, features = own["cap_proj.fc1.weight"].shape
-            made = Captions(own["uncond_embedding"].shape[0], features, width)
-        made.load_state_dict(own)
+            module = Captions(own["uncond_embedding"].shape[0], features, width)
+        module.load_state_dict(own)
     except (KeyError, ValueError, RuntimeError) as error:
         raise ModelError(f"{CONDITION}* is neither a table of classes nor a projection of captions: {error}") from error
-    return made.eval().requires_grad_(False)
+    return module.eval().requires_grad_(False)
 
 
-def build(given: Picturing) -> LlamaGenImaging:
-    """The picture side of a LlamaGen checkpoint."""
+def build(parts: ImagingParts) -> LlamaGenImaging:
+    """The image interface of a LlamaGen checkpoint."""
     own: dict[str, Tensor] = {}
-    read({name: entry for name, entry in given.published.items() if name.startswith(CONDITION)}, own.__setitem__)
-    made = embedder({name: tensor.clone() for name, tensor in own.items()}).to(given.device, given.dtype)
-    name = given.source.name
-    vq_file = tokenizer_file(given)
+    read({name: entry for name, entry in parts.published.items() if name.startswith(CONDITION)}, own.__setitem__)
+    module = embedder({name: tensor.clone() for name, tensor in own.items()}).to(parts.device, parts.dtype)
+    name = parts.source.name
+    vq_file = tokenizer_file(parts)
     imaging = LlamaGenImaging(
-        made,
-        side(given.config),
-        read=_encoder(given, made) if isinstance(made, Captions) else None,
+        module,
+        side(parts.config),
+        encode=_encoder(parts, module) if isinstance(module, Captions) else None,
         vq_file=vq_file,
-        defaults=read_json(given.source.folder / "generation_config.json"),
+        defaults=read_json(parts.source.folder / "generation_config.json"),
         name=name,
     )
     if vq_file is not None:
-        imaging.vq.check_vocabulary(given.vocab, name)
+        imaging.vq.check_vocabulary(parts.vocab, name)
     return imaging
 
 
-def _encoder(given: Picturing, captions: Captions) -> TextEncoder | None:
-    """What reads captions. They are cleaned if `clean_captions` of the config says so; of the published, by default."""
-    places, features = captions.uncond_embedding.shape
-    beside = given.source.folder / "text_encoder"
-    name = given.text_encoder or given.config.get("text_encoder")
+def _encoder(parts: ImagingParts, captions: Captions) -> TextEncoder | None:
+    """The text encoder. Captions are cleaned if the config's `clean_captions` says so, else for published encoders."""
+    length, features = captions.uncond_embedding.shape
+    beside = parts.source.folder / "text_encoder"
+    name = parts.text_encoder or parts.config.get("text_encoder")
     if name is None and beside.is_dir():
         name = str(beside)
     if name is None and features == _T5[1]:
@@ -229,16 +229,16 @@ def _encoder(given: Picturing, captions: Captions) -> TextEncoder | None:
         return None
     if name in embedded_names():
         name = str(EMBEDDED / name / "text_encoder")
-    clean = given.config.get("clean_captions")
+    clean = parts.config.get("clean_captions")
     if clean is None:
         clean = features == _T5[1]
-    return TextEncoder(name, most=places, device=given.device, dtype=given.dtype, offline=given.offline, clean=clean)
+    return TextEncoder(name, most=length, device=parts.device, dtype=parts.dtype, offline=parts.offline, clean=clean)
 
 
-def tokenizer_file(given: Picturing) -> Path | None:
+def tokenizer_file(parts: ImagingParts) -> Path | None:
     """The file of the image tokenizer: the one that the caller or the config names, or the one beside the weights."""
-    named = given.decoder or given.config.get("image_tokenizer")
+    named = parts.decoder or parts.config.get("image_tokenizer")
     if named is not None:
         return find_vq(named)
-    beside = [file for pattern in PATTERNS for file in sorted(given.source.folder.glob(pattern))]
+    beside = [file for pattern in PATTERNS for file in sorted(parts.source.folder.glob(pattern))]
     return beside[0] if len(beside) == 1 else None

@@ -4,8 +4,8 @@ Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation, https
 
     code = the row of the codebook nearest to the encoder's feature, both on the unit sphere
 
-Encoder and decoder are diffusers' blocks. Letters: B pictures, H and W pixels, h and w cells (H and W over
-`shape.downsample`), C the codebook's dimensions.
+Encoder and decoder are diffusers' blocks. Letters: B images, H and W pixels, h and w rows and columns of codes (H and W
+over `shape.downsample`), C the codebook's dimensions.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ class VQ(nn.Module):
         nn.init.uniform_(self.codebook.weight, -bound, bound)
 
     def rows(self) -> Tensor:
-        """The codebook as it is compared and looked up, float32 [codebook_size, C]: of unit length where it says so."""
+        """The codebook as it is compared and looked up, float32 [codebook_size, C]; unit vectors with L2 norm."""
         weight = self.codebook.weight.float()
         return F.normalize(weight, dim=1) if self.shape.codebook_l2_norm else weight
 
     def features(self, pixels: Tensor) -> Tensor:
-        """What codes are chosen by: pixels [B, 3, H, W] to float32 [B, C, h, w].
+        """The encoder's features, pixels [B, 3, H, W] to float32 [B, C, h, w].
 
         Raises:
             ModelError: not three channels, or sides that are no multiple of `shape.downsample`.
         """
         side = self.shape.downsample
         if pixels.ndim != 4 or pixels.shape[1] != 3:
-            raise ModelError(f"pixels must be [pictures, 3, height, width], got {list(pixels.shape)}")
+            raise ModelError(f"pixels must be [images, 3, height, width], got {list(pixels.shape)}")
         if not pixels.shape[2] or not pixels.shape[3] or pixels.shape[2] % side or pixels.shape[3] % side:
             wrong = "x".join(map(str, pixels.shape[2:]))
             raise ModelError(
-                f"a picture of {wrong} pixels has no whole cells", f"height and width: multiples of {side}"
+                f"an image of {wrong} pixels cannot be encoded", f"height and width must be multiples of {side}"
             )
-        found: Tensor = self.quant_conv(self.encoder(pixels.to(self.quant_conv.weight.dtype))).float()
-        return F.normalize(found, dim=1) if self.shape.codebook_l2_norm else found
+        features: Tensor = self.quant_conv(self.encoder(pixels.to(self.quant_conv.weight.dtype))).float()
+        return F.normalize(features, dim=1) if self.shape.codebook_l2_norm else features
 
     def nearest(self, features: Tensor) -> Tensor:
         """The code of each feature: [B, C, h, w] to [B, h, w]; ties go to the lowest code."""
@@ -89,7 +89,7 @@ class VQ(nn.Module):
             ModelError: codes of another shape, or outside the codebook.
         """
         if codes.ndim != 3 or not codes.numel():
-            raise ModelError(f"codes must be [pictures, rows, columns], got {list(codes.shape)}")
+            raise ModelError(f"codes must be [images, rows, columns], got {list(codes.shape)}")
         low, high = (int(value) for value in codes.aminmax())
         if low < 0 or high >= self.shape.codebook_size:
             wrong = low if low < 0 else high
@@ -98,15 +98,15 @@ class VQ(nn.Module):
 
     def pixels(self, vectors: Tensor) -> Tensor:
         """Rows of the codebook [B, C, h, w] to float32 pixels [B, 3, H, W]; they may reach a little past [-1, 1]."""
-        found: Tensor = self.decoder(self.post_quant_conv(vectors.to(self.post_quant_conv.weight.dtype)))
-        return found.float()
+        pixels: Tensor = self.decoder(self.post_quant_conv(vectors.to(self.post_quant_conv.weight.dtype)))
+        return pixels.float()
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [B, h, w] to pixels [B, 3, H, W]; raises as `vectors` does."""
         return self.pixels(self.vectors(codes))
 
     def check_vocabulary(self, size: int, whose: str) -> None:
-        """Raise ModelError unless a model of `size` image tokens draws with this codebook."""
+        """Raise ModelError unless a model of `size` image tokens fits this codebook."""
         if size != self.shape.codebook_size:
             raise ModelError(
                 f"{whose} has {size} image tokens, its decoder a codebook of {self.shape.codebook_size}",
@@ -114,12 +114,12 @@ class VQ(nn.Module):
             )
 
 
-def to_pixels(pictures: NDArray[np.uint8]) -> Tensor:
-    """Pictures [B, H, W, 3] of 0..255 as float32 pixels [B, 3, H, W] in [-1, 1]."""
-    return torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))).float() / 127.5 - 1
+def to_pixels(images: NDArray[np.uint8]) -> Tensor:
+    """Images [B, H, W, 3] of 0..255 as float32 pixels [B, 3, H, W] in [-1, 1]."""
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).float() / 127.5 - 1
 
 
-def to_pictures(pixels: Tensor) -> NDArray[np.uint8]:
-    """Pixels [B, 3, H, W] as pictures [B, H, W, 3] of 0..255; what lies outside [-1, 1] is clipped."""
+def to_images(pixels: Tensor) -> NDArray[np.uint8]:
+    """Pixels [B, 3, H, W] as images [B, H, W, 3] of 0..255; values outside [-1, 1] are clipped."""
     bytes_ = ((pixels.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     return np.ascontiguousarray(bytes_.permute(0, 2, 3, 1).numpy())

@@ -28,11 +28,11 @@ def embedded_tokenizers() -> list[str]:
 def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> VQ:
     """Load an image tokenizer: an embedded name, a folder that holds one `vq*` file, or the file.
 
-    Shape arguments are read off the tensors; a `<file>.args.json` beside the file is held against them. The tokenizer
+    Shape arguments are read off the tensors; a `<file>.args.json` beside the file is compared with them. The tokenizer
     is ready for inference: parameters need no gradient.
 
     Raises:
-        ModelError: the file is damaged or holds something else, in one line that says what.
+        ModelError: the file is damaged or holds something else, in one line.
 
     >>> load_vq("tiny-vq").shape.codebook_embed_dim
     8

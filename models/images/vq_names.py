@@ -1,4 +1,4 @@
-"""The names that LlamaGen's tokenizer publishes its tensors under, and those of the blocks that pardec builds it of."""
+"""The names that LlamaGen's tokenizer publishes its tensors under, and diffusers' names for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def published(name: str) -> str:
 
 
 def leaves(name: str) -> str:
-    """A name with the published names of what stands in a block."""
+    """A name with the published names of a block's layers."""
     return _LEAVES.sub(lambda hit: _LEAF[hit[1]], name)
 
 

@@ -22,7 +22,7 @@ class VQShape:
     codebook_embed_dim: int = 8
     z_channels: int = 256
     ch: int = 128  # channels at the first level
-    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one a level; each level but the last halves the picture
+    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one a level; each level but the last halves the image
     num_res_blocks: int = 2  # a level of the encoder; the decoder has one more
     codebook_l2_norm: bool = True  # codes and features are compared and looked up on the unit sphere
 
@@ -43,7 +43,7 @@ class VQShape:
 
     @property
     def downsample(self) -> int:
-        """Pixels along one side of a code's cell."""
+        """Pixels per code along one side."""
         return int(2 ** (len(self.ch_mult) - 1))
 
     @staticmethod
@@ -51,7 +51,7 @@ class VQShape:
         """Read the shape off the published tensors; `arguments` are what a file beside them states.
 
         Raises:
-            ModelError: the tensors are not a VQ tokenizer's, or the arguments say something else than they do.
+            ModelError: the tensors are not a VQ tokenizer's, or the arguments contradict them.
         """
         if "tok_embeddings.weight" in tensors:
             raise ModelError(
@@ -67,7 +67,7 @@ class VQShape:
         convs = [tensors.get(f"encoder.conv_blocks.{level}.res.0.conv1.weight") for level in range(levels)]
         if not levels or any(conv is None or conv.shape[0] % ch for conv in convs):
             raise ModelError("not the weights of a VQ tokenizer: encoder.conv_blocks do not hold its levels")
-        found: dict[str, Any] = {
+        shape: dict[str, Any] = {
             "codebook_size": tensors[needed[1]].shape[0],
             "codebook_embed_dim": tensors[needed[1]].shape[1],
             "z_channels": tensors[needed[2]].shape[0],
@@ -76,11 +76,11 @@ class VQShape:
             "num_res_blocks": _count(tensors, r"encoder\.conv_blocks\.0\.res\.(\d+)\."),
         }
         stated = dict(arguments or {})
-        for name, value in found.items():
-            given = stated.get(name, value)
-            if (tuple(given) if isinstance(given, list) else given) != value:
-                raise ModelError(f"the arguments say {name} {given}, the tensors {value}")
-        return VQShape(**found, codebook_l2_norm=bool(stated.get("codebook_l2_norm", True)))
+        for name, value in shape.items():
+            argument = stated.get(name, value)
+            if (tuple(argument) if isinstance(argument, list) else argument) != value:
+                raise ModelError(f"the arguments say {name} {argument}, the tensors {value}")
+        return VQShape(**shape, codebook_l2_norm=bool(stated.get("codebook_l2_norm", True)))
 
 
 def _count(tensors: Mapping[str, Tensor], pattern: str) -> int:

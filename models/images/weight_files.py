@@ -36,14 +36,14 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{file} is damaged or cut short: {one_line(error)}", again) from error
     try:
-        held = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
         raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", again) from error
-    if isinstance(held, dict):
-        held = next((held[name] for name in CONTAINERS if isinstance(held.get(name), dict)), held)
-    if not isinstance(held, dict) or not held or not all(isinstance(value, Tensor) for value in held.values()):
+    if isinstance(content, dict):
+        content = next((content[name] for name in CONTAINERS if isinstance(content.get(name), dict)), content)
+    if not isinstance(content, dict) or not content or not all(isinstance(each, Tensor) for each in content.values()):
         raise ModelError(f"{file} does not hold a plain dictionary of tensors")
-    return held
+    return content
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
@@ -54,27 +54,27 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
     """
     if file.suffix not in (".pt", ".safetensors"):
         raise ModelError(f"cannot write weights to {file}", "name a file that ends in .pt or .safetensors")
-    kept = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
+    on_cpu = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
     part = file.with_name(file.name + ".part")
     if file.suffix == ".pt":
-        torch.save({"model": kept}, part)
+        torch.save({"model": on_cpu}, part)
     else:
-        save_file(kept, part, metadata={"format": "pt"})
+        save_file(on_cpu, part, metadata={"format": "pt"})
         part.chmod(0o644)  # as any other file
     os.replace(part, file)
 
 
-def check_names(file: Path | str, found: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
+def check_names(file: Path | str, tensors: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
     """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape."""
-    missing = [name for name in wanted if name not in found]
+    missing = [name for name in wanted if name not in tensors]
     if missing:
         raise ModelError(f"{file}: {len(missing)} of {len(wanted)} tensors are missing: {listed(missing, 3)}")
-    unknown = [name for name in found if name not in wanted]
+    unknown = [name for name in tensors if name not in wanted]
     if unknown:
         raise ModelError(f"{file}: {len(unknown)} tensors belong to no part of the model: {listed(unknown, 3)}")
     for name, shape in wanted.items():
-        if tuple(found[name].shape) != shape:
-            raise ModelError(f"{file}: {name} has shape {list(found[name].shape)}, expected {list(shape)}")
+        if tuple(tensors[name].shape) != shape:
+            raise ModelError(f"{file}: {name} has shape {list(tensors[name].shape)}, expected {list(shape)}")
 
 
 def embedded_files(stem: str) -> dict[str, Path]:
@@ -95,12 +95,11 @@ def find_file(source: str, stem: str, what: str, patterns: tuple[str, ...]) -> P
         return known[source]
     path = Path(os.path.expanduser(source))
     if path.is_dir():
-        held = sorted(entry for pattern in patterns for entry in path.glob(pattern))
-        if len(held) != 1:
-            found = f"{len(held)} {what}s: {listed(entry.name for entry in held)}" if held else f"no {what}"
-            looked = f"name the file; in a folder, {' or '.join(patterns)} is looked for"
-            raise ModelError(f"{path} holds {found}", looked)
-        return held[0]
+        files = sorted(entry for pattern in patterns for entry in path.glob(pattern))
+        if len(files) != 1:
+            what = f"{len(files)} {what}s: {listed(entry.name for entry in files)}" if files else f"no {what}"
+            raise ModelError(f"{path} holds {what}", f"name the file; a folder is searched for {' or '.join(patterns)}")
+        return files[0]
     if path.is_file():
         return path
     if source.count("/") > 1 and not source.startswith((".", "/", "~")) and Path(source).suffix in SUFFIXES:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..plan import Plan, Visible
 from .choice import Backend, backend
-from .cpu.layer import usable
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
@@ -55,12 +54,19 @@ class AttentionPattern:
         return replace(self, mask=mask, causal=False, positions=positions, allowed=allowed, nodes=nodes)
 
 
-def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, plain: bool = False) -> AttentionPattern:
-    """Resolve what the queries of `plan` see among the first `extent` slots. `plain` asks for the definition."""
+def attention_pattern(
+    plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, reference: bool = False
+) -> AttentionPattern:
+    """What the queries of `plan` see among the first `extent` slots, and the version of `attend` that runs on it.
+
+    With `reference`, that is the definition.
+    """
     whole = _sees_all(plan)
-    chosen: Backend = "reference" if plain else backend(device, suited=not whole and dtype != torch.float32)
-    if whole and chosen == "reference":
-        return AttentionPattern("c" if not plain and usable(device, dtype) else chosen, extent, plan.rows)
+    chosen: Backend = "reference"
+    if not reference:
+        chosen = backend(device, dtype if whole else None, suited=not whole and dtype != torch.float32)
+    if whole and chosen != "triton":
+        return AttentionPattern(chosen, extent, plan.rows)
     span, uniform = plan.span, plan.uniform
     if plan.visible.kind == "causal" and span is not None and uniform == span[1] and chosen == "reference":
         if span[0] == 0:
@@ -80,17 +86,17 @@ def look(plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, p
             positions=plan.positions,
             lengths=plan.lengths,
             visible=plan.visible,
-            allowed=None if ruled else seen(plan, extent),
+            allowed=None if ruled else visible_slots(plan, extent),
             nodes=index.expand(plan.positions.shape) if tree else None,
         )
-    allowed = seen(plan, extent)
+    allowed = visible_slots(plan, extent)
     # A query that sees nothing is padding: it may see anything, as long as its row stays finite.
     allowed |= ~allowed.any(-1, keepdim=True)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
     return AttentionPattern(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
 
 
-def seen(plan: Plan, extent: int) -> Tensor:
+def visible_slots(plan: Plan, extent: int) -> Tensor:
     """Which of the first `extent` slots each query sees -> bool [B, Q, S]. The definition of every `Visible`."""
     visible, positions = plan.visible, plan.positions
     slot = torch.arange(extent, device=positions.device)

@@ -190,16 +190,14 @@ def _combine(
     tl.store(out_ptr + n * D + d, total.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
-def attend_triton(
-    q: Tensor, k: Tensor, v: Tensor, attention_pattern: AttentionPattern, *, split: int | None = None
-) -> Tensor:
-    """`attend` for a sight that carries its pattern: q [B, Q, H, D], k and v [R, >= S, K, D] -> [B, Q, H, D].
+def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, *, split: int | None = None) -> Tensor:
+    """`attend` for a pattern that holds the plan's own rule: q [B, Q, H, D], k and v [R, >= S, K, D] -> [B, Q, H, D].
 
     A query that sees nothing (padding) gives zeros. The last dimension of q, k and v has to be contiguous, or is made
     so. `split` is how many slots are read by one program, every so many a part; None decides by the shapes, 0 never
     splits.
     """
-    visible, positions, lengths = attention_pattern.visible, attention_pattern.positions, attention_pattern.lengths
+    visible, positions, lengths = pattern.visible, pattern.positions, pattern.lengths
     assert visible is not None
     assert positions is not None
     assert lengths is not None
@@ -207,10 +205,10 @@ def attend_triton(
     kv = k.shape[2]
     q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
     kind, parents, base, nodes = _MASK, lengths, lengths, lengths
-    if attention_pattern.nodes is not None and visible.parents is not None and visible.base is not None:
-        kind, nodes = _TREE, attention_pattern.nodes.contiguous()
+    if pattern.nodes is not None and visible.parents is not None and visible.base is not None:
+        kind, nodes = _TREE, pattern.nodes.contiguous()
         parents, base = visible.parents.contiguous(), visible.base.contiguous()
-    elif attention_pattern.allowed is None:
+    elif pattern.allowed is None:
         kind = {"bidirectional": _BIDIRECTIONAL, "causal": _CAUSAL, "segments": _SEGMENTS}[visible.kind]
     out = torch.empty((batch, queries, heads, dim), dtype=q.dtype, device=q.device)
     if not out.numel():
@@ -220,7 +218,7 @@ def attend_triton(
     block_q = 16 if stacked <= 16 else 64 if large else 32
     if split is None:
         split = parts_of(stacked)
-    parts = triton.cdiv(attention_pattern.extent, split) if split else 1
+    parts = triton.cdiv(pattern.extent, split) if split else 1
     found, top, mass = out, out, out
     if parts > 1:
         found = torch.empty((parts, *out.shape), dtype=torch.float32, device=q.device)
@@ -235,13 +233,13 @@ def attend_triton(
         mass,
         positions.contiguous(),
         lengths.contiguous(),
-        attention_pattern.rows if attention_pattern.rows is not None else lengths,
-        attention_pattern.allowed.contiguous() if attention_pattern.allowed is not None else lengths,
+        pattern.rows if pattern.rows is not None else lengths,
+        pattern.allowed.contiguous() if pattern.allowed is not None else lengths,
         parents,
         base,
         nodes,
         queries,
-        attention_pattern.extent,
+        pattern.extent,
         visible.block or 1,
         parents.shape[-1],
         parents.shape[-1] if parents.dim() == 2 else 0,
@@ -255,7 +253,7 @@ def attend_triton(
         D=dim,
         D_PAD=max(16, triton.next_power_of_2(dim)),
         KIND=kind,
-        HAS_ROWS=attention_pattern.rows is not None,
+        HAS_ROWS=pattern.rows is not None,
         SPLITS=parts > 1,
         BLOCK_Q=block_q,
         BLOCK_S=64 if large else 32,

@@ -1,34 +1,43 @@
-"""Which version of a kernel runs: the definition ("reference"), Triton's, or one in C."""
+"""Which version of a kernel runs: the definition ("reference"), Triton's, or one in C. Nothing else decides it."""
 
 from __future__ import annotations
 
 import os
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 import torch
 
 from ..errors import ModelError
+from .cpu import library
+from .cpu.layer import usable as runs_in_c
+from .variable import VARIABLE, forced
+
+__all__ = ["VARIABLE", "Backend", "backend", "interpreted", "prepare", "runs_in_c"]
 
 Backend = Literal["reference", "c", "triton"]
-VARIABLE = "PARDEC_KERNELS"
 
 
-def backend(device: torch.device, *, suited: bool = True) -> Backend:
+def backend(device: torch.device, dtype: torch.dtype | None = None, *, suited: bool = True) -> Backend:
     """Triton on CUDA where it is installed, the definition elsewhere; the variable PARDEC_KERNELS forces either.
 
-    `suited` False says that Triton's version would not be the faster one here, so that only force chooses it.
+    With a `dtype`, kernels in C are chosen for float32 on the CPUs that they are made for, unless gradients are on or
+    a dispatch mode follows PyTorch's operations. `suited` False says that Triton's version would not be the faster one
+    here, so that only force chooses it.
     Raises ModelError when the forced version cannot run on `device`. On a CPU, Triton runs under its interpreter only
     (TRITON_INTERPRET=1, set before Python starts).
     """
-    forced = os.environ.get(VARIABLE, "auto") or "auto"
-    if forced == "reference":
+    name = forced()
+    if name == "reference":
         return "reference"
-    if forced == "auto":
-        return "triton" if suited and device.type == "cuda" and _has_triton() else "reference"
-    if forced != "triton":
-        raise ModelError(f"{VARIABLE}={forced} is not a choice of kernels", "use reference, triton or auto")
+    if name == "auto":
+        if suited and device.type == "cuda" and _has_triton():
+            return "triton"
+        return "c" if dtype is not None and runs_in_c(device, dtype) else "reference"
+    if name != "triton":
+        raise ModelError(f"{VARIABLE}={name} is not a choice of kernels", "use reference, triton or auto")
     if not _has_triton():
         raise ModelError(f"{VARIABLE}=triton, but triton is not installed", f"install triton, or unset {VARIABLE}")
     if device.type != "cuda" and not interpreted():
@@ -37,6 +46,12 @@ def backend(device: torch.device, *, suited: bool = True) -> Backend:
             f"unset {VARIABLE}, or set TRITON_INTERPRET=1 to interpret the kernels",
         )
     return "triton"
+
+
+def prepare(device: torch.device, dtype: torch.dtype, *folders: Path) -> None:
+    """Compiles the C files in `folders` and here, so that the first step of a decode need not wait for them."""
+    if device.type == "cpu" and dtype == torch.float32:
+        library.prepare(Path(library.__file__).parent, *folders)
 
 
 def interpreted() -> bool:

@@ -1,6 +1,6 @@
-"""How a matrix of weights lies in memory, which only time and rounding depend on.
+"""How a matrix of weights is laid out in memory, which only time and rounding depend on.
 
-A checkpoint holds W [N, K] row by row, as products of many rows like it. A CPU's products of few rows, which decoding
+A checkpoint holds W [N, K] row by row, which suits matmuls of many rows. A CPU's matmuls of few rows, which decoding
 is made of, read a float32 matrix up to twice as fast where its columns lie together and do not all begin in the same
 sets of the cache, and a large one faster still in panels.
 """
@@ -20,16 +20,35 @@ _STRIP = 64  # rows that are transposed at once, so that what is written stays i
 
 
 def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for weights; that of a matrix [N, K] lies as few rows are multiplied with it fastest."""
-    if panels.suit(shape, dtype, device):
+    """Memory for weights; a matrix [N, K] is laid out for the fastest matmuls of few rows."""
+    if panels.pays(shape, dtype, device):
         return panels.empty(*shape)
     if device.type != "cpu" or dtype != torch.float32 or len(shape) != 2:
         return torch.empty(shape, dtype=dtype, device=device)
     rows, columns = shape
     apart = rows if rows % _SETS else rows + _APART
-    made = torch.empty(columns, apart, dtype=dtype, device=device)
-    made[:, rows:] = 0  # multiplied by some products, and then left out
-    return made[:, :rows].t()
+    columns_apart = torch.empty(columns, apart, dtype=dtype, device=device)
+    columns_apart[:, rows:] = 0  # some matmuls multiply it, and leave the result out
+    return columns_apart[:, :rows].t()
+
+
+def repacked(weight: Tensor) -> Tensor | None:
+    """A copy of `weight` [N, K] in panels; None where matmuls are as fast without."""
+    if not panels.pays(weight.shape, weight.dtype, weight.device):
+        return None
+    copy = panels.empty(*weight.shape)
+    copy.fill(weight.detach())
+    return copy
+
+
+def dense(weight: Tensor) -> Tensor:
+    """`weight` row by row, as PyTorch's own matmuls read it."""
+    return weight.dense if isinstance(weight, panels.Panels) else weight
+
+
+def stored(weight: Tensor) -> Tensor:
+    """The plain tensor that holds the numbers of `weight`, in whatever order."""
+    return weight.packed if isinstance(weight, panels.Panels) else weight
 
 
 def whole(weight: Tensor) -> Tensor | None:
@@ -49,5 +68,5 @@ def fill(weight: Tensor, source: Tensor, start: int = 0) -> None:
     if target.stride() == source.stride() or target.dim() < 2:
         target.copy_(source)
         return
-    for to, given in zip(torch.split(target, _STRIP), torch.split(source, _STRIP), strict=True):
-        to.copy_(given)
+    for to, rows in zip(torch.split(target, _STRIP), torch.split(source, _STRIP), strict=True):
+        to.copy_(rows)

@@ -1,14 +1,13 @@
-"""Products with a matrix of weights, x @ W.T, alone or added to what is there.
+"""Matmuls with weights, x @ W.T, alone or added to a residual.
 
-PyTorch gives float32 products on x86 to MKL, which keeps AVX-512 for Intel's own processors: on others that have it,
+PyTorch gives float32 matmuls on x86 to MKL, which keeps AVX-512 for Intel's own processors: on others that have it,
 oneDNN, which PyTorch holds too, takes half the time or less. It compiles a kernel for each new shape and takes some
-10 µs to find one again, so that small products stay where they are. Large matrices lie in panels where pardec's own
-product is faster than either.
+10 µs to find one again, so that small matmuls stay where they are. Large matrices lie in panels where pardec's own
+matmul is faster than either.
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from typing import Any
 
@@ -17,34 +16,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import layout
-from .choice import VARIABLE
 from .cpu.panels import Panels
+from .variable import forced
 
-_PIECE = 2**23  # numbers that are made at once with gaps between their rows, which are then brought together
+_CHUNK = 2**23  # entries that are computed at once with gaps between their rows, which are then brought together
 _LEAST = 2**20  # multiplications, below which finding oneDNN's kernel costs more than it saves
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., K] @ weight [N, K].T (+ bias [N]): [..., N]."""
     if isinstance(weight, Panels):
-        return weight.times(x, bias)
+        return weight.matmul(x, bias)
     whole = _for_onednn(x, weight)
     if whole is None:
         return F.linear(x, weight, bias)
     if whole is weight:
         return _onednn(x, weight, bias)
-    if x.numel() // whole.shape[1] * whole.shape[0] > _PIECE:
-        return _in_pieces(x, weight, whole, bias)
+    if x.numel() // whole.shape[1] * whole.shape[0] > _CHUNK:
+        return _in_chunks(x, weight, whole, bias)
     out = _onednn(x, whole, None)[..., : weight.shape[0]]
     return out.contiguous() if bias is None else out + bias
 
 
-def added(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """h [M, N] + x [M, K] @ weight [N, K].T (+ bias [N]), the sum made by the product itself where it can be."""
+def add_matmul(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """h [M, N] + x [M, K] @ weight [N, K].T (+ bias [N]), the sum made by the matmul itself where it can be."""
     if isinstance(weight, Panels):
-        out = weight.times(x, h)
+        out = weight.matmul(x, h)
         return out if bias is None else out.add_(bias)
-    if type(weight) is not nn.Parameter:  # in fewer bits: such weights know F.linear alone
+    if type(weight) is not nn.Parameter:  # quantized: such weights know F.linear alone
         return h + F.linear(x, weight, bias)
     whole = _for_onednn(x, weight)
     if whole is not None:
@@ -55,12 +54,12 @@ def added(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 
 class Linear(nn.Linear):
-    """nn.Linear by `product`."""
+    """nn.Linear by `matmul`."""
 
-    again: Tensor | None = None  # the weight once more as products read it fastest, where others read it otherwise
+    again: Tensor | None = None  # the weight once more as matmuls read it fastest, where others read it otherwise
 
     def forward(self, input: Tensor) -> Tensor:
-        return product(input, self.weight if self.again is None else self.again, self.bias)
+        return matmul(input, self.weight if self.again is None else self.again, self.bias)
 
 
 @cache
@@ -72,7 +71,7 @@ def onednn_is_faster() -> bool:
     about: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     backends: Any = torch.backends
     return (
-        os.environ.get(VARIABLE) != "reference"
+        forced() != "reference"
         and backends.mkl.is_available()
         and backends.mkldnn.is_available()
         and "AMD" in str(about.get("cpu_name"))
@@ -95,13 +94,13 @@ def _for_onednn(x: Tensor, weight: Tensor) -> Tensor | None:
     return layout.whole(weight)
 
 
-def _in_pieces(x: Tensor, weight: Tensor, whole: Tensor, bias: Tensor | None) -> Tensor:
-    """The product, a few rows at a time: with the gaps, it is held beside that without."""
-    (count, columns), step = weight.shape, max(1, _PIECE // whole.shape[0])
+def _in_chunks(x: Tensor, weight: Tensor, whole: Tensor, bias: Tensor | None) -> Tensor:
+    """The matmul, a few rows at a time: with the gaps, the result is held beside that without."""
+    (count, columns), step = weight.shape, max(1, _CHUNK // whole.shape[0])
     out = x.new_empty(*x.shape[:-1], count)
     parts = torch.split(x.reshape(-1, columns), step), torch.split(out.view(-1, count), step)
-    for rows, made in zip(*parts, strict=True):
-        made.copy_(_onednn(rows, whole, None)[:, :count])
+    for rows, result in zip(*parts, strict=True):
+        result.copy_(_onednn(rows, whole, None)[:, :count])
     return out if bias is None else out.add_(bias)
 
 

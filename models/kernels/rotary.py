@@ -1,44 +1,46 @@
-"""Rotary embedding of queries and keys, with keys and values put where a cache keeps them.
+"""Rotary embedding of queries and keys, with keys and values written where a cache keeps them.
 
     (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of the first R dimensions of a head, in float32
 
-The definition is `rotate` and then `KVCache.write`; Triton's version reads the fused product once and writes each of
-the three once.
+The definition is `apply_rotary` and then `Slots.write`; the versions in C and Triton read the fused projection once and
+write each of the three once.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from ..rope import rotate
-from .choice import Backend
+from ..kv_cache import Slots
+from ..rope import apply_rotary
+from .cpu.layer import apply_rotary_c
 
 
-def turn_and_store(
-    fused: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    k: Tensor,
-    v: Tensor,
-    where: Tensor,
-    heads: int,
-    chosen: Backend = "reference",
-) -> Tensor:
-    """Queries [B, Q, H, D], turned; keys, turned, and values go to `k` and `v`.
+def rotary_and_cache(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries [B, Q, H, D], and the keys and values that they attend to, [rows, >= S, K, D] each.
 
     Args:
-        fused: [B, Q, H + 2 K, D], queries, keys and values of each head.
+        qkv: [B, Q, H + 2 K, D], queries, keys and values of each head.
         cos: [B or 1, Q, 1, R] float32; `sin` the same, with the sign of the half-split.
-        k: [rows, slots, K, D], contiguous; `v` alike.
-        where: [B * Q] int64: the flat slot (row * slots + slot) that each position's keys and values go to.
         heads: H.
+        slots: where the cache keeps this forward's keys and values; None: they are not kept, and attend to themselves.
+        layer: index of the layer in the cache.
     """
-    if chosen == "triton":
-        from .rotary_triton import turn_and_store_triton
+    values = (heads + qkv.shape[2]) // 2  # of H + 2 K: H + K, where values begin
+    rotated = apply_rotary(qkv[:, :, :values], cos, sin)
+    q, k, v = rotated[:, :, :heads], rotated[:, :, heads:], qkv[:, :, values:]
+    return (q, k, v) if slots is None else (q, *slots.write(layer, k, v))
 
-        return turn_and_store_triton(fused, cos, sin, k, v, where, heads)
-    kv = k.shape[2]
-    turned = rotate(fused[:, :, : heads + kv], cos, sin)
-    k.flatten(0, 1).index_copy_(0, where, turned[:, :, heads:].flatten(0, 1))
-    v.flatten(0, 1).index_copy_(0, where, fused[:, :, heads + kv :].flatten(0, 1))
-    return turned[:, :, :heads]
+
+def rotary_and_cache_c(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in C where keys and values go to slices of the cache, or to none."""
+    if slots is None:
+        return *apply_rotary_c(qkv, cos, sin, heads, None), qkv[:, :, (heads + qkv.shape[2]) // 2 :]
+    if slots.views is None:
+        return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
+    to_k, to_v, from_k, from_v = slots.views[layer]
+    q, _ = apply_rotary_c(qkv, cos, sin, heads, (to_k, to_v))
+    return q, from_k, from_v

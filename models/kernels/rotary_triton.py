@@ -1,4 +1,4 @@
-"""Rotary embedding and the cache's writes in Triton: one program a position and head of the fused product."""
+"""Rotary embedding and the cache's writes in Triton: one program a position and head of the qkv product."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
@@ -10,22 +10,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kv_cache import Slots
+from .rotary import rotary_and_cache
+
 
 @triton.jit
-def _turn(
-    fused_ptr,  # [N, H + 2 K, D]
+def _rotary(
+    qkv_ptr,  # [N, H + 2 K, D]
     cos_ptr,  # [N or 1 batch of Q, R]
     sin_ptr,
     q_ptr,  # [N, H, D]
     k_ptr,  # [slots, K, D]
     v_ptr,
-    where_ptr,  # [N]
+    slot_ptr,  # [N]
     queries,
     cos_batch,
     cos_query,
-    fused_b,
-    fused_q,
-    fused_h,
+    qkv_b,
+    qkv_q,
+    qkv_h,
     HEADS: tl.constexpr,
     KV: tl.constexpr,
     D: tl.constexpr,
@@ -37,18 +40,18 @@ def _turn(
     row, query = n // queries, n % queries
     d = tl.arange(0, D_PAD)
     inside = d < D
-    base = fused_ptr + row * fused_b + query * fused_q + head * fused_h
+    base = qkv_ptr + row * qkv_b + query * qkv_q + head * qkv_h
     x = tl.load(base + d, mask=inside, other=0.0)
-    slot = tl.load(where_ptr + n)
+    slot = tl.load(slot_ptr + n)
     if head >= HEADS + KV:  # a value: kept as it is
         tl.store(v_ptr + (slot * KV + head - HEADS - KV) * D + d, x, mask=inside)
     else:
-        turned = d < R
+        rotated = d < R
         other = tl.where(d < R // 2, d + R // 2, d - R // 2)
-        partner = tl.load(base + other, mask=inside & turned, other=0.0).to(tl.float32)
+        partner = tl.load(base + other, mask=inside & rotated, other=0.0).to(tl.float32)
         at = row * cos_batch + query * cos_query + d
-        cos = tl.load(cos_ptr + at, mask=turned, other=1.0)
-        sin = tl.load(sin_ptr + at, mask=turned, other=0.0)
+        cos = tl.load(cos_ptr + at, mask=rotated, other=1.0)
+        sin = tl.load(sin_ptr + at, mask=rotated, other=0.0)
         out = (x.to(tl.float32) * cos + partner * sin).to(x.dtype)
         if head < HEADS:
             tl.store(q_ptr + (n * HEADS + head) * D + d, out, mask=inside)
@@ -56,28 +59,31 @@ def _turn(
             tl.store(k_ptr + (slot * KV + head - HEADS) * D + d, out, mask=inside)
 
 
-def turn_and_store_triton(
-    fused: Tensor, cos: Tensor, sin: Tensor, k: Tensor, v: Tensor, where: Tensor, heads: int
-) -> Tensor:
-    """`turn_and_store`; arguments as there."""
-    batch, queries, every, dim = fused.shape
-    fused = fused if fused.stride(-1) == 1 else fused.contiguous()
+def rotary_and_cache_triton(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`rotary_and_cache`; the definition where there is no cache."""
+    if slots is None:
+        return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
+    batch, queries, total, dim = qkv.shape
+    k, v = slots.cache.k[layer], slots.cache.v[layer]
+    qkv = qkv if qkv.stride(-1) == 1 else qkv.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()
-    q = torch.empty((batch, queries, heads, dim), dtype=fused.dtype, device=fused.device)
-    if fused.numel():
-        launch: Any = _turn[(batch * queries, every)]
+    q = torch.empty((batch, queries, heads, dim), dtype=qkv.dtype, device=qkv.device)
+    if qkv.numel():
+        launch: Any = _rotary[(batch * queries, total)]
         launch(
-            fused,
+            qkv,
             cos,
             sin,
             q,
             k,
             v,
-            where,
+            slots.flat,
             queries,
             0 if len(cos) == 1 else cos.stride(0),
             cos.stride(1),
-            *fused.stride()[:3],
+            *qkv.stride()[:3],
             HEADS=heads,
             KV=k.shape[2],
             D=dim,
@@ -85,4 +91,4 @@ def turn_and_store_triton(
             D_PAD=triton.next_power_of_2(dim),
             num_warps=1,
         )
-    return q
+    return q, k, v

@@ -15,13 +15,12 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..families import FamilySpec
 from ..kernels import layout
-from ..kernels.cpu import panels
 from .weights import Published, read
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a published tensor goes: rows start.. of a parameter."""
+    """Where a published tensor goes: the rows of a parameter from `start` on."""
 
     parameter: str
     start: int
@@ -29,8 +28,8 @@ class Target:
 
 
 def empty(config: DecoderConfig) -> Decoder:
-    """A decoder whose parameters have shapes and no memory."""
-    with init_empty_weights(), torch.device("meta"):  # the first alone makes memory, and lets it go
+    """A decoder on the meta device."""
+    with init_empty_weights(), torch.device("meta"):  # the first alone allocates memory for a moment
         decoder = Decoder(config)
     if config.tied:  # making parameters empty unties them
         decoder.head.weight = decoder.embed.weight
@@ -47,7 +46,7 @@ def targets(spec: FamilySpec, decoder: Decoder) -> dict[str, Target]:
             raise ModelError(f"family {spec.name} publishes no name for {name}")
         shape = tuple(parameter.shape)
         parts = (stems,) if isinstance(stems, str) else stems
-        sizes = (shape[0],) if len(parts) == 1 else decoder.config.pieces(generic)
+        sizes = (shape[0],) if len(parts) == 1 else decoder.config.fused_rows(generic)
         start = 0
         for stem, size in zip(parts, sizes, strict=True):
             wanted[stem.replace("{i}", layer)] = Target(name, start, (size, *shape[1:]))
@@ -79,10 +78,10 @@ def check(
         ("of the wrong shape", misshapen),
         ("not floating-point", foreign),
     )
-    said = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems if names]
-    if said:
+    found = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems if names]
+    if found:
         raise ModelError(
-            f"the tensors do not match a {spec.name} model of this config; {'; '.join(said)}",
+            f"the tensors do not match a {spec.name} model of this config; {'; '.join(found)}",
             "check that config.json and the weights belong together",
         )
     return used
@@ -99,16 +98,16 @@ def fill(
     memory: Callable[[str], Callable[..., Tensor]] = lambda name: torch.empty,
     finish: Callable[[str, Tensor], Tensor] = lambda name, weight: weight,
 ) -> None:
-    """Read every tensor straight into its place; what is held beside the weights is one published tensor.
+    """Read every tensor straight into its parameter; only one published tensor is in memory beside the weights.
 
-    `memory(name)` makes that of a parameter, of a shape, dtype and device.
-    `finish(name, weight)` gives back what is kept of a parameter, as soon as it is whole.
+    `memory(name)` returns the function that allocates a parameter, given its shape, dtype and device.
+    `finish(name, weight)` returns what to keep of a parameter, as soon as it is complete.
     """
     shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
     missing = {name: shape[0] for name, shape in shapes.items()}  # rows that are still to come
     filled: dict[str, Tensor] = {}
 
-    def place(name: str, tensor: Tensor) -> None:
+    def load(name: str, tensor: Tensor) -> None:
         target = wanted[name]
         if target.parameter not in filled:
             filled[target.parameter] = memory(target.parameter)(
@@ -119,7 +118,7 @@ def fill(
         if not missing[target.parameter]:
             filled[target.parameter] = finish(target.parameter, filled[target.parameter])
 
-    read(published, place)
+    read(published, load)
     for name, tensor in filled.items():
         owner, _, leaf = name.rpartition(".")
         setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
@@ -127,21 +126,19 @@ def fill(
         decoder.head.weight = decoder.embed.weight
 
 
-def for_products(name: str) -> Callable[..., Tensor]:
-    """What makes the memory of a parameter so that products read it fastest; of the embedding, rows are read."""
+def matmul_memory(name: str) -> Callable[..., Tensor]:
+    """The function that allocates a parameter in the fastest layout for matmuls; the embedding is looked up by rows."""
     return torch.empty if name == "embed.weight" else layout.empty
 
 
-def again(decoder: Decoder) -> None:
-    """Holds a head that is the embedding, of which rows are read, once more for its products where that is faster."""
+def copy_tied_head(decoder: Decoder) -> None:
+    """Keeps a second copy of a tied embedding, in the matmul layout for the head, where that is faster."""
     weight = decoder.embed.weight
-    if decoder.config.tied and panels.suit(weight.shape, weight.dtype, weight.device):
-        made = panels.empty(*weight.shape)
-        made.fill(weight.detach())
-        decoder.head.again = made
+    if decoder.config.tied:
+        decoder.head.again = layout.repacked(weight)
 
 
 def _generic(name: str) -> tuple[str, str]:
     """("3", "layers.{i}.qkv_weight") of "layers.3.qkv_weight"; ("", name) outside the layers."""
-    found = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
-    return (found[1], "layers.{i}." + found[2]) if found else ("", name)
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+    return (match[1], "layers.{i}." + match[2]) if match else ("", name)

@@ -1,7 +1,7 @@
-"""Where what is prepared once is saved: compiled kernels, tables. Only what nobody else can have written is read.
+"""The folder that caches compiled kernels and tables. Only files that nobody else can have written are read.
 
-Whoever can write to the folder could hand over code or tables of his own, so it and what lies in it has to be the
-user's, without a way for others to write and without links. Where that is not so, nothing is read and nothing saved.
+Anyone who can write to the folder could inject code or tables, so the folder and its files have to be the user's, not
+writable by others and no links. Otherwise nothing is read and nothing saved.
 """
 
 from __future__ import annotations
@@ -30,54 +30,54 @@ def cache_folder() -> Path:
     """
     own, shared = os.environ.get("PARDEC_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
     if own:
-        place = Path(os.path.expanduser(own))
+        path = Path(os.path.expanduser(own))
     elif os.path.isabs(shared):
-        place = Path(shared) / "pardec"
+        path = Path(shared) / "pardec"
     else:
-        place = Path(os.path.expanduser("~")) / ".cache" / "pardec"  # "~" remains where nobody knows a home
-    if not place.is_absolute():
+        path = Path(os.path.expanduser("~")) / ".cache" / "pardec"  # "~" remains where nobody knows a home
+    if not path.is_absolute():
         raise OSError(f"PARDEC_CACHE={own} is no absolute path" if own else "there is no home folder")
-    return place
+    return path
 
 
 @contextmanager
 def private(*below: str) -> Iterator[Path]:
-    """The cache's folder, or one below it, made where it is missing. Its path leads there whatever others rename.
+    """The cache's folder, or one below it, made where it is missing. The path stays valid whatever others rename.
 
     Raises:
         OSError: it cannot be made, or others could write to it.
     """
-    place = cache_folder()
-    for folder in reversed([place, *place.parents]):
+    path = cache_folder()
+    for folder in reversed([path, *path.parents]):
         _make(folder)
     if sys.platform == "win32":  # its folders in a user's profile are the user's, and have no such modes
         for name in below:
-            place /= name
-            _make(place)
-        yield place
+            path /= name
+            _make(path)
+        yield path
         return
-    held = [_open(place, place)]
+    descriptors = [_open(path, path)]
     try:
         for name in below:
-            place /= name
+            path /= name
             with suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=held[-1])
-            held.append(_open(name, place, held[-1]))
-        by_number = _FD / str(held[-1])
-        yield by_number if by_number.is_dir() else place
+                os.mkdir(name, 0o700, dir_fd=descriptors[-1])
+            descriptors.append(_open(name, path, descriptors[-1]))
+        by_number = _FD / str(descriptors[-1])
+        yield by_number if by_number.is_dir() else path
     finally:
-        for folder_id in held:
-            os.close(folder_id)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def own(file: Path) -> Path:
-    """`file`, of a `private` folder. Raises OSError where it is missing or a link, or others may have written to it."""
+def require_own(file: Path) -> Path:
+    """`file`, in a `private` folder. Raises OSError if it is missing or a link, or others may have written to it."""
     _refuse(os.lstat(file), file, stat.S_ISREG)
     return file
 
 
 def write(file: Path, content: bytes) -> None:
-    """The whole file or none, also after a crash: it is on the disk before it has its name. Raises OSError."""
+    """Writes the file whole or not at all, also in a crash: it is on disk before it gets its name. Raises OSError."""
     number, part = tempfile.mkstemp(dir=file.parent)  # for this user alone, whatever the umask
     try:
         with open(number, "wb") as out:
@@ -96,18 +96,18 @@ def write(file: Path, content: bytes) -> None:
             os.close(folder)
 
 
-def unkept(error: OSError) -> None:
-    """Logs, once, that what is prepared is not saved, and why."""
+def warn_uncached(error: OSError) -> None:
+    """Logs, once, that nothing is cached, and why."""
     try:
-        place = str(cache_folder())
+        folder = str(cache_folder())
     except OSError:
-        place = "a cache"
-    _tell(place, error.strerror or str(error))
+        folder = "a cache"
+    _warn_once(folder, error.strerror or str(error))
 
 
 @cache
-def _tell(place: str, why: str) -> None:
-    log.warning("nothing is kept in %s, every process prepares its own: %s", place, why)
+def _warn_once(folder: str, why: str) -> None:
+    log.warning("nothing is cached in %s, every process prepares its own: %s", folder, why)
 
 
 def _make(folder: Path) -> None:
@@ -116,25 +116,25 @@ def _make(folder: Path) -> None:
             folder.mkdir(0o700)
 
 
-def _open(name: Path | str, place: Path, parent: int | None = None) -> int:
-    """The open folder `place`, which `name` is from `parent`. Raises OSError where it is not the user's alone."""
-    _refuse(os.stat(name, dir_fd=parent, follow_symlinks=False), place, stat.S_ISDIR)
-    opened = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+def _open(name: Path | str, path: Path, parent: int | None = None) -> int:
+    """A descriptor of the folder `path`, which is `name` in `parent`. Raises OSError unless it is the user's alone."""
+    _refuse(os.stat(name, dir_fd=parent, follow_symlinks=False), path, stat.S_ISDIR)
+    descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     try:
-        _refuse(os.fstat(opened), place, stat.S_ISDIR)  # once more: it may be another by now
+        _refuse(os.fstat(descriptor), path, stat.S_ISDIR)  # once more: it may be another by now
     except OSError:
-        os.close(opened)
+        os.close(descriptor)
         raise
-    return opened
+    return descriptor
 
 
-def _refuse(found: os.stat_result, place: Path, kind: Callable[[int], bool]) -> None:
-    """Raises OSError where something is not of the kind, or others own it or could write to it."""
-    if not kind(found.st_mode):
-        raise OSError(f"{place} is {'a link' if stat.S_ISLNK(found.st_mode) else 'something else than it should be'}")
+def _refuse(status: os.stat_result, path: Path, kind: Callable[[int], bool]) -> None:
+    """Raises OSError for another kind of file, or one that others own or could write to."""
+    if not kind(status.st_mode):
+        raise OSError(f"{path} is {'a link' if stat.S_ISLNK(status.st_mode) else 'something else than it should be'}")
     if sys.platform == "win32":
         return
-    if found.st_uid != os.geteuid():
-        raise OSError(f"{place} belongs to another user")
-    if found.st_mode & _OTHERS:
-        raise OSError(f"others may write to {place} (chmod go-w)")
+    if status.st_uid != os.geteuid():
+        raise OSError(f"{path} belongs to another user")
+    if status.st_mode & _OTHERS:
+        raise OSError(f"others may write to {path} (chmod go-w)")

@@ -1,6 +1,6 @@
-"""What a config.json says, held against what it can be before anything is made of it: kinds, and sizes the files have.
+"""Checks of a config.json before it is used: types of its fields, and sizes that the weight files can have.
 
-A config is read before weights are, and sizes that no tensor has would allocate, or loop, before they are compared.
+A config is used before weights are read, so a size that no tensor has could allocate or loop without bound.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _KINDS: Mapping[str, tuple[type, str]] = {
     "architectures": (list, "a list"),
     "model_type": (str, "text"),
 }
-_CHEAP = 2**16  # sizes up to here cost nothing that matters; published configs may hold some that nothing uses
-_FEW = 256  # layers that may be made before their tensors are missed
-_UNKNOWN = 10_000, 2**24  # layers and sizes, where there are no weights to compare with
+_CHEAP = 2**16  # sizes up to this are harmless; published configs may hold unused ones
+_FEW = 256  # layers that may be built before missing tensors are noticed
+_UNKNOWN = 10_000, 2**24  # layers and sizes, without weights to compare with
 
 
-def checked(config: Mapping[str, Any], where: str, published: Mapping[str, Published] | None = None) -> None:
-    """Goes through a config, and the ones inside it.
+def check_config(config: Mapping[str, Any], where: str, published: Mapping[str, Published] | None = None) -> None:
+    """Checks a config and the ones inside it.
 
     Args:
         config: of a model, or of its generation.
@@ -63,7 +63,7 @@ def checked(config: Mapping[str, Any], where: str, published: Mapping[str, Publi
         published: the tensors of its weights, with which sizes are compared.
 
     Raises:
-        ModelError: a field of the wrong kind, or a size that the tensors cannot have; it is named.
+        ModelError: names a field of the wrong type, or a size that the tensors cannot have.
     """
     layers, sizes = _UNKNOWN
     if published:
@@ -71,7 +71,7 @@ def checked(config: Mapping[str, Any], where: str, published: Mapping[str, Publi
         sizes = max([_CHEAP, *(torch.Size(entry.shape).numel() for entry in published.values())])
     for key, value in config.items():
         if isinstance(value, dict):
-            checked(value, where, published)
+            check_config(value, where, published)
         if key == "eos_token_id" and value == []:  # nothing ends a text
             continue
         for entry in value if isinstance(value, list) and value else [value]:
@@ -81,25 +81,25 @@ def checked(config: Mapping[str, Any], where: str, published: Mapping[str, Publi
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Around what makes sense of a config: values of kinds that nothing names above fail in many ways.
+    """A context for code that interprets a config, where wrong values fail in many ways.
 
     Raises:
-        ModelError: naming the model, and what Python said.
+        ModelError: with the model's name and Python's message.
     """
     try:
         yield
     except PardecError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        told = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
-        raise ModelError(f"the configuration of {name} does not describe a model: {told}") from error
+        problem = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
+        raise ModelError(f"the configuration of {name} does not describe a model: {problem}") from error
 
 
 def _problem(key: str, entry: Any, value: Any, layers: int, sizes: int) -> str:
-    """What is wrong with the value of a key, or with an entry of it where it is a list; empty if nothing is."""
+    """The problem with a key's value, or with an entry of it if it is a list; empty if there is none."""
     if key in _KINDS:
-        kind, called = _KINDS[key]
-        return "" if isinstance(value, kind) else f"and {called} is needed"
+        kind, description = _KINDS[key]
+        return "" if isinstance(value, kind) else f"and {description} is needed"
     if isinstance(value, list) and (key in _WHOLE or key in _NUMBERS):
         return "and one number is needed"
     if key in _LAYERS or key in _SIZES or key in _WHOLE or key == "eos_token_id":

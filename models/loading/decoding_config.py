@@ -1,4 +1,4 @@
-"""The facts of a checkpoint: mask, end and padding ids, from its config, its tokenizer and its family."""
+"""A checkpoint's DecodingConfig: mask, end and padding ids, from its config, its tokenizer and its family."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 from ..errors import ArgumentError, ModelError
 from ..families import FamilySpec
 from ..model import DecodingConfig
+from .arguments import check_whole
 
 
-def establish(
+def build_decoding_config(
     spec: FamilySpec,
     config: dict[str, Any],
     generation: dict[str, Any],
@@ -19,7 +20,9 @@ def establish(
     mask_id: int | None = None,
     block: int | None = None,
 ) -> DecodingConfig:
-    """Facts of one checkpoint; `mask_id` and `block` override. Raises ModelError for ids outside the vocabulary."""
+    """A checkpoint's DecodingConfig; `mask_id` and `block` override. Raises ModelError for ids that are too large."""
+    check_whole("mask_id", mask_id)
+    check_whole("block", block)
     if mask_id is not None and spec.mask is None:
         raise ArgumentError(
             f"mask_id={mask_id} was given, but {spec.name} models are not masked models", "leave mask_id out"
@@ -35,16 +38,16 @@ def establish(
     ends += [
         number
         for number, token in spec.turn_ends.items()
-        if _holds(tokenizer, number, token, vocab) and number not in ends
+        if _has_token(tokenizer, number, token, vocab) and number not in ends
     ]
-    start = spec.start[0] if spec.start and _holds(tokenizer, *spec.start, vocab) else None
-    said = (
+    start = spec.start[0] if spec.start and _has_token(tokenizer, *spec.start, vocab) else None
+    candidates = (
         start,
         config.get("bos_token_id"),
         generation.get("bos_token_id"),
         getattr(tokenizer, "bos_token_id", None),
     )
-    bos = _first(*(number for number in said if number is None or 0 <= number < vocab))
+    bos = _first(*(number for number in candidates if number is None or 0 <= number < vocab))
     return DecodingConfig(
         mask_id=mask,
         eos_ids=tuple(ends),
@@ -71,9 +74,9 @@ def pad_id(
     config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, ends: list[int], vocab: int
 ) -> int:
     """The padding id: the config's, the tokenizer's, the first end token, or 0."""
-    named = (config.get("pad_token_id"), generation.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None))
-    found = _first(*(number for number in named if number is None or 0 <= number < vocab), *ends[:1])
-    return 0 if found is None else found
+    candidates = (config.get("pad_token_id"), generation.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None))
+    pad = _first(*(number for number in candidates if number is None or 0 <= number < vocab), *ends[:1])
+    return 0 if pad is None else pad
 
 
 def _mask(
@@ -82,29 +85,29 @@ def _mask(
     generation: dict[str, Any],
     tokenizer: Any | None,
     vocab: int,
-    asked: int | None,
+    override: int | None,
 ) -> int | None:
     if spec.mask is None:
         return None
     default, token = spec.mask
     known = tokenizer.get_vocab().get(token) if tokenizer is not None else None
-    found = _first(
-        asked,
+    mask = _first(
+        override,
         config.get("mask_token_id"),
         generation.get("mask_token_id"),
         known,
         getattr(tokenizer, "mask_token_id", None),
         default,
     )
-    if found is None or not 0 <= found < vocab:
-        said = f"mask id {found} lies outside the vocabulary of {vocab}"
-        if asked is not None:
-            raise ArgumentError(said, f"mask_id must be below {vocab}, and not negative")
-        raise ModelError(said, "set mask_token_id in config.json, or hand in mask_id= (--mask-id)")
-    return found
+    if mask is None or not 0 <= mask < vocab:
+        problem = f"mask id {mask} lies outside the vocabulary of {vocab}"
+        if override is not None:
+            raise ArgumentError(problem, f"mask_id must be below {vocab}, and not negative")
+        raise ModelError(problem, "set mask_token_id in config.json, or pass mask_id= (--mask-id)")
+    return mask
 
 
-def _holds(tokenizer: Any | None, number: int, token: str, vocab: int) -> bool:
+def _has_token(tokenizer: Any | None, number: int, token: str, vocab: int) -> bool:
     """Whether this checkpoint's `number` is the family's `token`."""
     if number >= vocab:
         return False

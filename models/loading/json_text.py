@@ -1,4 +1,4 @@
-"""JSON that strangers may have written: what nests too deep, or holds half a character, is refused like a torn file."""
+"""JSON from untrusted files: deep nesting and lone surrogates are refused like broken syntax."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-DEPTH = 64  # objects and lists within each other; whoever goes through what was read may recurse
+DEPTH = 64  # of objects and lists; callers may recurse over the value
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -25,7 +25,7 @@ def parse(text: str | bytes) -> Any:
         raise ValueError(f"it nests deeper than {DEPTH} levels") from None
     level = [value]
     for _ in range(DEPTH):
-        level = [entry for held in level if isinstance(held, dict | list) for entry in _entries(held)]
+        level = [entry for value in level if isinstance(value, dict | list) for entry in _entries(value)]
         if not level:
             break
     else:
@@ -38,6 +38,6 @@ def parse(text: str | bytes) -> Any:
     return value
 
 
-def _entries(held: dict[str, Any] | list[Any]) -> list[Any]:
-    """The objects and lists that stand in one."""
-    return [entry for entry in (held.values() if isinstance(held, dict) else held) if isinstance(entry, dict | list)]
+def _entries(value: dict[str, Any] | list[Any]) -> list[Any]:
+    """The objects and lists directly inside one."""
+    return [entry for entry in (value.values() if isinstance(value, dict) else value) if isinstance(entry, dict | list)]

@@ -1,48 +1,52 @@
-"""What config.json alone says of a checkpoint, without torch: can a request go with it, before weights are read."""
+"""What config.json alone tells about a checkpoint, without torch, so that requests can be checked before loading."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ..families import match
-from .sources import local, read_json
+from .sources import MAR_FILE, local, read_json
 
-# Models of pictures that run through transformers, by their model_type: module and function that are given the
-# `Source`, before weights are read, and give back what makes the `Parts` to run and the `Imaging` of the model.
-PICTURES = {"janus": "pardec.models.images.janus:prepare"}
+# Image models that run through transformers, by model_type: "module:function". Before weights are read the function is
+# called with the `Source`; it returns one that makes the `Parts` to run and the `CodeImaging` of the model.
+IMAGE_MODELS = {"janus": "pardec.models.images.janus:prepare"}
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What can be told of a model before it is loaded."""
+    """What is known of a model before it is loaded."""
 
     name: str
-    family: Literal["masked", "ar", "continuous"]  # whose methods decode it
-    draws: Literal["class", "text", "either"] | None = None  # pictures of what ("either": not said); None: text
-    classes: int | None = None  # of pictures, where they are said
+    family: Literal["masked", "ar", "continuous"]  # the family of samplers that decode it
+    draws: Literal["class", "text", "either"] | None = None  # conditions of images ("either": unknown); None: text
+    classes: int | None = None  # of an image model, if stated
     positions: int | None = None  # the length the checkpoint was made for
-    block: int | None = None  # block-causal: the width that all blocks have
+    vocabulary: int | None = None  # tokens of a text model, where the config names it
+    reader: Path | None = None  # the folder of the text encoder that reads captions, where it lies beside the weights
+    block: int | None = None  # block-causal: the width of every block
 
 
 def kind_of(name: str | os.PathLike[str]) -> Kind | None:
-    """Of an embedded model or a folder; None of what only the hub or the weights can tell.
+    """The kind of an embedded model or a folder; None if only the hub or the weights can tell.
 
-    Raises UnknownModelError for a name that nothing can have, ModelError for a config.json that cannot be read.
+    Raises UnknownModelError for an impossible name, ArgumentError for a folder that is no checkpoint, ModelError for a
+    config.json that cannot be read.
     """
     source = local(name)
-    if source is None or source.file is not None or not (source.folder / "config.json").is_file():
+    if source is None or source.file is not None or (source.folder / MAR_FILE).is_file():
         return None
-    return kind(source.name, read_json(source.folder / "config.json"))
+    return kind(source.name, read_json(source.folder / "config.json", required=True), source.folder)
 
 
-def kind(name: str, config: dict[str, Any]) -> Kind:
-    """Of the model called `name` with this config.json."""
+def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
+    """The kind of the model `name` with this config.json, in `folder`."""
     if config.get("model_type") == "mar":
         return Kind(name, "continuous", "class", classes=_whole(config, "class_num"))
-    if config.get("model_type") in PICTURES:
+    if config.get("model_type") in IMAGE_MODELS:
         return Kind(name, "ar", "text")
     spec = match(config)
     if spec is None:
@@ -50,15 +54,18 @@ def kind(name: str, config: dict[str, Any]) -> Kind:
         flat = {**config, **inner} if isinstance(inner, Mapping) else config
         return Kind(name, "ar", positions=_whole(flat, "max_position_embeddings"))
     if spec.imaging:
-        drawn: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
-        return Kind(name, "ar", drawn.get(config.get("gpt_type"), "either"))
+        conditions: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
+        beside = None if folder is None or config.get("clean_captions") else folder / "text_encoder"
+        return Kind(name, "ar", conditions.get(config.get("gpt_type"), "either"), reader=beside)
     try:
         positions = spec.positions(config)
-    except (KeyError, TypeError, ValueError):  # what is wrong with the config is said when it is loaded
+    except (KeyError, TypeError, ValueError):  # loading reports what is wrong with the config
         positions = None
     block = (_whole(config, "block_size") or _whole(config, "block_length") or spec.block) if spec.block else None
     family: Literal["masked", "ar"] = "ar" if spec.attention == "causal" else "masked"
-    return Kind(name, family, positions=positions if isinstance(positions, int) else None, block=block)
+    vocabulary = max(filter(None, (_whole(config, key) for key in ("vocab_size", "embedding_size"))), default=None)
+    length = positions if isinstance(positions, int) else None
+    return Kind(name, family, positions=length, vocabulary=vocabulary, block=block)
 
 
 def _whole(config: Mapping[str, Any], name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Which device and dtype a model runs on, and the words that say why."""
+"""The choice of a device and dtype for a model, with the reason in words."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def choose_device(asked: str | torch.device) -> tuple[torch.device, str]:
+def choose_device(requested: str | torch.device) -> tuple[torch.device, str]:
     """The device, and why. "auto" prefers cuda, then mps, then cpu."""
-    if str(asked) == "auto":
+    if str(requested) == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device()), f"{torch.cuda.get_device_name()} found"
         if torch.backends.mps.is_available():
             return torch.device("mps"), "Apple GPU found"
         return torch.device("cpu"), "no GPU found"
     try:
-        device = torch.device(asked)
+        device = torch.device(requested)
     except RuntimeError as error:
-        raise arguments.unknown_device(asked) from error
+        raise arguments.unknown_device(requested) from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError(f"device {device} was asked for, but torch finds no CUDA GPU", 'use device="cpu" or "auto"')
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -59,17 +59,17 @@ def choose_device(asked: str | torch.device) -> tuple[torch.device, str]:
     return device, "as asked"
 
 
-def choose_dtype(asked: str | torch.dtype, device: torch.device, stored: torch.dtype) -> tuple[torch.dtype, str]:
+def choose_dtype(requested: str | torch.dtype, device: torch.device, stored: torch.dtype) -> tuple[torch.dtype, str]:
     """The dtype, and why. "auto" keeps the checkpoint's on a GPU that can run it, and takes float32 on a CPU."""
-    if isinstance(asked, torch.dtype):
-        if asked not in DTYPES.values():
+    if isinstance(requested, torch.dtype):
+        if requested not in DTYPES.values():
             raise ArgumentError(
-                f"dtype {short(asked)} cannot be computed in", f"use auto, {', '.join(list(DTYPES)[:3])}"
+                f"dtype {short(requested)} cannot be computed in", f"use auto, {', '.join(list(DTYPES)[:3])}"
             )
-        return asked, "as asked"
-    if asked != "auto":
-        arguments.check(dtype=asked)
-        return DTYPES[asked], "as asked"
+        return requested, "as asked"
+    if requested != "auto":
+        arguments.check(dtype=requested)
+        return DTYPES[requested], "as asked"
     if device.type == "cpu":
         return torch.float32, "default on a CPU" + ("" if stored == torch.float32 else f"; stored as {short(stored)}")
     if stored == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
@@ -80,7 +80,7 @@ def choose_dtype(asked: str | torch.dtype, device: torch.device, stored: torch.d
 
 
 def stored_dtype(published: Mapping[str, Published]) -> torch.dtype:
-    """The floating-point type that most of the published numbers have; float32 if there are none."""
+    """The floating-point type of most of the published values; float32 if there are none."""
     count: Counter[torch.dtype] = Counter()
     for entry in published.values():
         if entry.dtype is not None:
@@ -89,7 +89,7 @@ def stored_dtype(published: Mapping[str, Published]) -> torch.dtype:
 
 
 def guarded(name: str, make: Callable[[], T], published: Mapping[str, Published], dtype: torch.dtype) -> T:
-    """Run `make`; running out of memory becomes a ModelError with the numbers."""
+    """Run `make`; running out of memory becomes a ModelError with the size."""
     try:
         return make()
     except (MemoryError, RuntimeError) as error:

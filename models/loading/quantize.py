@@ -1,6 +1,6 @@
-"""Weights in fewer bits through torchao, an extra: matrices are kept in 8 or 4, products are made in the model's dtype.
+"""Quantizes the linear layers to 8 or 4 bits through torchao, an extra; matmuls run in the model's dtype.
 
-Norms, biases and the embedding, which is looked up, stay as they are, and so does a head that is the embedding.
+Norms, biases and the embedding are not quantized, nor is a head tied to the embedding.
 """
 
 from __future__ import annotations
@@ -16,62 +16,61 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ModelError, install
-from . import arguments
 from .placement import short
 
 _GROUPS = (64, 32)  # weights of a row that share a scale in int4: the first that divides the row
-_TILE = 16  # rows that the 4-bit product of CPUs takes at once
+_TILE = 16  # rows that the 4-bit matmul of CPUs takes at once
 _EMBEDDING = "embed.weight"
 
 
 @dataclass(slots=True)
 class Quantizer:
-    """What makes each matrix of one model smaller, and remembers which it could not. Made by `quantizer`."""
+    """Quantizes the weights of one model and notes which it could not. Made by `quantizer`."""
 
     kind: str
     device: torch.device
     version: str  # torchao's
     convert: Callable[[nn.Linear, Any], Any]  # torchao's quantize_
     config: Callable[[int], Any]  # weights that share a scale -> torchao's configuration
-    done: int = 0
-    kept: dict[str, list[str]] = field(default_factory=dict)  # why -> names
+    count: int = 0  # quantized weights
+    skipped: dict[str, list[str]] = field(default_factory=dict)  # reason -> names
 
     def __call__(self, name: str, weight: Tensor) -> Tensor:
-        """The matrix `name` [N, K] in fewer bits; anything else, and what cannot be, as it came."""
+        """The weight `name` [N, K] quantized; anything else, or a weight that cannot be, unchanged."""
         if weight.ndim < 2 or name == _EMBEDDING:
             return weight
         why = self._refuses(weight)
         if why is not None:
-            self.keep(name, why)
+            self.skip(name, why)
             return weight
         group = _group(weight.shape[1]) or 0
         holder = nn.Linear(1, 1, bias=False, device="meta")
         holder.weight = nn.Parameter(weight, requires_grad=False)
         self.convert(holder, self.config(group))
-        self.done += 1
+        self.count += 1
         return holder.weight.detach()
 
-    def keep(self, name: str, why: str) -> None:
-        """Notes that a matrix stays as it is."""
-        self.kept.setdefault(why, []).append(name)
+    def skip(self, name: str, why: str) -> None:
+        """Notes that a weight is not quantized."""
+        self.skipped.setdefault(why, []).append(name)
 
-    def said(self) -> str:
-        """What was done, in one line. Raises ModelError where there was nothing to do."""
+    def summary(self) -> str:
+        """The result in one line. Raises ModelError if nothing was quantized."""
         left = [
             f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} ({why})"
-            for why, names in self.kept.items()
+            for why, names in self.skipped.items()
         ]
-        if not self.done:
+        if not self.count:
             raise ModelError(
-                f"no matrix of the model can be kept in {self.kind}: {'; '.join(left) or 'it has none'}",
+                f"no linear layer of the model can be quantized to {self.kind}: {'; '.join(left) or 'it has none'}",
                 'leave quantize out, or use quantize="int8"',
             )
-        total = self.done + sum(map(len, self.kept.values()))
-        said = f"{self.kind} in {self.done} of {total} matrices (torchao {self.version})"
-        return f"{said}, not in {', '.join(left)}" if left else said
+        total = self.count + sum(map(len, self.skipped.values()))
+        summary = f"{self.kind} in {self.count} of {total} matrices (torchao {self.version})"
+        return f"{summary}, not in {', '.join(left)}" if left else summary
 
     def _refuses(self, weight: Tensor) -> str | None:
-        """Why this matrix stays as it is; None where it need not."""
+        """Why this weight cannot be quantized; None if it can."""
         if weight.ndim != 2:
             return f"it has {weight.ndim} dimensions"
         if self.kind != "int4":
@@ -83,29 +82,17 @@ class Quantizer:
         return None
 
 
-def check(kind: str | None, device_map: object) -> None:
-    """Refuses, before files are looked for, a kind that there is not (ModelError), or one beside a device map."""
-    if kind is None:
-        return
-    arguments.check(quantize=kind)
-    if device_map is not None:
-        raise ArgumentError(
-            f"quantize={kind} and device_map={device_map} are both given, and weights of fewer bits cannot be moved",
-            'name one device in place of the map: device="cuda"',
-        )
-
-
-def fitting(kind: str | None, asked: str | torch.dtype) -> tuple[torch.dtype, str] | None:
-    """The dtype that "auto" is for the sake of `kind`, and why; None where the kind does not mind."""
-    if kind != "int4" or asked != "auto":
+def preferred_dtype(kind: str | None, requested: str | torch.dtype) -> tuple[torch.dtype, str] | None:
+    """The dtype that "auto" means for `kind`, and why; None if any will do."""
+    if kind != "int4" or requested != "auto":
         return None
-    return torch.bfloat16, "products with int4 are slow in float32, or not to be had"
+    return torch.bfloat16, "int4 matmuls are slow in float32, or not available"
 
 
 def quantizer(kind: str, device: torch.device, dtype: torch.dtype) -> Quantizer:
-    """What keeps matrices in `kind` on `device`.
+    """The quantizer to `kind` on `device`.
 
-    Raises ModelError where torchao is missing or too old, or where this device or dtype has no such product.
+    Raises ModelError if torchao is missing or too old, or if this device or dtype has no such matmul.
     """
     if kind == "fp8" and not _capable(device, (8, 9)):
         raise ArgumentError(
@@ -135,9 +122,9 @@ def quantizer(kind: str, device: torch.device, dtype: torch.dtype) -> Quantizer:
 
 
 def quantize_linears(quantizer: Quantizer, model: nn.Module, embedding: Tensor) -> None:
-    """Makes the matrices of another library's model smaller in place: those of its `nn.Linear`.
+    """Quantizes the `nn.Linear` layers of another library's model in place.
 
-    What is tied to `embedding` [V, E] stays, like matrices of other layers.
+    Weights tied to `embedding` [V, E] and those of other layers are not quantized.
     """
     for name, module in model.named_modules():
         for leaf, weight in list(module.named_parameters(recurse=False)):
@@ -145,15 +132,15 @@ def quantize_linears(quantizer: Quantizer, model: nn.Module, embedding: Tensor) 
             if weight.ndim < 2 or isinstance(module, nn.Embedding):
                 continue
             if weight is embedding:
-                quantizer.keep(whole, "it is the embedding")
+                quantizer.skip(whole, "it is the embedding")
             elif not isinstance(module, nn.Linear):
-                quantizer.keep(whole, f"it is no linear layer but of a {type(module).__name__}")
+                quantizer.skip(whole, f"it is no linear layer but of a {type(module).__name__}")
             else:
                 module.weight = nn.Parameter(quantizer(whole, weight.detach()), requires_grad=False)
 
 
-def held_bytes(weights: Iterable[Tensor]) -> int:
-    """Bytes that weights take, scales and zero points included; one that is there twice counts once."""
+def weight_bytes(weights: Iterable[Tensor]) -> int:
+    """Bytes of the weights, scales and zero points included; a tied weight counts once."""
     return sum(_bytes(weight) for weight in {id(weight): weight for weight in weights}.values())
 
 
@@ -175,11 +162,11 @@ def _capable(device: torch.device, least: tuple[int, int]) -> bool:
 
 def _of_torchao(kind: str, device: torch.device) -> tuple[Callable[[nn.Linear, Any], Any], Callable[[int], Any]]:
     """torchao's `quantize_`, and its configuration for groups of that many weights."""
-    # On import it warns of kernels for other machines, and of what it uses of torch that will change.
-    talkers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [talker.level for talker in talkers]
-    for talker in talkers:
-        talker.setLevel(logging.ERROR)
+    # On import it warns of kernels for other machines, and of deprecated parts of torch that it uses.
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         from torchao import quantization as library
 
@@ -197,5 +184,5 @@ def _of_torchao(kind: str, device: torch.device) -> tuple[Callable[[nn.Linear, A
             group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
         )
     finally:
-        for talker, level in zip(talkers, levels, strict=True):
-            talker.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

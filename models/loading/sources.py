@@ -1,4 +1,4 @@
-"""Where a model's files are: an embedded name, a local directory or a hub id."""
+"""Finding a model's files: an embedded name, a local directory or a hub id."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..printable import plain
 from .catalog import EMBEDDED, TOKENIZER, embedded_names
 from .json_text import parse
 
+MAR_FILE = "checkpoint-last.pth"  # what the training of MAR's authors saves, without a config.json
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors))")
@@ -27,7 +28,7 @@ class Source:
     name: str
     folder: Path
     tokenizer: Path
-    file: Path | None = None  # the one weight file that was named, without a config.json
+    file: Path | None = None  # the single weight file that was named, without a config.json
 
 
 def locate(
@@ -37,12 +38,12 @@ def locate(
 
     Raises UnknownModelError (a ModelError and LookupError) with the nearest embedded names if there is no such model.
     """
-    found = local(name_or_path)
-    if found is not None:
-        return found
+    source = local(name_or_path)
+    if source is not None:
+        return source
     name = os.fspath(name_or_path)
     if match := _HUB_FILE.fullmatch(name):
-        return _single(_download_file(*match.groups(), revision=revision, offline=offline), name)
+        return _single_file(_download_file(*match.groups(), revision=revision, offline=offline), name)
     folder = _download(name, revision, offline, weights=weights)
     return Source(name, folder, folder)
 
@@ -64,7 +65,7 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
         if path.is_dir():
             return Source(plain(path.resolve().name), path, path)
         if path.is_file():
-            return _single(path, plain(path.stem))
+            return _single_file(path, plain(path.stem))
     except (OSError, RuntimeError) as error:  # too long a name, links in a circle
         raise UnknownModelError(f"there is no folder {name}: {one_line(error)}", _usage()) from error
     if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
@@ -77,11 +78,16 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
 
 
 def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
-    """A JSON object; an empty one if the file is absent and not required. Raises ModelError otherwise."""
+    """A JSON object; an empty one if the file is absent and not required.
+
+    Raises ArgumentError for one that is required and absent, ModelError for one that cannot be read.
+    """
     if not file.is_file():
         if required:
-            raise ModelError(
-                f"{file.parent} has no {file.name}", "a checkpoint folder holds config.json and the weights"
+            raise ArgumentError(
+                f"{file.parent} has no {file.name}",
+                'name the folder of a checkpoint, which holds config.json and the weights ("pardec list models" has '
+                "what comes with pardec)",
             )
         return {}
     try:
@@ -95,7 +101,7 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
     return value
 
 
-def _single(file: Path, name: str) -> Source:
+def _single_file(file: Path, name: str) -> Source:
     if file.suffix not in (".pt", ".pth", ".safetensors") or (file.parent / "config.json").is_file():
         raise ArgumentError(f"{file} is a file", "name the folder that holds config.json and the weights")
     return Source(name, file.parent, file.parent, file)
@@ -118,7 +124,7 @@ def _download(repo: str, revision: str | None, offline: bool, *, weights: bool) 
     """Small files first; they say which weight files are needed (repositories often hold the same weights twice)."""
     from huggingface_hub import snapshot_download
 
-    from .weights import indexed  # which brings torch
+    from .weights import indexed  # imports torch
 
     offline = _offline(offline)
 
@@ -139,13 +145,13 @@ def _download(repo: str, revision: str | None, offline: bool, *, weights: bool) 
         return folder
 
 
-def _offline(asked: bool) -> bool:
-    return asked or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+def _offline(requested: bool) -> bool:
+    return requested or os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 @contextmanager
 def _hub_errors(repo: str, revision: str | None, offline: bool) -> Iterator[None]:
-    """Says in one line what the hub library's exceptions mean."""
+    """Turns the hub library's exceptions into one-line errors."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,

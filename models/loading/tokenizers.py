@@ -1,4 +1,4 @@
-"""Tokenizers of checkpoints, through transformers and without remote code."""
+"""Loads tokenizers of checkpoints through transformers, without remote code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, one_line
-from ..hf.hf_logging import quiet
+from ..hf.hf_logging import silence
 from .json_text import parse
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -23,7 +23,7 @@ def load_tokenizer(folder: Path) -> Any | None:
     settings = _settings(folder)
     if "auto_map" not in settings:
         try:
-            with quiet():
+            with silence():
                 return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # any of the tokenizer classes may fail in its own way
             reasons.append(f"AutoTokenizer: {one_line(error)}")
@@ -31,12 +31,12 @@ def load_tokenizer(folder: Path) -> Any | None:
         reasons.append("its own class is remote code, which is not run")
     for attempt in (_from_json, _from_vocabulary):
         try:
-            found = attempt(folder, settings)
+            tokenizer = attempt(folder, settings)
         except Exception as error:
             reasons.append(f"{attempt.__doc__}: {one_line(error)}")
         else:
-            if found is not None:
-                return found
+            if tokenizer is not None:
+                return tokenizer
     raise ModelError(
         f"the tokenizer in {folder} cannot be used: {'; '.join(reasons)}",
         "add a tokenizer.json (fast tokenizer), or vocab.json with merges.txt, to the folder",
@@ -49,9 +49,8 @@ def _from_json(folder: Path, settings: dict[str, Any]) -> Any | None:
         return None
     from transformers import PreTrainedTokenizerFast
 
-    return _dressed(
-        PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **_kept(settings)), folder, settings
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **_arguments(settings))
+    return _add_template(tokenizer, folder, settings)
 
 
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
@@ -66,18 +65,18 @@ def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
     added = settings.get("added_tokens_decoder") or {}
     keys = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
     tokens = {int(number): AddedToken(**{key: entry[key] for key in keys}) for number, entry in added.items()}
-    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=merges, added_tokens_decoder=tokens, **_kept(settings))
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=merges, added_tokens_decoder=tokens, **_arguments(settings))
     wrong = [
         entry["content"]
         for key, entry in added.items()
         if tokenizer.convert_tokens_to_ids(entry["content"]) != int(key)
     ]
     if wrong:
-        raise ValueError(f"added tokens do not get their published ids: {', '.join(wrong[:10])}")
-    return _dressed(tokenizer, folder, settings)
+        raise ValueError(f"added tokens have other ids than published: {', '.join(wrong[:10])}")
+    return _add_template(tokenizer, folder, settings)
 
 
-def _dressed(tokenizer: Any, folder: Path, settings: dict[str, Any]) -> Any:
+def _add_template(tokenizer: Any, folder: Path, settings: dict[str, Any]) -> Any:
     template = folder / "chat_template.jinja"
     if template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
@@ -86,16 +85,17 @@ def _dressed(tokenizer: Any, folder: Path, settings: dict[str, Any]) -> Any:
     return tokenizer
 
 
-def _kept(settings: dict[str, Any]) -> dict[str, Any]:
-    kept = {}
+def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that tokenizer classes take."""
+    arguments = {}
     for key in (*_SPECIAL, "additional_special_tokens"):
         value = settings.get(key)
         if value:
-            kept[key] = value["content"] if isinstance(value, dict) else value
+            arguments[key] = value["content"] if isinstance(value, dict) else value
     for key in ("model_max_length", "clean_up_tokenization_spaces", "padding_side"):
         if settings.get(key) is not None:
-            kept[key] = settings[key]
-    return kept
+            arguments[key] = settings[key]
+    return arguments
 
 
 def _settings(folder: Path) -> dict[str, Any]:

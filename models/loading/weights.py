@@ -1,4 +1,4 @@
-"""Published weight files: finding, inspecting and reading them, tensor by tensor."""
+"""Finds, inspects and reads published weight files, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from ..errors import ModelError, listed, one_line
 from .json_text import parse
 
-# Where the tensors may lie in a pickle, the averaged ones before the others; else it is they themselves.
+# Keys that may hold the tensors in a pickle, averaged ones first; without one the pickle is the tensors.
 CONTAINERS = ("model_ema", "model", "module", "state_dict")
 _AGAIN = "download or copy the file again"
-_REOPEN_BYTES = 64 << 20  # pages read through a mapping stay resident until it is closed
+_REOPEN_BYTES = 64 << 20  # mapped pages stay resident until the file is closed
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -68,17 +68,17 @@ def indexed(index: Path) -> list[str]:
 
 def inspect(files: Iterable[Path]) -> dict[str, Published]:
     """Every tensor of the files by name. Raises ModelError for a damaged file or a name that two files hold."""
-    found: dict[str, Published] = {}
+    published: dict[str, Published] = {}
     for file in files:
         for name, entry in (_inspect_safetensors if file.suffix == ".safetensors" else _inspect_pickled)(file):
-            if name in found:
-                raise ModelError(f"tensor {name} is in {found[name].file.name} and again in {file.name}")
-            found[name] = entry
-    return found
+            if name in published:
+                raise ModelError(f"tensor {name} is in {published[name].file.name} and again in {file.name}")
+            published[name] = entry
+    return published
 
 
-def read(published: dict[str, Published], place: Callable[[str, Tensor], None]) -> None:
-    """Hand every tensor to `place(name, tensor)`, file by file; the tensor is only valid during the call."""
+def read(published: dict[str, Published], load: Callable[[str, Tensor], None]) -> None:
+    """Call `load(name, tensor)` for every tensor, file by file; the tensor is only valid during the call."""
     by_file: dict[Path, list[str]] = {}
     for name, entry in published.items():
         by_file.setdefault(entry.file, []).append(name)
@@ -87,23 +87,23 @@ def read(published: dict[str, Published], place: Callable[[str, Tensor], None]) 
             for batch in _portions(names, published):
                 with _opened(file) as handle:
                     for name in batch:
-                        place(name, handle.get_tensor(name))
+                        load(name, handle.get_tensor(name))
         else:
             state = _unpickled(file)
             for name in names:
-                place(name, state.pop(name))
+                load(name, state.pop(name))
 
 
 def _portions(names: list[str], published: dict[str, Published]) -> Iterator[list[str]]:
     portion: list[str] = []
-    held = 0
+    size = 0
     for name in names:
         portion.append(name)
         dtype = published[name].dtype or torch.float32
-        held += torch.Size(published[name].shape).numel() * dtype.itemsize
-        if held >= _REOPEN_BYTES:
+        size += torch.Size(published[name].shape).numel() * dtype.itemsize
+        if size >= _REOPEN_BYTES:
             yield portion
-            portion, held = [], 0
+            portion, size = [], 0
     if portion:
         yield portion
 
@@ -129,7 +129,7 @@ def _inspect_pickled(file: Path) -> Iterator[tuple[str, Published]]:
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # the settings of a training lie beside
+        with torch.serialization.safe_globals([argparse.Namespace]):  # training settings are stored beside the tensors
             try:
                 state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError:  # files older than torch 1.6 cannot be mapped

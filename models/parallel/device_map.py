@@ -11,7 +11,7 @@ from accelerate.utils import get_balanced_memory
 
 from ..decoder import Decoder
 from ..errors import ModelError
-from ..loading.arguments import check_spread
+from ..loading.arguments import check_device_map
 
 DeviceOf = Callable[[str], torch.device]
 
@@ -30,23 +30,22 @@ def spread(
             "the model does not fit the memory of all devices together, and layers are not kept on disk",
             'load it in a smaller dtype, such as dtype="bfloat16"',
         )
-    places = {
-        part: torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
-        for part, place in chosen.items()
+    devices_of = {
+        part: torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        for part, device in chosen.items()
     }
 
     def device_of(name: str) -> torch.device:
         parts = name.split(".")
         for depth in range(len(parts), -1, -1):
-            found = places.get(".".join(parts[:depth]))
-            if found is not None:
-                return found
-        raise ModelError(f"device_map places nothing for {name}", f"it names {', '.join(map(repr, places))}")
+            if (device := devices_of.get(".".join(parts[:depth]))) is not None:
+                return device
+        raise ModelError(f"device_map places nothing for {name}", f"it names {', '.join(map(repr, devices_of))}")
 
     fill(device_of)
     devices = [device_of(f"layers.{index}") for index in range(decoder.config.layers)]
-    main = next((place for place in places.values() if place.type != "cpu"), torch.device("cpu"))
-    if len(set(places.values())) > 1:
+    main = next((device for device in devices_of.values() if device.type != "cpu"), torch.device("cpu"))
+    if len(set(devices_of.values())) > 1:
         dispatch_model(decoder, chosen, main_device=main)
     decoder.placement = tuple(main if device.type == "cpu" else device for device in devices)
     embed = device_of("embed.weight")
@@ -55,7 +54,7 @@ def spread(
 
 
 def _inferred(decoder: Decoder, policy: str, dtype: torch.dtype) -> dict[str, Any]:
-    check_spread(policy)
+    check_device_map(policy)
     whole = ["DecoderLayer"]
     memory = None
     if policy != "sequential" and torch.cuda.is_available():

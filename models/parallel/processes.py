@@ -1,4 +1,4 @@
-"""How processes beside each other find one another, and part."""
+"""How the processes of a run find each other, and how their group ends."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def find_interface() -> None:
             os.environ["GLOO_SOCKET_IFNAME"] = loopback[0]
 
 
-def part_at_exit() -> None:
+def destroy_group_at_exit() -> None:
     """Ends the process group before the interpreter ends.
 
     gloo's threads let go of a collective's tensors some time after it is done, and need the interpreter for that: one
     that comes when the interpreter is gone aborts the process, and torchrun then calls a finished run a failed one.
     """
-    atexit.unregister(_part)  # once, however often a process asks
-    atexit.register(_part)
+    atexit.unregister(_destroy_group)  # once, however often a process asks
+    atexit.register(_destroy_group)
 
 
-def _part() -> None:
+def _destroy_group() -> None:
     import torch.distributed as dist
 
     if dist.is_initialized():

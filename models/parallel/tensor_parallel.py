@@ -22,8 +22,8 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from ..decoder import Decoder, DecoderLayer
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from ..loading.arguments import check_started
-from .processes import find_interface, part_at_exit
+from ..loading.arguments import check_torchrun
+from .processes import destroy_group_at_exit, find_interface
 
 _PLAN: dict[str, Placement] = {  # by the last component of a parameter's name; all others are in every process
     "qkv_weight": Shard(0),
@@ -50,18 +50,18 @@ class Shares:
                     f"start {' or '.join(map(str, fits))} processes" if fits else "leave tensor parallel out",
                 )
         self.mesh, self.count, self.config = mesh, count, config
-        self.numbers = 0  # of the whole model
+        self.parameters = 0  # of the whole model
 
     def __call__(self, name: str, weight: Tensor) -> Tensor:
         """This process's share of the whole parameter `name`, in memory of its own."""
-        self.numbers += weight.numel()
+        self.parameters += weight.numel()
         placement = _PLAN.get(name.rpartition(".")[2], Replicate())
         if isinstance(placement, Replicate):
             return weight
-        # What is fused is split piece by piece, so that a process has heads, and gates with their ups.
-        pieces = torch.split(weight, list(self.config.pieces(name)) or [weight.shape[0]])
-        # No source: every process has read the weight, and takes its share without hearing from the others.
-        parts = [distribute_tensor(piece, self.mesh, [placement], src_data_rank=None).to_local() for piece in pieces]
+        # Fused tensors are split one by one, so that a process has whole heads, and gates with their ups.
+        tensors = torch.split(weight, list(self.config.fused_rows(name)) or [weight.shape[0]])
+        # No source: every process has read the weight, and takes its share without a message from the others.
+        parts = [distribute_tensor(tensor, self.mesh, [placement], src_data_rank=None).to_local() for tensor in tensors]
         return torch.cat(parts)  # one part, too, is copied, so that the whole can go
 
     def divide(self, decoder: Decoder) -> None:
@@ -77,16 +77,16 @@ class Shares:
 _SPLIT = ("heads", "kv_heads", "mlp_width")
 
 
-def place(asked: str | torch.device) -> str | torch.device:
+def own_device(requested: str | torch.device) -> str | torch.device:
     """The device of this process among those of its machine, where none is named by number.
 
     Raises ArgumentError where torchrun did not start this process.
     """
-    check_started()
-    device = str(asked)
+    check_torchrun()
+    device = str(requested)
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return f"cuda:{os.environ['LOCAL_RANK']}"
-    return asked
+    return requested
 
 
 def shares(device: torch.device, config: DecoderConfig) -> Shares:
@@ -96,5 +96,5 @@ def shares(device: torch.device, config: DecoderConfig) -> Shares:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        part_at_exit()
+        destroy_group_at_exit()
     return Shares(init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",)), config)

@@ -1,7 +1,7 @@
 """How many threads of a CPU decode.
 
-The steps of a small model are many short products. Two threads on two idle cores make them a little faster; where the
-cores have other work, or are many, waiting for each other at every product takes longer than the product.
+The steps of a small model are many short matmuls. Two threads on two idle cores make them a little faster; where the
+cores have other work, or are many, waiting for each other at every matmul takes longer than the matmul.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 
 T = TypeVar("T")
 
-SMALL = 4_000_000  # numbers of a model, below which its steps are made by one thread
+SMALL = 4_000_000  # parameters of a model, below which one thread decodes
 _UNCHOSEN = torch.get_num_threads()
 
 
-def suited(device: torch.device, parameters: int) -> int | None:
+def threads_for(device: torch.device, parameters: int) -> int | None:
     """One thread for a small model on a CPU; None, as many as there are, for others and where the user has chosen.
 
     To choose is to set OMP_NUM_THREADS, or to call `torch.set_num_threads` once pardec is imported.
@@ -43,7 +43,7 @@ def using(threads: int | None) -> Iterator[None]:
 
 
 def stepping(events: Iterator[T], threads: int | None) -> Iterator[T]:
-    """The same events; what makes one has so many threads, and who takes it as many as before."""
+    """The same events; each is made with so many threads, and handled with as many as before."""
     while True:
         with using(threads):
             try:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 Stage = TypeVar("Stage")
+Result = TypeVar("Result")
 
 
 def reading(device: torch.device) -> tuple[str, Callable[[], float]]:
@@ -26,6 +27,16 @@ def settle(device: torch.device) -> None:
     """Waits until a GPU has done what it was told."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def timed(run: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
+    """What `run` gives, and the seconds that it takes."""
+    now = reading(device)[1]
+    settle(device)
+    started = now()
+    result = run()
+    settle(device)
+    return result, now() - started
 
 
 class Clock:

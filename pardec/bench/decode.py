@@ -32,7 +32,7 @@ from ..comparison.memory import Peak
 from ..requests.continuous import VectorCall
 from ..requests.images import with_defaults
 from ..requests.text import Call
-from .clock import reading, settle
+from .clock import timed
 from .floor import Rates, floor, rates
 from .parts import PARTS, Fed, Split, split, uncached
 from .rivals import Rivals, rivals
@@ -68,7 +68,8 @@ def bench(
         new: tokens to fill; of pictures, which have as many tokens as they have, neither is looked at.
         prompts: in place of contexts: the rows of a batch are the first ones of these, from the start again where they
             are too few, and each ends at its end token as it does in `generate`.
-        law: `temperature`, `top_k`, `top_p` of `generate`; other loops draw other tokens, and are not timed beside.
+        distribution: `temperature`, `top_k`, `top_p` of `generate`; other loops then draw other tokens and are
+            not timed beside.
         pairs: how often each loop is timed, all in turn; one more time comes before, and is not counted.
         beside: time other people's loops too, where there are any.
 
@@ -140,13 +141,13 @@ def _measure(
     same: dict[str, float] = {}
     peak = Peak(device)
     peak.reset()
-    held = _held(device, peak)
+    before = peak.read()
     finished = _whole(model, call)
     most = peak.read()
     for pair in range(pairs + 1):
         order = list(runs) if pair % 2 else list(runs)[::-1]
         for name in order:
-            made, seconds = _timed(runs[name], device)
+            made, seconds = timed(runs[name], device)
             if pair:
                 spent[name].append(seconds)
             elif name != "pardec":
@@ -177,7 +178,7 @@ def _measure(
         **_predicted(model, one, spent["pardec"], bare[1:], measured),
         "tokens_fed": sum(finished.tokens_fed) + finished.padding,
         "forwards": _forwards(model),
-        "peak_bytes": None if most is None or held is None else most - held,
+        "peak_bytes": None if most is None or before is None else most - before,
         "beside": {name: {"same_rows": same[name], **_against(spent["pardec"], spent[name])} for name in found.runs},
         "left_out": found.left_out,
     }
@@ -234,10 +235,7 @@ def _predicted(
     _, fed, heads = bare[-1]
     share = floor(stack, one.fed, one.heads, measured).operations / floor(stack, fed, heads, measured).operations
     over = [whole / (step * share) for whole, (step, _, _) in zip(spent, bare, strict=True)]
-    return {
-        "uncached_step_s": statistics.median(step for step, _, _ in bare),
-        "over_predicted": statistics.median(over),
-    }
+    return {"uncached_step_s": statistics.median(step[0] for step in bare), "over_predicted": statistics.median(over)}
 
 
 def _forwards(model: pardec.Model) -> dict[str, int] | None:
@@ -251,15 +249,6 @@ def _whole(model: pardec.Model, call: Call | VectorCall) -> Finished:
     *_, last = model.run(call, steps=False)
     assert isinstance(last, Finished)
     return last
-
-
-def _timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    now = reading(device)[1]
-    settle(device)
-    started = now()
-    made = run()
-    settle(device)
-    return made, now() - started
 
 
 def _same(name: str, made: Tensor, finished: Finished, call: Call | VectorCall, dtype: torch.dtype) -> float:
@@ -285,8 +274,3 @@ def _against(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]
         "speed_up_min": ratios[0],
         "speed_up_max": ratios[-1],
     }
-
-
-def _held(device: torch.device, peak: Peak) -> int | None:
-    """What is held before a run."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else peak.read()

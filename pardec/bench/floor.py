@@ -10,14 +10,14 @@ as the weights again and again, so that weights that fit a cache of the processo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from pardec.models.decoder import Decoder, DecoderConfig
-from pardec.models.kernels.matmul import product
+from pardec.models.kernels.matmul import matmul
 
 from .clock import reading, settle
 from .parts import Fed
@@ -33,9 +33,6 @@ class Rates:
     bandwidth: float  # bytes a second
     operations: float  # a second, in products of matrices of the dtype
     buffer_bytes: int
-
-    def document(self) -> dict[str, float]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ def rates(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Rates:
         out = torch.empty(n, n, device=device, dtype=dtype)
         weight = nn.Parameter(b, requires_grad=False)
         library = best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)  # type: ignore[misc]
-        ours = best(lambda a=a, weight=weight: product(a, weight), device)  # type: ignore[misc]
+        ours = best(lambda a=a, weight=weight: matmul(a, weight), device)  # type: ignore[misc]
         fastest = max(fastest, 2 * n**3 / min(library, ours))
     return Rates(bandwidth(device, size), fastest, size)
 

@@ -16,14 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pardec.models.kernels.attention import attend
-from pardec.models.kernels.attention_pattern import AttentionPattern, look
-from pardec.models.kernels.choice import Backend
+from pardec.models.kernels.attention_pattern import AttentionPattern, attention_pattern
+from pardec.models.kernels.choice import Backend, runs_in_c
 from pardec.models.kernels.cpu import panels
-from pardec.models.kernels.cpu.layer import turn_c, usable
 from pardec.models.kernels.cpu.panels import Panels
-from pardec.models.kernels.norm import add_norm, norm
-from pardec.models.kernels.rotary import turn_and_store
-from pardec.models.kernels.swiglu import gated
+from pardec.models.kernels.ops import REFERENCE, C, Ops, triton_ops
+from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.ops.confidence import _define
 
@@ -48,7 +46,7 @@ def bench(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     """A row a kernel, LLaDA-8B's shapes on a GPU and smaller ones on a CPU; seconds are the best of a few trials."""
     wide = device.type == "cuda"
     with torch.inference_mode():
-        here: dict[Backend, bool] = {"triton": wide and _has_triton(), "c": usable(device, dtype)}
+        here: dict[Backend, bool] = {"triton": wide and _has_triton(), "c": runs_in_c(device, dtype)}
     for case in cases(device, dtype, width=4096 if wide else 512, vocab=126464 if wide else 32000):
         speed = bandwidth(device, max(case.moved, 1 << 16))
         with torch.inference_mode():
@@ -78,19 +76,16 @@ def cases(device: torch.device, dtype: torch.dtype, *, width: int, vocab: int) -
 
     dim = 128 if width >= 1024 else 64
     heads, size = width // dim, torch.empty((), dtype=dtype).element_size()
-    x, y, gain = normal(WINDOW, width), normal(WINDOW, width), normal(width)
+    x, gain = normal(WINDOW, width), normal(width)
     both = normal(WINDOW, 6 * width)
     logits = torch.randn(WINDOW, vocab, generator=generator, device=device)
     twice: tuple[Backend, ...] = ("triton", "c")
     found = [
         _product(x, normal(6 * width, width)),
-        Case("norm", f"{WINDOW} x {width}", lambda how: norm(x, gain, 1e-5, how), 2 * x.nbytes, twice),
-        Case("add_norm", f"{WINDOW} x {width}", lambda how: add_norm(x, y, gain, 1e-5, how), 4 * x.nbytes),
-        Case(
-            "swiglu", f"{WINDOW} x 2 x {3 * width}", lambda how: gated(both.clone(), how), both.nbytes * 3 // 2, twice
-        ),
+        Case("norm", f"{WINDOW} x {width}", lambda how: _ops(how).norm(x, gain, 1e-5), 2 * x.nbytes, twice),
+        Case("swiglu", f"{WINDOW} x 2 x {3 * width}", partial(_swiglu, both), both.nbytes * 3 // 2, twice),
         Case("confidence", f"{WINDOW} x {vocab}", partial(_confidence, logits), logits.nbytes),
-        _turning(normal(1, WINDOW, 3 * heads, dim), normal(1, CANVAS, heads, dim), heads, dim),
+        _rotary(normal(1, WINDOW, 3 * heads, dim), heads, dim),
     ]
     kv = heads * dim * size
     for kind, kv_heads in (("bidirectional", heads), ("causal", heads), ("tree", heads), ("bidirectional", heads // 4)):
@@ -112,14 +107,18 @@ def _product(x: Tensor, matrix: Tensor) -> Case:
         if not packed:
             packed.append(panels.empty(rows, columns))
             packed[0].fill(matrix)
-        return packed[0].times(x)
+        return packed[0].matmul(x)
 
     moved = x.nbytes + matrix.nbytes + len(x) * rows * x.element_size()
     return Case("product", f"{len(x)} x {columns}, {rows} x {columns}", run, moved, ("c",))
 
 
-def _gated(both: Tensor, how: Backend) -> Tensor:
-    return gated(both.clone(), how)
+def _ops(how: Backend) -> Ops:
+    return triton_ops(all_of_them=True) if how == "triton" else C if how == "c" else REFERENCE
+
+
+def _swiglu(gate_up: Tensor, how: Backend) -> Tensor:
+    return _ops(how).glu(gate_up.clone(), "silu")
 
 
 def _confidence(logits: Tensor, how: Backend) -> Any:
@@ -130,17 +129,18 @@ def _confidence(logits: Tensor, how: Backend) -> Any:
     return tuple(_define(logits))
 
 
-def _turning(fused: Tensor, cache: Tensor, heads: int, dim: int) -> Case:
-    angle = torch.arange(WINDOW, device=fused.device)[None, :, None, None] * torch.ones(dim, device=fused.device)
-    where = torch.arange(WINDOW, device=fused.device)
-    k, v, cos, sin = cache, cache.clone(), angle.cos(), angle.sin()
+def _rotary(qkv: Tensor, heads: int, dim: int) -> Case:
+    plan = _plan("bidirectional", qkv.device)
+    cache = KVCache(
+        layers=1, batch=1, capacity=CANVAS, kv_heads=heads, head_dim=dim, dtype=qkv.dtype, device=qkv.device
+    )
+    angle = torch.arange(WINDOW, device=qkv.device)[None, :, None, None] * torch.ones(dim, device=qkv.device)
+    cos, sin, slots = angle.cos(), angle.sin(), cache.slots(plan)
 
     def run(how: Backend) -> Tensor:
-        if how == "c":
-            return turn_c(fused, cos, sin, heads, (k[:, :WINDOW], v[:, :WINDOW]))[0]
-        return turn_and_store(fused, cos, sin, k, v, where, heads, how)
+        return _ops(how).rotary_and_cache(qkv, cos, sin, heads, slots, 0)[0]
 
-    return Case("turn_and_store", f"{WINDOW} x {3 * heads} heads of {dim}", run, 2 * fused.nbytes, ("triton", "c"))
+    return Case("rotary_and_cache", f"{WINDOW} x {3 * heads} heads of {dim}", run, 2 * qkv.nbytes, ("triton", "c"))
 
 
 def _plan(kind: str, device: torch.device) -> Plan:
@@ -158,16 +158,16 @@ def _plan(kind: str, device: torch.device) -> Plan:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, how: Backend) -> Tensor:
-    return attend(q, k, v, _attention_pattern(plan, q.dtype, how))
+    return attend(q, k, v, _pattern(plan, q.dtype, how))
 
 
-def _attention_pattern(plan: Plan, dtype: torch.dtype, how: Backend) -> AttentionPattern:
-    attention_pattern = look(plan, extent=CANVAS, dtype=dtype, device=plan.tokens.device, plain=True)
+def _pattern(plan: Plan, dtype: torch.dtype, how: Backend) -> AttentionPattern:
+    pattern = attention_pattern(plan, extent=CANVAS, dtype=dtype, device=plan.tokens.device, reference=True)
     if how != "triton":
-        return replace(attention_pattern, backend=how)
+        return replace(pattern, backend=how)
     index = torch.arange(plan.width, device=plan.positions.device)
     return replace(
-        attention_pattern,
+        pattern,
         backend="triton",
         mask=None,
         causal=False,

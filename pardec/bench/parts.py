@@ -12,8 +12,10 @@ one without: the two are separate runs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -28,14 +30,14 @@ from pardec.models.plan import Plan
 from pardec.models.stack import Stack
 from pardec.samplers.continuous.loop import ContinuousLoop
 from pardec.samplers.masked.cache.none import NoCache
-from pardec.samplers.masked.contracts import Cache, MaskedSampler, Referring
+from pardec.samplers.masked.contracts import Cache, MaskedSampler
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 
 from ..requests.continuous import VectorCall
 from ..requests.text import Call
-from .clock import Clock, reading, settle
+from .clock import Clock, timed
 
 PARTS = ("backbone", "head", "draft", "decision", "host")
 _DRAFTING = "drafting"  # booked on the decision, but for the forwards inside
@@ -130,21 +132,18 @@ class TimedHead:
 def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> Split:
     """Decodes once with a clock. Raises SpecError for a sampler that decodes the request twice."""
     clock = Clock(network.device)
-    now = reading(network.device)[1]
-    settle(network.device)
-    started = now()
+    stack: TimedStack | None = None
+    decode: Callable[[], tuple[int, np.ndarray]]
     if isinstance(call, VectorCall):
         assert isinstance(network, ContinuousModel), "prepared for such a model"
-        stack, steps, tokens = None, *_continuous(network, call, clock)
+        decode = partial(_continuous, network, call, clock)
     else:
         assert isinstance(network, LanguageModel), "prepared for such a model"
         stack = TimedStack(network.decoder, clock)
-        timed = replace(network, decoder=stack)
-        steps, tokens = (
-            _verify(timed, call, clock) if isinstance(call.sampler, SpeculativeSampler) else _masked(timed, call, clock)
-        )
-    settle(network.device)
-    total, spent = now() - started, clock.seconds
+        loop = _verify if isinstance(call.sampler, SpeculativeSampler) else _masked
+        decode = partial(loop, replace(network, decoder=stack), call, clock)
+    (steps, tokens), total = timed(decode, network.device)
+    spent = clock.seconds
     spent["decision"] = spent.get("decision", 0.0) + spent.pop(_DRAFTING, 0.0)
     seconds = {part: spent.get(part, 0.0) for part in PARTS} | {"host": total - sum(spent.values())}
     fed, heads = (tuple(stack.fed), stack.heads) if stack else ((), 0)
@@ -157,26 +156,22 @@ def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...]
     stack = TimedStack(network.decoder, Clock(network.device))
     sampler = replace(call.sampler, cache=cast("Cache", NoCache()))
     loop = MaskedLoop(replace(network, decoder=stack), sampler, call.request)
-    now = reading(network.device)[1]
-    settle(network.device)
-    started = now()
-    loop.step()
-    settle(network.device)
-    return now() - started, tuple(stack.fed), stack.heads
+    _, seconds = timed(loop.step, network.device)
+    return seconds, tuple(stack.fed), stack.heads
 
 
 def _masked(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:
     sampler = call.sampler
     assert isinstance(sampler, MaskedSampler), "of a masked model"
-    if isinstance(sampler.select, Referring):
+    if sampler.select.reference_sampler is not None:
         raise SpecError(f"{sampler.spec} decodes twice, and one decode is timed", hint="time another sampler")
     loop: Any = MaskedLoop(model, sampler, call.request)
     loop.decide = clock.clocked(loop.decide, "decision")
     loop.canvas.commit = clock.clocked(loop.canvas.commit, "decision")
-    _over(loop.retire())
+    deque(loop.retire(), maxlen=0)
     while len(loop.canvas):
         loop.step()
-        _over(loop.retire())
+        deque(loop.retire(), maxlen=0)
     return len(loop.recorder.history), loop.recorder.finished().tokens
 
 
@@ -189,12 +184,12 @@ def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.nda
     for owner, name in ((loop, "process"), (loop, "_commit"), (loop.forward, "take")):
         setattr(owner, name, clock.clocked(getattr(owner, name), "decision"))
     try:
-        _over(loop.retire())
+        deque(loop.retire(), maxlen=0)
         while len(loop.text):
             loop.round()
             if len(loop.forward.fed) == 1:
                 _clock_drafters(loop, clock)
-            _over(loop.retire())
+            deque(loop.retire(), maxlen=0)
         return len(loop.forward.fed), loop.finished().tokens
     finally:
         loop.memory.clear()
@@ -212,16 +207,11 @@ def _continuous(network: ContinuousModel, call: VectorCall, clock: Clock) -> tup
     backbone = cast("Backbone", TimedBackbone(network.backbone, clock))
     timed = replace(network, backbone=backbone, head=TimedHead(network.head, clock))
     loop = ContinuousLoop(timed, call.sampler, call.request)
-    commit: Any = clock.clocked(loop.painting.commit, "decision")
-    loop.painting.commit = commit  # type: ignore[method-assign]
-    while len(loop.painting):
+    commit: Any = clock.clocked(loop.images.commit, "decision")
+    loop.images.commit = commit  # type: ignore[method-assign]
+    while len(loop.images):
         loop.round()
-        _over(loop.retire())
+        deque(loop.retire(), maxlen=0)
     latents = loop.finished().latents
     assert latents is not None, "tokens are vectors"
     return loop.rounds, latents
-
-
-def _over(events: Any) -> None:
-    for _ in events:
-        pass

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pardec.models.decoder import Decoder, DecoderLayer
 from pardec.models.errors import ModelError
-from pardec.models.kernels.cpu.panels import Panels
+from pardec.models.kernels import layout
 from pardec.models.model import LanguageModel
-from pardec.models.rope import rotate
+from pardec.models.rope import apply_rotary
 
 Kept = list[tuple[Tensor, Tensor]]  # keys and values of each layer, [B, S, K, D]
 
@@ -32,24 +32,19 @@ class Plain:
         Raises ModelError for other stacks.
         """
         decoder = model.decoder
-        if (
-            not isinstance(decoder, Decoder)
-            or model.decoding_config.attention != "bidirectional"
-            or decoder.config.grid
-        ):
+        bidirectional = model.decoding_config.attention == "bidirectional"
+        if not isinstance(decoder, Decoder) or not bidirectional or decoder.config.grid:
             raise ModelError(f"{model.name} is no bidirectional model of text on the native stack")
         assert model.decoding_config.mask_id is not None, "of a masked model"
         self.decoder, self.cached = decoder, cached
         self.mask, self.shift = model.decoding_config.mask_id, model.decoding_config.shift
         angles = torch.arange(length)[:, None] * torch.tensor(decoder.config.frequencies)
         cos, sin = torch.cat([angles.cos(), angles.cos()], -1), torch.cat([-angles.sin(), angles.sin()], -1)
-        self.cos, self.sin = (table[None, :, None].to(model.device) for table in (cos, sin))  # as `rotate` takes them
-
-        panels = [weight for weight in decoder.parameters() if isinstance(weight, Panels)]
-        self._dense = {id(weight): weight.dense for weight in panels}  # as PyTorch's products read them
+        self.cos, self.sin = (table[None, :, None].to(model.device) for table in (cos, sin))
+        self._dense = {id(weight): layout.dense(weight) for weight in decoder.parameters()}
 
     def _own(self, weight: Tensor) -> Tensor:
-        return self._dense.get(id(weight), weight)
+        return self._dense[id(weight)]
 
     @torch.inference_mode()
     def run(self, tokens: Tensor, prompt: int, block: int) -> Tensor:
@@ -97,8 +92,10 @@ class Plain:
         normed = F.rms_norm(h, (config.width,), layer.attn_norm, config.norm_eps)
         fused = F.linear(normed, self._own(layer.qkv_weight), layer.qkv_bias)
         heads = rearrange(fused, "b q (h d) -> b q h d", d=config.head_dim)
-        turned = rotate(heads[:, :, : config.heads + config.kv_heads], self.cos[:, start:stop], self.sin[:, start:stop])
-        q, k = turned[:, :, : config.heads], turned[:, :, config.heads :]
+        rotated = apply_rotary(
+            heads[:, :, : config.heads + config.kv_heads], self.cos[:, start:stop], self.sin[:, start:stop]
+        )
+        q, k = rotated[:, :, : config.heads], rotated[:, :, config.heads :]
         v = heads[:, :, config.heads + config.kv_heads :]
         fresh = (k, v)
         if kept is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import machine, versions
+from ..io.saving import write_file
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
@@ -22,12 +23,15 @@ def document(command: Sequence[str], rows: Sequence[Row], settings: Row) -> Row:
 
 def write(made: Row, file: Path) -> None:
     """Writes the document of a run."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_file(file, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
 
 
 def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
+
+
+def _us(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e6 * seconds:.1f}"
 
 
 def _mb(count: float | None) -> str:
@@ -52,11 +56,7 @@ DECODE: tuple[Column, ...] = (
     ("given + new", lambda row: f"{row['context']} + {row['new']}"),
     ("steps", lambda row: str(row["steps"])),
     ("ms a step", lambda row: _ms(row["step_s"])),
-    ("backbone", _part("backbone")),
-    ("head", _part("head")),
-    ("draft", _part("draft")),
-    ("decision", _part("decision")),
-    ("host", _part("host")),
+    *((name, _part(name)) for name in ("backbone", "head", "draft", "decision", "host")),
     ("decision and host", lambda row: f"{row['decision_and_host']:.0%}"),
     ("floor", lambda row: "" if row["floor"] is None else _ms(row["floor"]["step_s"])),
     ("over floor", lambda row: "" if row["over_floor"] is None else f"{row['over_floor']:.2f}x"),
@@ -77,10 +77,10 @@ KERNELS: tuple[Column, ...] = (
     ("kernel", lambda row: row["kernel"]),
     ("shape", lambda row: row["shape"]),
     ("dtype", lambda row: row["dtype"]),
-    ("definition µs", lambda row: f"{1e6 * row['reference_s']:.1f}"),
-    ("Triton µs", lambda row: "" if row["triton_s"] is None else f"{1e6 * row['triton_s']:.1f}"),
-    ("C µs", lambda row: "" if row["c_s"] is None else f"{1e6 * row['c_s']:.1f}"),
-    ("floor µs", lambda row: f"{1e6 * row['floor_s']:.1f}"),
+    ("definition µs", lambda row: _us(row["reference_s"])),
+    ("Triton µs", lambda row: _us(row["triton_s"])),
+    ("C µs", lambda row: _us(row["c_s"])),
+    ("floor µs", lambda row: _us(row["floor_s"])),
     ("furthest", lambda row: "" if row["furthest"] is None else f"{row['furthest']:.1e}"),
 )
 
@@ -96,11 +96,11 @@ def markdown(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 
 def line(columns: Sequence[Column], row: Row) -> str:
     """A row in one line, for whoever waits."""
-    told = ((name, show(row)) for name, show in columns)
-    return "; ".join(f"{name} {cell}" for name, cell in told if cell)
+    cells_shown = ((name, show(row)) for name, show in columns)
+    return "; ".join(f"{name} {cell}" for name, cell in cells_shown if cell)
 
 
-def drawn(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
+def render_table(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
     """The rows as rich draws them on a terminal."""
     from rich.table import Table
 

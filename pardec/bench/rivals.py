@@ -57,9 +57,8 @@ def rivals(model: LanguageModel, call: Call) -> Rivals:
         if cache == "dual":
             found.left_out["diffusers"] = "its pipeline keeps no cache"
         elif prompt % block or (length - prompt) % block:
-            found.left_out["diffusers"] = (
-                f"its blocks of {block} are laid from position 0: --context and --new must fit"
-            )
+            why = f"its blocks of {block} are laid from position 0: --context and --new must fit"
+            found.left_out["diffusers"] = why
         else:
             found.runs["diffusers"] = _pipeline(model, canvas, prompt, block)
     return found
@@ -129,18 +128,9 @@ def _pipeline(model: LanguageModel, canvas: Tensor, prompt: int, block: int) -> 
     length = canvas.shape[1]
     pipeline = LLaDA2Pipeline(model=Shim(model, length, block), scheduler=BlockRefinementScheduler())
     pipeline.set_progress_bar_config(disable=True)
-    how: dict[str, Any] = {
-        "block_length": block,
-        "num_inference_steps": block,
-        "threshold": _NEVER,
-        "editing_threshold": None,
-    }
-    how |= {
-        "minimal_topk": 1,
-        "eos_early_stop": False,
-        "output_type": "seq",
-        "mask_token_id": model.decoding_config.mask_id,
-    }
+    how: dict[str, Any] = {"block_length": block, "num_inference_steps": block, "threshold": _NEVER}
+    how |= {"editing_threshold": None, "minimal_topk": 1, "eos_early_stop": False, "output_type": "seq"}
+    how["mask_token_id"] = model.decoding_config.mask_id
 
     @torch.inference_mode()
     def run() -> Tensor:

@@ -18,7 +18,7 @@ from pardec.models.cuda_graphs.capture import Graphs, check_graphs
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import ModelError
 from pardec.models.families import FAMILIES, FamilySpec, mar
-from pardec.models.kernels.cpu.panels import Panels
+from pardec.models.kernels import layout
 from pardec.models.loading import assemble
 from pardec.models.loading.placement import choose_device, choose_dtype
 from pardec.models.model import DecodingConfig, LanguageModel
@@ -66,7 +66,7 @@ def build(
 
 
 class _Random:
-    """Makes parameters one by one, so that nothing is held beside them."""
+    """Makes parameters one by one, so that no more than one is held twice."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, seed: int) -> None:
         self.device, self.dtype = device, dtype
@@ -79,13 +79,12 @@ class _Random:
             setattr(module.get_submodule(owner), leaf, nn.Parameter(self._one(name, parameter), requires_grad=False))
 
     def _one(self, name: str, like: Tensor) -> Tensor:
-        made = assemble.for_products(name)(like.shape, dtype=self.dtype, device=self.device)
-        if isinstance(made, Panels):
-            made.fill(torch.empty(like.shape, dtype=self.dtype).normal_(0.0, _SPREAD, generator=self.generator))
-            return made
-        if like.dim() > 1:
-            return made.normal_(0.0, _SPREAD, generator=self.generator)
-        return made.fill_(0.0 if "bias" in name else 1.0)
+        weight = assemble.matmul_memory(name)(like.shape, dtype=self.dtype, device=self.device)
+        if like.dim() == 1:
+            return weight.fill_(0.0 if "bias" in name else 1.0)
+        values = torch.empty(like.shape, dtype=self.dtype, device=self.device)
+        layout.fill(weight, values.normal_(0.0, _SPREAD, generator=self.generator))
+        return weight
 
 
 def _language(
@@ -96,7 +95,7 @@ def _language(
     make.fill(decoder)
     if shape.tied:
         decoder.head.weight = decoder.embed.weight
-        assemble.again(decoder)
+        assemble.copy_tied_head(decoder)
     masked = spec.attention != "causal"
     mask = None if not masked else min(spec.mask[0] if spec.mask else shape.vocab, shape.vocab - 1)
     return LanguageModel(
@@ -123,7 +122,7 @@ def _vectors(name: str, config: dict[str, Any], make: _Random, choice: str) -> C
     for part in (backbone, network):
         make.fill(part)
         part.eval()
-    pictures = mar.MARPictures(config, None, defaults={}, device=make.device, name=name)
+    pictures = mar.MARImaging(config, None, defaults={}, device=make.device, name=name)
     return ContinuousModel(
         backbone=Reader(backbone, network),
         head=DiffusionHead(network, int(config.get("num_sampling_steps", mar.STEPS))),

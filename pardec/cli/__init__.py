@@ -58,8 +58,8 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, PardecError):
             return report(str(error), error.hint or _way_out(error), 2 if isinstance(error, SpecError) else 1)
         if isinstance(error, OSError):
-            said = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
-            return report(said, "check that the path is there, and may be read and written", 1)
+            message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+            return report(message, "check that the path is there, and may be read and written", 1)
         return report(f"{type(error).__name__}: {error}", "this is a bug; --debug shows where it happened", 1)
 
 

@@ -64,16 +64,16 @@ class Batches:
     def decode(self, batch_size: int, *, show: bool) -> None:
         """Makes the rows that are missing; with `show`, prints their text in the order of the prompts."""
         todo = [at for at in range(len(self.items)) if at not in self.rows]
-        told, flows = time.monotonic(), show and self._flows()
+        last_shown, flows = time.monotonic(), show and self._flows()
         ahead = deque(todo if show and not flows else ())  # prompts whose text is still to be printed
         joined = 1 < batch_size < len(todo) and not self.watched  # a canvas is drawn a batch at a time
         for _ in self._served(todo, batch_size) if joined else self._decoded(todo, batch_size, flows=flows):
             while ahead and ahead[0] in self.rows:
                 row = self.rows[ahead.popleft()]
                 show_text(" ".join(map(str, row["tokens"])) if row["text"] is None else row["text"])
-            if time.monotonic() - told > EVERY_S:
+            if time.monotonic() - last_shown > EVERY_S:
                 say(f"{len(self.rows)} of {len(self.items)} rows", quiet=self.quiet)
-                told = time.monotonic()
+                last_shown = time.monotonic()
         if self.file is not None and todo:
             self.file.append([])  # whoever deleted the file after the last row has not deleted the rows
 
@@ -95,8 +95,8 @@ class Batches:
 
     def _flows(self) -> bool:
         """Whether stdout gets the text while it is made."""
-        drawn_over = self.watched and sys.stderr.isatty() and sys.stdout.isatty()
-        return self.stream and not drawn_over and len(self.items) == 1 and self.model.tokenizer is not None
+        overwritten = self.watched and sys.stderr.isatty() and sys.stdout.isatty()
+        return self.stream and not overwritten and len(self.items) == 1 and self.model.tokenizer is not None
 
     def _decode(self, batch: list[int], *, flows: bool) -> None:
         part = self.call.take(batch)
@@ -172,7 +172,7 @@ class Batches:
         plain = any(isinstance(item.prompt, str) for item in self.items)
         reason = empty_answer.why(self.model, plain=plain, way_out="try --chat") if count else None
         if reason is not None:
-            say(f"warning: {empty_answer.told(count, len(self.rows))}: {reason}", quiet=self.quiet)
+            say(f"warning: {empty_answer.sentence(count, len(self.rows))}: {reason}", quiet=self.quiet)
 
     def left_off(self) -> str:
         """What an interrupted run leaves, and how to go on."""

@@ -11,17 +11,23 @@ import typer
 
 from pardec.models.errors import SpecError
 from pardec.models.loading import arguments as loading
+from pardec.samplers.spec_values import MOST
 
 from ..bench.published import config_of
+from ..io import output_paths
+from ..io.prompt_files import read_file
 from ..requests import early
 from . import options as o
-from .common import Debug, Json, dump, say
+from .common import Json, print_table, say
+from .inputs import whole_numbers
 
 bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.")
 
 
 @bench.command()
+@o.command
 def decode(
+    *,
     model: o.Timed = None,
     shape: o.Shapes = None,
     sampler: o.Samplers = None,
@@ -30,9 +36,7 @@ def decode(
     context: o.Contexts = "0",
     prompts: o.TimedPrompts = None,
     block_length: o.BlockLength = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
+    randomness: o.Randomness,
     pairs: o.Pairs = 5,
     threads: o.Threads = 1,
     no_beside: o.NoBeside = False,
@@ -43,7 +47,6 @@ def decode(
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
     cuda_graphs: o.CudaGraphs = False,
-    debug: Debug = False,
 ) -> None:
     """Time a step and its parts, beside the floor and other loops on the same weights; tokens must agree.
 
@@ -57,16 +60,17 @@ def decode(
 
     pardec bench decode --shape random-wide --memory
     """
+    output_paths.check_file(output)
     if not model and not shape:
         raise SpecError("there is nothing to time", hint="name a model, or a shape with --shape random-100m")
     numbers = {name: _numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    distribution: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    distribution = o.given(randomness)
     for name in shape or ():
         config_of(name)
     for name in model or ():
         early.check(name, sampler or (), distribution, {"device": device, "dtype": dtype})
     loading.check(device, dtype)
+    texts = [item.prompt for item in read_file(prompts)] if prompts else []
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import torch
@@ -77,7 +81,6 @@ def decode(
     from ..bench import report
     from ..bench.memory import sweep
     from ..bench.shapes import shaped
-    from ..io.prompt_files import read_file
 
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
@@ -95,7 +98,7 @@ def decode(
                 batches=numbers["batch"],
                 contexts=numbers["context"],
                 new=numbers["new"],
-                prompts=[item.prompt for item in read_file(prompts)] if prompts else (),
+                prompts=texts,
                 block_length=block_length,
                 distribution=distribution,
                 pairs=pairs,
@@ -110,6 +113,7 @@ def decode(
 
 
 @bench.command()
+@o.command
 def kernels(
     json_: Json = False,
     output: o.Document = None,
@@ -117,9 +121,9 @@ def kernels(
     quiet: o.Quiet = False,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
-    debug: Debug = False,
 ) -> None:
     """Time each kernel's definition against its Triton version, beside what moving its bytes takes."""
+    output_paths.check_file(output)
     loading.check(device, dtype)
 
     import torch
@@ -146,25 +150,15 @@ def _tell(made: dict[str, Any], columns: Sequence[Any], json_: bool, output: Pat
     if output is not None:
         report.write(made, output)
         say(f"wrote {output}", quiet=quiet)
-    if json_:
-        dump(made)
-    elif sys.stdout.isatty():
-        from rich import print as drawn
-
-        drawn(report.drawn(columns, made["rows"]))
-    else:
-        print(report.markdown(columns, made["rows"]), end="")
+    rows = made["rows"]
+    print_table(json_, lambda: made, lambda: report.render_table(columns, rows), lambda: report.markdown(columns, rows))
 
 
 def _numbers(name: str, text: str) -> list[int]:
     """Whole numbers with commas; all but contexts are at least 1."""
     least = 0 if name == "context" else 1
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < least:
-        raise SpecError(
-            f"--{name} takes whole numbers from {least} on, with commas, got {text!r}", hint=f"--{name} 1,8"
-        )
-    return found
+    message = f"--{name} takes whole numbers from {least} to {MOST}, with commas, got {text!r}"
+    numbers = whole_numbers(text, message, f"--{name} 1,8")
+    if min(numbers) < least or max(numbers) > MOST:
+        raise SpecError(message, hint=f"--{name} 1,8")
+    return numbers

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 from pardec.models.errors import PardecError, SpecError
 
 from ..requests import early
-from ..requests.settings import Settings
 from . import inputs
 from . import options as o
-from .common import Debug, say, show
+from .common import say, show
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,31 +25,16 @@ if TYPE_CHECKING:
 HELP = "/reset forgets what was said, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
+@o.command
 def chat(
     model: o.ModelName,
+    *,
     system: o.System = None,
     quiet: o.Quiet = False,
-    sampler: o.Sampler = None,
-    max_new_tokens: o.MaxNewTokens = None,
-    min_new_tokens: o.MinNewTokens = None,
+    sampling: o.TextSampling,
     stop: o.Stop = None,
-    block_length: o.BlockLength = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    cfg: o.Cfg = None,
     seed: o.TurnSeed = 0,
-    device: o.Device = "auto",
-    dtype: o.Dtype = "auto",
-    device_map: o.DeviceMap = None,
-    quantize: o.Quantize = None,
-    cuda_graphs: o.CudaGraphs = False,
-    revision: o.Revision = None,
-    offline: o.Offline = False,
-    mask_id: o.MaskId = None,
-    debug: Debug = False,
+    place: o.TextPlacing,
 ) -> None:
     """Talk with a model; answers go to stdout as they settle. From a pipe, each line is a turn.
 
@@ -58,32 +42,15 @@ def chat(
 
     /reset forgets what was said, /exit or Ctrl-D leaves, Ctrl-C stops an answer.
     """
-    sampling = {
-        "sampler": sampler,
-        "max_new_tokens": max_new_tokens,
-        "min_new_tokens": min_new_tokens,
-        "stop": inputs.read_stop(stop),
-        "block_length": block_length,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "cfg": cfg,
-    }
-    arguments: Any = {name: value for name, value in sampling.items() if value is not None}
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "quantize": quantize}
-    placing |= {"cuda_graphs": cuda_graphs, "revision": revision, "offline": offline, "mask_id": mask_id}
-    kind = early.check(model, [sampler], arguments, placing, draws=False)
+    arguments = o.given(sampling)
+    if stop:
+        arguments["stop"] = inputs.read_stop(stop)
+    placing = o.given(place)
+    kind = early.check(model, [sampling.sampler], arguments, placing, draws=False)
+    early.check_parts(kind, arguments)
 
-    # Here and not above: these bring torch, which --help and a misspelt name do not need. What the parts of a sampler
-    # make of one another is told before weights are read, too.
-    from pardec.samplers.registry import resolve
+    from ..api import load  # here and not above: it brings torch
 
-    from ..api import load
-
-    settings = Settings.of(arguments)
-    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
     loaded = load(model, **placing)
     check(loaded, model)
     talk = Talk(loaded, system, arguments, seed, quiet=quiet)
@@ -171,8 +138,8 @@ class Talk:
             try:
                 for event in events:
                     if isinstance(event, Step | RowFinished):
-                        told = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
-                        pieces.append(told or "")
+                        piece = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
+                        pieces.append(piece or "")
                         show(pieces[-1], end="")
                     end = event if isinstance(event, RowFinished) else end
             except KeyboardInterrupt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +29,20 @@ def show(text: str, *, end: str = "\n") -> None:
 def dump(value: Any) -> None:
     """One JSON document on stdout."""
     print(in_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
+
+
+def print_table(
+    json_: bool, document: Callable[[], Any], drawable: Callable[[], Any], markdown: Callable[[], str]
+) -> None:
+    """A table on stdout: its JSON document, drawn by rich on a terminal, else Markdown."""
+    if json_:
+        dump(document())
+    elif sys.stdout.isatty():
+        from rich import print as rich_print
+
+        rich_print(drawable())
+    else:
+        show(markdown(), end="")
 
 
 def columns(rows: Sequence[tuple[str, ...]]) -> str:

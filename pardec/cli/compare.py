@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
-
-from pardec.models.errors import SpecError
 
 from ..executors import check_name
 from ..requests import early
 from . import options as o
-from .common import Debug, Json, dump, say, show
+from .common import Json, dump, print_table, say, show
 from .config import Config, DryRun
-
-if TYPE_CHECKING:
-    from ..comparison import Table
+from .inputs import whole_numbers
 
 
+@o.command
 def compare(
     model: o.ModelName,
+    *,
     task: o.Tasks = None,
-    prompts: o.TaskPrompts = None,
-    scorer: o.Scorer = None,
+    problems: o.Problems,
     limit: o.Limit = 50,
     split: o.Split = "heldout",
     problem_seed: o.ProblemSeed = 7,
-    out: o.Run = None,
-    resume: o.Resume = False,
     retry_failed: o.RetryFailed = False,
     no_references: o.NoReferences = False,
     replays: o.Replays = 4,
@@ -40,27 +34,13 @@ def compare(
     dry_run: DryRun = False,
     sampler: o.Samplers = None,
     seeds: o.Seeds = "0",
-    max_new_tokens: o.MaxNewTokens = None,
+    sampling: o.Sampling,
     block_length: o.BlockLength = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    cfg: o.Cfg = None,
     cfg_interval: o.CfgInterval = None,
     batch_size: o.BatchSize = 8,
     executor: o.ComparedBy = "local",
     workers: o.Workers = None,
-    device: o.Device = "auto",
-    dtype: o.Dtype = "auto",
-    device_map: o.DeviceMap = None,
-    quantize: o.Quantize = None,
-    cuda_graphs: o.CudaGraphs = False,
-    revision: o.Revision = None,
-    offline: o.Offline = False,
-    mask_id: o.MaskId = None,
-    decoder: o.Decoder = None,
-    text_encoder: o.TextEncoder = None,
-    debug: Debug = False,
+    place: o.AnyPlacing,
 ) -> None:
     """Compare samplers on the same prompts: quality, forwards, speed, and what the best order would need.
 
@@ -74,32 +54,22 @@ def compare(
 
     torchrun --nproc-per-node 8 -m pardec compare MODEL --task parallel -s threshold --out run/ --executor torchrun
     """
-    arguments: Any = {
-        "max_new_tokens": max_new_tokens,
-        "block_length": block_length,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "cfg": cfg,
-        "cfg_interval": cfg_interval,
-    }
-    arguments = {name: value for name, value in arguments.items() if value is not None}
-    numbers = _seeds(seeds)
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "quantize": quantize}
+    # What is not given stays out, so that a preset's own arguments hold.
+    arguments, placing, source = o.given(sampling), o.given(place), o.given(problems)
+    for name, value in (("block_length", block_length), ("cfg_interval", cfg_interval)):
+        if value is not None:
+            arguments[name] = value
+    numbers = whole_numbers(seeds, f"--seeds are whole numbers with commas, got {seeds!r}", "for example --seeds 0,1")
     check_name(executor)
-    early.check_folder(out, resume)
-    early.check_tasks(task or ())
-    early.check(model, sampler or (), arguments, placing)
+    early.check_run(model, task or (), sampler or (), arguments, placing, **vars(problems), split=split)
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     import pardec.comparison
 
-    from ..comparison.preview import told
+    from ..comparison.preview import describe
     from ..executors import executor as started
 
-    given: dict[str, Any] = {
-        "prompts": prompts,
-        "scorer": scorer,
+    options: dict[str, Any] = {
         "limit": limit,
         "seeds": numbers,
         "split": split,
@@ -108,61 +78,30 @@ def compare(
         "references": not no_references,
         "replays": replays,
         "cost_ratio": cost_ratio,
-        "out": out,
-        "resume": resume,
         "retry_failed": retry_failed,
         "executor": executor,
         "workers": workers,
         "progress": not (quiet or json_),
-        "device": device,
-        "dtype": dtype,
-        "device_map": device_map,
-        "quantize": quantize,
-        "cuda_graphs": cuda_graphs,
-        "revision": revision,
-        "offline": offline,
-        "mask_id": mask_id,
-        "decoder": decoder,
-        "text_encoder": text_encoder,
-        **arguments,  # what is not given stays out, so that a preset's own arguments hold
+        **source,
+        **placing,
+        **arguments,
     }
     if dry_run:
-        made = pardec.comparison.preview(model, task, sampler or (), **given)
-        dump(made) if json_ else show(told(made))
+        made = pardec.comparison.preview(model, task, sampler or (), **options)
+        dump(made) if json_ else show(describe(made))
         return
     leads = started(executor, workers=workers).leads
     try:
-        table = pardec.comparison.compare(model, task, sampler or (), **given)
+        table = pardec.comparison.compare(model, task, sampler or (), **options)
     except KeyboardInterrupt:
-        say(_left_off(out), quiet=not leads)
+        say(_left_off(problems.out), quiet=not leads)
         raise typer.Exit(130) from None
     if leads:
-        _show(table, json_)
-        if out is not None:
-            say(f"wrote {out / 'report.html'}, and the same as .csv, .md and .json", quiet=quiet)
+        print_table(json_, table.document, lambda: table, table.to_markdown)
+        if problems.out is not None:
+            say(f"wrote {problems.out / 'report.html'}, and the same as .csv, .md and .json", quiet=quiet)
     if all(row["failed"] == row["problems"] * row["seeds"] for row in table.rows):
         raise typer.Exit(1)
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise SpecError(
-            f"--seeds are whole numbers with commas, got {text!r}", hint="for example --seeds 0,1"
-        ) from None
-
-
-def _show(table: Table, json_: bool) -> None:
-    """The table on stdout: JSON, drawn on a terminal, else Markdown."""
-    if json_:
-        dump(table.document())
-    elif sys.stdout.isatty():
-        from rich import print as drawn
-
-        drawn(table)
-    else:
-        show(table.to_markdown(), end="")
 
 
 def _left_off(out: Path | None) -> str:

@@ -21,12 +21,8 @@ def _yaml(text: str) -> Any:
     return yaml.safe_load(text)
 
 
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    ".yaml": _yaml,
-    ".yml": _yaml,
-    ".toml": tomllib.loads,
-    ".json": json.loads,
-}
+_READERS: dict[str, Callable[[str], Any]]
+_READERS = {".yaml": _yaml, ".yml": _yaml, ".toml": tomllib.loads, ".json": json.loads}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -50,17 +46,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def defaults(given: Mapping[str, Any], parameters: Mapping[str, bool], where: str) -> dict[str, Any]:
-    """What a file says, by the parameters of a command, of which the mapping says whether they are repeated.
-
-    Raises:
-        SpecError: an option that the command does not have; names the nearest.
-    """
+    """What a file says, by the parameters of a command, of which the mapping says whether they are repeated."""
     known = {name.rstrip("_"): name for name in parameters if name != "config"}
-    known |= {
-        f"{name.removesuffix('s')}s": name
-        for name, many in parameters.items()
-        if many and f"{name.removesuffix('s')}s" in _LISTED
-    }
+    plurals = {f"{name.removesuffix('s')}s": name for name, many in parameters.items() if many}
+    known |= {plural: name for plural, name in plurals.items() if plural in _LISTED}
     if "no_references" in parameters:
         known["references"] = "no_references"
     found: dict[str, Any] = {}
@@ -91,10 +80,13 @@ def _holds(value: Any) -> bool:
 
 
 def _value(value: Any, repeated: bool) -> Any:
-    """As the command line would have it: a list for what is repeated, commas for what is one word."""
+    """As the command line would have it: a list for what is repeated, commas for what is one word.
+
+    All of it is text, of which the option reads its number: of the value true or 1.5 it would make the number 1.
+    """
     if repeated:
         return [str(one) for one in (value if isinstance(value, list) else [value])]
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _taken(context: typer.Context, path: Path | None) -> Path | None:

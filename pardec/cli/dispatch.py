@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def check(name: str, output: Path | None, prompts: Path | None, *, given: bool, stream: bool) -> None:
-    """Refuses what only one process can do.
-
-    Raises:
-        SpecError: no rows file, prompts that only one process can read, or a canvas to be shown.
-    """
+    """Refuses a run without a rows file, prompts that only one process can read, and a canvas to be shown."""
     if output is None or output.suffix != ".jsonl":
         raise SpecError(f"the {name} executor keeps rows in a file", hint="add -o rows.jsonl")
     if stream:
@@ -114,14 +110,15 @@ def deal(run: Batches, crew: Executor, job: Generation) -> None:
     size, batches = job.batch_size, -(-len(todo) // job.batch_size)
     size *= together(batches, crew.workers) if todo and size > 1 else 1
     streams = [todo[start : start + size] for start in range(0, len(todo), size)]
-    told, others = time.monotonic(), file.count() - len(run.rows)  # the file may hold rows of prompts not asked for
+    last_shown = time.monotonic()
+    others = file.count() - len(run.rows)  # the file may hold rows of prompts not asked for
 
     def sink(rows: list[dict[str, Any]]) -> None:
-        nonlocal told
+        nonlocal last_shown
         file.append([run.named(row.pop("at"), row) for row in rows])
-        if time.monotonic() - told > EVERY_S:
+        if time.monotonic() - last_shown > EVERY_S:
             say(f"{file.count() - others} of {len(run.items)} rows", quiet=run.quiet)
-            told = time.monotonic()
+            last_shown = time.monotonic()
 
     started = time.perf_counter()
     try:

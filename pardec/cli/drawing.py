@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.errors import PardecError, SpecError
+from pardec.models.errors import PardecError
 from pardec.samplers.events import Event, Finished
 
 from ..images import pngs
@@ -68,13 +67,13 @@ class Drawing:
         assert result.images is not None, "a missing decoder was refused"
         made = pngs.made_by(result)
         pictures = [enlarged(picture, self.scale) for picture in result.images]
-        for picture, said in zip(pictures, made, strict=True):
+        for picture, record in zip(pictures, made, strict=True):
             if self.each is not None:
                 digits = len(str(len(self.call.seeds) - 1))
                 self.files.append(self.each / f"{len(self.pictures):0{digits}d}.png")
-                write(self.files[-1], pngs.png(picture, self.said([said], (1, 1))))
+                write(self.files[-1], pngs.png(picture, self.record([record], (1, 1))))
             self.pictures.append(picture)
-            self.made.append(said)
+            self.made.append(record)
         self.result = result
         self.seconds += result.timing.total_s
         for name, seconds in result.timing.parts.items():
@@ -83,7 +82,7 @@ class Drawing:
             self.tested += sum(map(sum, result.trace.drafted))
             self.accepted += sum(map(sum, result.trace.accepted))
 
-    def said(self, made: list[pngs.Made], grid: tuple[int, int]) -> pngs.Made:
+    def record(self, made: list[pngs.Made], grid: tuple[int, int]) -> pngs.Made:
         """What a file with these pictures says of itself."""
         return pngs.about(
             model=self.model.name,
@@ -99,7 +98,7 @@ class Drawing:
 
     def document(self, grid: tuple[int, int], files: dict[str, Any]) -> dict[str, Any]:
         """What --json prints."""
-        kept = self.said(self.made, grid)
+        kept = self.record(self.made, grid)
         tokens, forwards = (sum(one[name] for one in self.made) for name in ("generated", "nfe"))
         names = [{"file": file} for file in self.files] or [{} for _ in self.made]
         return {
@@ -133,31 +132,13 @@ class Drawing:
         return {"parts": dict(self.parts), "drafted": self.tested, "accepted": self.accepted}
 
 
-def check_places(output: Path | None, each: Path | None, save: Path | None) -> None:
-    """Refuses what could not be written in the end, by trying."""
-    if output is not None and output.is_dir():
-        raise SpecError(f"{output} is a folder", hint="name a file that ends in .png, or --each DIR")
-    for target, folder in ((output, output and output.parent), (each, each), (save, save and save.parent)):
-        if target is None or folder is None:
-            continue
-        with _writing(target):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-
-
 class PlaceError(PardecError, ValueError):
     """A picture cannot be written there."""
 
 
 def write(target: Path, data: bytes) -> None:
     """Puts a file in its place. Raises PlaceError."""
-    with _writing(target):
-        write_file(target, data)
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
     try:
-        yield
+        write_file(target, data)
     except OSError as error:
         raise PlaceError(f"cannot write {target}: {error.strerror or error}", hint="choose another place") from error

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 
-from .common import Debug, Json, columns, dump
+from . import options as o
+from .common import Json, columns, dump
 
 VARIABLES = ("PARDEC_KERNELS", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES")
 
 
-def env(json_: Json = False, debug: Debug = False) -> None:
+@o.command
+def env(json_: Json = False) -> None:
     """Print versions, devices and settings, for bug reports."""
     from ..environment import checkout, machine, versions
 

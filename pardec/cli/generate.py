@@ -9,16 +9,18 @@ import typer
 from pardec.models.errors import SpecError
 
 from ..executors import check_name
+from ..io import output_paths
 from ..requests import early
-from ..requests.settings import Settings, several
-from . import inputs
+from ..requests.settings import several
+from . import inputs, tensor_parallel_cli
 from . import options as o
-from . import tensor_parallel_cli as sharing
-from .common import Debug, Json, dump, say
+from .common import Json, dump, say
 
 
+@o.command
 def generate(
     model: o.ModelName,
+    *,
     prompt: o.Prompt = None,
     prompts: o.Prompts = None,
     output: o.Output = None,
@@ -27,33 +29,16 @@ def generate(
     stream: o.Stream = False,
     json_: Json = False,
     quiet: o.Quiet = False,
-    sampler: o.Sampler = None,
-    max_new_tokens: o.MaxNewTokens = None,
-    min_new_tokens: o.MinNewTokens = None,
+    sampling: o.TextSampling,
     stop: o.Stop = None,
-    block_length: o.BlockLength = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    cfg: o.Cfg = None,
     allowed: o.Allowed = None,
     num_return_sequences: o.ReturnSequences = None,
     seed: o.Seed = 0,
     batch_size: o.BatchSize = 8,
     executor: o.Executor = "local",
     workers: o.Workers = None,
-    device: o.Device = "auto",
-    dtype: o.Dtype = "auto",
-    device_map: o.DeviceMap = None,
-    quantize: o.Quantize = None,
+    place: o.TextPlacing,
     tp: o.TensorParallel = False,
-    cuda_graphs: o.CudaGraphs = False,
-    revision: o.Revision = None,
-    offline: o.Offline = False,
-    mask_id: o.MaskId = None,
-    debug: Debug = False,
 ) -> None:
     """Decode prompts from -p, a file or stdin; text goes to stdout.
 
@@ -68,7 +53,7 @@ def generate(
     torchrun --nproc-per-node 8 -m pardec generate MODEL --prompts problems.jsonl -o rows.jsonl --executor torchrun
     """
     if tp:
-        sharing.check(executor, output, prompts, given=bool(prompt))
+        tensor_parallel_cli.check(executor, output, prompts, given=bool(prompt))
     items = inputs.read(prompt or [], prompts, chat=chat)
     to_rows = output is not None and output.suffix == ".jsonl"
     count = len(items) * (num_return_sequences or 1)
@@ -77,44 +62,32 @@ def generate(
             f"{count} prompts are more than the batch of {batch_size} that {output} can hold",
             hint="name a .jsonl file, or raise --batch-size",
         )
-    sampling = {
-        "sampler": sampler,
-        "max_new_tokens": max_new_tokens,
-        "min_new_tokens": min_new_tokens,
+    if to_rows:
+        output_paths.check_file(output, added=True)
+    else:
+        output_paths.check_result(output)
+    more = {
         "stop": inputs.read_stop(stop),
-        "block_length": block_length,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
         "num_return_sequences": num_return_sequences,
-        "cfg": cfg,
         "allowed": inputs.read_allowed(allowed),
     }
     # What is not given stays out, so that a preset's own arguments hold.
-    arguments: Any = {"seed": seed, **{name: value for name, value in sampling.items() if value is not None}}
-
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map}
-    placing |= {"revision": revision, "offline": offline, "mask_id": mask_id, "quantize": quantize, "tp": tp}
-    placing |= {"cuda_graphs": cuda_graphs}
-    kind = early.check(model, [sampler], arguments, placing, draws=False)
+    arguments: Any = {"seed": seed, **o.given(sampling)}
+    arguments |= {name: value for name, value in more.items() if value is not None}
+    placing = {**o.given(place), "tp": tp}
+    kind = early.check(model, [sampling.sampler], arguments, placing, draws=False)
     early.check_texts(item.prompt for item in items)
 
     check_name(executor)
 
-    # Here and not above: this brings torch, which --help and a misspelt name do not need. What the parts of a sampler
-    # make of one another is told before weights are read, too.
-    from pardec.samplers.registry import resolve
+    settings = early.check_parts(kind, arguments)
 
-    settings = Settings.of(arguments)
-    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
-
+    # Here and not above: these bring torch, which --help and a misspelt name do not need.
     from ..executors import executor as started
     from . import dispatch
     from .batches import Batches
 
-    crew = sharing.Sharing() if tp else started(executor, workers=workers)
+    crew = tensor_parallel_cli.TensorParallel() if tp else started(executor, workers=workers)
     if executor != "local":
         dispatch.check(executor, output, prompts, given=bool(prompt), stream=stream)
     quiet = quiet or not crew.leads

@@ -9,22 +9,29 @@ import typer
 
 from pardec.models.errors import SpecError
 
+from ..io import output_paths
 from ..requests import early
-from ..requests.settings import Settings
 from . import inputs
 from . import options as o
-from .common import Debug, Json, dump, say
+from .common import Json, dump, say
 
 if TYPE_CHECKING:
     from ..api import Model
     from ..requests.continuous import VectorCall
     from ..requests.text import Call
 
-_TOLD = ("decoder", "text_encoder", "revision", "quantize")  # of how the model was loaded, what a picture's file tells
+_RECORDED = (
+    "decoder",
+    "text_encoder",
+    "revision",
+    "quantize",
+)  # of how the model was loaded, what a picture's file tells
 
 
+@o.command
 def image(
     model: o.ModelName,
+    *,
     prompt: o.Captions = None,
     prompts: o.CaptionFile = None,
     class_: o.Classes = None,
@@ -37,25 +44,11 @@ def image(
     json_: Json = False,
     quiet: o.Quiet = False,
     sampler: o.Sampler = None,
-    cfg: o.PictureCfg = None,
-    cfg_interval: o.CfgInterval = None,
-    negative_prompt: o.NegativePrompt = None,
-    temperature: o.PictureTemperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
+    sampling: o.ImageSampling,
     seed: o.PictureSeed = None,
     seeds: o.PictureSeeds = None,
     batch_size: o.PictureBatch = 8,
-    decoder: o.Decoder = None,
-    text_encoder: o.TextEncoder = None,
-    device: o.Device = "auto",
-    dtype: o.Dtype = "auto",
-    device_map: o.DeviceMap = None,
-    quantize: o.Quantize = None,
-    cuda_graphs: o.CudaGraphs = False,
-    revision: o.Revision = None,
-    offline: o.Offline = False,
-    debug: Debug = False,
+    place: o.ImagePlacing,
 ) -> None:
     """Draw pictures of captions or classes; files take them, and say how each was made.
 
@@ -71,16 +64,17 @@ def image(
         raise SpecError("nowhere is named to put the pictures", hint="-o out.png takes them all, --each DIR one by one")
     if output is not None and output.suffix.lower() != ".png":
         raise SpecError(f"pictures are PNG files, got -o {output}", hint="name a file that ends in .png")
+    output_paths.check_file(output)
+    output_paths.check_folder(each)
+    output_paths.check_result(save)
     shown = _asked(prompt, prompts, class_)
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "revision": revision}
-    placing |= {"offline": offline, "decoder": decoder, "text_encoder": text_encoder, "quantize": quantize}
-    placing |= {"cuda_graphs": cuda_graphs}
-    shaping: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg": cfg}
-    shaping |= {"cfg_interval": cfg_interval, "negative_prompt": negative_prompt, "seed": _seeds(seed, seeds)}
-    shaping = {name: value for name, value in shaping.items() if value is not None}
+    placing, negative_prompt = o.given(place), sampling.negative_prompt
+    shaping = {**o.given(sampling), "seed": _seeds(seed, seeds)}
     kind = early.check(model, [sampler], shaping, placing, draws=True)
     if kind is not None:
         early.check_shown(kind, class_)
+        if place.text_encoder is None:
+            early.check_captions(kind, [*([] if class_ else shown), *([negative_prompt] if negative_prompt else [])])
         if negative_prompt is not None and kind.draws == "class":
             raise SpecError(
                 f"{kind.name} draws classes, and a negative prompt is a caption", hint="leave --negative-prompt out"
@@ -98,21 +92,19 @@ def image(
             f"{total} pictures are more than the batch of {batch_size} that {save} can hold",
             hint="raise --batch-size, or leave --save out",
         )
+    if seeds is not None and len(shaping["seed"]) != total:
+        raise SpecError(f"{len(shaping['seed'])} seeds for {total} rows", hint="--seeds takes one a row")
     given = {**shaping, "num_images": count, **({} if sampler is None else {"sampler": sampler})}
 
-    from pardec.samplers.registry import resolve
+    early.check_parts(kind, given, {"temperature": 1.0})  # a picture is sampled unless the temperature says otherwise
 
-    # What the parts of a sampler make of one another is told before weights are read, too. A picture is sampled unless
-    # the temperature says otherwise.
-    settings = Settings.of(given, {"temperature": 1.0})
-    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
+    from .drawing import Drawing, write
 
-    from .drawing import Drawing, check_places, write
-
-    check_places(output, each, save)
     loaded = _loaded(model, placing, quiet=quiet)
     call = _prepared(loaded, shown, class_ is not None, given)
-    run = Drawing(loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _TOLD and v}}, scale)
+    run = Drawing(
+        loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _RECORDED and v}}, scale
+    )
     try:
         run.draw(batch_size, quiet=quiet)
     except KeyboardInterrupt:
@@ -120,7 +112,7 @@ def image(
         say(f"interrupted: {len(run.pictures)} of {total} pictures are finished{kept}")
         raise typer.Exit(130) from None
     if output is not None:
-        write(output, pngs.png(pngs.sheet(run.pictures, field), run.said(run.made, field)))
+        write(output, pngs.png(pngs.sheet(run.pictures, field), run.record(run.made, field)))
         say(f"wrote {output}", quiet=quiet)
     if save is not None and run.result is not None:
         run.result.save(save)
@@ -155,10 +147,7 @@ def _seeds(seed: int | None, seeds: str | None) -> int | list[int]:
         return seed or 0
     if seed is not None:
         raise SpecError("both --seed and --seeds are given", hint="--seed 0 gives each picture one of its own")
-    try:
-        return [int(text) for text in seeds.split(",")]
-    except ValueError:
-        raise SpecError(f"seeds are whole numbers, got {seeds!r}", hint="--seeds 5,12 for two pictures") from None
+    return inputs.whole_numbers(seeds, f"seeds are whole numbers, got {seeds!r}", "--seeds 5,12 for two pictures")
 
 
 def _loaded(name: str, placing: dict[str, Any], *, quiet: bool) -> Model:

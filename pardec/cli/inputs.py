@@ -15,11 +15,7 @@ from ..io.prompt_files import Item, read_file, read_text
 
 
 def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
-    """The prompts of one command, in order; with `chat`, text becomes a user's message.
-
-    Raises:
-        SpecError: no prompt, two sources of them, or a line that cannot be read, by number.
-    """
+    """The prompts of one command, in order; with `chat`, text becomes a user's message. Raises SpecError."""
     if texts and file is not None:
         raise SpecError("both -p and --prompts are given", hint="keep one of them")
     if texts:
@@ -39,6 +35,14 @@ def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
     return items
 
 
+def whole_numbers(text: str, message: str, hint: str) -> list[int]:
+    """Whole numbers with commas between them. Raises SpecError with the message and the hint."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SpecError(message, hint=hint) from None
+
+
 def read_stop(texts: Sequence[str] | None) -> list[str] | None:
     r"""The texts of --stop, in which a shell writes a line break as \n and a tab as \t; None where there are none."""
     return [text.replace("\\n", "\n").replace("\\t", "\t") for text in texts] if texts else None
@@ -50,8 +54,7 @@ _ALLOWED = 'for example {"0": ["yes", "no"]}, or [["yes", "no"], null], or a lis
 def read_allowed(file: Path | None) -> Any:
     """What `allowed=` takes, from JSON; the indices of an object are whole numbers written as text.
 
-    Raises:
-        SpecError: the file cannot be read, or an index is no number. What the choices mean is checked later.
+    Raises SpecError. What the choices mean is checked later.
     """
     if file is None:
         return None

@@ -12,7 +12,8 @@ import typer
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
 
 from ..cards import ModelCard, list_models, list_samplers
-from .common import Debug, Json, columns, dump
+from . import options as o
+from .common import Json, columns, dump
 
 if TYPE_CHECKING:
     from pardec.samplers.cards import Card
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 Kind = Literal["samplers", "models", "tasks", "presets"]
 
 
+@o.command
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     json_: Json = False,
     stage: Annotated[str | None, typer.Option(help="Samplers of this stage only.")] = None,
     family: Annotated[str | None, typer.Option(help="Samplers for masked, ar or continuous models only.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Samplers as a Markdown table.")] = False,
-    debug: Debug = False,
 ) -> None:
     """List the samplers, models, tasks or presets there are.
 
@@ -56,10 +57,9 @@ def list_(
         print(columns([tuple(shown), *(tuple(str(entry[name]) for name in shown) for entry in found)]))
 
 
+@o.command
 def show(
-    name: Annotated[str, typer.Argument(help="A sampler, model, task or preset (or preset:NAME).")],
-    json_: Json = False,
-    debug: Debug = False,
+    name: Annotated[str, typer.Argument(help="A sampler, model, task or preset (or preset:NAME).")], json_: Json = False
 ) -> None:
     """Show what a name means: the rule, parameters, paper and source of a sampler; a model's card.
 
@@ -154,18 +154,10 @@ def table(cards: list[dict[str, Any]]) -> str:
             f"`{p['name']}={p['default']}`" if p["default"] else f"`{p['name']}`" for p in card["parameters"]
         )
         paper = card["paper"]
-        link = (
-            f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv:')})" if paper.startswith("arXiv:") else paper
-        )
-        cells = (
-            f"`{card['name']}`",
-            card["stage"],
-            link,
-            card["exact"],
-            _kinds(card["checked"]),
-            parameters,
-            card["summary"],
-        )
+        number = paper.removeprefix("arXiv:")
+        link = paper if number == paper else f"[{paper}](https://arxiv.org/abs/{number})"
+        kinds = _kinds(card["checked"])
+        cells = (f"`{card['name']}`", card["stage"], link, card["exact"], kinds, parameters, card["summary"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 

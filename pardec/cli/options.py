@@ -1,11 +1,17 @@
-"""The options of the commands that decode, in the order and panels that --help shows."""
+"""The options of the commands that decode, in the panels that --help shows, and groups of those that several share."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from .common import Debug
 
 
 def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
@@ -100,10 +106,7 @@ ProblemSeed = Annotated[int, _option(IO, "Which of them.")]
 Replays = Annotated[int, _option(IO, "Problems a task whose decoding the report replays.", min=0)]
 CostRatio = Annotated[
     float | None,
-    _option(
-        IO,
-        "A drafter's forward in forwards of the model, for the simulated speed-up; its size if not given.",
-    ),
+    _option(IO, "A drafter's forward in forwards of the model, for the simulated speed-up; its size if not given."),
 ]
 NoReferences = Annotated[
     bool, _option(IO, "Decode no sequential and no oracle: no agreement, no floor.", "--no-references")
@@ -133,3 +136,128 @@ Pairs = Annotated[int, _option(RUN, "How often each loop is timed, all in turn."
 Threads = Annotated[int, _option(RUN, "Threads of the processor.", min=1)]
 NoBeside = Annotated[bool, _option(RUN, "Time no other loops beside.", "--no-beside")]
 Memory = Annotated[bool, _option(RUN, "Measure how memory grows in place of time.", "--memory")]
+
+# --- groups: a field is an option ---
+
+
+@dataclass
+class Randomness:
+    """How tokens are drawn from the model's distribution."""
+
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+
+
+@dataclass
+class Sampling(Randomness):
+    """Arguments of `generate` and `compare`; None leaves the default, or a preset's own."""
+
+    max_new_tokens: MaxNewTokens = None
+    cfg: Cfg = None
+
+
+@dataclass
+class TextSampling(Sampling):
+    """Arguments of `generate` for text."""
+
+    sampler: Sampler = None
+    min_new_tokens: MinNewTokens = None
+    block_length: BlockLength = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
+
+
+@dataclass
+class ImageSampling:
+    """Arguments of `generate` for images."""
+
+    temperature: PictureTemperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    cfg: PictureCfg = None
+    cfg_interval: CfgInterval = None
+    negative_prompt: NegativePrompt = None
+
+
+@dataclass
+class Problems:
+    """Where the problems of a run come from, and where its results go."""
+
+    prompts: TaskPrompts = None
+    scorer: Scorer = None
+    out: Run = None
+    resume: Resume = False
+
+
+@dataclass
+class Placing:
+    """Arguments of `load`."""
+
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    device_map: DeviceMap = None
+    quantize: Quantize = None
+    cuda_graphs: CudaGraphs = False
+    revision: Revision = None
+    offline: Offline = False
+
+
+@dataclass
+class TextPlacing(Placing):
+    """Arguments of `load` for models of text."""
+
+    mask_id: MaskId = None
+
+
+@dataclass
+class ImagePlacing(Placing):
+    """Arguments of `load` for models of images."""
+
+    decoder: Decoder = None
+    text_encoder: TextEncoder = None
+
+
+@dataclass
+class AnyPlacing(ImagePlacing, TextPlacing):
+    """Arguments of `load`."""
+
+
+def given(group: Any) -> dict[str, Any]:
+    """The options of a group as keyword arguments, without those that were left out."""
+    return {field.name: value for field in fields(group) if (value := getattr(group, field.name)) is not None}
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters may be groups: typer sees their fields in place of them, and --debug at the end."""
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+
+    def add(name: str, annotation: Any, default: Any) -> None:
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        group = hints[name]
+        if isinstance(group, type) and is_dataclass(group):
+            groups[name] = group
+            types = get_type_hints(group, include_extras=True)
+            for field in fields(group):
+                add(field.name, types[field.name], field.default)
+        else:
+            add(name, group, parameter.default)
+    add("debug", Debug, False)
+
+    @wraps(function)
+    def expanded(*, debug: bool = False, **values: Any) -> None:
+        built = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        function(**built, **values)
+
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded

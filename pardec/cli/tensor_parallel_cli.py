@@ -10,7 +10,7 @@ from pardec.models.errors import SpecError
 from ..executors.local import Local
 
 
-class Sharing(Local):
+class TensorParallel(Local):
     """The executor of a process that has a share of the model."""
 
     def __init__(self) -> None:
@@ -19,11 +19,7 @@ class Sharing(Local):
 
 
 def check(executor: str, output: Path | None, prompts: Path | None, *, given: bool) -> None:
-    """Refuses what the processes would not all see alike.
-
-    Raises:
-        SpecError: another executor, prompts that only one process can read, or a file that is added to row by row.
-    """
+    """Refuses another executor, prompts that only one process can read, and a file that is added to row by row."""
     if executor != "local":
         raise SpecError(
             f"--tp makes the processes one model, and the {executor} executor gives each its own",

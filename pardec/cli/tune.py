@@ -9,7 +9,7 @@ import typer
 from ..executors import check_name
 from ..requests import early
 from . import options as o
-from .common import Debug, Json, dump, say, show
+from .common import Json, dump, say, show
 from .config import Config, DryRun
 
 MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost against sequential.", min=0)]
@@ -24,11 +24,12 @@ Caches = Annotated[list[str] | None, typer.Option("--cache", help="Only these ca
 Blocks = Annotated[list[int] | None, typer.Option("--block-length", help="A block length to try; repeat it.", min=1)]
 
 
+@o.command
 def tune(
     model: o.ModelName,
+    *,
     task: o.Tasks = None,
-    prompts: o.TaskPrompts = None,
-    scorer: o.Scorer = None,
+    problems: o.Problems,
     max_drop: MaxDrop = 1.0,
     budget: Budget = 1000,
     confirm: Confirm = None,
@@ -36,30 +37,16 @@ def tune(
     sampler: Samplers = None,
     cache: Caches = None,
     block_length: Blocks = None,
-    out: o.Run = None,
-    resume: o.Resume = False,
     json_: Json = False,
     quiet: o.Quiet = False,
     config: Config = None,
     dry_run: DryRun = False,
-    max_new_tokens: o.MaxNewTokens = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    cfg: o.Cfg = None,
+    sampling: o.Sampling,
     seed: o.Seed = 0,
     batch_size: o.BatchSize = 8,
     executor: o.ComparedBy = "local",
     workers: o.Workers = None,
-    device: o.Device = "auto",
-    dtype: o.Dtype = "auto",
-    device_map: o.DeviceMap = None,
-    quantize: o.Quantize = None,
-    cuda_graphs: o.CudaGraphs = False,
-    revision: o.Revision = None,
-    offline: o.Offline = False,
-    mask_id: o.MaskId = None,
-    debug: Debug = False,
+    place: o.TextPlacing,
 ) -> None:
     """Search samplers, parameters and caches for the cheapest that keeps the quality; prints its spec.
 
@@ -69,24 +56,18 @@ def tune(
 
     pardec tune tiny-dream --task lists -s threshold+eos -s threshold+localleap+eos --cache none --cache dual
     """
-    given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg": cfg}
-    arguments: Any = {name: value for name, value in given.items() if value is not None}
-
-    placing: Any = {"device": device, "dtype": dtype, "device_map": device_map, "quantize": quantize}
+    arguments, placing, source = o.given(sampling), o.given(place), o.given(problems)
+    resume = source.pop("resume")
     check_name(executor)
-    early.check_folder(out, resume)
-    early.check_tasks(task or ())
-    early.check(model, sampler or (), arguments, placing)
+    early.check_run(model, task or (), sampler or (), arguments, placing, **vars(problems))
 
     # Here and not above: these bring torch, which --help and a misspelt name do not need.
     from ..comparison import tuning
     from ..comparison.tuning.advice import table
-    from ..comparison.tuning.prepared import told
+    from ..comparison.tuning.prepared import describe
     from ..executors import executor as started
 
-    asked: dict[str, Any] = {
-        "prompts": prompts,
-        "scorer": scorer,
+    options: dict[str, Any] = {
         "max_drop": max_drop,
         "budget": budget,
         "confirm": confirm,
@@ -94,22 +75,15 @@ def tune(
         "samplers": sampler,
         "caches": cache,
         "block_lengths": block_length or (),
-        "out": out,
         "seed": seed,
         "executor": executor,
-        "device": device,
-        "dtype": dtype,
-        "device_map": device_map,
-        "quantize": quantize,
-        "cuda_graphs": cuda_graphs,
-        "revision": revision,
-        "offline": offline,
-        "mask_id": mask_id,
+        **source,
+        **placing,
         **arguments,
     }
     if dry_run:
-        made = tuning.preview(model, task, **asked)
-        dump(made) if json_ else show(told(made))
+        made = tuning.preview(model, task, **options)
+        dump(made) if json_ else show(describe(made))
         return
     leads = started(executor, workers=workers).leads
     quiet = quiet or not leads
@@ -122,10 +96,14 @@ def tune(
             workers=workers,
             progress=False if quiet or json_ else None,
             told=lambda text: say(text, quiet=quiet),
-            **asked,
+            **options,
         )
     except KeyboardInterrupt:
-        how = "--out RUN would keep what is finished" if out is None else "the same command with --resume goes on"
+        how = (
+            "--out RUN would keep what is finished"
+            if problems.out is None
+            else "the same command with --resume goes on"
+        )
         say(f"interrupted\n{how}", quiet=not leads)
         raise typer.Exit(130) from None
     say(f"{table(advice.evidence)}\n{advice}", quiet=quiet)

@@ -16,7 +16,7 @@ _FRAME = 3  # what a column takes beside its cells: two spaces and a line; the t
 Column = Sequence[str]  # its head, and its cells
 
 
-def drawn(
+def render_table(
     head: Sequence[str], body: Sequence[Sequence[str]], legend: Mapping[str, str], notes: Sequence[str], width: int
 ) -> Iterator[RenderableType]:
     """One table with the names in it, where `width` has room; else numbers for names, in as many tables as it takes."""

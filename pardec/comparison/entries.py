@@ -17,16 +17,9 @@ SamplerLike = str | Spec | Policy
 
 # The arguments of `generate` that hold for every row alike and that a run's folder can name.
 ARGUMENTS = (
-    "max_new_tokens",
-    "block_length",
-    "temperature",
-    "top_k",
-    "top_p",
-    "cfg",
-    "cfg_interval",
-    "stop_ids",
+    "max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg", "cfg_interval", "stop_ids",
     "block_align",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,11 +37,7 @@ class Entry:
 
 
 def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], family: Family) -> list[Entry]:
-    """The samplers of a run, resolved.
-
-    Raises:
-        SpecError: none is given, one cannot be, two are the same, or an argument cannot hold for a whole run.
-    """
+    """The samplers of a run, resolved. Raises SpecError, also where two are the same."""
     for name in arguments:
         if name not in ARGUMENTS:
             raise SpecError(

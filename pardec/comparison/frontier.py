@@ -7,31 +7,17 @@ from typing import Any
 
 from pardec.models.errors import SpecError, did_you_mean
 
+from .report.columns import COLUMNS
+
 # The figures that are better when they are larger; all others cost.
-GAINS = (
-    "accuracy",
-    "lenient",
-    "tokens_per_forward",
-    "tokens_per_second",
-    "acceptance_length",
-    "draft_depth",
-    "acceptance_rate",
-    "speed_up",
-    "simulated_speed_up",
-    "floor_share",
-    "agreement",
-    "identical",
-)
+GAINS = {column.key for column in COLUMNS if column.better == "high"}
 
 
 def frontier(rows: Sequence[Mapping[str, Any]], cost: str, quality: str) -> list[dict[str, Any]]:
     """The rows that no other row equals or beats in both figures and beats in one, cheapest first.
 
     A figure such as tokens per second counts as a cost the better the larger it is. Of rows that are equal in both, all
-    stay. Rows without one of the figures are left out.
-
-    Raises:
-        SpecError: a column that is no figure.
+    stay. Rows without one of the figures are left out. Raises SpecError for a column that is no figure.
     """
     for name in (cost, quality):
         known = [key for key, value in rows[0].items() if not isinstance(value, str | dict | list)] if rows else []

@@ -19,7 +19,6 @@ class Peak:
         self.device = device
 
     def reset(self) -> None:
-        """Starts to watch."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         elif self.device.type == "cpu":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,8 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     """The 95% percentile interval of the mean of `values`, resampled with a fixed seed."""
     held = np.asarray(values)
-    drawn = np.random.default_rng(0).integers(len(held), size=(DRAWS, len(held)))
-    low, high = np.percentile(held[drawn].mean(1), (2.5, 97.5))
+    resampled = np.random.default_rng(0).integers(len(held), size=(DRAWS, len(held)))
+    low, high = np.percentile(held[resampled].mean(1), (2.5, 97.5))
     return float(low), float(high)
 
 
@@ -211,7 +211,7 @@ def by_forward(rows: Rows) -> list[tuple[int, int]]:
 
 
 # What rows of the continuous loop say besides.
-PAINTING: dict[str, Callable[[Rows], float | None]] = {
+IMAGE_FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "acceptance_rate": acceptance_rate,
     "seconds": lambda rows: _mean([row["seconds"] for row in done(rows) if row.get("parts")]),
     "backbone_seconds": part("backbone"),
@@ -231,7 +231,7 @@ FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "peak_memory": most("peak_memory"),
     "distance": distance,
     **DRAFTING,
-    **PAINTING,
+    **IMAGE_FIGURES,
 }
 
 
@@ -285,10 +285,9 @@ def speed(rows: Rows, device: str | None) -> dict[str, float | None]:
 
 def floor_share(rows: Rows, oracle: Rows | None) -> float | None:
     """Forwards of the oracle over those of the sampler, on the problems that both finished."""
-    known = _by_place(oracle)
-    some = [(known[place(row)]["nfe"], row["nfe"]) for row in done(rows) if place(row) in known]
-    mine = sum(nfe for _, nfe in some)
-    return sum(nfe for nfe, _ in some) / mine if mine else None
+    pairs = _pairs(rows, oracle)
+    mine = sum(own["nfe"] for own, _ in pairs)
+    return sum(its["nfe"] for _, its in pairs) / mine if mine else None
 
 
 def agreement(rows: Rows, sequential: Rows | None) -> dict[str, float | None]:
@@ -297,8 +296,7 @@ def agreement(rows: Rows, sequential: Rows | None) -> dict[str, float | None]:
     `agreement` is the mean share of places, up to the end of the longer text, that hold the same token; `identical` the
     share of rows with no other token.
     """
-    known = _by_place(sequential)
-    pairs = [(row["tokens"], known[place(row)]["tokens"]) for row in done(rows) if place(row) in known]
+    pairs = [(own["tokens"], its["tokens"]) for own, its in _pairs(rows, sequential)]
     alike = [sum(a == b for a, b in zip(mine, its, strict=False)) / max(len(mine), len(its), 1) for mine, its in pairs]
     return {"agreement": _mean(alike), "identical": _mean([float(mine == its) for mine, its in pairs])}
 
@@ -309,8 +307,7 @@ def mismatches(rows: Rows, sequential: Rows | None) -> dict[str, int | None]:
     A tie: where the first other token stands, the model finds both equally likely but for a share of `TIE`, as far as
     the five digits of a row's scores tell. Only scores of the verify loop can say.
     """
-    known = _by_place(sequential)
-    pairs = [(row, known[place(row)]) for row in done(rows) if place(row) in known]
+    pairs = _pairs(rows, sequential)
     other = [(mine, its) for mine, its in pairs if mine["tokens"] != its["tokens"]]
     looped = bool(drafting(rows))
     return {"mismatches": len(other) if pairs else None, "ties": sum(_tie(*pair) for pair in other) if looped else None}
@@ -325,12 +322,12 @@ def _tie(mine: Row, its: Row) -> bool:
     return False
 
 
-def _by_place(rows: Rows | None) -> Mapping[Place, Row]:
-    """One row a problem; references do not depend on the seed."""
-    found: dict[Place, Any] = {}
-    for row in done(rows or ()):
-        found.setdefault(place(row), row)
-    return found
+def _pairs(rows: Rows, references: Rows | None) -> list[tuple[Row, Row]]:
+    """Each row with the reference's of the same problem, which does not depend on the seed, where both finished."""
+    known: dict[Place, Row] = {}
+    for row in done(references or ()):
+        known.setdefault(place(row), row)
+    return [(row, known[place(row)]) for row in done(rows) if place(row) in known]
 
 
 def _mean(values: Sequence[float]) -> float | None:

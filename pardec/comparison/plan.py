@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.models.load import described
-from pardec.models.loading import arguments as loaded
-from pardec.models.loading.kinds import kind
-from pardec.models.loading.quantize import check
+from pardec.models.load import read_description
+from pardec.models.loading.kinds import Kind, kind
 from pardec.models.loading.sources import locate, read_json
 from pardec.samplers.cards import Family
 
+from ..requests.early import check_answered, check_placing
+from ..requests.settings import check_whole, is_number
 from ..tasks import Task
 from ..version import __version__
 from . import entries, sources, units
@@ -44,12 +43,10 @@ class Grid:
     replays: int = 4
 
     def __post_init__(self) -> None:
-        for name, least in (("limit", 1), ("batch_size", 1), ("replays", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise SpecError(f"{name} is a whole number, got {value!r}", hint=f"for example {name}=8")
-            if value < least:
-                raise SpecError(f"{name} is at least {least}, got {value}", hint="choose a larger one")
+        for name, least in (("limit", 1), ("batch_size", 1), ("replays", 0), ("problem_seed", None)):
+            check_whole(name, getattr(self, name), least, hint=f"for example {name}=8")
+        for seed in self.seeds:
+            check_whole("seed", seed, None, hint="for example seeds=(0, 1)")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise SpecError(f"seeds are different whole numbers, got {list(self.seeds)}", hint="for example 0 and 1")
 
@@ -99,23 +96,19 @@ def plan(
     loading: Loading,
     cost_ratio: float | None = None,
 ) -> Plan:
-    """Resolves what is asked.
-
-    Raises:
-        SpecError: a sampler, an argument or a problem that cannot be.
-        ModelError: there is no such model.
-    """
-    if cost_ratio is not None and not 0 <= cost_ratio < math.inf:
+    """Resolves what is asked. Raises SpecError, and ModelError where there is no such model."""
+    if cost_ratio is not None and (not (is_number(cost_ratio) and cost_ratio >= 0)):
         raise SpecError(f"cost_ratio is at least 0, got {cost_ratio}", hint="0.2: a drafter's forward costs a fifth")
-    known = _known(model, loading)
+    known, defaults = _known(model, loading)
     family = known.family
-    _fitting(tasks, known, model)
-    arguments = {**known.defaults, **arguments}
+    check_answered(known, model if isinstance(model, str) else model.name, tasks.values())
+    arguments = {**defaults, **arguments}
     listed = entries.entries(samplers, arguments, family)
     notes: list[str] = []
     if grid.references:
         listed, notes = entries.with_references(listed, family)
-    problems = sources.drawn(tasks, split=grid.split, limit=grid.limit, seed=grid.problem_seed)
+    which: dict[str, Any] = {"split": grid.split, "n": grid.limit, "seed": grid.problem_seed}
+    problems = {name: task.problems(**which) for name, task in tasks.items()}
     identity = {"pardec": __version__, "family": family, **_identity(model, loading)}
     config = {
         "format": FORMAT,
@@ -147,61 +140,32 @@ def _bits(quantize: str | None) -> dict[str, str]:
     return {} if quantize is None else {"quantize": quantize}
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known of a model before its weights are."""
-
-    family: Family  # which loop decodes it
-    draws: bool = False  # whether its answers are pictures
-    reads: str | None = "text"  # what it draws: "text" or "class"; None where only its weights tell
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # what it draws with where nothing is said
-
-
-def _known(model: Model | str, loading: Loading) -> _Known:
-    """Read off the configuration, where the model is not loaded."""
+def _known(model: Model | str, loading: Loading) -> tuple[Kind, Mapping[str, Any]]:
+    """What is known of a model before its weights are, and what it draws with where nothing is said."""
     if not isinstance(model, str):
         imaging = model.imaging
         if imaging is None:
-            return _Known(model.family)
-        return _Known(model.family, True, imaging.kind, _drawn_with(imaging.defaults))
+            return Kind(model.name, model.family), {}
+        return Kind(model.name, model.family, imaging.kind), _sampling_defaults(imaging.defaults)
     source = locate(model, revision=loading.revision, offline=loading.offline, weights=False)
-    config, _ = described(source)
+    config, _ = read_description(source)
     known = kind(source.name, config)
-    if known.draws is None:
-        return _Known(known.family)
     bare = source.file is not None and known.family == "ar"  # weights by themselves say nothing of how to draw
-    defaults = {} if bare else _drawn_with(read_json(source.folder / "generation_config.json"))
-    return _Known(known.family, True, None if known.draws == "either" else known.draws, defaults)
+    if known.draws is None or bare:
+        return known, {}
+    return known, _sampling_defaults(read_json(source.folder / "generation_config.json"))
 
 
 def loadable(loading: Loading) -> None:
     """Refuses what no machine could load; whether that which decodes can is known there."""
-    loaded.check(loading.device, loading.dtype, loading.quantize)
-    check(loading.quantize, loading.device_map)
+    check_placing(asdict(loading))
 
 
 def family_of(model: str, loading: Loading) -> Family:
     """Which loop decodes a model, read off its configuration."""
     loadable(loading)
-    return _known(model, loading).family
+    return _known(model, loading)[0].family
 
 
-def _drawn_with(defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: defaults[name] for name in _DRAWN_WITH if name in defaults}
-
-
-def _fitting(tasks: Mapping[str, Task], known: _Known, model: Model | str) -> None:
-    """Refuses tasks that the model's answers are no answers to."""
-    name = model if isinstance(model, str) else model.name
-    for task in tasks.values():
-        if (task.answers == "picture") != known.draws:
-            what = "pictures" if known.draws else "text"
-            raise SpecError(
-                f"{name} answers in {what} and the task {task.name!r} asks for {task.answers}",
-                hint="captions and classes are for models of pictures, the other tasks are for text",
-            )
-        if known.reads not in (task.asks, None):
-            theirs, others = ("classes", "captions") if known.reads == "class" else ("captions", "classes")
-            raise SpecError(
-                f"{name} draws {theirs} and the task {task.name!r} gives it {others}", hint=f"try the task {theirs}"
-            )

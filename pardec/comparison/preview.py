@@ -86,7 +86,7 @@ def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "arguments": {name: value for name, value in entry["arguments"].items() if value is not None}}
 
 
-def told(made: Mapping[str, Any]) -> str:
+def describe(made: Mapping[str, Any]) -> str:
     """The same for a reader."""
     loading = ", ".join(f"{name} {value}" for name, value in made["loading"].items())
     lines = [f"model: {made['model']} ({made['family']}), {loading}"]

@@ -20,14 +20,15 @@ def progress(shown: bool | None, total: int, done: int, references: int = 0) -> 
         references: how many of them are decoded only for others to be held to.
         shown: True for a bar or lines, None for a bar where stderr is a terminal, False for nothing.
     """
+    whose = f" ({references} of references)" if references else ""  # why there are more rows than problems asked for
     terminal = sys.stderr is not None and sys.stderr.isatty()
     if shown is False or (shown is None and not terminal) or total == done:
         yield lambda now: None
     elif terminal:
-        with _bar(total, done, _whose(references)) as tell:
+        with _bar(total, done, whose) as tell:
             yield tell
     else:
-        yield Lines(total, done, _whose(references))
+        yield Lines(total, done, whose)
 
 
 class Lines:
@@ -35,21 +36,16 @@ class Lines:
 
     def __init__(self, total: int, done: int, whose: str = "") -> None:
         self.total, self.before, self.whose = total, done, whose
-        self.started = self.told = time.monotonic()
+        self.started = self.reported = time.monotonic()
 
     def __call__(self, now: int) -> None:
         moment = time.monotonic()
-        if moment - self.told < EVERY_S and now < self.total:
+        if moment - self.reported < EVERY_S and now < self.total:
             return
-        self.told = moment
+        self.reported = moment
         ahead = (self.total - now) * (moment - self.started) / max(now - self.before, 1)
         rest = f", {clock(ahead)} left" if now < self.total else f" in {clock(moment - self.started)}"
         print(f"{now} of {self.total} rows{self.whose}{rest}", file=sys.stderr, flush=True)
-
-
-def _whose(references: int) -> str:
-    """Why there are more rows than the samplers asked for have problems."""
-    return f" ({references} of references)" if references else ""
 
 
 def clock(seconds: float) -> str:

@@ -37,11 +37,7 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Reads a run's folder, finished or not.
-
-        Raises:
-            SpecError: there is no run.
-        """
+        """Reads a run's folder, finished or not. Raises SpecError where there is no run."""
         home = Path(folder)
         config = read_config(home)
         if config is None:
@@ -55,12 +51,9 @@ class Run:
 
 
 class Folder:
-    """The folder of a run that is being made.
+    """The folder of a run that is being made, which need not exist.
 
-    Args:
-        home: it need not exist.
-        config: what is asked now. What stands under "where" may differ from run to run.
-        warn: told what is worth knowing.
+    What `config` has under "where" may differ from run to run; `warn` is told what is worth knowing.
     """
 
     def __init__(self, home: Path, config: Mapping[str, Any], warn: Callable[[str], object]) -> None:
@@ -96,10 +89,8 @@ class Folder:
             return before
         if there:
             what = "holds a run already" if before is not None else "is not empty, and holds no run"
-            hint = (
-                "--resume goes on with it; or choose another folder" if before is not None else "choose another folder"
-            )
-            raise SpecError(f"{self.home} {what}", hint=hint)
+            resuming = "--resume goes on with it; or " if before is not None else ""
+            raise SpecError(f"{self.home} {what}", hint=f"{resuming}choose another folder")
         return None
 
     def rows(self) -> RowsFile:
@@ -119,12 +110,12 @@ class Folder:
     def _check(self, before: Mapping[str, Any]) -> None:
         try:
             there, now = _comparable(before), _comparable(json.loads(json.dumps(self.config)))
-            told = [] if there == now else differences(_told(there), _told(now))
+            changes = [] if there == now else differences(_flattened(there), _flattened(now))
         except (LookupError, TypeError, AttributeError) as error:
             file = self.home / "config.json"
             raise SpecError(f"{file} is damaged: {error!r}", hint="choose another folder") from error
         if there != now:
-            what = "; ".join(told) or "something of an older version"
+            what = "; ".join(changes) or "something of an older version"
             raise SpecError(
                 f"{self.home} holds a run of something else: {what}",
                 hint="choose another folder, or ask for the same again",
@@ -156,11 +147,11 @@ def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **free, "tasks": [{**task, "file": None} for task in config["tasks"]]}
 
 
-def _told(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config as a person compares it."""
-    told = {name: value for name, value in config.items() if name not in ("generate", "samplers", "tasks")}
-    told |= {f"generate {name}": value for name, value in config["generate"].items()}
+    changes = {name: value for name, value in config.items() if name not in ("generate", "samplers", "tasks")}
+    changes |= {f"generate {name}": value for name, value in config["generate"].items()}
     for task in config["tasks"]:
-        told |= {f"task {task['name']} {field}": value for field, value in task.items() if field != "name"}
+        changes |= {f"task {task['name']} {field}": value for field, value in task.items() if field != "name"}
     samplers = [sampler["sampler"] for sampler in config["samplers"] if not sampler["reference"]]
-    return {**told, "samplers": samplers}
+    return {**changes, "samplers": samplers}

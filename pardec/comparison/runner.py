@@ -120,7 +120,7 @@ def compare(
     runs_on = make_executor(executor, workers=workers)
     with _home(out) as home:
         where = {"device": device, "device_map": device_map, "executor": executor, "workers": workers}
-        where |= {"cuda_graphs": cuda_graphs}
+        where["cuda_graphs"] = cuda_graphs
         folder = Folder(home, {**made.config, "where": where}, _warn if runs_on.leads else lambda text: None)
         rows = _begun(made, folder, runs_on, resume=resume, retry_failed=retry_failed)
         _decode(made, runs_on, folder, rows, warm_up=warm_up, shown=progress)
@@ -137,7 +137,6 @@ def write_reports(table: Table, home: Path) -> None:
     table.to_csv(home / "report.csv")
     table.to_markdown(home / "report.md")
     table.to_json(home / "report.json")
-
     (home / "report.html").write_text(page(table.run), encoding="utf-8")
 
 

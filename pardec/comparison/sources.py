@@ -59,11 +59,7 @@ def refuse_unnamed(scorer: str | Score | None, executor: str) -> None:
 def tasks(
     given: str | Task | Sequence[str | Task] | None, prompts: Prompts | None, scorer: str | Score | None
 ) -> dict[str, Task]:
-    """The tasks of a run by name; a group stands for its tasks.
-
-    Raises:
-        SpecError: there is none, two go by one name, or one cannot be used.
-    """
+    """The tasks of a run by name; a group stands for its tasks. Raises SpecError, also where two go by one name."""
     named = [given] if isinstance(given, str | Task) else list(given or ())
     found = [made for one in named for made in ([one] if isinstance(one, Task) else map(task, expand(one)))]
     if prompts is not None:
@@ -78,11 +74,6 @@ def tasks(
             raise SpecError(f"two tasks are called {one.name!r}", hint="keep one of them, or rename the file")
         made[one.name] = one
     return made
-
-
-def drawn(tasks: Mapping[str, Task], *, split: str, limit: int, seed: int) -> dict[str, list[Problem]]:
-    """The problems of each task."""
-    return {name: task.problems(split=split, n=limit, seed=seed) for name, task in tasks.items()}
 
 
 def config(task: Task, problems: Sequence[Problem]) -> dict[str, Any]:

@@ -30,33 +30,11 @@ PathLike = str | Path | None
 
 # The fields of a row of the table, in the order of CSV; the last two are spread over columns there.
 FIELDS = (
-    "sampler",
-    "spec",
-    "exact",
-    "problems",
-    "seeds",
-    "failed",
-    "error",
-    "accuracy",
-    "accuracy_low",
-    "accuracy_high",
-    "lenient",
-    *metrics.FIGURES,
-    "tokens_per_second",
-    "tokens_per_second_low",
-    "tokens_per_second_high",
-    "seconds_per_forward",
-    "speed_up",
-    "cost_ratio",
-    "simulated_speed_up",
-    "floor_share",
-    "agreement",
-    "identical",
-    "mismatches",
-    "ties",
-    "acceptance_by_position",
-    "by_task",
-)
+    "sampler", "spec", "exact", "problems", "seeds", "failed", "error", "accuracy", "accuracy_low", "accuracy_high",
+    "lenient", *metrics.FIGURES, "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high",
+    "seconds_per_forward", "speed_up", "cost_ratio", "simulated_speed_up", "floor_share", "agreement", "identical",
+    "mismatches", "ties", "acceptance_by_position", "by_task",
+)  # fmt: skip
 
 
 class Table:
@@ -116,11 +94,7 @@ class Table:
         return {**kept, **more, "problems": len({metrics.place(row) for row in own})}
 
     def frontier(self, cost: str = "nfe", quality: str = "accuracy") -> list[dict[str, Any]]:
-        """The rows that no other beats in both, cheapest first.
-
-        Raises:
-            SpecError: a column that is no figure.
-        """
+        """The rows that no other beats in both, cheapest first. Raises SpecError for a column that is no figure."""
         return frontier(self.rows, cost, quality)
 
     # --- formats; each returns the text, and writes it where a path is given ---
@@ -160,8 +134,10 @@ class Table:
             for line in body
         ]  # fmt: skip
         lines += ["</table>", *(f"<p>{html.escape(plain(note))}</p>" for note in self.notes)]
-        told = "".join(f"<dt>{html.escape(head)}</dt><dd>{html.escape(text)}</dd>" for head, text in meant.items())
-        lines.append(f"<details><summary>What the columns mean</summary><dl>{told}</dl></details>")
+        definitions = "".join(
+            f"<dt>{html.escape(head)}</dt><dd>{html.escape(text)}</dd>" for head, text in meant.items()
+        )
+        lines.append(f"<details><summary>What the columns mean</summary><dl>{definitions}</dl></details>")
         return _written("\n".join(lines) + "\n", path)
 
     def to_pandas(self) -> Any:
@@ -170,10 +146,10 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The same as rich draws it: where it is too wide names stand below, and columns in several tables."""
-        from .drawing import drawn
+        from .drawing import render_table
 
         head, *body = self.cells(mark="")
-        yield from drawn(head, body, self.legend(), [plain(note) for note in self.notes], options.max_width)
+        yield from render_table(head, body, self.legend(), [plain(note) for note in self.notes], options.max_width)
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -228,10 +204,9 @@ def _number(row: Mapping[str, Any], name: str, form: str) -> str:
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
-    interval = (
-        f" ({100 * row['accuracy_low']:.0f}..{100 * row['accuracy_high']:.0f})" if row["accuracy"] is not None else ""
-    )
-    return _share(row, "accuracy") + interval
+    if row["accuracy"] is None:
+        return ""
+    return f"{_share(row, 'accuracy')} ({100 * row['accuracy_low']:.0f}..{100 * row['accuracy_high']:.0f})"
 
 
 def _rate(row: Mapping[str, Any]) -> str:
@@ -254,6 +229,10 @@ def _seconds(row: Mapping[str, Any]) -> str:
         sum(row[f"{who}{what}_seconds"] or 0.0 for who in ("", "draft_")) for what in ("backbone", "head")
     )
     return f"{row['seconds']:.2f} ({backbone:.2f} + {head:.2f})"
+
+
+def _draft_forwards(row: Mapping[str, Any]) -> str:
+    return f"{row['draft_forwards']:.1f}" if row["draft_forwards"] else ""
 
 
 def _deviation(row: Mapping[str, Any]) -> str:
@@ -292,11 +271,7 @@ _SHORT = (
     _Short("acceptance length", "acceptance_length", lambda row: _number(row, "acceptance_length", ".2f")),
     _Short("draft depth", "draft_depth", lambda row: _number(row, "draft_depth", ".2f")),
     _Short("accepted", "acceptance_rate", lambda row: _share(row, "acceptance_rate")),
-    _Short(
-        "drafter's forwards",
-        "draft_forwards",
-        lambda row: _number(row, "draft_forwards", ".1f") if row["draft_forwards"] else "",
-    ),
+    _Short("drafter's forwards", "draft_forwards", _draft_forwards),
     _Short("fed a token", "fed_per_token", lambda row: _number(row, "fed_per_token", ".1f")),
     _Short("padding", "padding", lambda row: _share(row, "padding")),
     _Short("simulated", "simulated_speed_up", lambda row: _number(row, "simulated_speed_up", ".2f")),

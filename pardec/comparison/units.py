@@ -37,7 +37,7 @@ def batches(
     Args:
         identity: what beside sampler, prompt and seed decides a row: model, dtype, version.
     """
-    turns = []
+    queues = []
     for entry in entries:
         for seed in seeds[:1] if entry.reference else seeds:
             parts = []
@@ -45,8 +45,8 @@ def batches(
                 order = sorted(range(len(some)), key=lambda index: (len(str(some[index].prompt)), index))
                 units = [_unit(entry, seed, task, index, some[index], identity) for index in order]
                 parts += [units[at : at + size] for at in range(0, len(units), size)]
-            turns.append(parts)
-    return [batch for batch in chain.from_iterable(zip_longest(*turns)) if batch is not None]
+            queues.append(parts)
+    return [batch for batch in chain.from_iterable(zip_longest(*queues)) if batch is not None]
 
 
 def streams(batches: Sequence[Sequence[Unit]], most: int) -> list[list[Unit]]:

@@ -33,29 +33,10 @@ _Ready = tuple[Unit, Call | VectorCall]
 
 # What a decode says of a row, beside its name; null where the row failed.
 FIGURES = (
-    "text",
-    "tokens",
-    "finish",
-    "generated",
-    "nfe",
-    "nfe_to_end",
-    "tokens_fed",
-    "score",
-    "lenient",
-    "steps",
-    "scores",
-    "drafted",
-    "accepted",
-    "draft_forwards",
-    "cost_ratio",
-    "deviation",
-    "tested",
-    "kept",
-    "parts",
-    "seconds",
-    "batch",
+    "text", "tokens", "finish", "generated", "nfe", "nfe_to_end", "tokens_fed", "score", "lenient", "steps", "scores",
+    "drafted", "accepted", "draft_forwards", "cost_ratio", "deviation", "tested", "kept", "parts", "seconds", "batch",
     "peak_memory",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,7 +88,8 @@ class Worker:
                 yield [self._failed(unit, error)]
         whole = max(len(ready), 1)
         for most in sorted({size for size in (whole, self.job.batch_size, 1) if size <= whole}, reverse=True):
-            for some in _parts(list(ready.values()), most):
+            left = list(ready.values())
+            for some in (left[at : at + most] for at in range(0, len(left), most)):
                 try:
                     for row in self._served(entry, some):
                         del ready[row["key"]]
@@ -171,7 +153,7 @@ class Worker:
             "steps": steps,
             "scores": scores,
             **self._drafting(entry, result),
-            **_painting(result),
+            **_image_figures(result),
             "seconds": result.timing.total_s,
             "batch": dict(timed),
             "peak_memory": memory,
@@ -221,11 +203,7 @@ class Worker:
         return {"device": self.device, "dtype": dtype, "quantize": self.model.quantized, "error": error}
 
 
-def _parts(some: Sequence[_Ready], most: int) -> list[Sequence[_Ready]]:
-    return [some[at : at + most] for at in range(0, len(some), most)]
-
-
-def _painting(result: Result) -> Row:
+def _image_figures(result: Result) -> Row:
     """What the continuous loop tells of a one-row result beside the others; null where tokens have ids."""
     if result.latents is None:
         return dict.fromkeys(("tested", "kept", "parts"))

@@ -13,6 +13,8 @@ from .base import BatchError, Executor, described
 
 __all__ = ["NAMES", "STREAM", "BatchError", "Executor", "check_name", "described", "executor", "together"]
 
+from ..requests.settings import check_whole
+
 NAMES = ("local", "torchrun", "ray")
 
 STREAM = 4  # batches that flow through one, where there is work for all
@@ -30,8 +32,10 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
         SpecError: no such executor, not that many workers, or what it needs is missing; the hint says what would work.
     """
     check_name(name)
-    if workers is not None and workers < 1:
-        raise SpecError(f"workers must be at least 1, got {workers}", hint="leave it out to take what there is")
+    if workers is not None:
+        check_whole("workers", workers, None, hint="leave it out to take what there is")
+        if workers < 1:
+            raise SpecError(f"workers must be at least 1, got {workers}", hint="leave it out to take what there is")
     if name == "local":
         from .local import Local
 
@@ -49,7 +53,7 @@ def check_name(name: str) -> None:
     """Refuses an executor that there is not."""
     if name not in NAMES:
         raise SpecError(
-            f"unknown executor {name!r}{did_you_mean(name, NAMES)}", hint=f"the executors are {', '.join(NAMES)}"
+            f"unknown executor {name!r}{did_you_mean(str(name), NAMES)}", hint=f"the executors are {', '.join(NAMES)}"
         )
 
 

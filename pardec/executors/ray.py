@@ -81,13 +81,13 @@ class Ray:
                 num_cpus=_cpus(workers),
             )
             for answer in rows.iter_rows():
-                told = json.loads(answer["told"])
+                message = json.loads(answer["told"])
                 done.add(answer["number"])
-                if "broken" in told:
-                    raise BatchError(told["broken"], hint=told["hint"])
-                errors += told["errors"]
-                if told["rows"]:
-                    sink(told["rows"])
+                if "broken" in message:
+                    raise BatchError(message["broken"], hint=message["hint"])
+                errors += message["errors"]
+                if message["rows"]:
+                    sink(message["rows"])
         lost = len(batches) - len(done)
         errors += ["Ray lost it"] * lost
         if errors:
@@ -124,10 +124,10 @@ class Actor:
     def __call__(self, given: dict[str, Any]) -> dict[str, Any]:
         """One batch: `given` has Ray Data's columns, of one entry each."""
         number = int(given["number"][0])
-        told = self._broken or self._told(number, given["batch"][0])
-        return {"number": [number], "told": [json.dumps(told)]}
+        message = self._broken or self._run_batch(number, given["batch"][0])
+        return {"number": [number], "told": [json.dumps(message)]}
 
-    def _told(self, number: int, batch: bytes) -> dict[str, Any]:
+    def _run_batch(self, number: int, batch: bytes) -> dict[str, Any]:
         import ray
 
         if not ray.get(self._tries.begin.remote(number)):

@@ -106,7 +106,7 @@ def _joined() -> Any:
     import torch
     from accelerate import PartialState
 
-    from pardec.models.parallel.processes import find_interface, part_at_exit
+    from pardec.models.parallel.processes import destroy_group_at_exit, find_interface
 
     find_interface()
     gpu = torch.cuda.is_available()
@@ -115,5 +115,5 @@ def _joined() -> Any:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     # The processes exchange counts and words, never tensors: gloo does that on every machine.
     state = PartialState(cpu=not gpu, backend="gloo", timeout=PATIENCE)
-    part_at_exit()
+    destroy_group_at_exit()
     return state

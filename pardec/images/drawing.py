@@ -42,11 +42,11 @@ def draw(scenes: Sequence[Scene], seeds: Sequence[int]) -> NDArray[np.uint8]:
     out = np.empty((len(scenes), SIDE, SIDE, 3), np.uint8)
     for start in range(0, len(scenes), _TOGETHER):
         some = slice(start, start + _TOGETHER)
-        out[some] = _drawn(scenes[some], seeds[some])
+        out[some] = _render_batch(scenes[some], seeds[some])
     return out
 
 
-def _drawn(scenes: Sequence[Scene], seeds: Sequence[int]) -> NDArray[np.uint8]:
+def _render_batch(scenes: Sequence[Scene], seeds: Sequence[int]) -> NDArray[np.uint8]:
     count = len(scenes)
     noise = np.empty((count, SIDE, SIDE, 3), np.float32)
     u = np.empty((count, 32), np.float32)

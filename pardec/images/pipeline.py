@@ -16,7 +16,7 @@ from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.models.images.contracts import Pictures
+from pardec.models.images.contracts import Imaging
 from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.events import Finished, Step
 from pardec.samplers.spec import Policy, Spec
@@ -97,7 +97,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         return self.model.network.dtype  # type: ignore[no-any-return]
 
     @property
-    def imaging(self) -> Pictures:
+    def imaging(self) -> Imaging:
         """The picture side of the model."""
         return self.model.imaging  # type: ignore[no-any-return]
 
@@ -205,16 +205,16 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         if arguments.get("cfg") is not None and arguments["cfg"] <= 1:
             arguments["cfg"] = None
         scale = 1 if output_type == "latent" else scale_of(self.model.name, self.imaging, height, width)
-        told = _Told(self, callback_on_step_end, callback_on_step_end_tensor_inputs)
+        progress = _Progress(self, callback_on_step_end, callback_on_step_end_tensor_inputs)
         call = self._seeded(prompt, arguments, generator)
         self.result, self._interrupt = None, False
-        started, codes = time.perf_counter(), told.codes
+        started, codes = time.perf_counter(), progress.codes
         with self.progress_bar(total=len(call.seeds) * codes.codes.shape[1]) as bar:
             for event in self.model.run(call):
                 codes(event)
                 if isinstance(event, Step):
                     bar.update(int(event.committed.sum()))
-                    told.tell(event)
+                    progress.tell(event)
                     if self._interrupt:
                         break
                 elif isinstance(event, Finished):
@@ -237,22 +237,22 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         if isinstance(generator, (list, tuple)):
             if len(generator) != rows:
                 raise SpecError(f"{len(generator)} generators for {rows} pictures", hint="give one, or one a picture")
-            seeds = [seed for each in generator for seed in _drawn(each, 1)]
+            seeds = [seed for each in generator for seed in _seeds(each, 1)]
         else:
-            seeds = _drawn(generator, rows)
+            seeds = _seeds(generator, rows)
         # And not prepared anew: reading captions takes long.
         return call.seeded(seeds)
 
-    def _output(self, told: Codes, output_type: str, scale: int) -> Any:
+    def _output(self, progress: Codes, output_type: str, scale: int) -> Any:
         """Codes or vectors as the caller wants them, pictures `scale` times as large."""
-        held = told.codes, told.latents
+        held = progress.codes, progress.latents
         if output_type == "pil":
-            drawn = None if self.result is None else self.result.images
-            pictures = unfinished(self.imaging, *held) if drawn is None else drawn
+            images = None if self.result is None else self.result.images
+            pictures = unfinished(self.imaging, *held) if images is None else images
             return [enlarged(picture, scale) for picture in pictures]
         if output_type == "latent":
-            return told.tensor().to(self.device)
-        if (told.codes < 0).any():  # interrupted: the blank cells are those of the pictures
+            return progress.tensor().to(self.device)
+        if (progress.codes < 0).any():  # interrupted: the blank cells are those of the pictures
             pixels = np.stack([np.asarray(one) for one in unfinished(self.imaging, *held)])
             made = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
         else:  # one by one: a picture is the same in any batch
@@ -262,7 +262,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         return made if output_type == "pt" else made.permute(0, 2, 3, 1).cpu().numpy()
 
 
-class _Told:
+class _Progress:
     """Calls the callback after every round."""
 
     def __init__(self, pipe: ImagePipeline, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
@@ -296,7 +296,7 @@ def _path(name: str | os.PathLike[str]) -> str | Path:
     return name if isinstance(name, str) else Path(name)
 
 
-def _drawn(generator: Any, count: int) -> list[int]:
+def _seeds(generator: Any, count: int) -> list[int]:
     """`count` seeds from the generator, or from torch's own stream as diffusers does without one."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise SpecError(

@@ -159,14 +159,14 @@ def of_result(result: Any, row: int) -> Made:
     )
 
 
-def png(picture: Image.Image, said: Made | None = None) -> bytes:
+def png(picture: Image.Image, record: Made | None = None) -> bytes:
     """A PNG file, with what it says of itself."""
     info = PngInfo()
-    if said is not None:
-        info.add_itxt("Software", f"pardec {said['environment'].get('pardec', '')}".strip())
-        shown = dict.fromkeys(str(one.get("caption", one.get("class", ""))) for one in said["pictures"])
+    if record is not None:
+        info.add_itxt("Software", f"pardec {record['environment'].get('pardec', '')}".strip())
+        shown = dict.fromkeys(str(one.get("caption", one.get("class", ""))) for one in record["pictures"])
         info.add_itxt("Description", "\n".join(text for text in shown if text))
-        info.add_itxt(KEY, json.dumps(said, ensure_ascii=False))
+        info.add_itxt(KEY, json.dumps(record, ensure_ascii=False))
     held = BytesIO()
     picture.save(held, "PNG", pnginfo=info)
     return held.getvalue()
@@ -203,10 +203,10 @@ def read(file: Path | str) -> Made:
             text = picture.text.get(KEY) if isinstance(picture, PngImageFile) else None
         if text is None:
             raise PictureError(f"{file} does not say how pardec made it", hint=hint)
-        said = parse(text)
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
+        record = parse(text)
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise PictureError(f"{file} says how it was made in a form that this version does not know", hint=hint)
-        return said
+        return record
     except PictureError:
         raise
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:  # a torn PNG is a SyntaxError to Pillow
@@ -216,17 +216,17 @@ def read(file: Path | str) -> Made:
         raise PictureError(f"cannot read {file}: {reason}", hint=hint) from error
 
 
-def again(said: Made) -> dict[str, Any]:
+def again(record: Made) -> dict[str, Any]:
     """The arguments of `Model.generate` that make the pictures of a file again, on the same model and decoder.
 
     Raises:
         PictureError: a picture was made from features, which the file does not hold; or it does not say enough.
     """
     try:
-        pictures = said["pictures"]
-        given: dict[str, Any] = {"sampler": said["spec"], "seed": [one["seed"] for one in pictures]}
-        given |= {name: said[name] for name in _AGAIN if said[name] is not None}
-        given |= {name: said[name] for name in _SELDOM if said.get(name) is not None}
+        pictures = record["pictures"]
+        given: dict[str, Any] = {"sampler": record["spec"], "seed": [one["seed"] for one in pictures]}
+        given |= {name: record[name] for name in _AGAIN if record[name] is not None}
+        given |= {name: record[name] for name in _SELDOM if record.get(name) is not None}
     except (KeyError, TypeError) as error:
         hint = "read another file that pardec image wrote"
         raise PictureError(f"the file does not say how its pictures were made: {error!r}", hint=hint) from error

@@ -160,8 +160,8 @@ def _seen(
     for shape, factor in AREA.items():
         radius = (area / factor) ** 0.5
         middle = y - CENTROID[shape] * radius
-        drawn = coverage(shape, *(np.array([value], np.float32) for value in (x, middle, radius)))[0]
-        overlap = float(np.minimum(drawn, share).sum() / np.maximum(drawn, share).sum())
+        outline = coverage(shape, *(np.array([value], np.float32) for value in (x, middle, radius)))[0]
+        overlap = float(np.minimum(outline, share).sum() / np.maximum(outline, share).sum())
         fits.append((overlap, shape, radius, middle))
     overlap, best, radius, middle = max(fits)
     return Seen(colour, best if overlap >= OVERLAP else None, radius, x, middle, overlap)

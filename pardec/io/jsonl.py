@@ -21,6 +21,8 @@ from typing import Any
 from pardec.models.errors import PardecError, SpecError
 from pardec.models.loading.json_text import parse
 
+from .output_paths import check_file
+
 try:
     import fcntl
 except ImportError:
@@ -87,13 +89,8 @@ class RowsFile:
         return self.rows
 
     def check_place(self) -> None:
-        """Raises RowsError where nothing could be appended, so that it is told before there is a row."""
-        there = next(entry for entry in (self.path.absolute(), *self.path.absolute().parents) if entry.exists())
-        if there == self.path.absolute() or there.is_dir():
-            if not os.access(there, os.W_OK):
-                raise RowsError(f"cannot write to {self.path}: permission denied", hint="choose another -o")
-        else:
-            raise RowsError(f"cannot write to {self.path}: {there} is a file", hint="choose another -o")
+        """Raises SpecError where nothing could be appended, so that it is told before there is a row."""
+        check_file(self.path, added=True)
 
     def _catch_up(self, file: FileIO) -> tuple[dict[str, Row], bytes]:
         """Takes in what was appended since the last look: those rows, and what stands behind the last whole line."""

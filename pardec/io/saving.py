@@ -28,6 +28,7 @@ from pardec.samplers.trace import Fed, Trace
 
 from ..images import pngs
 from ..result_data import R, ResultData, Timing
+from .output_paths import occupied
 from .result_schema import check
 
 FORMAT = "pardec.result/2"
@@ -52,7 +53,6 @@ def save(result: ResultData, target: Path) -> Path:
         "commit_score": torch.from_numpy(np.ascontiguousarray(result.trace.commit_score)),
     }
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         if target.suffix == ".json":
             lists = {name: tensor.tolist() for name, tensor in tensors.items()}
             embedded = [base64.b64encode(file).decode("ascii") for file in _files(result)]
@@ -215,7 +215,8 @@ def _unpack(fed: list[int] | dict[str, int]) -> Fed:
 
 
 def write_file(target: Path, data: str | bytes) -> None:
-    """Replaces `target` by a file that holds `data`, in one step."""
+    """Replaces `target` by a file that holds `data`, in one step; its folder is made if need be."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -229,8 +230,9 @@ def write_file(target: Path, data: str | bytes) -> None:
 
 def _write_folder(target: Path, text: str, tensors: dict[str, Tensor], images: list[bytes]) -> None:
     """Puts the folder together beside its place, then moves it there; a saved result that stands there gives way."""
-    if target.exists() and not (target / "result.json").is_file() and not (target.is_dir() and not os.listdir(target)):
+    if occupied(target):
         raise ResultError(f"{target} exists and is no saved result", hint="choose a new folder, or a name in .json")
+    target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
         (fresh / "result.json").write_text(text, encoding="utf-8")

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.samplers.masked.contracts import Allowed
+from pardec.samplers.request import Allowed
 
 from .prompts import open_id
 
@@ -164,21 +164,21 @@ class _Sets:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def add(self, choices: Any, said: str) -> int:
-        """The number of the set that `choices` stand for; `said` begins an error."""
+    def add(self, choices: Any, opening: str) -> int:
+        """The number of the set that `choices` stand for; `opening` begins an error."""
         if choices is None:
             return 0
         if isinstance(choices, Tensor | np.ndarray):
             choices = choices.tolist()
         if not _is_choices(choices):
-            raise SpecError(f"{said} {choices!r}, which is no list of choices", hint=_CHOICES)
-        ids = np.unique(np.array([self._id(choice, said) for choice in choices], dtype=np.int64))
+            raise SpecError(f"{opening} {choices!r}, which is no list of choices", hint=_CHOICES)
+        ids = np.unique(np.array([self._id(choice, opening) for choice in choices], dtype=np.int64))
         if not len(ids):
-            raise SpecError(f"{said} an empty set", hint="allow at least one token, or None for any")
+            raise SpecError(f"{opening} an empty set", hint="allow at least one token, or None for any")
         ids = ids[ids != self.mask]
         if not len(ids):
             raise SpecError(
-                f"{said} the mask token alone (id {self.mask}), which is never written", hint="allow another token"
+                f"{opening} the mask token alone (id {self.mask}), which is never written", hint="allow another token"
             )
         key = ids.tobytes()
         if key not in self.known:
@@ -193,34 +193,34 @@ class _Sets:
             row[torch.from_numpy(ids)] = True
         return table.to(self.model.device)
 
-    def _id(self, choice: Any, said: str) -> int:
+    def _id(self, choice: Any, opening: str) -> int:
         if isinstance(choice, str):
-            return self._word(choice, said)
+            return self._word(choice, opening)
         if not _is_whole(choice):
-            raise SpecError(f"{said} {choice!r}, which is neither a token id nor text", hint=_CHOICES)
+            raise SpecError(f"{opening} {choice!r}, which is neither a token id nor text", hint=_CHOICES)
         if not 0 <= choice < self.size:
             raise SpecError(
-                f"{said} id {choice}, outside the vocabulary of {self.size}", hint=f"ids lie in 0..{self.size - 1}"
+                f"{opening} id {choice}, outside the vocabulary of {self.size}", hint=f"ids lie in 0..{self.size - 1}"
             )
         return int(choice)
 
-    def _word(self, text: str, said: str) -> int:
+    def _word(self, text: str, opening: str) -> int:
         """The one token that the tokenizer writes `text` as."""
         if text in self.words:
             return self.words[text]
         tokenizer = self.model.tokenizer
         if tokenizer is None:
             raise SpecError(
-                f"{said} the text {text!r}, and {self.model.name} comes without a tokenizer", hint="allow token ids"
+                f"{opening} the text {text!r}, and {self.model.name} comes without a tokenizer", hint="allow token ids"
             )
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
             parts = " ".join(map(repr, tokenizer.convert_ids_to_tokens(ids))) or "nothing"
             raise SpecError(
-                f"{said} {text!r}, which is no single token: it splits into {parts}",
+                f"{opening} {text!r}, which is no single token: it splits into {parts}",
                 hint="allow texts of one token, or give each token of a longer one its own position",
             )
         if ids[0] == tokenizer.unk_token_id and text != tokenizer.unk_token:
-            raise SpecError(f"{said} {text!r}, which the tokenizer does not know", hint="choose another text")
+            raise SpecError(f"{opening} {text!r}, which the tokenizer does not know", hint="choose another text")
         self.words[text] = ids[0]
         return ids[0]

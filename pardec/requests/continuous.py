@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.continuous.contracts import ContinuousSampler, PictureRequest
+from pardec.samplers.continuous.contracts import ContinuousSampler, ImageRequest
 from pardec.samplers.rng import Keyed
 
 from . import draft_models
@@ -29,7 +29,7 @@ class VectorCall:
     """What the continuous loop is given, and the seed of each row. Says what `pardec.requests.text.Call` says."""
 
     sampler: ContinuousSampler
-    request: PictureRequest
+    request: ImageRequest
     tokens: int  # of a picture
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None
@@ -98,7 +98,7 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
     once = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
     asked = tuple(several(once, settings.num_images))
     seeds = seeds_of(settings, len(asked))
-    request = PictureRequest(
+    request = ImageRequest(
         labels=asked,
         source=settings.source or Keyed(seeds),
         temperature=float(settings.temperature),

@@ -7,15 +7,21 @@ told here is told again where a request is prepared: a model that is loaded alre
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
+from pardec.models.images import words
 from pardec.models.loading import arguments as loading
 from pardec.models.loading.kinds import Kind, kind_of
 from pardec.samplers import spec_values
 from pardec.samplers.spec import parse
 
+from ..io import output_paths
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from ..tasks import Task
 
 
 def check(
@@ -39,14 +45,8 @@ def check(
         SpecError: misuse of any kind (UnknownModelError where there is no such model).
         ModelError: the checkpoint's config.json cannot be read.
     """
-    loading.check(
-        placing.get("device", "auto"),
-        placing.get("dtype", "auto"),
-        placing.get("quantize"),
-        placing.get("device_map"),
-        tp=placing.get("tp", False),
-    )
-    asked = [Settings.of({**arguments, "sampler": sampler}) for sampler in samplers]
+    check_placing(placing)
+    asked = [Settings.of({**arguments, "sampler": sampler}) for sampler in [*samplers] or [None]]
     specs = [parse(one.sampler) for one in asked if isinstance(one.sampler, str)]
     kind = kind_of(model)
     for spec in specs:
@@ -55,6 +55,7 @@ def check(
         return None
     if draws is not None:
         check_answers(kind, model, draws)
+    check_mask(kind, placing.get("mask_id"))
     for one in asked:
         if kind.draws is None:
             check_family(kind.name, kind.family == "masked", one)
@@ -63,19 +64,88 @@ def check(
     return kind
 
 
-def check_folder(out: object, resume: bool) -> None:
-    """Refuses to go on with a run that is nowhere."""
+def check_placing(placing: Mapping[str, Any]) -> None:
+    """Refuses arguments of `load` that can be on no machine."""
+    loading.check(
+        placing.get("device", "auto"),
+        placing.get("dtype", "auto"),
+        placing.get("quantize"),
+        placing.get("device_map"),
+        tp=placing.get("tp", False),
+        mask_id=placing.get("mask_id"),
+    )
+
+
+def check_folder(out: str | Path | None, resume: bool) -> None:
+    """Refuses to go on with a run that is nowhere, and a folder that could not be written to."""
     if resume and out is None:
         raise SpecError("resume needs a run's folder", hint="name one with out")
+    output_paths.check_folder(None if out is None else Path(out))
 
 
-def check_tasks(names: Iterable[str]) -> None:
-    """Refuses tasks that there are not."""
-    from ..tasks import expand, task  # which bring numpy, as --help does not need
+def check_run(
+    model: str,
+    tasks: Iterable[str],
+    samplers: Iterable[str | None],
+    arguments: Mapping[str, Any],
+    placing: Mapping[str, Any],
+    *,
+    out: Path | None,
+    resume: bool,
+    prompts: Path | None,
+    scorer: str | None,
+    split: str = "heldout",
+) -> None:
+    """`check` for a run over tasks: its folder, its tasks, and whether the model's answers are any to them."""
+    from ..tasks import FileTask, expand, task  # which bring numpy, as --help does not need
+    from ..tasks.base import check_split
 
-    for name in names:
-        for each in expand(name):
-            task(each)
+    check_folder(out, resume)
+    check_split(split)
+    asked = [task(each) for name in tasks for each in expand(name)]
+    if prompts is not None:
+        asked.append(FileTask(prompts, scorer=scorer or "exact"))
+    kind = check(model, samplers, arguments, placing)
+    if kind is not None:
+        check_answered(kind, model, asked)
+
+
+def check_answered(kind: Kind, name: str, tasks: Iterable[Task]) -> None:
+    """Refuses tasks that the model's answers are no answers to."""
+    for task in tasks:
+        if (task.answers == "picture") != (kind.draws is not None):
+            what = "text" if kind.draws is None else "pictures"
+            raise SpecError(
+                f"{name} answers in {what} and the task {task.name!r} asks for {task.answers}",
+                hint="captions and classes are for models of pictures, the other tasks are for text",
+            )
+        if kind.draws in ("class", "text") and kind.draws != task.asks:
+            theirs, others = ("classes", "captions") if kind.draws == "class" else ("captions", "classes")
+            raise SpecError(
+                f"{name} draws {theirs} and the task {task.name!r} gives it {others}", hint=f"try the task {theirs}"
+            )
+
+
+def check_parts(kind: Kind | None, arguments: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
+    """Refuses parts of a sampler that do not go together; this takes their own files, which bring torch."""
+    from pardec.samplers.registry import resolve
+
+    asked = Settings.of(arguments, defaults)
+    resolve(asked.sampler, kind.family if kind else None, sampling=asked.temperature > 0)
+    return asked
+
+
+def check_mask(kind: Kind, mask_id: int | None) -> None:
+    """Refuses a mask token for a model that has none, and one outside the vocabulary."""
+    if mask_id is None:
+        return
+    if kind.family != "masked":
+        raise SpecError(f"mask_id={mask_id} was given, but {kind.name} is not a masked model", hint="leave mask_id out")
+    if mask_id < 0 or mask_id >= (kind.vocabulary or mask_id + 1):
+        raise SpecError(
+            f"mask id {mask_id} lies outside the vocabulary of {kind.vocabulary or kind.name}",
+            hint=f"mask_id must be below {kind.vocabulary or 'its size'}, and not negative",
+        )
 
 
 def check_answers(kind: Kind, given: str, draws: bool) -> None:
@@ -102,6 +172,12 @@ def check_shown(kind: Kind, classes: list[int] | None) -> None:
             none = ", and -1 is none" if least < 0 else ""
             known = f"classes are 0..{kind.classes - 1}{none}" if kind.classes else "classes count from 0"
             raise SpecError(f"label {bad[0]!r} is no class of {kind.name}", hint=known)
+
+
+def check_captions(kind: Kind, texts: Iterable[str]) -> None:
+    """Refuses words that the text encoder beside the weights cannot read."""
+    if kind.reader is not None and kind.draws == "text":
+        words.check(texts, kind.reader)
 
 
 def check_family(name: str, masked: bool, settings: Settings) -> None:

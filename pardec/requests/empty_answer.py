@@ -50,13 +50,13 @@ def warn(model: Engine, result: Result, prompt: Any, *, stacklevel: int) -> None
     reason = why(model, plain=plain, way_out='pass messages, [{"role": "user", "content": "..."}]')
     if reason is not None:
         silence = 'warnings.simplefilter("ignore", pardec.EmptyAnswer)'
-        message = f"{told(count, len(result.generated))}: {reason} ({silence} silences this)"
+        message = f"{sentence(count, len(result.generated))}: {reason} ({silence} silences this)"
         warnings.warn(message, EmptyAnswer, stacklevel=stacklevel + 1)
 
 
-def told(count: int, rows: int) -> str:
+def sentence(count: int, rows: int) -> str:
     """
-    >>> told(1, 1), told(2, 3)
+    >>> sentence(1, 1), sentence(2, 3)
     ('the answer is empty', '2 of 3 answers are empty')
     """
     return "the answer is empty" if rows == 1 else f"{count} of {rows} answers {'is' if count == 1 else 'are'} empty"

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.models.images.contracts import Layout
-from pardec.samplers.masked.contracts import Allowed
+from pardec.models.images.contracts import ImageLayout
+from pardec.samplers.request import Allowed
 
 from .prompts import Row
 
 
-def within(layout: Layout, given: Allowed | None, rows: Sequence[Row], vocabulary: int) -> Allowed | None:
+def within(layout: ImageLayout, given: Allowed | None, rows: Sequence[Row], vocabulary: int) -> Allowed | None:
     """What `given` allows of what the layout has; `given` itself where the layout leaves all open.
 
     Raises SpecError where nothing is left.

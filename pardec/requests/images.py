@@ -13,7 +13,7 @@ from torch import Tensor
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.images.contracts import Condition
-from pardec.models.images.vq import to_pictures
+from pardec.models.images.vq import to_images
 from pardec.samplers.presets import preset
 
 from .prompts import Row
@@ -21,7 +21,7 @@ from .settings import MAX_NEW_TOKENS, Settings, several
 
 if TYPE_CHECKING:
     from pardec.models.images.conditioned import Prefix
-    from pardec.models.images.contracts import Imaging, Pictures
+    from pardec.models.images.contracts import CodeImaging, Imaging
     from pardec.models.model import LanguageModel
 
 _OWN = ("label", "prompt_embeds", "negative_prompt", "cfg_interval")
@@ -41,14 +41,14 @@ class Conditions:
     rows: list[Row]  # -1 where the condition stands, and where a code is to come
 
 
-def drawn(imaging: Pictures, pictures: Iterable[Tensor]) -> list[Image] | None:
+def render(imaging: Imaging, pictures: Iterable[Tensor]) -> list[Image] | None:
     """The pictures of codes [h, w] or vectors [h, w, d]; None without a decoder.
 
     One by one: a picture is the same in any batch.
     """
-    if not imaging.drawable:
+    if not imaging.can_decode:
         return None
-    return [fromarray(to_pictures(imaging.decode(picture[None]))[0]) for picture in pictures]
+    return [fromarray(to_images(imaging.decode(picture[None]))[0]) for picture in pictures]
 
 
 def enlarged(picture: Image, scale: int) -> Image:
@@ -58,7 +58,7 @@ def enlarged(picture: Image, scale: int) -> Image:
     return picture.resize((picture.width * scale, picture.height * scale), Resampling.NEAREST)
 
 
-def scale_of(name: str, imaging: Pictures, height: int | None, width: int | None) -> int:
+def scale_of(name: str, imaging: Imaging, height: int | None, width: int | None) -> int:
     """How many times larger than the model draws a picture of this height and width is.
 
     Raises:
@@ -66,7 +66,7 @@ def scale_of(name: str, imaging: Pictures, height: int | None, width: int | None
     """
     if height is None and width is None:
         return 1
-    rows, columns = (cells * imaging.cell for cells in imaging.layout.grid)
+    rows, columns = (cells * imaging.downsample for cells in imaging.layout.grid)
     for what, asked, own in (("height", height, rows), ("width", width, columns)):
         whole = isinstance(asked, int) and not isinstance(asked, bool)
         if asked is not None and (not whole or asked < own or asked % own):
@@ -83,7 +83,7 @@ def scale_of(name: str, imaging: Pictures, height: int | None, width: int | None
     return scales.pop()
 
 
-def with_defaults(imaging: Pictures, given: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(imaging: Imaging, given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `generate` with what the checkpoint's authors draw with where `given` says nothing.
 
     Where they say nothing either, the temperature is 1 and nothing is guided. A preset's own arguments hold as well.
@@ -102,7 +102,7 @@ def with_defaults(imaging: Pictures, given: Mapping[str, Any]) -> dict[str, Any]
 def check_drawable(model: LanguageModel | ContinuousModel, *, hint: str) -> None:
     """Raises ModelError where codes, or vectors, cannot be decoded; `hint` says of what is missing, {decoder}."""
     assert model.imaging is not None, "asked of models of pictures"
-    if not model.imaging.drawable:
+    if not model.imaging.can_decode:
         of_vectors = isinstance(model, ContinuousModel)
         missing, lost = ("autoencoder", "vectors") if of_vectors else ("image tokenizer", "codes")
         raise ModelError(
@@ -119,7 +119,7 @@ def refuse_pictures(model: LanguageModel, settings: Settings) -> None:
         raise SpecError(f"{given[0]} is for image models and {model.name} is a text model", hint=way_out)
 
 
-def conditions(model: LanguageModel, imaging: Imaging, prompt: Any, settings: Settings) -> Conditions:
+def conditions(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings: Settings) -> Conditions:
     """Reads what the pictures are to show. Raises SpecError for what the model cannot draw."""
     for name in FOREIGN:
         if getattr(settings, name) is not None:

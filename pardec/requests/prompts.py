@@ -180,6 +180,9 @@ def _id_rows(ids: Any, name: str) -> list[list[int]]:
     return [list(row) for row in lists]
 
 
+_FORMS = (str, Tensor, Sequence)  # of a template
+
+
 def _templates(model: LanguageModel, template: Any, mask: int) -> list[Tensor]:
     """Each template as ids [T], the mask id where a token is to come."""
     if isinstance(template, Tensor):
@@ -188,7 +191,7 @@ def _templates(model: LanguageModel, template: Any, mask: int) -> list[Tensor]:
         isinstance(template, Sequence) and template and all(i is None or _is_whole(i) for i in template)
     ):
         template = [template]
-    if not isinstance(template, Sequence) or not template:
+    if not isinstance(template, Sequence) or not template or not all(isinstance(i, _FORMS) for i in template):
         raise SpecError(
             f"template is neither text nor ids, got {type(template).__name__}",
             hint="write the mask token where text is to come, or None among ids",

@@ -147,11 +147,11 @@ class Settings:
         known = [field.name for field in fields(cls)]
         for name in arguments:
             if name not in known:
-                said = f"generate takes no argument {name!r}"
+                opening = f"generate takes no argument {name!r}"
                 if name in WORDS:
                     own = WORDS[name].split("=")[0]  # many begin with it
-                    raise SpecError(said + did_you_mean(own, [own] if own in known else []), hint=WORDS[name])
-                raise SpecError(said + did_you_mean(name, known), hint=f"it takes {', '.join(known)}")
+                    raise SpecError(opening + did_you_mean(own, [own] if own in known else []), hint=WORDS[name])
+                raise SpecError(opening + did_you_mean(name, known), hint=f"it takes {', '.join(known)}")
         made = cls(**{**(defaults or {}), **arguments})
         if isinstance(made.sampler, str) and made.sampler.startswith("preset:"):
             from pardec.samplers.presets import preset
@@ -198,19 +198,25 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def check_whole(name: str, value: Any, least: int | None, *, hint: str) -> None:
+    """Refuses what is no whole number, as True and 1.5 are none, and one below `least`. Raises SpecError."""
+    rule = "a whole number" if least is None else f"a whole number of at least {least}"
+    if not _is_whole(value) or (least is not None and value < least):
+        raise SpecError(f"{name} is {rule}, got {value!r}", hint=hint)
+
+
 def _whole(name: str, value: Any, least: int | None, *, optional: bool = False) -> None:
     if optional and value is None:
         return
-    rule = "a whole number" if least is None else f"a whole number of at least {least}"
     if _is_whole(value) and value > LARGEST.get(name, value):
         raise SpecError(f"{name} is at most {LARGEST[name]}, got {value!r}", hint=_example(name))
-    if not _is_whole(value) or (least is not None and value < least):
-        raise SpecError(f"{name} is {rule}, got {value!r}", hint=_example(name))
+    check_whole(name, value, least, hint=_example(name))
 
 
-def _finite(value: Real) -> bool:
+def is_number(value: object) -> bool:
+    """Whether it is a finite number, as True is none."""
     try:
-        return math.isfinite(value)
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # a whole number beyond all floating-point ones
         return False
 
@@ -218,7 +224,7 @@ def _finite(value: Real) -> bool:
 def _number(name: str, value: Any, rule: str, holds: Callable[[float], bool], *, optional: bool = False) -> None:
     if optional and value is None:
         return
-    if not isinstance(value, Real) or isinstance(value, bool) or not _finite(value) or not holds(float(value)):
+    if not is_number(value) or not holds(float(value)):
         raise SpecError(f"{name} must be {rule}, got {value!r}", hint=_example(name))
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.continuous.contracts import ContinuousSampler
-from pardec.samplers.masked import build as assembly
-from pardec.samplers.masked.contracts import Admitting, Allowed, MaskedSampler, Request
+from pardec.samplers.masked import build as masked
+from pardec.samplers.masked.contracts import MaskedSampler
+from pardec.samplers.request import Allowed, Request
 from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
@@ -178,8 +179,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         processors=tuple(settings.logits_processor or ()),
     )
     for stage in sampler.stages:
-        if isinstance(stage, Admitting):
-            stage.admit(request)
+        stage.admit(request)
     _check_ends(model, request)
     return Call(sampler, request, seeds, settings.callback)
 
@@ -218,14 +218,14 @@ def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | Specul
     if attention == "block-causal" and not isinstance(given, MaskedSampler) and _names_no_cache(given):
         with suppress(SpecError):  # a stage that cannot go with it keeps what it can go with
             sampler = registry.resolve(replace(sampler.spec, cache=Part("block")), "masked")
-    needs = getattr(sampler.cache, "attention", attention)
+    needs = sampler.cache.attention or attention
     if needs != attention:
         assert sampler.spec.cache is not None, "a resolved spec names its cache"
         raise SpecError(
             f"the cache {sampler.spec.cache.name!r} is for {needs} models and {model.name} is {attention}",
             hint='"pardec list samplers --stage cache" shows the others',
         )
-    return assembly.fitted(sampler, model)
+    return masked.fit(sampler, model)
 
 
 def _names_no_cache(given: str | Spec | Policy | None) -> bool:

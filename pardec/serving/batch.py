@@ -184,12 +184,12 @@ class Serving(Iterator[Served]):
         while taken := self._take(self.batch_size):
             self.batch = Batch(len(taken))
             vectors = isinstance(taken[0].call, VectorCall)
-            with closing(cast("Any", self._drawn(taken) if vectors else self._batch(taken))) as served:
+            with closing(cast("Any", self._whole_batch(taken) if vectors else self._batch(taken))) as served:
                 yield from served
         if self._error is not None:
             raise self._error
 
-    def _drawn(self, taken: list[Waiting]) -> Iterator[Served]:
+    def _whole_batch(self, taken: list[Waiting]) -> Iterator[Served]:
         """Pictures of vectors, a whole batch at a time."""
         self.waits = "pictures of vectors are drawn a whole batch at a time"
         first = cast("VectorCall", taken[0].call)
@@ -208,9 +208,9 @@ class Serving(Iterator[Served]):
         """A batch, from its first rows until nothing is left that can join it."""
         kind = taken[0].kind
         with self._timed():
-            seats, loop = self._seated(taken), self._opened(taken)
+            slots, loop = self._seated(taken), self._opened(taken)
         try:
-            yield from self._ended(loop, seats, loop.over())
+            yield from self._ended(loop, slots, loop.over())
             first = True
             while len(loop.rows):
                 with self._timed():
@@ -220,14 +220,14 @@ class Serving(Iterator[Served]):
                     over = loop.over()
                     ends = list(loop.leave(over))
                 for end in ends:
-                    yield self._row(loop, seats[end.row], end)
+                    yield self._row(loop, slots[end.row], end)
                 free = np.flatnonzero(over)
                 while len(free) and self.waits is None and (more := self._take(len(free), kind)):
                     with self._timed():
                         seated, other = self._seated(more), self._opened(more, loop)
                     self.batch.rows += len(more)
                     try:
-                        free = yield from self._join(loop, seats, free, other, seated)
+                        free = yield from self._join(loop, slots, free, other, seated)
                     finally:
                         other.memory.clear()
                 if len(free):
@@ -236,7 +236,7 @@ class Serving(Iterator[Served]):
             loop.memory.clear()  # states may hold the scene, which reaches them
 
     def _join(
-        self, loop: Loop, seats: list[Waiting], free: np.ndarray, other: Loop, more: list[Waiting]
+        self, loop: Loop, slots: list[Waiting], free: np.ndarray, other: Loop, more: list[Waiting]
     ) -> Generator[Served, None, np.ndarray]:
         """Lets the rows of `other` in; yields those that are done at once, and returns the places that stay free."""
         if isinstance(other, VerifyLoop):
@@ -249,15 +249,15 @@ class Serving(Iterator[Served]):
         if len(where):
             with self._timed():
                 for number, old in zip(loop.rows[where].tolist(), other.rows.tolist(), strict=True):
-                    seats[number] = more[old]
+                    slots[number] = more[old]
                 loop.put(where, cast("Any", other))
         return free
 
-    def _ended(self, loop: Loop, seats: list[Waiting], over: np.ndarray) -> Iterator[Served]:
+    def _ended(self, loop: Loop, slots: list[Waiting], over: np.ndarray) -> Iterator[Served]:
         """The rows that are done; they leave."""
         if over.any():
             for end in list(loop.leave(over)):
-                yield self._row(loop, seats[end.row], end)
+                yield self._row(loop, slots[end.row], end)
             loop.keep(np.flatnonzero(~over))
 
     def _seated(self, taken: list[Waiting]) -> list[Waiting]:

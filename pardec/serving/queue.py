@@ -11,8 +11,8 @@ import torch
 
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.models.images.conditioned import Prefix
-from pardec.samplers.masked.contracts import Allowed, Request
-from pardec.samplers.rng import Seats, row_seed, row_seeds
+from pardec.samplers.request import Allowed, Request
+from pardec.samplers.rng import JoinableSource, row_seed, row_seeds
 
 from ..requests.continuous import VectorCall
 from ..requests.settings import Settings
@@ -141,7 +141,7 @@ def together(rows: Sequence[Waiting]) -> Request:
         first,
         canvases=tuple(canvas for one in each for canvas in one.canvases),
         prompts=tuple(start for one in each for start in one.prompts),
-        source=Seats([row.call.seeds[0] for row in rows]),
+        source=JoinableSource([row.call.seeds[0] for row in rows]),
         conditions=tuple(condition for one in each for condition in one.conditions),
         prefix=_prefixes([one.prefix for one in each if one.prefix is not None]),
         allowed=_allowed([one.allowed for one in each if one.allowed is not None]),
@@ -152,9 +152,9 @@ def together(rows: Sequence[Waiting]) -> Request:
 def _prefixes(each: list[Prefix]) -> Prefix | None:
     if not each:
         return None
-    without = [one.without for one in each if one.without is not None]
-    said = tuple(states for one in each for states in one.states)
-    return Prefix(said, tuple(states for one in without for states in one) if without else None)
+    unconds = [one.uncond for one in each if one.uncond is not None]
+    conds = tuple(states for one in each for states in one.cond)
+    return Prefix(conds, tuple(states for one in unconds for states in one) if unconds else None)
 
 
 def _allowed(each: list[Allowed]) -> Allowed | None:

@@ -28,7 +28,7 @@ class Texts:
     def __init__(self, tokenizer: Any, call: Call | VectorCall) -> None:
         self.tokenizer, self.call = tokenizer, call
         rows = len(call.seeds)
-        self.told = [""] * rows  # the text given out
+        self.sent = [""] * rows  # the text given out
         self.read = [0] * rows  # how many positions behind the prompt it was made of
         self.ended = [False] * rows  # an end token stands there: the rest is no text
         # Such a tokenizer takes blanks out again when it sees what follows them.
@@ -48,7 +48,7 @@ class Texts:
             tokens, _ = self.call.generated(event.row, event.tokens.tolist())
             text, stops = self._decode(tokens), self.call.stops(event.row)
             text = text if stops is None else stops.cut(text)
-            return replace(event, text=text[len(self.told[event.row]) :])
+            return replace(event, text=text[len(self.sent[event.row]) :])
         return event
 
     def _grown(self, row: int, canvas: np.ndarray, settled: int) -> str:
@@ -64,11 +64,11 @@ class Texts:
         stops = self.call.stops(row)
         if stops is not None and (count := stops.first(tokens.tolist(), before)) is not None:
             self.ended[row], tokens = True, tokens[:count]
-        held, text = self.told[row], self._certain(tokens.tolist())
+        held, text = self.sent[row], self._certain(tokens.tolist())
         text = text if stops is None else stops.certain(text)
         if len(text) <= len(held) or not text.startswith(held):
             return ""
-        self.told[row] = text
+        self.sent[row] = text
         return text[len(held) :]
 
     def _certain(self, tokens: list[int]) -> str:

@@ -99,9 +99,9 @@ class Generator(Task):
     def sample(self, rng: random.Random, split: str = "train") -> Problem:
         """One problem of the split; advances rng."""
         while True:
-            drawn = self.draw(rng)
-            if self.split_of(drawn.key) == split:
-                return self._problem(drawn)
+            draw = self.draw(rng)
+            if self.split_of(draw.key) == split:
+                return self._problem(draw)
 
     def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:
         """`n` distinct problems; the first ones stay the same when n grows.
@@ -113,25 +113,22 @@ class Generator(Task):
         >>> [p.answer for p in task("lists").problems(n=1)] == [task("lists").problems(n=3)[0].answer]
         True
         """
-        if split not in SPLITS:
-            raise SpecError(
-                f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
-            )
+        check_split(split)
         checked_count(self.name, n)
         rng = random.Random(f"{self.name}/{split}/{seed}")
         found: dict[str, Problem] = {}
         idle = 0
         while len(found) < n:
-            drawn = self.draw(rng)
-            if self.split_of(drawn.key) == split and drawn.prompt not in found:
-                found[drawn.prompt] = self._problem(drawn)
+            draw = self.draw(rng)
+            if self.split_of(draw.key) == split and draw.prompt not in found:
+                found[draw.prompt] = self._problem(draw)
                 idle = 0
             elif (idle := idle + 1) > _PATIENCE:
                 raise SpecError(f"{self.name}: {split} has only {len(found)} problems, got n={n}", hint="ask for fewer")
         return list(found.values())
 
-    def _problem(self, drawn: Draw) -> Problem:
-        return Problem(f"{self.name}-{_digest(drawn.prompt):016x}", drawn.prompt, drawn.answer)
+    def _problem(self, draw: Draw) -> Problem:
+        return Problem(f"{self.name}-{_digest(draw.prompt):016x}", draw.prompt, draw.answer)
 
 
 def words_of(*texts: str) -> frozenset[str]:
@@ -147,3 +144,11 @@ def words_of(*texts: str) -> frozenset[str]:
             if piece and "{" not in piece and piece.isalpha():
                 out.add(piece)
     return frozenset(out)
+
+
+def check_split(split: str) -> None:
+    """Refuses a split that there is not. Raises SpecError."""
+    if split not in SPLITS:
+        raise SpecError(
+            f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
+        )

@@ -9,13 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError, did_you_mean
-
 from ..images.classes import NAMES, Score, scene, score
 from ..images.distance import features
 from ..images.drawing import draw
 from ..images.shapes import SIDE
-from .base import SPLITS, Problem, Task, checked_count
+from .base import Problem, Task, check_split, checked_count
 from .captions import pixels
 
 _TRUE = 1 << 42  # picture seeds from here on are of the pictures that drawn ones are compared with
@@ -34,15 +32,12 @@ class Classes(Task):
 
         The splits are the same: a class says nothing that could be held out. Raises SpecError for an unknown one.
         """
-        if split not in SPLITS:
-            raise SpecError(
-                f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
-            )
+        check_split(split)
         found: list[Problem] = []
-        for turn in range(-(-checked_count(self.name, n) // len(NAMES))):
+        for repeat in range(-(-checked_count(self.name, n) // len(NAMES))):
             labels = list(range(len(NAMES)))
-            random.Random(f"{self.name}/{seed}/{turn}").shuffle(labels)
-            found += [_problem(label, turn) for label in labels]
+            random.Random(f"{self.name}/{seed}/{repeat}").shuffle(labels)
+            found += [_problem(label, repeat) for label in labels]
         return found[:n]
 
     def score(self, problem: Problem, answer: Any) -> float:
@@ -62,9 +57,9 @@ class Classes(Task):
         return {"features": np.round(pair[0], 4).tolist(), "true_features": np.round(pair[1], 4).tolist()}
 
 
-def _problem(label: int, turn: int) -> Problem:
+def _problem(label: int, repeat: int) -> Problem:
     name = NAMES[label].replace(" ", "-")
-    return Problem(f"{name}-{turn + 1}" if turn else name, NAMES[label], NAMES[label], label=label)
+    return Problem(f"{name}-{repeat + 1}" if repeat else name, NAMES[label], NAMES[label], label=label)
 
 
 def _label(problem: Problem) -> int:

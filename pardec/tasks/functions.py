@@ -121,8 +121,10 @@ def _module(path: Path, name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script that ends the process would end it without a word
         del sys.modules[key]
-        said = f"{type(error).__name__}: {one_line(error)}"
-        raise SpecError(f"the scorer {name!r} cannot be loaded: {said}", hint=f"see {_where(error, path)}") from error
+        message = f"{type(error).__name__}: {one_line(error)}"
+        raise SpecError(
+            f"the scorer {name!r} cannot be loaded: {message}", hint=f"see {_where(error, path)}"
+        ) from error
     return module
 
 

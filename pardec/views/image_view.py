@@ -91,8 +91,8 @@ def png(result: ResultData) -> bytes:
     tiles = []
     for row, picture in enumerate(_grown(result)):
         pair = [picture, heat(gained(result, row), top, picture.size)]
-        told = ", ".join(filter(None, (title(result, row), accepted(result, row))))
-        tiles.append(_labelled(pngs.sheet(pair, (1, 2), gap=8), told))
+        caption = ", ".join(filter(None, (title(result, row), accepted(result, row))))
+        tiles.append(_labelled(pngs.sheet(pair, (1, 2), gap=8), caption))
     return encode([_page(tiles, heading(result), _legend(top))], "PNG")
 
 
@@ -189,8 +189,8 @@ def fragment(result: ResultData) -> str:
             f"<figcaption>{name}<br><small>{_counted(result, row)}</small></figcaption>"
             "</figure>"
         )
-    said = f"<small>{escape(heading(result))}<br>{_legend(top)}</small>"
-    return plain(f'<style>{_STYLE}</style><div class="pardec-drawn">{said}<div>{"".join(figures)}</div></div>')
+    legend = f"<small>{escape(heading(result))}<br>{_legend(top)}</small>"
+    return plain(f'<style>{_STYLE}</style><div class="pardec-drawn">{legend}<div>{"".join(figures)}</div></div>')
 
 
 def _counted(result: ResultData, row: int) -> str:
@@ -221,6 +221,6 @@ def finished(result: ResultData) -> Group:
     """The finished pictures, and what each shows."""
     line = partial(Text, style="dim")
     each = range(len(result.prompts))
-    told = [filter(None, (title(result, row), f"seed {result.seeds[row]}", accepted(result, row))) for row in each]
-    lines = [line(plain(" | ".join(parts))) for parts in told]
+    caption = [filter(None, (title(result, row), f"seed {result.seeds[row]}", accepted(result, row))) for row in each]
+    lines = [line(plain(" | ".join(parts))) for parts in caption]
     return Group(line(plain(heading(result))), _Sized(list(result.images or [])), *lines)

@@ -21,7 +21,7 @@ from .blocks import extent, fitting, half_blocks, inline, way
 from .unfinished import Codes, unfinished
 
 if TYPE_CHECKING:
-    from pardec.models.images.contracts import Pictures
+    from pardec.models.images.contracts import Imaging
 
 EVERY_S = 10.0  # between two lines of progress in a log
 LEAST_S = 0.2  # between two drawings
@@ -40,7 +40,7 @@ class Preview:
 
     def __init__(
         self,
-        imaging: Pictures,
+        imaging: Imaging,
         count: int,
         stream: TextIO,
         *,
@@ -50,13 +50,13 @@ class Preview:
         """`count` is the number of pictures of all the requests."""
         self.imaging, self.stream, self.every = imaging, stream, every
         self.console = Console(file=stream, highlight=False)
-        self.manner = _manner(self.console, environment, drawable=imaging.drawable)
+        self.manner = _manner(self.console, environment, drawable=imaging.can_decode)
         self.live = Live(console=self.console, auto_refresh=False) if self.manner == "blocks" else None
         self.codes = Codes(imaging.layout)
         self.total = count * imaging.layout.rows * imaging.layout.columns
         self.before = self.forwards = self.steps = 0  # cells and forwards of the requests before this one; its steps
-        self.started = self.told = time.monotonic()
-        self.drawn_at, self.cost, self.rows_seen = 0.0, 0.0, 0
+        self.started = self.last_shown = time.monotonic()
+        self.rendered_at, self.cost, self.rows_seen = 0.0, 0.0, 0
         self.place: tuple[int, int] | None = None  # columns and lines that inline pictures are given
 
     def __enter__(self) -> Preview:
@@ -91,19 +91,19 @@ class Preview:
     def _show(self, *, whole: bool = False) -> None:
         now = time.monotonic()
         if self.manner == "log":
-            if now - self.told >= self.every and not whole:
-                self.told = now
+            if now - self.last_shown >= self.every and not whole:
+                self.last_shown = now
                 self._write(self.progress() + "\n")
             return
         rows = int((self.codes.codes.reshape(-1, *self.imaging.layout.grid) >= 0).all(2).sum())
-        due = now - self.drawn_at >= max(LEAST_S, SHARE * self.cost) and rows > self.rows_seen
+        due = now - self.rendered_at >= max(LEAST_S, SHARE * self.cost) and rows > self.rows_seen
         if self.manner == "line":
             self._write(f"\r\x1b[K{self.progress()}")
         elif whole or due:
             self._draw(self._sheet())
             self.rows_seen = rows
-            self.drawn_at = time.monotonic()
-            self.cost = self.drawn_at - now
+            self.rendered_at = time.monotonic()
+            self.cost = self.rendered_at - now
 
     def _sheet(self) -> Image.Image:
         pictures = unfinished(self.imaging, self.codes.codes, self.codes.latents)

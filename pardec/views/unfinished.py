@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pardec.models.images.vq import to_pictures
+from pardec.models.images.vq import to_images
 from pardec.samplers.events import Event, Finished, RowFinished, Sampled, Started, Step
 
 from ..images.pngs import BLANK
 
 if TYPE_CHECKING:
-    from pardec.models.images.contracts import Layout, Pictures
+    from pardec.models.images.contracts import ImageLayout, Imaging
 
 
 class Codes:
@@ -26,7 +26,7 @@ class Codes:
         latents: [B, h*w, d] float32, the vectors, 0 where one is not known yet; None where tokens are ids.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ImageLayout) -> None:
         self.layout = layout
         self.codes = np.zeros((0, layout.rows * layout.columns), dtype=np.int64)
         self.fresh = np.zeros(self.codes.shape, dtype=bool)
@@ -71,24 +71,24 @@ class Codes:
         return self.layout.codes(torch.from_numpy(tokens)).flatten(-2).numpy()
 
 
-def unfinished(imaging: Pictures, codes: np.ndarray, latents: np.ndarray | None = None) -> list[Image.Image]:
+def unfinished(imaging: Imaging, codes: np.ndarray, latents: np.ndarray | None = None) -> list[Image.Image]:
     """The pictures of codes [B, h*w], or of vectors [B, h*w, d], where `codes` says which there are.
 
     A cell without one (-1) is blank. A decoder sees past the cell: edges may change.
     """
     made = []
     for row, whole in zip(codes >= 0, decodable(imaging, codes, latents), strict=True):
-        picture = Image.fromarray(to_pictures(imaging.decode(whole[None]))[0])
+        picture = Image.fromarray(to_images(imaging.decode(whole[None]))[0])
         made.append(blanked(picture, row.reshape(imaging.layout.grid)))
     return made
 
 
-def decodable(imaging: Pictures, codes: np.ndarray, latents: np.ndarray | None = None) -> torch.Tensor:
+def decodable(imaging: Imaging, codes: np.ndarray, latents: np.ndarray | None = None) -> torch.Tensor:
     """What `imaging.decode` takes: codes [B, h, w], or vectors [B, h, w, d]; 0 where nothing is known."""
     return gridded(codes.clip(min=0) if latents is None else latents, imaging.layout)
 
 
-def gridded(cells: np.ndarray, layout: Layout) -> torch.Tensor:
+def gridded(cells: np.ndarray, layout: ImageLayout) -> torch.Tensor:
     """Cells [B, h*w, ...] as [B, h, w, ...]."""
     return torch.from_numpy(cells).reshape(len(cells), *layout.grid, *cells.shape[2:])
 

@@ -1,6 +1,6 @@
-"""The continuous loop: pictures whose tokens are vectors, drawn round by round, every row at its own pace.
+"""The continuous loop: images whose tokens are vectors, sampled round by round, every row at its own pace.
 
-One round: the method asks backbones for states and the head for laws, and commits tokens of every live row.
+One round: the method gets states from backbones and distributions from the head, and commits tokens of every live row.
 """
 
 from __future__ import annotations
@@ -13,87 +13,88 @@ import torch
 
 from pardec.models.continuous.contracts import ContinuousModel
 
+from ..batching import take_rows
 from ..events import Event, Finished, RowFinished, Sampled, Started
-from ..masked.contracts import take_rows
 from ..stopwatch import Stopwatch
 from ..trace import Fed, Trace
-from .contracts import ContinuousSampler, Easel, ImageState, PictureRequest, Round
+from .contracts import ContinuousContext, ContinuousSampler, ImageRequest, RoundResult
+from .state import ImageState
 
 
 def decode(
-    model: ContinuousModel, sampler: ContinuousSampler, request: PictureRequest, *, steps: bool = True
+    model: ContinuousModel, sampler: ContinuousSampler, request: ImageRequest, *, steps: bool = True
 ) -> Iterator[Event]:
-    """Decodes a request, yielding `Started`, then `Painted` and `RowFinished` events, and at last `Finished`.
+    """Decodes a request, yielding `Started`, then `Sampled` and `RowFinished` events, and at last `Finished`.
 
-    Without `steps` no `Painted` is told. A vector has no id: where ids are told, 0 stands for one that is known.
+    Without `steps` there is no `Sampled`. A vector has no id: where events hold ids, 0 marks a known one.
     """
     loop = ContinuousLoop(model, sampler, request)
     try:
         yield loop.started()
-        while len(loop.painting):
-            before = loop.painting.done
+        while len(loop.images):
+            before = loop.images.count
             loop.round()
             if steps:
-                yield loop.told(before)
+                yield loop.step_event(before)
             yield from loop.retire()
         yield loop.finished()
     finally:
-        loop.state = None  # it may reach the easel, which reaches it
+        loop.state = None  # breaks a reference cycle: it may refer to the context
 
 
 class ContinuousLoop:
     """The state of one request; it dies with it."""
 
-    def __init__(self, model: ContinuousModel, sampler: ContinuousSampler, request: PictureRequest) -> None:
+    def __init__(self, model: ContinuousModel, sampler: ContinuousSampler, request: ImageRequest) -> None:
         self.sampler, self.request = sampler, request
         sampler.method.check_model(model)
         head = model.head.respaced(sampler.method.head_steps or model.head.steps)
-        self.painting = ImageState(model, request)
+        self.images = ImageState(model, request)
         self.watch = Stopwatch(model.device)
-        self.easel = Easel(model, head, request, self.painting, self.watch)
+        self.context = ContinuousContext(model, head, request, self.images, self.watch)
         with torch.inference_mode():
-            self.state: Any = sampler.method.start(self.easel)
+            self.state: Any = sampler.method.start(self.context)
         self.rounds = 0
-        count, tokens = len(self.painting), self.painting.tokens
+        count, tokens = len(self.images), self.images.tokens
         self.latents = np.zeros((count, tokens, head.size), dtype=np.float32)
         self.commit_step = np.zeros((count, tokens), dtype=np.int16)
         self.commit_score = np.zeros((count, tokens), dtype=np.float32)
-        self.done: dict[int, RowFinished] = {}
+        self.row_events: dict[int, RowFinished] = {}
         self.contexts: list[list[int]] = [[] for _ in range(count)]
         self.drafted: list[list[int]] = [[] for _ in range(count)]
         self.accepted: list[list[int]] = [[] for _ in range(count)]
         self.draft_forwards = np.zeros(count, dtype=np.int64)
-        self.deviation: np.ndarray | None = None  # [B], where the method tells of any
+        self.deviation: np.ndarray | None = None  # [B], where the method reports any
 
     @torch.inference_mode()
     def round(self) -> None:
         """One round of the method for every live row."""
-        painting = self.painting
-        before, nfe = painting.done, painting.nfe.copy()
-        made = self.sampler.method.round(self.easel, self.state)
-        if not (painting.done > before).all():
-            raise RuntimeError(f"{self.sampler.spec} made a round that draws nothing in a row")
-        self._note(made, painting.nfe - nfe)
+        images = self.images
+        before, nfe = images.count, images.nfe.copy()
+        result = self.sampler.method.round(self.context, self.state)
+        if not (images.count > before).all():
+            raise RuntimeError(f"a round of {self.sampler.spec} committed no token of a row")
+        self._record(result, images.nfe - nfe)
         self.rounds += 1
 
-    def _note(self, made: Round, calls: np.ndarray) -> None:
-        """Keeps what a round tells, a number a call of the backbone; what was tested is told of the last."""
-        rows, count = self.painting.rows, len(self.painting)
-        contexts = np.ones(count, dtype=np.int64) if made.contexts is None else made.contexts
-        drafted = np.zeros(count, dtype=np.int64) if made.drafted is None else made.drafted
-        accepted = np.zeros(count, dtype=np.int64) if made.accepted is None else made.accepted
+    def _record(self, result: RoundResult, calls: np.ndarray) -> None:
+        """Adds a round to the trace, one number per call of the backbone; tests count for the last call."""
+        rows, count = self.images.rows, len(self.images)
+        contexts = np.ones(count, dtype=np.int64) if result.contexts is None else result.contexts
+        drafted = np.zeros(count, dtype=np.int64) if result.drafted is None else result.drafted
+        accepted = np.zeros(count, dtype=np.int64) if result.accepted is None else result.accepted
         for at, row in enumerate(rows.tolist()):
-            quiet = [0] * (int(calls[at]) - 1)
-            self.contexts[row] += [*(1 for _ in quiet), int(contexts[at]) - len(quiet)]
-            self.drafted[row] += [*quiet, int(drafted[at])]
-            self.accepted[row] += [*quiet, int(accepted[at])]
-        self.draft_forwards[rows] += made.draft_forwards
-        if made.deviation is not None:
+            earlier = int(calls[at]) - 1
+            self.contexts[row] += [1] * earlier + [int(contexts[at]) - earlier]
+            self.drafted[row] += [0] * earlier + [int(drafted[at])]
+            self.accepted[row] += [0] * earlier + [int(accepted[at])]
+        self.draft_forwards[rows] += result.draft_forwards
+        if result.deviation is not None:
             if self.deviation is None:
                 self.deviation = np.zeros(len(self.drafted))
-            self.deviation[rows] += made.deviation
+            self.deviation[rows] += result.deviation
 
-    # --- what is told ---
+    # --- events ---
 
     def started(self) -> Started:
         """The rows before the first call."""
@@ -104,41 +105,41 @@ class ContinuousLoop:
             np.zeros(count, dtype=int),
         )
 
-    def told(self, before: np.ndarray) -> Sampled:
-        """The round just made; copies, so that it may be kept."""
-        painting = self.painting
-        known, was = painting.known().cpu().numpy(), painting.known(before).cpu().numpy()
+    def step_event(self, before: np.ndarray) -> Sampled:
+        """The last round; its arrays are copies."""
+        images = self.images
+        known, was = images.known().cpu().numpy(), images.known(before).cpu().numpy()
         return Sampled(
             number=self.rounds - 1,
-            rows=painting.rows,
-            nfe=painting.nfe.copy(),
+            rows=images.rows,
+            nfe=images.nfe.copy(),
             tokens=np.where(known, 0, -1),
             open=~known,
             committed=known & ~was,
-            settled=painting.done.copy(),
-            latents=painting.latents.cpu().numpy().copy(),
+            settled=images.count.copy(),
+            latents=images.latents.cpu().numpy().copy(),
         )
 
     def retire(self) -> Iterator[RowFinished]:
-        """Lets finished rows leave."""
-        painting = self.painting
-        over = painting.done == painting.tokens
-        if not over.any():
+        """Removes finished rows."""
+        images = self.images
+        complete = images.count == images.tokens
+        if not complete.any():
             return
-        for at in np.flatnonzero(over).tolist():
-            row = int(painting.rows[at])
-            self.latents[row] = painting.latents[at].cpu().numpy()
-            self.commit_step[row], self.commit_score[row] = painting.commit_step[at], painting.commit_score[at]
-            self.done[row] = RowFinished(
-                row, np.zeros(painting.tokens, dtype=np.int64), "length", int(painting.nfe[at])
+        for at in np.flatnonzero(complete).tolist():
+            row = int(images.rows[at])
+            self.latents[row] = images.latents[at].cpu().numpy()
+            self.commit_step[row], self.commit_score[row] = images.commit_step[at], images.commit_score[at]
+            self.row_events[row] = RowFinished(
+                row, np.zeros(images.tokens, dtype=np.int64), "length", int(images.nfe[at])
             )
-            yield self.done[row]
-        keep = np.flatnonzero(~over)
-        painting.keep(keep)
+            yield self.row_events[row]
+        keep = np.flatnonzero(~complete)
+        images.keep(keep)
         self.state = take_rows(self.state, keep)
 
     def finished(self) -> Finished:
-        """All rows are done."""
+        """The results of all rows."""
         count, tokens = self.commit_step.shape
         copies = 1 if self.request.cfg is None else 2
         blank = np.zeros((count, tokens), dtype=np.int64)
@@ -152,7 +153,7 @@ class ContinuousLoop:
             drafted=tuple(map(tuple, self.drafted)),
             accepted=tuple(map(tuple, self.accepted)),
         )
-        ends = [self.done[row] for row in range(count)]
+        ends = [self.row_events[row] for row in range(count)]
         rows = tuple(sum(calls) * copies for calls in self.contexts)
         return Finished(
             tokens=blank,

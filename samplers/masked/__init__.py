@@ -1,1 +1,1 @@
-"""The masked wing: diffusion language models, filled in block by block; one folder a stage, one method a file."""
+"""Decodes masked diffusion language models block by block: one folder per stage, one file per method."""

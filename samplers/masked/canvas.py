@@ -1,16 +1,13 @@
 """The canvas: the token rows being filled, and the only place that writes them.
 
-Two kinds of state. What the rows hold (tokens, which are open, when and how surely each was committed) are tensors on
-the model's device. Where the rows stand (active block, clock, forwards) are small arrays on the host, brought up to
-date from one transfer a step; on a CPU that transfer is a view.
+It has two kinds of state. The contents of the rows (tokens, which are open, when and with what score each was
+committed) are tensors on the model's device. The progress of the rows (active block, clock, forwards) is in small
+arrays on the host, updated by one transfer a step; on a CPU that transfer is a view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from operator import or_
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,13 +15,14 @@ from torch import Tensor
 
 from pardec.models.errors import CapacityError, SpecError
 
-from ..host_transfer import hosted
+from ..host_transfer import to_host
+from .writing import Revision, Writing
 
 GIVEN = -1  # commit_step of a token that the request gave
 NEVER = -2  # commit_step of a position that was never committed
 
-_CLOCKS = 64  # forwards for which there is room at first
-_MOST = np.iinfo(np.int16).max  # what commit_step can count
+_CLOCKS = 64  # forwards there is room for at first
+_LONGEST = np.iinfo(np.int16).max  # that commit_step can count
 _ROWS = (
     "rows",
     "prompt",
@@ -34,63 +32,14 @@ _ROWS = (
     "hi",
     "end",
     "step",
-    "began",
+    "entry_step",
     "nfe",
     "entered",
     "left",
     "first_open",
 )
 _TENSORS = ("tokens", "open", "commit_step", "commit_score", "window", "eligible")
-_HOST = (*_ROWS, "asked", "planned", "held", "_clocks", "given_host", "window_host", "eligible_host")
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """Tokens and scores for some positions: of the block, [B, W] each, or of the whole row, [B, L + 1]."""
-
-    which: Tensor  # bool
-    tokens: Tensor  # int64
-    scores: Tensor  # float32
-
-    def over(self, other: Writing) -> Writing:
-        """Both; where they meet this one stands."""
-        tokens, scores = (
-            torch.where(self.which, *both) for both in ((self.tokens, other.tokens), (self.scores, other.scores))
-        )
-        return Writing(self.which | other.which, tokens, scores)
-
-    def only(self, where: Tensor) -> Writing:
-        """Where `where` (bool, broadcast) holds too."""
-        return replace(self, which=self.which & where)
-
-
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """What is taken back or overwritten in the active block: what a forward committed, never what was given."""
-
-    reopen: Tensor | None = None  # [B, W] bool: open again, and what this step chose there is not committed
-    rewrite: Writing | None = None
-    hold: np.ndarray | None = None  # [B] bool: stays in the block though nothing in it is open
-
-    def also(self, other: Revision) -> Revision:
-        """Both at once: reopened wins over rewritten, and a later rewrite over an earlier one."""
-        rewrite = _join(self.rewrite, other.rewrite, lambda one, two: two.over(one))
-        return Revision(_join(self.reopen, other.reopen, or_), rewrite, _join(self.hold, other.hold, or_))
-
-    def only(self, rows: Tensor) -> Revision:
-        """In these rows ([B, 1] bool) alone."""
-        return Revision(
-            None if self.reopen is None else self.reopen & rows,
-            None if self.rewrite is None else self.rewrite.only(rows),
-            None if self.hold is None else self.hold & rows[:, 0].cpu().numpy(),
-        )
-
-
-_T = TypeVar("_T")
-
-
-def _join(one: _T | None, other: _T | None, both: Callable[[_T, _T], _T]) -> _T | None:
-    return other if one is None else one if other is None else both(one, other)
+_HOST = (*_ROWS, "to_fill", "total_steps", "stays", "_clocks", "given_host", "window_host", "eligible_host")
 
 
 class Canvas:
@@ -98,17 +47,17 @@ class Canvas:
 
     Attributes:
         tokens: [B, L + 1] int64.
-        open: [B, L + 1] bool, what is still to be committed.
+        open: [B, L + 1] bool, the positions still to be committed.
         commit_step: [B, L + 1] int16, the forward that committed a position, or GIVEN or NEVER.
-        commit_score: [B, L + 1] float32, its score then.
+        commit_score: [B, L + 1] float32, the score it was committed with.
         rows: [B] index of each live row in the request.
         prompt, total: [B] where generation begins and the row ends.
-        lo, hi: [B] the active block, the one with the first open position. `entered`: [B] bool, not asked about yet.
+        lo, hi: [B] the active block, the one with the first open position. `entered`: [B] bool, just now.
         end: [B] how far a forward may see: `total`, or the block's end in block-causal families.
         step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in.
-        began: [B] the clock when the active block was entered.
-        asked: [B] open positions at the start. `planned`: [B] steps that the schedule takes in all, 0 if it has none.
-        held: [B] bool, kept in a block that is complete, by a stage that still revises it.
+        entry_step: [B] the clock when the active block was entered.
+        to_fill: [B] open positions at the start. `total_steps`: [B] steps of the schedule in all, 0 if it has none.
+        stays: [B] bool, remains in a complete block, since a stage still revises it.
         left: [B] open positions in the active block.
         window: [B, W] int64 positions of the active block, L where outside of it. `eligible`: [B, W] bool.
         tokens_host, open_host, window_host, eligible_host: the same on the host. `given_host`: [B, L + 1] bool.
@@ -134,8 +83,10 @@ class Canvas:
     ) -> None:
         """Columns are those of the longest row, and at least `length`."""
         total = np.array([len(row) for row in rows])
-        if total.max() > _MOST:
-            raise CapacityError(f"a row of {total.max()} positions is longer than the {_MOST} that a canvas can record")
+        if total.max() > _LONGEST:
+            raise CapacityError(
+                f"a row of {total.max()} positions is longer than the {_LONGEST} that a canvas can record"
+            )
         self.length = max(int(total.max()), length)
         self.mask_id, self.pad_id, self.block_length, self.shift = mask_id, pad_id, block_length, shift
         tokens = torch.full((len(rows), self.length + 1), pad_id)
@@ -152,20 +103,20 @@ class Canvas:
         self.origin = np.zeros_like(self.prompt) if absolute else self.prompt.copy()
         self.block_causal = block_causal
         self.step = np.zeros(len(rows), dtype=np.int64)
-        self.began = np.zeros(len(rows), dtype=np.int64)
+        self.entry_step = np.zeros(len(rows), dtype=np.int64)
         self.nfe = np.zeros(len(rows), dtype=np.int64)
         self._clocks = np.zeros((len(rows), _CLOCKS), dtype=np.int64)
         self._forwards = 0
         self.entered = np.ones(len(rows), dtype=bool)
-        self.held = np.zeros(len(rows), dtype=bool)
-        self.planned = np.zeros(len(rows), dtype=np.int64)
+        self.stays = np.zeros(len(rows), dtype=bool)
+        self.total_steps = np.zeros(len(rows), dtype=np.int64)
         self.revises = False  # whether committed tokens may still change while their block is active
-        self.coming: Tensor | None = None  # [B, W] int64 on the host: see `Ahead`; set where a cache has to know
+        self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
         self.lo = self.hi = np.full(len(rows), -1)
         self._bind()
         self.given_host = ~self.open.cpu().numpy()
-        self.asked = (~self.given_host).sum(1)
-        self._place()
+        self.to_fill = (~self.given_host).sum(1)
+        self._update()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -173,7 +124,7 @@ class Canvas:
     # --- where the rows stand ---
 
     def _bind(self) -> None:
-        """On a CPU: the tensors as arrays of the same memory, so that reading and writing need no dispatch."""
+        """On a CPU: arrays that share the tensors' memory, so that reading and writing need no dispatch."""
         if self.tokens.device.type == "cpu":
             self.tokens_host, self.open_host = self.tokens.numpy(), self.open.numpy()
             self._step_host, self._score_host = self.commit_step.numpy(), self.commit_score.numpy()
@@ -183,14 +134,14 @@ class Canvas:
         if self.tokens.device.type == "cpu":
             return 0.0 if beside is None else float(beside)
         packed = torch.where(self.open, -1, self.tokens)
-        read = hosted({"packed": packed} if beside is None else {"packed": packed, "beside": beside})
+        read = to_host({"packed": packed} if beside is None else {"packed": packed, "beside": beside})
         self.open_host = read["packed"] < 0
         self.tokens_host = np.where(self.open_host, self.mask_id, read["packed"])
         return 0.0 if beside is None else float(read["beside"])
 
-    def _place(self, beside: Tensor | None = None) -> float:
+    def _update(self, beside: Tensor | None = None) -> float:
         """Reads back which positions are open and moves every row to the block of its first open one."""
-        told = self._read(beside)
+        value = self._read(beside)
         first, each = self.open_host.argmax(1), np.arange(len(self.rows))
         self.first_open = np.where(self.open_host[each, first], first, self.total)
         if (self.first_open >= self.hi).any():
@@ -198,15 +149,15 @@ class Canvas:
         self.eligible_host = self.open_host[each[:, None], self.window_host]
         self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
         self.left = self.eligible_host.sum(1)
-        return told
+        return value
 
     def _enter(self) -> None:
         """Moves rows whose block is complete to the block of their first open position."""
         block = (np.minimum(self.first_open, self.total - 1) - self.origin) // self.block_length
         # A row that ends with its prompt has no block; it stands at its end until it leaves.
-        lo = np.where(self.held, self.lo, self.origin + np.maximum(block, 0) * self.block_length)
+        lo = np.where(self.stays, self.lo, self.origin + np.maximum(block, 0) * self.block_length)
         self.entered = self.entered | (lo != self.lo)
-        self.began = np.where(lo != self.lo, self.step, self.began)
+        self.entry_step = np.where(lo != self.lo, self.step, self.entry_step)
         self.lo, self.hi = lo, np.minimum(lo + self.block_length, self.total)
         self.end = self.hi if self.block_causal else self.total
         self.window_host = lo[:, None] + np.arange(self.block_length)
@@ -221,12 +172,12 @@ class Canvas:
     @property
     def finished(self) -> np.ndarray:
         """[B] bool: nothing is open, and nothing is to be revised."""
-        done: np.ndarray = (self.first_open >= self.total) & ~self.held
-        return done
+        finished: np.ndarray = (self.first_open >= self.total) & ~self.stays
+        return finished
 
     @property
     def settled(self) -> np.ndarray:
-        """[B] the first position whose token is open or may still change; what stands before it is final."""
+        """[B] the first position whose token is open or may still change; all tokens before it are final."""
         if not self.revises:
             return self.first_open
         return np.where(self.finished, self.total, np.minimum(self.first_open, self.lo))
@@ -239,21 +190,20 @@ class Canvas:
 
     def first_committed(self, ids: tuple[int, ...]) -> np.ndarray:
         """[B] the first position where one of `ids` was committed (not given); `total` where there is none."""
-        found = self.tokens_host == ids[0] if len(ids) == 1 else np.isin(self.tokens_host, ids)
-        if not found.any():
+        matches = self.tokens_host == ids[0] if len(ids) == 1 else np.isin(self.tokens_host, ids)
+        if not matches.any():
             return self.total
-        found = found & ~self.given_host & ~self.open_host
-        first: np.ndarray = np.where(found.any(1), found.argmax(1), self.total)
+        matches = matches & ~self.given_host & ~self.open_host
+        first: np.ndarray = np.where(matches.any(1), matches.argmax(1), self.total)
         return first
 
-    def ahead(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """What is open in `rows` ([B] bool) as far as a forward may see.
+    def visible_open(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The open positions of `rows` ([B] bool) as far as a forward may see.
 
         Returns:
             [B, L + 1] bool, and the same as columns [B, K], padded with the bin.
         """
-        places = np.arange(self.length + 1)
-        which = self.open_host & rows[:, None] & (places < self.end[:, None])
+        which = self.open_host & rows[:, None] & (np.arange(self.length + 1) < self.end[:, None])
         most = int(which.sum(1).max())
         columns = np.argsort(~which, axis=1, kind="stable")[:, :most]
         columns = np.where(np.arange(most) < which.sum(1)[:, None], columns, self.length)
@@ -270,19 +220,19 @@ class Canvas:
         revision: Revision | None = None,
         beside: Tensor | None = None,
     ) -> float:
-        """Writes what is `chosen` in the block where it is open, and moves the rows on.
+        """Writes `chosen` to open positions of the block, counts the forward, and moves the rows on.
 
-        Counts the forward that this commit ends. What is committed already stays as it is, but for `revision`.
+        Committed tokens change by `revision` alone.
 
         Args:
-            fill: written as well, anywhere in the row where it is open.
-            beside: [] a number that the host is to know; it comes in the transfer that there is anyway.
+            fill: written as well, to open positions anywhere in the row.
+            beside: [] a number that the host needs; it comes in the transfer that is made anyway.
 
         Returns:
             `beside`; 0 without one.
 
         Raises:
-            SpecError: the mask id was written as a token. The canvas is then of no more use.
+            SpecError: the mask id was written as a token. The canvas cannot be used any more.
         """
         which = chosen.which
         if revision is not None:
@@ -306,12 +256,12 @@ class Canvas:
         self.entered = np.zeros(len(self), dtype=bool)
         self.step = self.step + 1
         self.nfe = self.nfe + 1
-        told = self._place(beside)
+        value = self._update(beside)
         self._refuse_masks()
-        return told
+        return value
 
     def _refuse_masks(self) -> None:
-        """A mask that is neither given nor open was written as if it were a token."""
+        """Raises SpecError where a mask that is neither given nor open was written as if it were a token."""
         wrong = (self.tokens_host == self.mask_id) & ~self.open_host & ~self.given_host
         if wrong.any():
             row, position = (int(index[0]) for index in wrong.nonzero())
@@ -329,12 +279,12 @@ class Canvas:
     ) -> None:
         """Writes the block where `which` [B, W] holds; `stays`: whether those positions are open then."""
         pairs = ((self.tokens, tokens), (self.commit_step, forward), (self.commit_score, scores), (self.open, stays))
-        for held, new in pairs:
-            fresh = torch.as_tensor(new, dtype=held.dtype, device=held.device)
-            held.scatter_(1, self.window, torch.where(which, fresh, held.gather(1, self.window)))
+        for tensor, value in pairs:
+            new = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
+            tensor.scatter_(1, self.window, torch.where(which, new, tensor.gather(1, self.window)))
 
     def _revise(self, revision: Revision) -> None:
-        self.held = np.zeros(len(self), dtype=bool) if revision.hold is None else revision.hold
+        self.stays = np.zeros(len(self), dtype=bool) if revision.hold is None else revision.hold
         ours, new = self.committed, revision.rewrite
         if new is not None:
             self._put(new.which & ours, new.tokens, self._forward(), new.scores, stays=False)
@@ -350,24 +300,24 @@ class Canvas:
 
     @property
     def committed(self) -> Tensor:
-        """[B, W] bool: the positions of the active block that a forward committed, rather than the request gave."""
+        """[B, W] bool: the positions of the active block that a forward committed; not those the request gave."""
         return self.commit_step.gather(1, self.window) >= 0
 
     def close(self, rows: np.ndarray) -> None:
-        """Ends these rows ([B] bool): what is open in them becomes padding and stays uncommitted."""
+        """Ends these rows ([B] bool): their open positions become padding and stay uncommitted."""
         which = self.open & torch.from_numpy(rows).to(self.open.device)[:, None]
-        self.given_host = self.given_host | (self.open_host & rows[:, None])  # padding is nobody's choice
+        self.given_host = self.given_host | (self.open_host & rows[:, None])
         self.tokens.masked_fill_(which, self.pad_id)
         self.open &= ~which
-        self._place()
+        self._update()
 
     def begin(self, step: np.ndarray) -> None:
-        """Moves the clock of rows that have just entered a block on to `step` [B], where their plan enters it."""
+        """Sets the clock of rows that have just entered a block to `step` [B], if that is later."""
         self.step = np.where(self.entered, np.maximum(self.step, step), self.step)
-        self.began = np.where(self.entered, self.step, self.began)
+        self.entry_step = np.where(self.entered, self.step, self.entry_step)
 
     def skip(self, idle: np.ndarray) -> None:
-        """Moves the clock over steps at which a schedule owes nothing."""
+        """Moves the clock over steps at which a schedule commits nothing."""
         self.step = self.step + idle
 
     def keep(self, rows: np.ndarray) -> None:
@@ -381,9 +331,9 @@ class Canvas:
         self._read()
 
     def put(self, where: np.ndarray, other: Canvas) -> None:
-        """The rows of `other`, which no forward has seen, in place of those at `where`, whose numbers they take.
+        """Puts the rows of `other`, which no forward has seen, in place of those at `where`, whose indices they take.
 
-        Its columns are at least as many; where they are more, this canvas grows.
+        `other` has at least as many columns; where it has more, this canvas grows.
         """
         self._grow(other.length)
         with torch.inference_mode(False), torch.no_grad():
@@ -392,9 +342,9 @@ class Canvas:
                 setattr(self, name, getattr(self, name).index_copy(0, index, getattr(other, name)))
         for name in _HOST:
             if name not in ("rows", "_clocks"):
-                held = getattr(self, name).copy()
-                held[where] = getattr(other, name)
-                setattr(self, name, held)
+                values = getattr(self, name).copy()
+                values[where] = getattr(other, name)
+                setattr(self, name, values)
         past = self._forwards - int(self.nfe.max())  # forwards that no row here took part in
         self._clocks = np.roll(self._clocks, -past, axis=1)
         self._forwards -= past
@@ -403,15 +353,15 @@ class Canvas:
         self._read()
 
     def _grow(self, length: int) -> None:
-        """New columns before the bin, which belong to no row."""
+        """Adds columns before the bin, which belong to no row."""
         more, old = length - self.length, self.length
         if not more:
             return
         for name, blank in (("tokens", self.pad_id), ("open", False), ("commit_step", GIVEN), ("commit_score", 0)):
-            held = getattr(self, name)
+            values = getattr(self, name)
             with torch.inference_mode(False), torch.no_grad():
-                fresh = held.new_full((len(held), more), blank)
-                setattr(self, name, torch.cat([held[:, :-1], fresh, held[:, -1:]], 1))
+                columns = values.new_full((len(values), more), blank)
+                setattr(self, name, torch.cat([values[:, :-1], columns, values[:, -1:]], 1))
         self.given_host = np.pad(self.given_host, ((0, 0), (0, more)), constant_values=True)
         self.length = length
         self.window_host = np.where(self.window_host == old, length, self.window_host)

@@ -1,4 +1,4 @@
-"""From the positions that a cache policy asks to the law of the active block: plans, groups of rows, guidance."""
+"""Turns the positions that a cache queries into the active block's distribution: plans, groups of rows, guidance."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
-from ..ops.chunked_distribution import ChunkedDistribution, joined, too_many
-from ..ops.distribution import Distribution
-from ..ops.penalties import penalised, standing, without_ends
+from ..ops.chunked_distribution import ChunkedDistribution, RowDistribution, join, needs_chunks
+from ..ops.distribution import DenseDistribution, Distribution
+from ..ops.penalties import penalize, token_counts, without_ends
 from .canvas import GIVEN, Canvas
-from .contracts import Filling, MaskedSampler, QuerySpec, Request
+from .contracts import MaskedSampler, QuerySpec, Request
 from .layout import Group, Layout, Queries
 
-# Picking out what is wanted pays from so many numbers fewer on: states of the last layer, and logits.
+# Computing only the wanted outputs pays if it saves at least this many values: of the last layer, and of the logits.
 _NARROW_GAIN = 2000
 _COMPACT_GAIN = 4000
 
 
 class MaskedForward:
-    """Lays plans, keeps them while the same positions are asked, and runs the model on them.
+    """Lays plans, keeps them while the same positions are queried, and runs the model on them.
 
-    It is also the outlook (see contracts) on the forward just made.
+    It is also the `Predictions` of the forward just made.
     """
 
     def __init__(self, model: LanguageModel, canvas: Canvas, sampler: MaskedSampler, request: Request) -> None:
@@ -40,8 +40,8 @@ class MaskedForward:
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == GIVEN
         self.every = bool(sampler.revising)  # committed positions of the block are predicted too
-        self.whole = any(isinstance(stage, Filling) for stage in sampler.finish)  # any query may be asked for
-        shadow = any(getattr(stage, "shadow", False) for stage in sampler.revising)
+        self.whole = any(stage.fills for stage in sampler.finish)  # any query may be read afterwards
+        shadow = any(stage.needs_shadow for stage in sampler.revising)
         self.shadow = canvas.block_length if shadow else 0
         self.allowed, self.limits = request.allowed, None
         if self.allowed is not None:
@@ -49,7 +49,7 @@ class MaskedForward:
             self.limits = torch.nn.functional.pad(rows, (0, canvas.length + 1 - rows.shape[1])).to(canvas.tokens.device)
         self.request = request
         self.bound = self.allowed is not None or request.repetition_penalty is not None or request.min_new_tokens > 0
-        self.counts: Tensor | None = None  # [B, V] how often each token stands in a row, where that matters
+        self.counts: Tensor | None = None  # [B, V] how often each token occurs in a row, for penalties
         self.cache: KVCache | None = None
         if sampler.cache.stores or shadow:
             self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
@@ -57,12 +57,12 @@ class MaskedForward:
         self._key = b""
         self._groups: list[Group] = []
         self._order: Tensor | None = None
-        self._made: list[Hidden] = []  # of the forward just made, one a group; kept if `whole`
-        self._runs: list[finite.Run] = []  # the forward just made, one a group
-        self.highest = torch.zeros((), device=canvas.tokens.device)  # of all logits so far: see `finite`
+        self._hidden: list[Hidden] = []  # the last forward's outputs, one a group; kept if `whole`
+        self._runs: list[finite.Run] = []  # the last forward, one a group
+        self.highest = torch.zeros((), device=canvas.tokens.device)  # summed over all logits so far: see `finite`
 
     def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows, in the cache too."""
+        """Keeps these live rows, in the cache as well."""
         if self.given is not None:
             self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
         if self.limits is not None:
@@ -72,9 +72,9 @@ class MaskedForward:
         self._key = b""
 
     def put(self, other: MaskedForward) -> None:
-        """The canvas holds the rows of `other`, too, which no forward has seen: makes room for them.
+        """Makes room for the rows of `other`, which the canvas now holds and no forward has seen.
 
-        Their first forward is full, so that nothing of what the cache held in their place is ever seen.
+        Their first forward is full, so that stale entries of the cache are never seen.
         """
         if self.given is not None:
             self.given = self.canvas.commit_step == GIVEN  # no forward has changed that
@@ -83,10 +83,10 @@ class MaskedForward:
         self._key = b""
 
     def queries(self, query: QuerySpec) -> Queries:
-        """What to query so that everything asked is, and everything wanted is predicted.
+        """The positions of `query`, and those whose outputs predict the wanted ones.
 
-        The first forward of a row is full. In a shifted family the prediction of p stands in row p - 1, so that the
-        position before the block is asked too, as long as the block's first one is open.
+        The first forward of a row is full. In a shifted family position p is predicted by the output of p - 1, so that
+        the position before the block is queried too, as long as the block's first one is open.
         """
         canvas = self.canvas
         new = canvas.nfe == 0
@@ -122,33 +122,32 @@ class MaskedForward:
     ) -> tuple[Distribution, Distribution | None]:
         """One forward for every live row: the model's distribution at the `wanted` positions of the active block.
 
-        What stands for the block's other positions means nothing. The second law is the shadow's.
+        The values at the block's other positions are meaningless. The second distribution is the shadow's.
 
         Args:
             soft: [B, W, E] added to the inputs of the block.
         """
         canvas = self.canvas
         if self.request.repetition_penalty is not None:
-            # The canvas behind a short answer is full of end tokens: those are free to come again.
-            stands = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
-            self.counts = standing(canvas.tokens, stands, self.model.vocab_size, self.request.stop_ids)
+            # The canvas after a short answer is full of end tokens, which must stay free.
+            known = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
+            self.counts = token_counts(canvas.tokens, known, self.model.vocab_size, self.request.stop_ids)
         key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
         if queries.positions is not None or key != self._key:
             self._groups, self._order = self.layout.lay(queries)
             self._key = key
             forward = self.model.forward
         else:
-            forward = self.model.run  # a plan that was checked, with other tokens
-        self._made.clear()
+            forward = self.model.run  # the same plan with other tokens, already checked
+        self._hidden.clear()
         self._runs.clear()
-        found = [self._forward(group, wanted, soft, forward) for group in self._groups]
-        if len(found) == 1:
-            return found[0]
+        each = [self._forward(group, wanted, soft, forward) for group in self._groups]
+        if len(each) == 1:
+            return each[0]
         assert self._order is not None, "groups have an order"
-        twins = [twin for _, twin in found if twin is not None]
-        return joined([distribution for distribution, _ in found], self._order), joined(
-            twins, self._order
-        ) if twins else None
+        shadows = [shadow for _, shadow in each if shadow is not None]
+        whole = join([distribution for distribution, _ in each], self._order)
+        return whole, join(shadows, self._order) if shadows else None
 
     @property
     def early(self) -> Tensor:
@@ -157,23 +156,23 @@ class MaskedForward:
         early = np.arange(canvas.length + 1) - canvas.prompt[:, None] < self.request.min_new_tokens
         return torch.from_numpy(early).to(canvas.tokens.device)
 
-    # --- the outlook: the forward just made, at any of its positions ---
+    # --- predictions of the last forward, at any of its positions ---
 
     def has(self, positions: Tensor) -> Tensor:
         """Whether the forward predicts each of `positions` [B, K] -> bool [B, K]."""
-        found = [
+        each = [
             hidden.has(self._doubled(self.model.rows(self._of(positions, group))))[: len(group.want)]
-            for group, hidden in zip(self._groups, self._made, strict=True)
+            for group, hidden in zip(self._groups, self._hidden, strict=True)
         ]
-        return torch.cat(found)[self._order] if self._order is not None else found[0]
+        return torch.cat(each)[self._order] if self._order is not None else each[0]
 
     def at(self, positions: Tensor) -> Distribution:
-        """The law at `positions` [B, K]."""
-        found = []
-        for group, hidden in zip(self._groups, self._made, strict=True):
+        """The distribution at `positions` [B, K]."""
+        each = []
+        for group, hidden in zip(self._groups, self._hidden, strict=True):
             chosen = self._of(positions, group)
-            found.append(self._says(hidden, group, chosen, self._doubled(self.model.rows(chosen))))
-        return joined(found, self._order) if self._order is not None else found[0]
+            each.append(self._distribution(hidden, group, chosen, self._doubled(self.model.rows(chosen))))
+        return join(each, self._order) if self._order is not None else each[0]
 
     # --- one forward ---
 
@@ -183,75 +182,73 @@ class MaskedForward:
         wanted: np.ndarray,
         soft: Tensor | None,
         forward: Callable[[Plan, KVCache | None], Hidden],
-    ) -> tuple[Distribution, Distribution | None]:
-        """The law of one group, and the shadow's."""
-        tokens, want, place, narrow = self._at(self.canvas.tokens, group), group.want, None, not self.whole
+    ) -> tuple[RowDistribution, RowDistribution | None]:
+        """The distribution of one group, and its shadow's."""
+        tokens, want, index, narrow = self._at(self.canvas.tokens, group), group.want, None, not self.whole
         positions = self._of(self.canvas.window, group)
-        if want.device.type == "cpu" and not self.shadow:  # elsewhere the shapes had better stay what they are
-            want, place, positions = self._wanted_only(group, wanted, positions)
+        if want.device.type == "cpu" and not self.shadow:  # elsewhere constant shapes are faster
+            want, index, positions = self._wanted_only(group, wanted, positions)
             narrow = narrow and (group.plan.width - want.shape[1]) * len(want) * self.model.width >= _NARROW_GAIN
         if self.shadow:
             tokens = torch.cat([tokens, torch.full_like(positions, self.canvas.mask_id)], 1)
         if self.given is not None:
-            hidden_prompt = tokens.clone()
-            known = self._at(self.given, group)
-            hidden_prompt[:, : known.shape[1]].masked_fill_(known, self.canvas.mask_id)
-            tokens = torch.cat([tokens, hidden_prompt])
+            unconditional = tokens.clone()
+            given = self._at(self.given, group)
+            unconditional[:, : given.shape[1]].masked_fill_(given, self.canvas.mask_id)
+            tokens = torch.cat([tokens, unconditional])
         plan = replace(group.plan, tokens=tokens, want=self._doubled(want), narrow=narrow)
         if soft is not None:
-            plan = replace(plan, soft=self._doubled(self._placed(soft, group)))
+            plan = replace(plan, soft=self._doubled(self._at_queries(soft, group)))
         self._runs.append((plan, self.cache))
         hidden = forward(plan, self.cache)
         if self.whole:
-            self._made.append(hidden)
-        if self.shadow and not too_many(2 * tokens.shape[0] * self.shadow, self.model.vocab_size):
-            both = self._guided(hidden.logits()).chunk(2, 1)
-            distribution, twin = (Distribution(self._permitted(logits, group, positions)) for logits in both)
-            return distribution, twin
+            self._hidden.append(hidden)
+        if self.shadow and not needs_chunks(2 * tokens.shape[0] * self.shadow, self.model.vocab_size):
+            own, shadow = (
+                self._processed(both, group, positions) for both in self._guided(hidden.logits()).chunk(2, 1)
+            )
+            return DenseDistribution(own), DenseDistribution(shadow)
         if self.shadow:
-            distribution, twin = (self._says(hidden, group, positions, first=first) for first in (0, self.shadow))
-            return distribution, twin
-        distribution = self._says(hidden, group, positions)
-        if place is None:
+            ends = (0, self.shadow)
+            chunks, shadows = (self._distribution(hidden, group, positions, first=first) for first in ends)
+            return chunks, shadows
+        distribution = self._distribution(hidden, group, positions)
+        if index is None:
             return distribution, None
-        return (
-            distribution.placed(place)
-            if isinstance(distribution, ChunkedDistribution)
-            else Distribution(distribution.rows.flatten(0, 1), place)
-        ), None
+        return distribution.reindexed(index), None
 
-    def _says(
+    def _distribution(
         self,
         hidden: Hidden,
         group: Group,
         positions: Tensor,
         queries: Tensor | None = None,
         first: int = 0,
-    ) -> Distribution:
-        """What a forward says of `positions` [n, M], without the mask id and what is not allowed there.
+    ) -> RowDistribution:
+        """The distribution at `positions` [n, M], without the mask id and tokens that are not allowed there.
 
         Args:
-            queries: the absolute positions that say them, [copies * n, M]; None: those that the plan wants.
-            first: with a shadow, where among the wanted columns its own or the others begin.
+            queries: the absolute positions whose outputs predict them, [copies * n, M]; None: the plan's `want`.
+            first: with a shadow, the first of the wanted columns to read.
         """
         n, vocab = len(positions), self.model.vocab_size
         every = (hidden.plan.want if queries is None else queries).shape[1]
-        if not too_many(self.copies * n * every, vocab):
-            return Distribution(self._permitted(self._guided(hidden.logits(queries)), group, positions))
+        if not needs_chunks(self.copies * n * every, vocab):
+            return DenseDistribution(self._processed(self._guided(hidden.logits(queries)), group, positions))
         width = self.shadow or every
 
         def make(index: Tensor) -> Tensor:
             row, column = index.div(width, rounding_mode="floor"), index % width
             at = row * every + first + column
             both = at if self.cfg is None else torch.cat([at, at + n * every])
-            return self._permitted(self._guided(hidden.some(both, queries)), group, positions[row, column], row)
+            return self._processed(self._guided(hidden.some(both, queries)), group, positions[row, column], row)
 
         return ChunkedDistribution(
             make, n * width, vocab, torch.arange(n * width, device=positions.device).view(n, width)
         )
 
     def _doubled(self, tensor: Tensor) -> Tensor:
-        """The rows once more for the unconditional half of guidance."""
+        """The rows once more, for the unconditional half of guidance."""
         return tensor if self.cfg is None else torch.cat([tensor, tensor])
 
     def _guided(self, logits: Tensor) -> Tensor:
@@ -261,27 +258,26 @@ class MaskedForward:
         return logits
 
     def failure(self) -> PardecError | None:
-        """Why logits of the forward just made are not finite; None where running it again does not tell."""
+        """Why logits of the last forward are not finite; None where running it again does not show it."""
         return finite.failure(self.model, self._runs, cfg=self.cfg)
 
-    def _permitted(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None = None) -> Tensor:
-        """`logits`, penalised, without the mask id and what is not allowed there; `highest` knows them from now.
+    def _processed(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+        """`logits` with penalties, without the mask id and tokens that are not allowed; adds them to `highest`.
 
-        They may be changed in place.
-
-        They are of `positions` [n, M], or of one position [N] each of these `rows` [N] of the group.
+        May change them in place. They belong to `positions` [n, M], or to one position [N] of each of these `rows` [N]
+        of the group.
         """
         request = self.request
 
-        def at(held: Tensor) -> Tensor:  # [B, L + 1] -> as `positions`
-            held = self._of(held, group)
-            return held.gather(1, positions) if rows is None else held[rows, positions]
+        def at(values: Tensor) -> Tensor:  # [B, L + 1] -> as `positions`
+            values = self._of(values, group)
+            return values.gather(1, positions) if rows is None else values[rows, positions]
 
         if self.counts is not None and request.repetition_penalty is not None:
             own = torch.where(at(self.canvas.open), -1, at(self.canvas.tokens))
             counts = self._of(self.counts, group)
             counts = counts[:, None] if rows is None else counts[rows]
-            logits = penalised(logits, counts, own, request.repetition_penalty)
+            logits = penalize(logits, counts, own, request.repetition_penalty)
         logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
         if request.min_new_tokens:
             logits = without_ends(logits, at(self.early), request.stop_ids)
@@ -291,7 +287,7 @@ class MaskedForward:
         return logits
 
     def _wanted_only(self, group: Group, wanted: np.ndarray, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The queries wanted, [n, M], where among them each block position's is, [n, W], and what those predict."""
+        """The wanted queries [n, M], the index of each block position's among them [n, W], and what they predict."""
         wanted = wanted if group.rows is None else wanted[group.rows]
         counts = wanted.sum(1)
         most = max(int(counts.max()), 1)
@@ -301,30 +297,30 @@ class MaskedForward:
             order = wanted.nonzero()[1].reshape(-1, most)
         else:
             order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
-        place = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
+        index = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
         chosen = torch.from_numpy(order)
         if self.bound:
             positions = positions.gather(1, chosen)
-        return group.want.gather(1, chosen), torch.from_numpy(place), positions
+        return group.want.gather(1, chosen), torch.from_numpy(index), positions
 
-    def _placed(self, soft: Tensor, group: Group) -> Tensor:
+    def _at_queries(self, soft: Tensor, group: Group) -> Tensor:
         """`soft` [B, W, E] of the block, at the queries of a group [n, Q, E]; zero elsewhere."""
         soft = self._of(soft, group)
         lo = torch.from_numpy(self.canvas.lo if group.rows is None else self.canvas.lo[group.rows]).to(soft.device)
         at = group.plan.positions[: len(soft)] - lo[:, None]
         outside = (at < 0) | (at >= soft.shape[1])
-        found = soft.gather(1, at.masked_fill(outside, 0)[..., None].expand(-1, -1, soft.shape[-1]))
-        return found.masked_fill(outside[..., None], 0)
+        values = soft.gather(1, at.masked_fill(outside, 0)[..., None].expand(-1, -1, soft.shape[-1]))
+        return values.masked_fill(outside[..., None], 0)
 
     @staticmethod
-    def _of(held: Tensor, group: Group) -> Tensor:
-        """The group's rows of `held` [B, ...]."""
-        return held if group.rows is None else held[torch.from_numpy(group.rows).to(held.device)]
+    def _of(values: Tensor, group: Group) -> Tensor:
+        """The group's rows of `values` [B, ...]."""
+        return values if group.rows is None else values[torch.from_numpy(group.rows).to(values.device)]
 
-    def _at(self, held: Tensor, group: Group) -> Tensor:
-        """What the canvas holds at the queries of a group, [n, Q]."""
-        held = self._of(held, group)
+    def _at(self, values: Tensor, group: Group) -> Tensor:
+        """`values` [B, L + 1] at the queries of a group, [n, Q]."""
+        values = self._of(values, group)
         if group.source is not None:
-            return held.gather(1, group.source)
+            return values.gather(1, group.source)
         assert group.plan.span is not None
-        return held[:, slice(*group.plan.span)]
+        return values[:, slice(*group.plan.span)]

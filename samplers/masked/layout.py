@@ -1,4 +1,4 @@
-"""Laying plans: which rows go through a forward together, and what each of these groups asks."""
+"""Lays plans: which rows go through a forward together, and which positions each of these groups queries."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pardec.models.plan import Plan, Visible
 
 from .canvas import Canvas
 
-# A forward of its own costs a group of rows about as much as this many more queries would.
+# A separate forward costs a group of rows about as much as this many more queries would.
 _GROUP_COST = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """What the live rows queried in one step: [n, Q] positions, -1 pads, or the span [start, stop) of each row."""
+    """What the live rows query in one step: [n, Q] positions, -1 pads, or the span [start, stop) of each row."""
 
     rows: np.ndarray  # [n] rows of the request
     start: np.ndarray  # [n]
@@ -28,12 +28,12 @@ class Queries:
     positions: np.ndarray | None = None
 
     def of(self, at: int) -> range | tuple[int, ...]:
-        """The positions of the row at index `at`, a range where they are one."""
+        """The positions of the row at index `at`; a range if they have no gaps."""
         if self.positions is None:
             return range(int(self.start[at]), int(self.stop[at]))
-        found = self.positions[at, : self.stop[at] - self.start[at]].tolist()
-        whole = bool(found) and found[-1] - found[0] == len(found) - 1
-        return range(found[0], found[-1] + 1) if whole else tuple(found)
+        row = self.positions[at, : self.stop[at] - self.start[at]].tolist()
+        whole = bool(row) and row[-1] - row[0] == len(row) - 1
+        return range(row[0], row[-1] + 1) if whole else tuple(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Group:
     """Rows that go through one forward together."""
 
     rows: np.ndarray | None  # [n] indices of live rows; None: all
-    plan: Plan  # as laid; only its tokens change from forward to forward
+    plan: Plan  # only its tokens change from forward to forward
     source: Tensor | None  # [n, Q] canvas column of each query, padding at the bin; None: the plan's span
     want: Tensor  # [n, W] query of each block position's prediction, -1 outside of the block; then those of the shadow
 
@@ -51,8 +51,8 @@ class Layout:
     """Turns queries into plans.
 
     Attributes:
-        copies: 2 where guidance runs every row a second time, in the second half of a plan's rows, else 1.
-        shadow: positions of the shadow that rides behind the canvas, 0 without one.
+        copies: 2 with guidance, which runs every row again in the second half of a plan's rows, else 1.
+        shadow: length of the shadow, which follows the canvas; 0 without one.
     """
 
     model: LanguageModel
@@ -62,13 +62,13 @@ class Layout:
     shadow: int
 
     def cache_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Where the cache has these live rows: with guidance once more, in its second half."""
+        """The cache's rows of these live rows: with guidance, those in its second half too."""
         assert self.cache is not None
         half = self.cache.batch // self.copies
         return np.concatenate([rows + half * copy for copy in range(self.copies)])
 
     def lay(self, queries: Queries) -> tuple[list[Group], Tensor | None]:
-        """One plan a group of rows that ask about as much, and where each live row stands in the groups in turn."""
+        """One plan for each group of rows that query about as much, and each live row's index in the groups in turn."""
         split = _split(queries.stop - queries.start)
         groups = [self._group(rows, queries) for rows in split]
         if len(split) == 1:
@@ -94,9 +94,9 @@ class Layout:
         span = None
         if even and queries.positions is None and (start == start[0]).all():
             span = (int(start[0]), int(stop[0]))
-        slots, asked = positions, positions
+        slots, queried = positions, positions
         if self.shadow:
-            asked, slots, want = self._shadowed(positions, np.where(block < hi[:, None], wanted, -1), want)
+            queried, slots, want = self._with_shadow(positions, np.where(block < hi[:, None], wanted, -1), want)
 
         def put(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
@@ -106,8 +106,8 @@ class Layout:
         if self.cache is not None and not whole:
             cache_rows = torch.from_numpy(self.cache_rows(rows)).to(device)
         plan = Plan(
-            tokens=put(asked),
-            positions=put(asked),
+            tokens=put(queried),
+            positions=put(queried),
             slots=put(slots),
             visible=self.model.visible(),
             lengths=put(end),
@@ -125,33 +125,33 @@ class Layout:
             source = torch.from_numpy(np.where(positions < 0, canvas.length, positions)).to(device)
         return Group(None if whole else rows, plan, source, plan.want[: len(rows)])
 
-    # --- the shadow: each block position once more, as a mask that sees everything but the position itself ---
+    # --- the shadow: each block position once more, as a mask that sees every position but its own ---
 
-    def _shadowed(
+    def _with_shadow(
         self, positions: np.ndarray, wanted: np.ndarray, want: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Positions, slots and wants with the shadow's queries behind the canvas's own."""
+        """Positions, slots and wants with the shadow's queries after those of the canvas."""
         width = positions.shape[1]
         slots = np.where(wanted < 0, -1, self.canvas.length + np.arange(self.shadow))
-        twins = np.broadcast_to(width + np.arange(self.shadow), wanted.shape)
+        shadow = np.broadcast_to(width + np.arange(self.shadow), wanted.shape)
         return (
             np.concatenate([positions, wanted], 1),
             np.concatenate([positions, slots], 1),
-            np.concatenate([want, twins], 1),
+            np.concatenate([want, shadow], 1),
         )
 
     def _leave_one_out(self, positions: np.ndarray, block: np.ndarray, hi: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """What each query sees, [n, Q + W, L + W] bool: the canvas never sees the shadow."""
+        """What each query sees, [n, Q + W, L + W] bool; the canvas never sees the shadow."""
         length, width = self.canvas.length, positions.shape[1]
         slots = np.arange(length)
-        seen = np.zeros((len(positions), width + self.shadow, length + self.shadow), dtype=bool)
-        seen[..., :length] = slots < end[:, None, None]
+        visible = np.zeros((len(positions), width + self.shadow, length + self.shadow), dtype=bool)
+        visible[..., :length] = slots < end[:, None, None]
         if self.canvas.block_causal:
             segment = np.maximum(positions, 0) // self.canvas.block_length
-            seen[:, :width, :length] &= slots // self.canvas.block_length <= segment[..., None]
-        seen[:, width:, :length] &= slots != block[..., None]
-        seen[:, width:, length:] = (block < hi[:, None])[:, None, :]
-        return seen
+            visible[:, :width, :length] &= slots // self.canvas.block_length <= segment[..., None]
+        visible[:, width:, :length] &= slots != block[..., None]
+        visible[:, width:, length:] = (block < hi[:, None])[:, None, :]
+        return visible
 
 
 def _split(width: np.ndarray) -> list[np.ndarray]:
@@ -170,6 +170,6 @@ def _split(width: np.ndarray) -> list[np.ndarray]:
 
 
 def _index(positions: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where each of `wanted` [n, W] stands in `positions` [n, Q], -1 where it does not."""
+    """The index of each of `wanted` [n, W] in `positions` [n, Q], -1 where it is absent."""
     same = positions[:, None, :] == wanted[:, :, None]
     return np.where(same.any(-1), same.argmax(-1), -1)

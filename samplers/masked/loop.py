@@ -1,9 +1,9 @@
-"""The masked loop: diffusion language models filled in block by block, every row at its own pace.
+"""The masked loop: diffusion language models fill in a canvas block by block, every row at its own pace.
 
-One step: the schedule's clock, the cache's positions, the inputs, the forward (one a group of rows that ask alike),
-then logits, propose, select, widen, revise, commit, finish. The loop alone keeps four promises: the first forward of a
-request is full, an open row commits at least one position a step, the mask id is never committed, and what numbers that
-are not finite would choose is an error.
+One step: the schedule's clock, the cache's positions, the inputs, the forward (one for each group of rows that query
+about as much), then logits, propose, select, widen, revise, commit, finish. The loop itself keeps four promises: the
+first forward of a row is full, an open row commits at least one position a step, the mask id is never committed, and
+logits that are not finite are an error.
 """
 
 from __future__ import annotations
@@ -21,33 +21,19 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.finite import demand_head
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, unjoinable
+from ..batching import put_rows, take_rows, unjoinable
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..ops.rank import best
 from ..registry import resolve
-from ..rng import seat
-from .build import fitted
-from .canvas import NEVER, Canvas, Revision, Writing
-from .contracts import (
-    Ahead,
-    Choice,
-    Evidence,
-    Filling,
-    Laid,
-    MaskedSampler,
-    Planned,
-    Proposal,
-    QuerySpec,
-    Referring,
-    Remembering,
-    Request,
-    Scheduled,
-    take_rows,
-)
+from ..rng import assign_rows
+from .build import fit
+from .canvas import NEVER, Canvas
+from .contracts import Choice, Evidence, MaskedSampler, Proposal, QuerySpec, Request, Stage, Stateful
 from .forward import MaskedForward
 from .recorder import Before, TraceRecorder
 from .refusals import Read, demand_finite, mask_chosen
+from .writing import Revision, Writing
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -55,7 +41,7 @@ _LOWEST = torch.finfo(torch.float32).min
 def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, steps: bool = True) -> Iterator[Event]:
     """Decodes a request, yielding `Started`, then `Step` and `RowFinished` events, and at last `Finished`.
 
-    Without `steps` no `Step` is told, which spares a transfer a step.
+    Without `steps` there are no `Step` events, which saves a transfer a step.
     """
     loop = MaskedLoop(model, sampler, request)
     yield loop.recorder.started()
@@ -63,17 +49,18 @@ def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, st
     while len(loop.canvas):
         before = loop.step()
         if steps:
-            yield loop.recorder.told(before)
+            yield loop.recorder.step(before)
         yield from loop.retire()
     yield loop.recorder.finished()
 
 
-def _finished(model: LanguageModel, sampler: MaskedSampler, request: Request) -> Tensor:
-    """What the reference of a `Referring` select ends with: [B, L + 1], -1 where it committed nothing and nothing was
-    given. It stops where the sampler itself stops."""
-    assert isinstance(sampler.select, Referring)
-    stops = tuple(finish for finish in sampler.finish if not isinstance(finish, Filling))
-    *_, last = decode(model, replace(resolve(sampler.select.of), finish=stops), request, steps=False)
+def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler, request: Request) -> Tensor:
+    """What the select's reference sampler ends with: [B, L + 1], -1 where it committed nothing and nothing was given.
+
+    It stops where the sampler itself stops.
+    """
+    stops = tuple(finish for finish in sampler.finish if not finish.fills)
+    *_, last = decode(model, replace(resolve(reference), finish=stops), request, steps=False)
     assert isinstance(last, Finished)
     text = torch.from_numpy(np.where(last.trace.commit_step == NEVER, -1, last.tokens))
     return torch.nn.functional.pad(text, (0, 1), value=-1).to(model.device)
@@ -84,16 +71,16 @@ class Decision:
     """What one step does to the canvas."""
 
     chosen: Writing
-    by: Any  # the stage that names the tokens chosen
+    by: Stage  # the stage that names the tokens chosen
     revision: Revision | None = None
     fill: Writing | None = None
 
 
 class MaskedLoop:
-    """The state of one request; it dies with it."""
+    """The state of one request."""
 
     def __init__(self, model: LanguageModel, sampler: MaskedSampler, request: Request, *, columns: int = 0) -> None:
-        """Its canvas has at least so many `columns`."""
+        """The canvas has at least `columns` columns."""
         decoding_config = model.decoding_config
         if decoding_config.mask_id is None:
             raise ModelError(f"{model.name} has no mask token: it is no masked diffusion model")
@@ -103,9 +90,10 @@ class MaskedLoop:
                 f"{model.name} decodes in blocks of {decoding_config.block} laid from position 0, and no others"
             )
         demand_head(model)
-        sampler = fitted(sampler, model)
-        if isinstance(sampler.select, Referring):
-            request = replace(request, finished=_finished(model, sampler, request))
+        sampler = fit(sampler, model)
+        if sampler.select.reference_sampler is not None:
+            text = _reference_text(model, sampler.select.reference_sampler, sampler, request)
+            request = replace(request, finished=text)
         self.sampler, self.request = sampler, request
         self.canvas = canvas = Canvas(
             request.canvases,
@@ -120,16 +108,10 @@ class MaskedLoop:
             length=columns,
         )
         canvas.revises = bool(sampler.revising)
-        if isinstance(sampler.select, Planned):
-            canvas.planned = sampler.select.planned(canvas)
-        self.memory: dict[int, Any] = {
-            # A parameter may be called `start` too.
-            id(stage): stage.start(canvas)
-            for stage in sampler.stages
-            if isinstance(stage, Remembering) and callable(stage.start)
-        }
+        if (total := sampler.select.total_steps(canvas)) is not None:
+            canvas.total_steps = total
+        self.memory: dict[int, Any] = {id(stage): stage.start(canvas) for stage in sampler.stateful}
         self.forward = MaskedForward(model, canvas, sampler, request)
-        self.schedule = sampler.select if isinstance(sampler.select, Scheduled) else None
         self.recorder = TraceRecorder(canvas, self.forward.copies)
         self.endings = Endings(request.stops, len(canvas))
         self.distributions: list[Read] = []  # of the step, in order
@@ -138,12 +120,12 @@ class MaskedLoop:
 
     @torch.inference_mode()
     def step(self) -> Before:
-        """One forward for every live row, and its commits; what stood there before."""
+        """One forward for every live row, and its commits; returns the canvas before it."""
         canvas = self.canvas
         query = self.plan()
-        evidence = self.look(query)
+        evidence = self.predict(query)
         self.distributions = [Read(None, evidence.distribution, evidence.positions, evidence.eligible)]
-        if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: it is told with the commit
+        if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: the value comes with the commit
             demand_finite(float(self.forward.highest), self.distributions, self.forward)
         decision = self.decide(evidence, query)
         before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
@@ -164,24 +146,22 @@ class MaskedLoop:
             edits = [(stage, None if revision is None else revision.rewrite) for stage in self.sampler.revising]
             raise mask_chosen(error, [(decision.by, decision.chosen), *edits], self.canvas) from None
 
-    def state(self, stage: Any) -> Any:
+    def state(self, stage: Stateful) -> Any:
         """What `stage` remembers of this request."""
-        return self.memory.get(id(stage))
+        return self.memory[id(stage)]
 
     def plan(self) -> QuerySpec:
         """The schedule's clock, then the positions to query."""
         canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
-        if isinstance(select, Laid) and canvas.entered.any():
-            canvas.begin(select.begins(canvas))
-        if self.schedule is not None:
-            canvas.skip(self.schedule.tick(canvas, self.state(select)))
-        if getattr(cache, "ahead", False):
-            assert isinstance(select, Ahead), "the cache has checked it"
-            canvas.coming = select.ahead(canvas, self.request, self.state(select))
+        if canvas.entered.any() and (step := select.entry_step(canvas)) is not None:
+            canvas.begin(step)
+        canvas.skip(select.tick(canvas, self.state(select)))
+        if cache.needs_commit_order:
+            canvas.commit_order = select.commit_order(canvas, self.request, self.state(select))
         return cache.query(canvas, self.state(cache))
 
-    def look(self, query: QuerySpec) -> Evidence:
-        """The forward, and what it says of the active block."""
+    def predict(self, query: QuerySpec) -> Evidence:
+        """The forward, and what it predicts for the active block."""
         canvas, forward = self.canvas, self.forward
         queries, wanted = forward.queries(query), forward.wanted(query)
         self.recorder.history.append(queries)
@@ -197,60 +177,61 @@ class MaskedLoop:
         return evidence
 
     def decide(self, evidence: Evidence, query: QuerySpec) -> Decision:
-        """What is committed where, what is filled at once and what is revised."""
+        """What is committed, filled and revised."""
         canvas, sampler = self.canvas, self.sampler
         for stage in sampler.logits:
             evidence = replace(evidence, distribution=stage.logits(evidence, canvas, self.state(stage)))
             self.distributions.append(Read(stage, evidence.distribution, evidence.positions, evidence.eligible))
             self.forward.highest = self.forward.highest + evidence.distribution.highest()
         proposal = sampler.propose.propose(evidence, canvas)
-        found = sampler.select.select(proposal, canvas, self.state(sampler.select))
-        chosen, tokens = (found.which, found.tokens) if isinstance(found, Choice) else (found, proposal.tokens)
+        answer = sampler.select.select(proposal, canvas, self.state(sampler.select))
+        choice = answer if isinstance(answer, Choice) else Choice(answer, proposal.tokens)
+        chosen, tokens = choice.which, choice.tokens
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
-        chosen = self._some(chosen, proposal)
+        chosen = self._at_least_one(chosen, proposal)
         if query.must is not None:
             must = torch.from_numpy(query.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
             first = torch.arange(chosen.shape[1], device=chosen.device) == 0
             chosen = torch.where(must, first, chosen)
-        by = sampler.select if isinstance(found, Choice) else sampler.propose
+        by = sampler.select if choice is answer else sampler.propose
         decision = Decision(Writing(chosen, tokens, proposal.score), by, self._revision(chosen, proposal))
-        return self._filled(decision, proposal) if self.forward.whole else decision
+        return self._with_fill(decision, proposal) if self.forward.whole else decision
 
     @staticmethod
-    def _some(chosen: Tensor, proposal: Proposal) -> Tensor:
-        """What is `chosen` and eligible, with the best candidate of every row that has none."""
+    def _at_least_one(chosen: Tensor, proposal: Proposal) -> Tensor:
+        """`chosen` where eligible; in a row with none, its best candidate."""
         if chosen.device.type == "cpu":
             host = chosen.numpy() & proposal.eligible.numpy()
             if host.any(1).all():
                 return torch.from_numpy(host)
         chosen = chosen & proposal.eligible
-        # A method may score -inf for "last"; what is open still comes before what is not.
+        # A method may score -inf for "last"; open positions still come before the others.
         score = proposal.score.clamp(min=_LOWEST).masked_fill(~proposal.eligible, -torch.inf)
         return chosen | (best(score) & proposal.eligible & ~chosen.any(1, keepdim=True))
 
     def _revision(self, chosen: Tensor, proposal: Proposal) -> Revision | None:
         """What the revise stages decide together; a position that one reopens no other rewrites."""
-        found = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revising]
-        return reduce(Revision.also, found) if found else None
+        each = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revising]
+        return reduce(Revision.also, each) if each else None
 
-    def _filled(self, decision: Decision, proposal: Proposal) -> Decision:
-        """The decision, but all that is open at once in the rows whose finish says so."""
+    def _with_fill(self, decision: Decision, proposal: Proposal) -> Decision:
+        """The decision, with every open position committed in the rows that a finish stage fills."""
         canvas = self.canvas
         rows = np.zeros(len(canvas), dtype=bool)
         for finish in self.sampler.finish:
-            if isinstance(finish, Filling):
+            if finish.fills:
                 rows |= finish.fill(self.forward, proposal, canvas)
         if not rows.any():
             return decision
-        which, places = canvas.ahead(rows)
-        distribution = self.forward.at(places)
-        self.distributions.append(Read(None, distribution, places, which.gather(1, places)))
+        which, columns = canvas.visible_open(rows)
+        distribution = self.forward.at(columns)
+        self.distributions.append(Read(None, distribution, columns, which.gather(1, columns)))
         ids, probability = distribution.greedy
         fill = Writing(
             which,
-            torch.zeros_like(canvas.tokens).scatter_(1, places, ids),
-            torch.zeros_like(canvas.commit_score).scatter_(1, places, probability),
+            torch.zeros_like(canvas.tokens).scatter_(1, columns, ids),
+            torch.zeros_like(canvas.commit_score).scatter_(1, columns, probability),
         )
         rest = torch.from_numpy(~rows).to(which.device)[:, None]
         revision = None if decision.revision is None else decision.revision.only(rest)
@@ -259,7 +240,7 @@ class MaskedLoop:
     # --- rows that end ---
 
     def retire(self) -> Iterator[RowFinished]:
-        """Lets finished rows leave."""
+        """Removes finished rows."""
         over = self.over()
         if not over.any():
             return
@@ -272,7 +253,7 @@ class MaskedLoop:
         return self.canvas.rows
 
     def over(self) -> np.ndarray:
-        """[B] bool: the live rows that are done; what is open in those that stopped becomes padding."""
+        """[B] bool: the live rows that are done; open positions of those that stopped become padding."""
         canvas = self.canvas
         self.stopped = np.zeros(len(canvas), dtype=bool)
         for finish in self.sampler.finish:
@@ -286,39 +267,39 @@ class MaskedLoop:
         return over
 
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
-        """Tells of the rows that are done."""
+        """The events of the rows that are done."""
         for at in np.flatnonzero(over):
-            yield self.recorder.leave(int(at), "stop" if self.stopped[at] else "length")
+            yield self.recorder.finish_row(int(at), "stop" if self.stopped[at] else "length")
 
     def keep(self, keep: np.ndarray) -> None:
-        """The canvas, the cache and every state keep these live rows only."""
+        """Drops all live rows but these from the canvas, the cache and every state."""
         self.canvas.keep(keep)
         self.forward.keep(keep)
         self.endings.keep(keep)
         self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
 
     def finished(self, row: int | None = None) -> Finished:
-        """All rows are done, or this one."""
+        """The event of the end: of all rows, or of this one."""
         return self.recorder.finished(row)
 
     # --- rows that enter ---
 
     def alone(self) -> str | None:
-        """Why rows cannot join what is under way; None where they can."""
+        """Why no rows can join the request under way; None where they can."""
         if self.request.allowed is not None:
             return "what is allowed is laid out for the rows of one request"
-        if isinstance(self.sampler.select, Referring):
-            return f"{self.sampler.select.of} decodes the rows of a request beforehand"
+        if (reference := self.sampler.select.reference_sampler) is not None:
+            return f"{reference} decodes the rows of a request beforehand"
         name = next((name for state in self.memory.values() if (name := unjoinable(state))), None)
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
 
     def put(self, where: np.ndarray, other: MaskedLoop) -> None:
-        """The rows of `other`, which no forward has seen, in place of the finished ones at `where`.
+        """Puts the rows of `other`, which no forward has seen, in place of the finished ones at `where`.
 
-        They take the numbers of those. The samplers and the lengths of blocks are one.
+        They take the indices of those. Both loops have the same sampler and block length.
         """
         rows = self.rows[where]
-        seat(self.request.source, rows, other.request.source, other.rows)
+        assign_rows(self.request.source, rows, other.request.source, other.rows)
         self.canvas.put(where, other.canvas)
         self.forward.put(other.forward)
         self.endings.put(where, other.endings)

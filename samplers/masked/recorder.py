@@ -1,4 +1,4 @@
-"""What a masked loop tells, while it runs and when all is done: events, and the trace."""
+"""The events of a masked loop, and its trace."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from ..trace import Trace
 from .canvas import Canvas
 from .layout import Queries
 
-_HELD = ("tokens", "commit_step", "commit_score")
+_RECORDED = ("tokens", "commit_step", "commit_score")
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the canvas held before a step, [B, L + 1] each, on the host."""
+    """The canvas before a step, [B, L + 1] each, on the host."""
 
     open: np.ndarray
-    tokens: np.ndarray | None  # kept where committed tokens may change
+    tokens: np.ndarray | None  # where committed tokens may change
 
 
 class TraceRecorder:
-    """Follows one canvas. Finished rows leave it; what they held waits here for the trace."""
+    """Follows one canvas. Finished rows leave the canvas; their contents stay here for the trace."""
 
     def __init__(self, canvas: Canvas, copies: int) -> None:
         self.canvas, self.copies = canvas, copies
         self.history: list[Queries] = []  # one a forward
-        self.done: dict[int, RowFinished] = {}
-        self.held = [getattr(canvas, name).cpu().clone() for name in _HELD]
+        self.ends: dict[int, RowFinished] = {}
+        self.contents = [getattr(canvas, name).cpu().clone() for name in _RECORDED]
         self.lengths = canvas.total
         self.clocks: list[tuple[int, ...]] = [()] * len(canvas)
-        self.since = np.zeros(len(canvas), dtype=np.int64)  # [R] the first of these forwards that each row was in
+        self.first_forward = np.zeros(len(canvas), dtype=np.int64)  # [R] index into it, per row
 
     def started(self) -> Started:
         """The canvases before the first forward."""
@@ -42,61 +42,61 @@ class TraceRecorder:
             canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy(), canvas.prompt
         )
 
-    def told(self, before: Before) -> Step:
-        """The step just made; copies, so that it may be kept."""
+    def step(self, before: Before) -> Step:
+        """The event of the step just made; copies, so that it may be kept."""
         canvas = self.canvas
-        tokens, still = canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy()
+        tokens, open_ = canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy()
         was_open = before.open[:, : canvas.length]
         revised = None
         if before.tokens is not None:
-            revised = ~was_open & (still | (tokens != before.tokens[:, : canvas.length]))
+            revised = ~was_open & (open_ | (tokens != before.tokens[:, : canvas.length]))
         return Step(
             number=len(self.history) - 1,
             rows=canvas.rows,
             nfe=canvas.nfe,
             tokens=tokens,
-            open=still,
-            committed=was_open & ~still,
+            open=open_,
+            committed=was_open & ~open_,
             settled=canvas.settled,
             revised=revised,
         )
 
-    def leave(self, at: int, reason: str) -> RowFinished:
+    def finish_row(self, at: int, reason: str) -> RowFinished:
         """The row at index `at` is done."""
         canvas = self.canvas
         row = int(canvas.rows[at])
-        for held, name in zip(self.held, _HELD, strict=True):
-            held[row] = getattr(canvas, name)[at].cpu()
+        for values, name in zip(self.contents, _RECORDED, strict=True):
+            values[row] = getattr(canvas, name)[at].cpu()
         clocks = canvas.clocks[at].tolist()
         self.clocks[row] = tuple(clocks[len(clocks) - int(canvas.nfe[at]) :])
-        tokens = self.held[0][row, : self.lengths[row]].numpy().copy()
-        self.done[row] = RowFinished(row, tokens, reason, int(canvas.nfe[at]))
-        return self.done[row]
+        tokens = self.contents[0][row, : self.lengths[row]].numpy().copy()
+        self.ends[row] = RowFinished(row, tokens, reason, int(canvas.nfe[at]))
+        return self.ends[row]
 
     def put(self, rows: np.ndarray, total: np.ndarray) -> None:
-        """Rows of `total` tokens, in the canvas by now, take these numbers, [n], of rows that are done.
+        """Rows of `total` tokens, which are in the canvas by now, take the indices `rows` [n] of finished rows.
 
-        Forwards before all rows go.
+        Forwards that no row took part in are dropped.
         """
-        more = self.canvas.tokens.shape[1] - self.held[0].shape[1]
-        self.held = [torch.nn.functional.pad(held, (0, more)) for held in self.held]
+        more = self.canvas.tokens.shape[1] - self.contents[0].shape[1]
+        self.contents = [torch.nn.functional.pad(values, (0, more)) for values in self.contents]
         self.lengths = self.lengths.copy()
         self.lengths[rows] = total
-        self.since[rows] = len(self.history)
+        self.first_forward[rows] = len(self.history)
         for row in rows.tolist():
-            self.done.pop(row, None)
-        past = int(self.since[self.canvas.rows].min())
+            self.ends.pop(row, None)
+        past = int(self.first_forward[self.canvas.rows].min())
         del self.history[:past]
-        self.since -= past
+        self.first_forward -= past
 
     def finished(self, row: int | None = None) -> Finished:
-        """All rows are done, or this one, told as if it had been alone."""
+        """The event of the end: of all rows, or of this one as if it had been alone."""
         which = list(range(len(self.lengths))) if row is None else [row]
         lengths = self.lengths[which]
         longest = int(lengths.max())
-        tokens, commit_step, commit_score = (held[which, :longest].numpy() for held in self.held)
+        tokens, commit_step, commit_score = (values[which, :longest].numpy() for values in self.contents)
         fed = tuple(self._fed(row) for row in which)
-        ends = [self.done[row] for row in which]
+        ends = [self.ends[row] for row in which]
         clocks = tuple(self.clocks[row] for row in which)
         return Finished(
             tokens=tokens,
@@ -109,5 +109,6 @@ class TraceRecorder:
 
     def _fed(self, row: int) -> tuple[range | tuple[int, ...], ...]:
         """The positions that each forward of the row queried."""
-        places = ((queries, np.flatnonzero(queries.rows == row)) for queries in self.history[int(self.since[row]) :])
-        return tuple(queries.of(int(at[0])) for queries, at in places if len(at))
+        history = self.history[int(self.first_forward[row]) :]
+        each = ((queries, np.flatnonzero(queries.rows == row)) for queries in history)
+        return tuple(queries.of(int(at[0])) for queries, at in each if len(at))

@@ -1,11 +1,10 @@
-"""What the masked loop refuses to commit, by name: what numbers that are not finite chose, and the mask id."""
+"""What the masked loop refuses to commit: tokens chosen by values that are not finite, and the mask id."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,24 +14,26 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 
 from ..cards import name_of
 from ..ops.distribution import Distribution
-from .canvas import Canvas, Writing
+from .canvas import Canvas
+from .contracts import Stage
 from .forward import MaskedForward
+from .writing import Writing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """A law that a step chooses tokens by."""
+    """A distribution that a step chooses tokens by."""
 
-    stage: Any  # that made it; None is the model
+    stage: Stage | None  # the one that made it; None is the model
     distribution: Distribution
     positions: Tensor  # [B, K] absolute
-    which: Tensor  # [B, K] bool: those of which a token may be committed
+    which: Tensor  # [B, K] bool: where a token may be committed
 
 
 def demand_finite(highest: float, distributions: Sequence[Read], forward: MaskedForward) -> None:
-    """Raises what names the model, the argument or the stage, where a token has no distribution to come from.
+    """Raises an error that names the model, the argument or the stage where logits are not finite.
 
-    `highest` is what `asking` has added up; what nobody reads, such as the mask id's own logit, may be anything.
+    `highest` is the sum that `forward` keeps; logits that nobody reads, such as that of the mask id, may be anything.
     """
     if math.isfinite(highest):
         return
@@ -54,16 +55,16 @@ def _unsound(read: Read, wrong: Tensor, forward: MaskedForward) -> PardecError:
             f"{what} at {where} after {name_of(read.stage)}, a stage of the sampler",
             "the logits that it was given were finite: leave the stage out, or mend it",
         )
-    if (found := forward.failure()) is not None:
-        return found
+    if (error := forward.failure()) is not None:
+        return error
     if empty and forward.allowed is not None:
         return SpecError(f"{what} at {where}: of what is allowed there, {forward.model.name} rules out all")
     return ModelError(f"{what} at {where}, by {forward.model.name}")
 
 
-def mask_chosen(error: SpecError, written: Sequence[tuple[Any, Writing | None]], canvas: Canvas) -> SpecError:
-    """`error` with the name of the stage that chose the mask id, of those whose writings they are."""
-    for stage, writing in written:
+def mask_chosen(error: SpecError, writings: Sequence[tuple[Stage, Writing | None]], canvas: Canvas) -> SpecError:
+    """`error` with the name of the stage whose writing has the mask id."""
+    for stage, writing in writings:
         if writing is not None and ((writing.tokens == canvas.mask_id) & writing.which).any():
             return SpecError(f"{error} by {name_of(stage)}, a stage of the sampler", error.hint)
     return error

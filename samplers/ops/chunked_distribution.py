@@ -1,12 +1,11 @@
-"""A law over so many positions that their logits are not held: they are made piece by piece, when they are asked for.
+"""A distribution over so many positions that its logits do not fit in memory: they are computed in chunks, on demand.
 
-    [B, W, V] is never there; of W positions with V logits each, as many are made at a time as fit into HELD bytes
+    [B, W, V] is never there; of W positions with V logits each, as many are computed at a time as fit into CHUNK_BYTES
 
-Statistics take one pass of the head, and so do logits of a few tokens and draws. What reads all logits at once
-(`rows`, `logits`) still makes them all.
+Statistics take one pass of the head, and so do logits of a few tokens and sampling. Only `logits` computes them all.
 
-They are cut by rows and not by the vocabulary (`confidence_of`): so many rows read the head's weight no more often than
-its product does anyway, guidance and what is ruled out come before the statistics, and the numbers are the head's own.
+Chunks are cut by rows and not by the vocabulary: with so many rows the head's weight is read no more often than one
+matmul does anyway, guidance and excluded tokens come before the statistics, and the values are the head's own.
 """
 
 from __future__ import annotations
@@ -23,138 +22,120 @@ from torch import Tensor
 from pardec.models import finite
 
 from .confidence import Confidence, confidence, greedy
-from .distribution import Distribution, Noise, parted
+from .distribution import DenseDistribution, Distribution, Noise, align, split
 
-HELD = 1 << 28  # bytes of float32 logits that are made at once; less is simply held
+CHUNK_BYTES = 1 << 28  # of float32 logits that are computed at once; fewer are simply kept
 
-Read = TypeVar("Read")
-Make = Callable[[Tensor], Tensor]  # indices [N] of rows -> their logits [N, V] float32
+T = TypeVar("T")
+RowLogits = Callable[[Tensor], Tensor]  # indices [N] of rows -> their logits [N, V] float32
 
 
-def too_many(rows: int, vocab: int) -> bool:
-    """Whether logits of so many rows are made piece by piece."""
-    return rows * vocab * 4 > HELD
+def needs_chunks(rows: int, vocab: int) -> bool:
+    """Whether the logits of so many rows are computed in chunks."""
+    return rows * vocab * 4 > CHUNK_BYTES
 
 
 class ChunkedDistribution(Distribution):
-    """softmax(make(row)) at each position, `place` [B, W] saying the row of each, of `count` in all."""
+    """softmax(logits_of_rows(row)) at each position."""
 
-    def __init__(self, make: Make, count: int, vocab: int, place: Tensor) -> None:
-        vars(self).update(make=make, count=count, vocab=vocab, place=place)  # frozen, as laws are
-        self.make: Make
-        self.count: int
-        self.place: Tensor
+    def __init__(self, logits_of_rows: RowLogits, count: int, vocab: int, index: Tensor) -> None:
+        """`index` [B, W] int64 is the row of each position, of `count` rows in all."""
+        self.logits_of_rows, self.count, self._vocab, self.index = logits_of_rows, count, vocab, index
 
-    def placed(self, place: Tensor) -> ChunkedDistribution:
-        """The same rows at other positions, `place` [B, W]."""
-        return ChunkedDistribution(self.make, self.count, self.vocab, place)
+    def reindexed(self, index: Tensor) -> ChunkedDistribution:
+        """The same rows at other positions, `index` [B, W]."""
+        return ChunkedDistribution(self.logits_of_rows, self.count, self.vocab, index)
+
+    @property
+    def vocab(self) -> int:
+        return self._vocab
 
     @property
     def device(self) -> torch.device:
-        return self.place.device
-
-    @cached_property
-    def rows(self) -> Tensor:
-        return self.make(torch.arange(self.count, device=self.place.device))
+        return self.index.device
 
     @property
     def logits(self) -> Tensor:
-        return self.make(self.place.flatten()).view(*self.place.shape, self.vocab)
+        return self.logits_of_rows(self.index.flatten()).view(*self.index.shape, self.vocab)
 
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor]:
         if "confidence" in vars(self):
-            return self.confidence.ids, self.confidence.probability
-        ids, probability = zip(*self._each(lambda _, rows: greedy(rows)), strict=True)
-        return self.aligned(torch.cat(ids)), self.aligned(torch.cat(probability))
+            return super().greedy
+        ids, probability = zip(*self._each(lambda _, logits: greedy(logits)), strict=True)
+        return align(torch.cat(ids), self.index), align(torch.cat(probability), self.index)
 
     @cached_property
     def confidence(self) -> Confidence:
-        found = zip(*self._each(lambda _, rows: confidence(rows)), strict=True)
-        return Confidence(*(self.aligned(torch.cat(part)) for part in found))
+        statistics = zip(*self._each(lambda _, logits: confidence(logits)), strict=True)
+        return Confidence(*(align(torch.cat(chunks), self.index) for chunks in statistics))
 
     def highest(self) -> Tensor:
-        return torch.stack(list(self._each(lambda _, rows: finite.highest(rows)))).sum()
+        return torch.stack(list(self._each(lambda _, logits: finite.highest(logits)))).sum()
 
-    def at(self, tokens: Tensor) -> Tensor:
-        place, wanted = self.place.flatten(), tokens.flatten(0, 1)
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        index, wanted = self.index.flatten(), tokens.flatten(0, 1)
         out = torch.empty(wanted.shape, dtype=torch.float32, device=wanted.device)
 
-        def read(index: Tensor, rows: Tensor) -> None:
-            first = int(index[0])
-            here = ((place >= first) & (place < first + len(index))).nonzero()[:, 0]
-            out[here] = rows[place[here] - first].gather(1, wanted[here])
+        def read(rows: Tensor, logits: Tensor) -> None:
+            first = int(rows[0])
+            here = ((index >= first) & (index < first + len(rows))).nonzero()[:, 0]
+            out[here] = logits[index[here] - first].gather(1, wanted[here])
 
         deque(self._each(read), maxlen=0)
         return out.view(tokens.shape)
 
-    def some(self, places: np.ndarray) -> Tensor:
-        return self.make(self.place.flatten()[torch.from_numpy(places).to(self.device)])
+    def logits_at(self, positions: np.ndarray) -> Tensor:
+        return self.logits_of_rows(self.index.flatten()[torch.from_numpy(positions).to(self.device)])
 
-    def draw(self, places: np.ndarray, noise: Noise) -> Tensor:
-        return torch.cat([self._drawn(part, noise) for part in parted(places, HELD // (4 * self.vocab))])
+    def draw(self, positions: np.ndarray, noise: Noise) -> Tensor:
+        def sample(chunk: np.ndarray) -> Tensor:
+            return DenseDistribution(self.logits_at(chunk)).draw(np.arange(len(chunk)), lambda at: noise(chunk[at]))
 
-    def _drawn(self, places: np.ndarray, noise: Noise) -> Tensor:
-        """Of places whose logits may be held at once."""
-        return Distribution(self.some(places)).draw(np.arange(len(places)), lambda some: noise(places[some]))
-
-    def scaled(self, temperature: float) -> Distribution:
-        return self.mapped(lambda logits: logits if temperature == 1 else logits / temperature)
+        return torch.cat([sample(chunk) for chunk in split(positions, CHUNK_BYTES // (4 * self.vocab))])
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:
-        return ChunkedDistribution(lambda index: change(self.make(index)[None])[0], self.count, self.vocab, self.place)
+        return ChunkedDistribution(
+            lambda rows: change(self.logits_of_rows(rows)[None])[0], self.count, self.vocab, self.index
+        )
 
     def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.aligned(torch.cat(list(self._each(lambda _, rows: embed(rows.softmax(-1))))))
+        return align(torch.cat(list(self._each(lambda _, logits: embed(logits.softmax(-1))))), self.index)
 
-    def _each(self, read: Callable[[Tensor, Tensor], Read]) -> Iterator[Read]:
-        """What `read` makes of the indices of rows that follow each other and of their logits, held by nobody else."""
-        step = max(1, HELD // (4 * self.vocab))
+    def _each(self, read: Callable[[Tensor, Tensor], T]) -> Iterator[T]:
+        """`read(rows, logits)` of one chunk of consecutive rows after the other; nothing else keeps its logits."""
+        step = max(1, CHUNK_BYTES // (4 * self.vocab))
         for start in range(0, self.count, step):
-            index = torch.arange(start, min(start + step, self.count), device=self.place.device)
-            yield read(index, self.make(index))
+            rows = torch.arange(start, min(start + step, self.count), device=self.device)
+            yield read(rows, self.logits_of_rows(rows))
 
 
-def joined(distributions: Sequence[Distribution], order: Tensor) -> Distribution:
-    """The laws of groups of rows as one of all rows, in `order`."""
-    places, count = [], 0
-    for distribution in distributions:
-        size = _count(distribution)
-        place = (
-            distribution.place
-            if distribution.place is not None
-            else torch.arange(size, device=order.device).view(distribution.rows.shape[:2])
-        )
-        places.append(place + count)
-        count += size
-    place = torch.cat(places)[order]
-    if not any(isinstance(distribution, ChunkedDistribution) for distribution in distributions) and not too_many(
-        count, distributions[0].vocab
-    ):
-        return Distribution(
-            torch.cat([distribution.rows.reshape(-1, distribution.vocab) for distribution in distributions]), place
-        )
-    return ChunkedDistribution(lambda index: _of(distributions, index), count, distributions[0].vocab, place)
+RowDistribution = DenseDistribution | ChunkedDistribution  # with logits by row
 
 
-def _count(distribution: Distribution) -> int:
-    """Rows that a law has."""
-    return distribution.count if isinstance(distribution, ChunkedDistribution) else distribution.rows.shape[:-1].numel()
+def join(distributions: Sequence[RowDistribution], order: Tensor) -> RowDistribution:
+    """The distributions of groups of batch rows as one of all of them, in `order`."""
+    indices: list[Tensor] = []
+    counts: list[int] = []
+    for each in distributions:
+        index = each.index
+        if index is None:
+            index = torch.arange(each.count, device=order.device).view(each.logits.shape[:2])
+        indices.append(index + sum(counts))
+        counts.append(each.count)
+    index, vocab = torch.cat(indices)[order], distributions[0].vocab
+    dense = [each for each in distributions if isinstance(each, DenseDistribution)]
+    if len(dense) == len(distributions) and not needs_chunks(sum(counts), vocab):
+        return DenseDistribution(torch.cat([each.row_logits.reshape(-1, vocab) for each in dense]), index)
 
+    def logits_of_rows(rows: Tensor) -> Tensor:
+        out = torch.empty((len(rows), vocab), dtype=torch.float32, device=rows.device)
+        first = 0
+        for each, size in zip(distributions, counts, strict=True):
+            here = ((rows >= first) & (rows < first + size)).nonzero()[:, 0]
+            if len(here):
+                out[here] = each.logits_of_rows(rows[here] - first)
+            first += size
+        return out
 
-def _of(distributions: Sequence[Distribution], index: Tensor) -> Tensor:
-    """The rows `index` [N] of the laws, counted over all of them."""
-    out = torch.empty((len(index), distributions[0].vocab), dtype=torch.float32, device=index.device)
-    first = 0
-    for distribution in distributions:
-        size = _count(distribution)
-        here = ((index >= first) & (index < first + size)).nonzero()[:, 0]
-        if len(here):
-            own = index[here] - first
-            out[here] = (
-                distribution.make(own)
-                if isinstance(distribution, ChunkedDistribution)
-                else distribution.rows.reshape(-1, distribution.vocab)[own]
-            )
-        first += size
-    return out
+    return ChunkedDistribution(logits_of_rows, sum(counts), vocab, index)

@@ -1,22 +1,17 @@
 """Confidence: argmax, top-1, top-2, log-sum-exp and entropy of each row of logits, in one pass where one exists.
 
-    x = (logits + by at tokens) / temperature;    with x1 the highest: mass = sum exp(x - x1)
-    entropy = ln mass - sum exp(x - x1) (x - x1) / mass
-
-`confidence` reads logits that are there. `confidence_of` takes the states and the head's weight and goes over the
-vocabulary part by part, so that logits never are.
+x = (logits + by at tokens) / temperature;    with x1 the highest: mass = sum exp(x - x1)
+entropy = ln mass - sum exp(x - x1) (x - x1) / mass
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pardec.models.kernels.choice import backend
-from pardec.models.kernels.cpu.layer import usable
 
 from .confidence_c import greedy_c
 from .rank import argmax
@@ -52,11 +47,11 @@ class Confidence(NamedTuple):
 def confidence(
     logits: Tensor, *, temperature: float = 1.0, tokens: Tensor | None = None, by: Tensor | None = None
 ) -> Confidence:
-    """Statistics of `logits` [..., V], in float32 whatever their type, raised and over the temperature if told so.
+    """Statistics of `logits` [..., V], in float32 whatever their type, boosted and over the temperature.
 
     Args:
         temperature: above 0.
-        tokens: [..., K] int64 whose logits are raised first; what one token gets adds up.
+        tokens: [..., K] int64 whose logits are raised first; the amounts of a repeated token add up.
         by: [..., K] float32; -inf rules a token out.
 
     >>> confidence(torch.tensor([[0.0, 0.0]])).entropy
@@ -66,89 +61,22 @@ def confidence(
         from .confidence_triton import confidence as fast
 
         return Confidence(*fast(logits, temperature, tokens, by))
-    return _define(_changed(logits.float(), temperature, tokens, by))
+    return _define(_processed(logits.float(), temperature, tokens, by))
 
 
-def confidence_of(
-    states: Tensor,
-    weight: Tensor,
-    *,
-    temperature: float = 1.0,
-    tokens: Tensor | None = None,
-    by: Tensor | None = None,
-    width: int = 8192,
-) -> Confidence:
-    """`confidence` of the logits states @ weight.T, of which `width` a row are there at a time, or none in Triton.
-
-    Triton's version runs where it is forced to: the head's product is the larger part of the work, and nothing has
-    shown yet that it makes that as fast as the library does. Products are rounded to the states' type, as a head's are.
-
-    Args:
-        states: [..., E] what goes into the head's product, the final norm included.
-        weight: [V, E] of the head, of the same type.
-        temperature: above 0; `tokens` and `by` as of `confidence`.
-
-    >>> confidence_of(torch.ones(1, 2), torch.tensor([[1.0, 0.0], [2.0, 3.0]])).top1
-    tensor([5.])
-    """
-    shape, rows = states.shape[:-1], states.flatten(0, -2)
-    flat = [None if each is None else each.flatten(0, -2) for each in (tokens, by)]
-    if backend(states.device, suited=False) == "triton":
-        from .head_triton import confidence_of as fast
-
-        found = merged(fast(rows, weight, temperature, *flat))
-    else:
-        parts = [
-            _part(rows, weight[start : start + width], temperature, flat, start)
-            for start in range(0, len(weight), width)
-        ]
-        found = merged(tuple(torch.stack(each) for each in zip(*parts, strict=True)))
-    return Confidence(*(each.view(shape) for each in found))
-
-
-Sums = tuple[Tensor, ...]  # ids, top-1, top-2, mass and moment, the sum of exp(x - top1) (x - top1)
-
-
-def merged(parts: Sums) -> Confidence:
-    """The statistics of whole rows [N] from those of parts of the vocabulary, each [P, N]; a part may be all -inf."""
-    ids, first, second, mass, moment = parts
-    top1 = first.amax(0)
-    best = ids.masked_fill(first < top1, torch.iinfo(ids.dtype).max).amin(0)
-    drop = torch.where(first == -torch.inf, first, first - top1)
-    kept = drop.exp()
-    drop = torch.where(kept > 0, drop, 0)
-    total = (kept * mass).sum(0)
-    moment = (kept * (moment + mass * drop)).sum(0)
-    pair = torch.cat((first, second)).topk(2, dim=0).values
-    return Confidence(best, top1, pair[1], total, total.log() - moment / total)
-
-
-def _part(rows: Tensor, weight: Tensor, temperature: float, boosted: Sequence[Tensor | None], start: int) -> Sums:
-    """The sums over one part of the vocabulary, of rows [N, E] and weight [w, E]."""
-    tokens, by = boosted
-    if tokens is not None and by is not None:
-        inside = (tokens >= start) & (tokens < start + len(weight))
-        tokens, by = torch.where(inside, tokens - start, 0), torch.where(inside, by, 0)
-    found = _define(_changed((rows @ weight.T).float(), temperature, tokens, by))
-    none = found.top1 == -torch.inf
-    mass = found.mass.masked_fill(none, 0)
-    moment = (found.mass * (found.mass.log() - found.entropy)).masked_fill(none, 0)
-    return found.ids + start, found.top1, found.top2, mass, moment
-
-
-def _changed(logits: Tensor, temperature: float, tokens: Tensor | None, by: Tensor | None) -> Tensor:
+def _processed(logits: Tensor, temperature: float, tokens: Tensor | None, by: Tensor | None) -> Tensor:
     if tokens is not None and by is not None:
         logits = logits.scatter_add(-1, tokens, by)
     return logits if temperature == 1 else logits / temperature
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The argmax [...] of `logits` [..., V] and its probability; what most proposers need, and no more."""
-    if backend(logits.device) == "triton":
-        found = confidence(logits)
-        return found.ids, found.probability
-    logits = logits.float()
-    if usable(logits.device, logits.dtype):
+    """The argmax [...] of `logits` [..., V] and its probability."""
+    chosen, logits = backend(logits.device, torch.float32), logits.float()
+    if chosen == "triton":
+        row = confidence(logits)
+        return row.ids, row.probability
+    if chosen == "c":
         return greedy_c(logits)
     if logits.numel() <= _APIECE:
         return argmax(logits), logits.softmax(-1).amax(-1)
@@ -161,16 +89,16 @@ def _define(logits: Tensor) -> Confidence:
     rows = logits.detach().reshape(-1, logits.shape[-1])
     count = max(CACHED // rows.shape[1], 1)
     if len(rows) <= count or logits.device.type != "cpu":
-        found = _of_rows(rows, torch.empty_like(rows), torch.empty_like(rows))
+        result = _of_rows(rows, torch.empty_like(rows), torch.empty_like(rows))
     else:  # a few rows at a time, in the same memory: fresh pages would cost more than the arithmetic
-        held = rows.new_empty((2, count, rows.shape[1]))
-        parts = [_of_rows(part, *held[:, : len(part)]) for part in torch.split(rows, count)]
-        found = Confidence(*map(torch.cat, zip(*parts, strict=True)))
-    return Confidence(*(each.view(logits.shape[:-1]) for each in found))
+        buffers = rows.new_empty((2, count, rows.shape[1]))
+        parts = [_of_rows(part, *buffers[:, : len(part)]) for part in torch.split(rows, count)]
+        result = Confidence(*map(torch.cat, zip(*parts, strict=True)))
+    return Confidence(*(each.view(logits.shape[:-1]) for each in result))
 
 
 def _of_rows(logits: Tensor, shifted: Tensor, weights: Tensor) -> Confidence:
-    """Of logits [N, V]; what is handed in beside them, of their shape, is overwritten."""
+    """Of logits [N, V]; `shifted` and `weights`, of their shape, are overwritten."""
     ids = argmax(logits)[:, None]
     top1 = logits.gather(-1, ids)
     torch.sub(logits, top1, out=shifted)

@@ -1,4 +1,4 @@
-"""Denoising paths: drawing tokens along them, and how likely two heads find one.
+"""Denoising paths: sampling tokens along them, and the density of a path under a head.
 
     x_T = e_0,  x_(t-1) = mu_t(x_t) + tau s_t(x_t) e_t;  log p(path) = sum_t log N(x_(t-1); mu_t(x_t), (tau s_t(x_t))^2)
 
@@ -23,25 +23,25 @@ ROWS = 16384  # of a head in one call of `along`: more take memory and no less t
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Path:
-    """Points of N tokens from noise to token, and the laws that they were drawn from."""
+class DenoisingPath:
+    """Points of N tokens from noise to token, and the distributions of the transitions."""
 
     points: Tensor  # [T + 1, N, d] float32: x_T first
-    means: Tensor  # [T, N, d] float32: of the point that comes next ...
+    means: Tensor  # [T, N, d] float32: of the next point ...
     log_deviations: Tensor  # [T, N, d] ... the temperature included
 
     def transitions(self, last: Last) -> int:
-        """How many of them are random."""
+        """How many of the transitions are random."""
         return len(self.means) - (last != "noise")
 
 
 def width(head: Head) -> int:
-    """Normal numbers that a token takes."""
+    """Standard normal values needed per token."""
     return (head.steps + 1) * head.size
 
 
 def walk(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0, last: Last = "map") -> Tensor:
-    """Draws tokens [N, d] from `noise` [N, width]."""
+    """Samples tokens [N, d] from `noise` [N, width]."""
     e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
     x = e[:, 0]
     for number, index in enumerate(reversed(range(1, head.steps)), 1):
@@ -53,8 +53,8 @@ def walk(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0,
     return distribution.mean if last == "map" else distribution.mean + temperature * distribution.deviation * e[:, -1]
 
 
-def trace(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0) -> Path:
-    """`walk` with everything kept; the last transition has noise, and `token` says what a token is."""
+def trace(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0) -> DenoisingPath:
+    """`walk` that returns the whole path, the last transition with noise; `token` reads the tokens off it."""
     e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
     points, means, deviations = [e[:, 0]], [], []
     for number, index in enumerate(reversed(range(head.steps)), 1):
@@ -62,40 +62,40 @@ def trace(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0
         means.append(distribution.mean)
         deviations.append(distribution.log_deviation + _log(temperature))
         points.append(distribution.mean + temperature * distribution.deviation * e[:, number])
-    return Path(torch.stack(points), torch.stack(means), torch.stack(deviations))
+    return DenoisingPath(torch.stack(points), torch.stack(means), torch.stack(deviations))
 
 
-def token(path: Path, head: Head, last: Last) -> Tensor:
-    """[N, d]: the tokens that paths end in."""
+def token(path: DenoisingPath, head: Head, last: Last) -> Tensor:
+    """[N, d]: the tokens at the paths' ends."""
     if last == "x1":
         return path.points[-2] / float(head.signal[0])
     return path.means[-1] if last == "map" else path.points[-1]
 
 
-def along(head: Head, states: States, path: Path, *, temperature: float = 1.0) -> Path:
-    """The same points with the laws that another head, or other states, have there: one call of T * N rows.
+def along(head: Head, states: States, path: DenoisingPath, *, temperature: float = 1.0) -> DenoisingPath:
+    """The same points with the distributions of another head, or of other states: one call of T * N rows.
 
-    More than ROWS are asked for in several calls, some transitions each.
+    More than ROWS are split into several calls, some transitions each.
     """
     steps, count = path.means.shape[:2]
     index = torch.arange(steps - 1, -1, -1, device=path.points.device).repeat_interleave(count)
     points, each = path.points[:-1].flatten(0, 1), max(1, ROWS // max(1, count))
-    found: list[Gaussian] = []
+    gaussians: list[Gaussian] = []
     for part in range(0, steps, each):
         rows = slice(part * count, (part + each) * count)
         which = torch.arange(count, device=index.device).repeat(len(index[rows]) // max(1, count))
-        found.append(head.distribution(points[rows], index[rows], states.take(which)))
-    means = torch.cat([distribution.mean for distribution in found])
-    deviations = torch.cat([distribution.log_deviation for distribution in found]) + _log(temperature)
-    return Path(path.points, means.view_as(path.means), deviations.view_as(path.means))
+        gaussians.append(head.distribution(points[rows], index[rows], states.take(which)))
+    means = torch.cat([distribution.mean for distribution in gaussians])
+    deviations = torch.cat([distribution.log_deviation for distribution in gaussians]) + _log(temperature)
+    return DenoisingPath(path.points, means.view_as(path.means), deviations.view_as(path.means))
 
 
-def log_density(path: Path, last: Last) -> Tensor:
-    """[N] float64: the logarithm of the density of the points under the path's own laws, the first point left out."""
+def log_density(path: DenoisingPath, last: Last) -> Tensor:
+    """[N] float64: the log density of the points under the path's own distributions, without the first point."""
     count = path.transitions(last)
-    mean, spread = path.means[:count].double(), path.log_deviations[:count].double()
-    gap = (path.points[1 : count + 1].double() - mean) * torch.exp(-spread)
-    return (-0.5 * gap.square() - spread - 0.5 * math.log(2 * math.pi)).sum((0, 2))
+    mean, log_deviation = path.means[:count].double(), path.log_deviations[:count].double()
+    gap = (path.points[1 : count + 1].double() - mean) * torch.exp(-log_deviation)
+    return (-0.5 * gap.square() - log_deviation - 0.5 * math.log(2 * math.pi)).sum((0, 2))
 
 
 def _log(temperature: float) -> float:

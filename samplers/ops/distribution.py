@@ -1,9 +1,9 @@
-"""A law: the distribution that some logits stand for, and drawing from it."""
+"""Distributions over the vocabulary at the positions of a block, and sampling from them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -19,185 +19,209 @@ from ..rng import gumbel
 from .confidence import CACHED, Confidence, confidence, greedy
 from .rank import argmax
 
-Noise = Callable[[np.ndarray], Tensor]  # places [N] of a block -> uniforms [N, V] in (0, 1), float64
+Noise = Callable[[np.ndarray], Tensor]  # positions [N] of a block -> uniforms [N, V] in (0, 1), float64
 
-_HELD = 1 << 24  # numbers whose noise is there at once, where no cache has to hold it
+_NOISE_AT_ONCE = 1 << 24  # values whose noise is made at once on a GPU; on a CPU they have to fit its cache
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """softmax(logits) at each position of the active block. Statistics are computed once, when first asked for.
-
-    With `place`, only some positions have logits, and each of the block's says where its own stand; those without share
-    another's, which means nothing. Statistics are then computed for the few and handed out aligned to the block.
-    """
-
-    rows: Tensor  # [B, W, V], or with `place` [R, V]
-    place: Tensor | None = None  # [B, W] int64, row of `rows`
-
-    @cached_property
-    def logits(self) -> Tensor:
-        """[B, W, V]."""
-        return self.rows if self.place is None else self.aligned(self.rows)
-
-    @cached_property
-    def vocab(self) -> int:
-        """V."""
-        return self.rows.shape[-1]
+class Distribution(ABC):
+    """softmax(logits) at each position [B, W] of the active block. Statistics are computed once, when first needed."""
 
     @property
+    @abstractmethod
+    def vocab(self) -> int:
+        """V."""
+
+    @property
+    @abstractmethod
     def device(self) -> torch.device:
-        """Where it is."""
-        return self.rows.device
+        """Where the logits are."""
 
-    @cached_property
-    def greedy(self) -> tuple[Tensor, Tensor]:
-        """The argmax and its probability, [B, W]."""
-        if "confidence" in vars(self) or backend(self.device) == "triton":  # computed already, or on the way
-            return self.confidence.ids, self.confidence.probability
-        ids, probability = greedy(self.rows)
-        return self.aligned(ids), self.aligned(probability)
+    @property
+    @abstractmethod
+    def logits(self) -> Tensor:
+        """[B, W, V]."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def confidence(self) -> Confidence:
         """argmax, top-1, top-2, log-sum-exp and entropy, each [B, W]."""
-        return Confidence(*map(self.aligned, confidence(self.rows)))
 
+    @property
+    def greedy(self) -> tuple[Tensor, Tensor]:
+        """The argmax and its probability, [B, W]."""
+        return self.confidence.ids, self.confidence.probability
+
+    @abstractmethod
     def highest(self) -> Tensor:
         """[]: finite as long as every position that has logits has a distribution (see `models.finite`)."""
-        return finite.highest(self.rows)
+
+    @abstractmethod
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        """The logits of some `tokens` at each position, [B, W, K] both."""
+
+    @abstractmethod
+    def logits_at(self, positions: np.ndarray) -> Tensor:
+        """The logits at some `positions` [N] of the block, counted over all rows; [N, V]."""
+
+    @abstractmethod
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:
+        """The distribution with its logits changed, [1, N, V] -> [1, N, V], position by position."""
+
+    @abstractmethod
+    def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        """`embed` of the probabilities, [..., V] -> [..., E], for each position [B, W, E]."""
 
     def probability(self, tokens: Tensor) -> Tensor:
         """The probability of `tokens` [B, W]."""
         ids, highest = self.greedy
         if tokens is ids:
             return highest
-        chosen = self.at(torch.stack((ids, tokens), -1))
-        return (chosen[..., 1] - chosen[..., 0]).exp() * highest
-
-    def at(self, tokens: Tensor) -> Tensor:
-        """The logits of some `tokens` at each position, [B, W, K] both."""
-        return self.rows.gather(-1, tokens) if self.place is None else self.rows[self.place[..., None], tokens]
+        pair = self.logits_of(torch.stack((ids, tokens), -1))
+        return (pair[..., 1] - pair[..., 0]).exp() * highest
 
     def boosted(self, tokens: Tensor, by: Tensor) -> Distribution:
-        """This law with the logits of a few `tokens` [B, W, K] raised `by` [B, W, K], at least 0.
+        """This distribution with the logits of a few `tokens` [B, W, K] raised `by` [B, W, K], at least 0.
 
-        A token stands once at a position, except with nothing to add. No second pass over the vocabulary is made.
+        A token occurs once at a position, except with nothing to add. No second pass over the vocabulary is made.
         """
         return BoostedDistribution(self, tokens, by)
 
-    def some(self, places: np.ndarray) -> Tensor:
-        """The logits at some `places` [N] of the block, counted over all rows; [N, V]."""
-        index = torch.from_numpy(places).to(self.device)
-        row = index if self.place is None else self.place.flatten()[index]
-        return self.rows.flatten(0, -2).index_select(0, row)
-
-    def draw(self, places: np.ndarray, noise: Noise) -> Tensor:
-        """A token for each of `places` (see `some`), [N] int64: the Gumbel-max rule, in float64."""
-        most = CACHED if self.device.type == "cpu" else _HELD
-        parts = parted(places, most // self.vocab)
-        return torch.cat([argmax(gumbel(noise(part)).add_(self.some(part))) for part in parts])
-
     def scaled(self, temperature: float) -> Distribution:
-        """The law with its logits over the temperature, above 0."""
-        if temperature != 1 and backend(self.device) == "triton":
-            return ScaledDistribution(self, temperature)
+        """The distribution with its logits divided by the temperature, above 0."""
         return self.mapped(lambda logits: logits if temperature == 1 else logits / temperature)
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:
-        """The law with its logits changed, [1, N, V] -> [1, N, V], position by position."""
-        return Distribution(change(self.rows.flatten(0, -2)[None])[0].view(self.rows.shape), self.place)
-
-    def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """`embed` of the probabilities, [..., V] -> [..., E], for each position [B, W, E]."""
-        return self.aligned(embed(self.rows.softmax(-1)))
-
-    def aligned(self, found: Tensor) -> Tensor:
-        """What was computed for `rows`, handed out for the block: [R, ...] -> [B, W, ...]."""
-        if self.place is None:
-            return found
-        return found.take(self.place) if found.dim() == 1 else found[self.place]  # the same, in half the time
+    def draw(self, positions: np.ndarray, noise: Noise) -> Tensor:
+        """A token for each of `positions` (see `logits_at`), [N] int64: the Gumbel-max rule, in float64."""
+        most = CACHED if self.device.type == "cpu" else _NOISE_AT_ONCE
+        chunks = split(positions, most // self.vocab)
+        return torch.cat([argmax(gumbel(noise(chunk)).add_(self.logits_at(chunk))) for chunk in chunks])
 
 
-def parted(places: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """`places` [N] in parts of `size`, at least of one; of no places, one part without any."""
+def split(positions: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """`positions` [N] in chunks of `size`, at least 1; a single empty chunk where there are none."""
     size = max(size, 1)
-    return (places[start : start + size] for start in range(0, max(len(places), 1), size))
+    return (positions[start : start + size] for start in range(0, max(len(positions), 1), size))
 
 
-class ScaledDistribution(Distribution):
-    """A law over a temperature: its statistics are read off the other law's logits, and its own are not kept."""
+class DenseDistribution(Distribution):
+    """A distribution whose logits are in memory.
 
-    def __init__(self, base: Distribution, temperature: float) -> None:
-        vars(self).update(base=base, temperature=temperature, place=base.place)  # frozen, as laws are
-        self.base: Distribution
-        self.temperature: float
+    With `index`, only some positions have logits, and it says which row holds those of each position; positions without
+    logits share another's, which means nothing. Statistics are computed once per row and then aligned to the block.
+    """
+
+    def __init__(self, row_logits: Tensor, index: Tensor | None = None) -> None:
+        """`row_logits` [B, W, V]; or [R, V] with `index` [B, W] int64, the row of each position."""
+        self.row_logits, self.index = row_logits, index
+
+    @property
+    def vocab(self) -> int:
+        return self.row_logits.shape[-1]
 
     @property
     def device(self) -> torch.device:
-        return self.base.device
+        return self.row_logits.device
 
     @property
-    def rows(self) -> Tensor:
-        return self.base.rows / self.temperature
-
-    @property
-    def logits(self) -> Tensor:
-        return self.base.logits / self.temperature
+    def count(self) -> int:
+        """Rows with logits."""
+        return self.row_logits.shape[:-1].numel()
 
     @cached_property
-    def vocab(self) -> int:
-        return self.base.vocab
+    def logits(self) -> Tensor:
+        return self._align(self.row_logits)
 
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor]:
-        return self.confidence.ids, self.confidence.probability
+        if "confidence" in vars(self) or backend(self.device) == "triton":  # computed already, or on the way
+            return super().greedy
+        ids, probability = greedy(self.row_logits)
+        return self._align(ids), self._align(probability)
 
     @cached_property
     def confidence(self) -> Confidence:
-        distribution = self.base
-        if isinstance(distribution, BoostedDistribution):
-            return confidence(
-                distribution.base.logits, temperature=self.temperature, tokens=distribution.tokens, by=distribution.by
-            )
-        return Confidence(*map(self.aligned, confidence(distribution.rows, temperature=self.temperature)))
+        return self.confidence_at(1)
+
+    def confidence_at(self, temperature: float) -> Confidence:
+        """The statistics over a temperature, read off the undivided logits."""
+        return Confidence(*map(self._align, confidence(self.row_logits, temperature=temperature)))
 
     def highest(self) -> Tensor:
-        return self.base.highest() / self.temperature
+        return finite.highest(self.row_logits)
 
-    def at(self, tokens: Tensor) -> Tensor:
-        return self.base.at(tokens) / self.temperature
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        if self.index is None:
+            return self.row_logits.gather(-1, tokens)
+        return self.row_logits[self.index[..., None], tokens]
 
-    def some(self, places: np.ndarray) -> Tensor:
-        return self.base.some(places) / self.temperature
+    def logits_at(self, positions: np.ndarray) -> Tensor:
+        at = torch.from_numpy(positions).to(self.device)
+        return self.logits_of_rows(at if self.index is None else self.index.flatten()[at])
+
+    def logits_of_rows(self, rows: Tensor) -> Tensor:
+        """[N, V] of `rows` [N]."""
+        return self.row_logits.flatten(0, -2).index_select(0, rows)
+
+    def reindexed(self, index: Tensor) -> DenseDistribution:
+        """The same rows at other positions, `index` [B, W]."""
+        return DenseDistribution(self.row_logits.flatten(0, -2), index)
+
+    def scaled(self, temperature: float) -> Distribution:
+        if temperature != 1 and backend(self.device) == "triton":
+            return ScaledDistribution(self, temperature)
+        return super().scaled(temperature)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:
+        rows = self.row_logits
+        return DenseDistribution(change(rows.flatten(0, -2)[None])[0].view(rows.shape), self.index)
+
+    def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        return self._align(embed(self.row_logits.softmax(-1)))
+
+    def _align(self, values: Tensor) -> Tensor:
+        return values if self.index is None else align(values, self.index)
 
 
-class BoostedDistribution(Distribution):
-    """A law with a few logits raised: its statistics follow from the other law's, its logits are made if asked for."""
+def align(values: Tensor, index: Tensor) -> Tensor:
+    """What was computed for each row [R, ...], at the positions that `index` [B, W] gives these rows."""
+    return values.take(index) if values.dim() == 1 else values[index]  # the same, in half the time
 
-    place = None
 
-    def __init__(self, base: Distribution, tokens: Tensor, by: Tensor) -> None:
-        vars(self).update(base=base, tokens=tokens, by=by)  # frozen, as laws are
-        self.base: Distribution
-        self.tokens: Tensor
-        self.by: Tensor
+class DerivedDistribution(Distribution):
+    """A distribution that is made from another, `base`, over the same vocabulary."""
+
+    base: Distribution
+
+    @property
+    def vocab(self) -> int:
+        return self.base.vocab
 
     @property
     def device(self) -> torch.device:
         return self.base.device
 
+
+class BoostedDistribution(DerivedDistribution):
+    """A distribution with a few logits raised: its statistics follow from those of `base`, without its own logits."""
+
+    def __init__(self, base: Distribution, tokens: Tensor, by: Tensor) -> None:
+        self.base, self.tokens, self.by = base, tokens, by
+
     @cached_property
-    def rows(self) -> Tensor:
-        """[B, W, V]."""
-        return self.base.logits.scatter_add(-1, self.tokens, self.by)
+    def _dense(self) -> DenseDistribution:
+        return DenseDistribution(self.base.logits.scatter_add(-1, self.tokens, self.by))
+
+    @property
+    def logits(self) -> Tensor:
+        return self._dense.logits
 
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor]:
         if "confidence" in vars(self.base):
-            return self.confidence.ids, self.confidence.probability
+            return super().greedy
         first, probability = self.base.greedy
-        top1 = self.base.at(first[..., None])
+        top1 = self.base.logits_of(first[..., None])
         old, new, rivals = self._raise(first, top1)
         ids, top = self._lead(first, rivals)
         rest = (probability.reciprocal() - (old - top1).exp().sum(-1)).clamp(min=0)  # everything not raised
@@ -205,31 +229,49 @@ class BoostedDistribution(Distribution):
 
     @cached_property
     def confidence(self) -> Confidence:
-        found = self.base.confidence
-        old, new, rivals = self._raise(found.ids, found.top1[..., None])
-        ids, top = self._lead(found.ids, rivals)
-        old, new, rise = old - found.top1[..., None], new - top[..., None], top - found.top1
-        rest = (found.mass - old.exp().sum(-1)).clamp(min=0)
-        moment = found.mass * (found.mass.log() - found.entropy) - _moment(old)  # of everything not raised
+        base = self.base.confidence
+        old, new, rivals = self._raise(base.ids, base.top1[..., None])
+        ids, top = self._lead(base.ids, rivals)
+        old, new, rise = old - base.top1[..., None], new - top[..., None], top - base.top1
+        rest = (base.mass - old.exp().sum(-1)).clamp(min=0)
+        moment = base.mass * (base.mass.log() - base.entropy) - _moment(old)  # of everything not raised
         mass = rest * (-rise).exp() + new.exp().sum(-1)
         moment = (moment - rest * rise) * (-rise).exp() + _moment(new)
         # The second was raised and is a rival now, or was not and keeps its logit.
-        second = torch.cat((rivals, found.top2[..., None]), -1).topk(2).values[..., 1]
+        second = torch.cat((rivals, base.top2[..., None]), -1).topk(2).values[..., 1]
         return Confidence(ids, top, second, mass, (mass.log() - moment / mass).clamp(min=0))
 
-    def highest(self) -> Tensor:
-        return self.by.sum()  # the other law was asked before
+    def confidence_at(self, temperature: float) -> Confidence:
+        """The statistics over a temperature, read off the base's logits."""
+        return confidence(self.base.logits, temperature=temperature, tokens=self.tokens, by=self.by)
 
-    def at(self, tokens: Tensor) -> Tensor:
+    def highest(self) -> Tensor:
+        return self.by.sum()  # that of the base was read before
+
+    def logits_of(self, tokens: Tensor) -> Tensor:
         same = tokens[..., None] == self.tokens[..., None, :]
-        return self.base.at(tokens) + torch.where(same, self.by[..., None, :], 0).sum(-1)
+        return self.base.logits_of(tokens) + torch.where(same, self.by[..., None, :], 0).sum(-1)
+
+    def logits_at(self, positions: np.ndarray) -> Tensor:
+        return self._dense.logits_at(positions)
+
+    def scaled(self, temperature: float) -> Distribution:
+        if temperature != 1 and backend(self.device) == "triton":
+            return ScaledDistribution(self, temperature)
+        return super().scaled(temperature)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:
+        return self._dense.mapped(change)
+
+    def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        return self._dense.expected(embed)
 
     def _raise(self, first: Tensor, top1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The logits of what was raised before and after, [B, W, K], and of what may lead: the old argmax, then those.
 
-        Whatever was not raised stands behind the old argmax `first` [B, W], whose logit was `top1` [B, W, 1].
+        Whatever was not raised ranks behind the old argmax `first` [B, W], whose logit was `top1` [B, W, 1].
         """
-        old = self.base.at(self.tokens).masked_fill(self.by == 0, -torch.inf)
+        old = self.base.logits_of(self.tokens).masked_fill(self.by == 0, -torch.inf)
         new = old + self.by
         own = self.tokens == first[..., None]
         before = top1 + torch.where(own, self.by, 0).amax(-1, keepdim=True)
@@ -242,12 +284,44 @@ class BoostedDistribution(Distribution):
         return names.masked_fill(rivals < top, torch.iinfo(names.dtype).max).amin(-1), top[..., 0]
 
 
+class ScaledDistribution(DerivedDistribution):
+    """A distribution over a temperature, for GPUs: the kernel divides while it reads, so no divided logits are kept."""
+
+    base: DenseDistribution | BoostedDistribution
+
+    def __init__(self, base: DenseDistribution | BoostedDistribution, temperature: float) -> None:
+        self.base, self.temperature = base, temperature
+
+    @property
+    def logits(self) -> Tensor:
+        return self.base.logits / self.temperature
+
+    @cached_property
+    def confidence(self) -> Confidence:
+        return self.base.confidence_at(self.temperature)
+
+    def highest(self) -> Tensor:
+        return self.base.highest() / self.temperature
+
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        return self.base.logits_of(tokens) / self.temperature
+
+    def logits_at(self, positions: np.ndarray) -> Tensor:
+        return self.base.logits_at(positions) / self.temperature
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:
+        return self.base.mapped(lambda logits: change(logits / self.temperature))
+
+    def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.mapped(lambda logits: logits).expected(embed)
+
+
 def _moment(logits: Tensor) -> Tensor:
     """sum exp(l) l over the last dimension; nothing where l is -inf."""
     return (logits.exp() * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
 
 
-def filtered(
+def filter_logits(
     logits: Tensor,
     *,
     temperature: float,
@@ -260,7 +334,7 @@ def filtered(
 
     `order` names the filter that comes first: masked models began with top-p, autoregressive ones with top-k. min-p
     comes last, as in transformers. A temperature of 0 leaves the logits undivided: the argmax is the same and the
-    filters still shape the law.
+    filters still shape the distribution.
     """
     if temperature > 0 and temperature != 1:
         logits = logits / temperature

@@ -1,4 +1,4 @@
-"""Learned filters: small networks that judge, from a block's confidences, which candidates are final already."""
+"""Learned filters: small networks that predict, from a block's confidences, which candidates are final."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def filter_names() -> list[str]:
 
 
 def locate_filter(name: str) -> tuple[Path, str | None]:
-    """The file that `name` stands for, and the function in it if it is a Python file.
+    """The file that `name` refers to, and the function in it if it is a Python file.
 
     Raises:
         SpecError: nothing of that name.
@@ -63,60 +63,60 @@ def locate_filter(name: str) -> tuple[Path, str | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """What a filter says of itself."""
+class FilterInfo:
+    """A filter's metadata."""
 
-    model: str | None = None  # on whose traces it was trained
-    tau: float = 0.97  # with which it was judged; else what suits the one that ships
+    model: str | None = None  # the model whose traces it was trained on
+    tau: float = 0.97  # the threshold of its evaluation; the default suits the embedded filter
 
 
-def told_by(name: str) -> Trained:
-    """What the filter that `name` stands for says of itself; a function's, and one that names no model, say nothing."""
+def filter_info(name: str) -> FilterInfo:
+    """The metadata of the filter that `name` refers to; that of a Python function has none."""
     file, function = locate_filter(name)
     if function:
-        return Trained()
+        return FilterInfo()
     try:
         with safe_open(file, "pt") as opened:
-            said = opened.metadata() or {}
-        return Trained(said.get("model"), float(said.get("tau", Trained().tau)))
+            metadata = opened.metadata() or {}
+        return FilterInfo(metadata.get("model"), float(metadata.get("tau", FilterInfo().tau)))
     except (SafetensorError, OSError, ValueError) as error:
         raise _no_filter(file, error) from error
 
 
 def load_filter(name: str) -> nn.Module:
-    """The network that `name` stands for, ready to judge; `block_length` on it says for which blocks.
+    """The network that `name` refers to, ready for inference; its `block_length` is that of the blocks it judges.
 
     Raises:
-        SpecError: what is there is no filter.
+        SpecError: the file holds no filter.
     """
     file, function = locate_filter(name)
-    made = _called(file, function) if function else _read(file)
-    return made.eval().requires_grad_(False)
+    network = _call(file, function) if function else _read(file)
+    return network.eval().requires_grad_(False)
 
 
 def _read(file: Path) -> Filter:
     try:
         weights = load_file(file)
-        made = Filter(*reversed(weights["hidden.weight"].shape))
-        made.load_state_dict(weights)
+        network = Filter(*reversed(weights["hidden.weight"].shape))
+        network.load_state_dict(weights)
     except (SafetensorError, OSError, KeyError, TypeError, RuntimeError) as error:
         raise _no_filter(file, error) from error
-    return made
+    return network
 
 
 def _no_filter(file: Path, error: Exception) -> SpecError:
     return SpecError(f"learned: {file} holds no filter: {one_line(error)}", hint="scripts/train_filter.py writes one")
 
 
-def _called(file: Path, function: str) -> nn.Module:
-    found = importlib.util.spec_from_file_location(f"pardec_filter_{file.stem}", file)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+def _call(file: Path, function: str) -> nn.Module:
+    spec = importlib.util.spec_from_file_location(f"pardec_filter_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     make: Any = getattr(module, function, None)
-    made = make() if callable(make) else None
-    if not isinstance(made, nn.Module):
-        what = "is not in it" if make is None else f"gives a {type(made).__name__}, not a torch.nn.Module"
+    network = make() if callable(make) else None
+    if not isinstance(network, nn.Module):
+        what = "does not exist" if make is None else f"gives a {type(network).__name__}, not a torch.nn.Module"
         raise SpecError(f"learned: {function} of {file} {what}", hint="it takes no arguments and returns the network")
-    return made
+    return network

@@ -1,4 +1,4 @@
-"""What is made less likely for what stands in a row: end tokens too early, and tokens that stand there already."""
+"""Lower logits for end tokens that come too early and for tokens that occur in the row already."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ def without_ends(logits: Tensor, early: Tensor, stop_ids: Sequence[int]) -> Tens
     return logits.masked_fill(early[..., None] & ends, -torch.inf)
 
 
-def standing(tokens: Tensor, stands: Tensor, vocab: int, exempt: Sequence[int] = ()) -> Tensor:
-    """How often each token stands in a row: of `tokens` [B, L] those where `stands` holds, [B, V] float32.
+def token_counts(tokens: Tensor, counted: Tensor, vocab: int, exempt: Sequence[int] = ()) -> Tensor:
+    """How often each token occurs in a row, [B, V] float32; of `tokens` [B, L] those that `counted` marks.
 
-    `exempt` ones never do.
+    `exempt` ones count as 0.
     """
     counts = torch.zeros(len(tokens), vocab, device=tokens.device)
-    counts.scatter_add_(1, torch.where(stands, tokens, 0), stands.float())
+    counts.scatter_add_(1, torch.where(counted, tokens, 0), counted.float())
     counts[:, list(exempt)] = 0
     return counts
 
 
-def penalised(logits: Tensor, counts: Tensor, own: Tensor, penalty: float) -> Tensor:
-    """Divides a positive logit by the penalty, and multiplies a negative one, where its token stands elsewhere.
+def penalize(logits: Tensor, counts: Tensor, own: Tensor, penalty: float) -> Tensor:
+    """Divides a positive logit by the penalty, and multiplies a negative one, if its token occurs elsewhere in the row.
 
     Args:
         logits: [..., V].
-        counts: [..., V] (broadcast), how often each token stands in the row.
-        own: [...] int64, the token that stands at the position itself, which is not elsewhere; -1 where none does.
+        counts: [..., V] (broadcast), how often each token occurs in the row.
+        own: [...] int64, the token at the position itself, which does not count; -1 where there is none.
     """
     at = own.clamp(min=0)[..., None]
     elsewhere = counts.expand_as(logits) - torch.zeros_like(logits).scatter_(-1, at, (own >= 0).float()[..., None])

@@ -1,4 +1,4 @@
-"""From raw logits to the law that tokens are drawn from: processors, allowed tokens, temperature, filters."""
+"""From raw logits to those that tokens are sampled from: processors, allowed tokens, temperature, filters."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from pardec.models import finite
 from pardec.models.errors import SpecError
 
-from ..masked.contracts import Request
+from ..request import Request
 from ..speculative.contracts import Draft
 from ..speculative.sequences import Sequences
-from .distribution import filtered
+from .distribution import filter_logits
 from .penalties import without_ends
 
 
@@ -43,50 +43,50 @@ class Processing:
         """
         request, logits = self.request, raw
         if self.processors:
-            logits = self._processed(logits, draft, nodes)
+            logits = self._process(logits, draft, nodes)
         if request.allowed is not None:
             logits = self._allowed(logits, draft, nodes)
         if request.min_new_tokens:
-            logits = self._endless(logits, draft, nodes)
-        return filtered(logits, temperature=request.temperature, order="top_k", **request.filters)
+            logits = self._without_early_ends(logits, draft, nodes)
+        return filter_logits(logits, temperature=request.temperature, order="top_k", **request.filters)
 
     def failure(self, raw: Tensor, draft: Draft, row: Tensor, node: Tensor) -> SpecError:
-        """Who left no law behind some nodes [N] of live rows [N], of `raw` [B, T, V]; processors run once more."""
+        """The error for nodes [N] of rows [N] without a distribution, of `raw` [B, T, V]; runs processors again."""
         request, logits = self.request, raw
         try:
             if request.processors:
-                logits = self._processed(raw, draft, None, refuse=True)
+                logits = self._process(raw, draft, None, refuse=True)
         except SpecError as error:
             return error
         if request.allowed is not None and not finite.sound(self._allowed(logits, draft, None)[row, node]).all():
             return SpecError(
-                "allowed leaves a position no token that the model and the logits processors leave it",
+                "allowed excludes every token that the model and the logits processors leave at a position",
                 "allow more tokens there",
             )
         return SpecError(
-            f"temperature={request.temperature} leads past what float32 holds: the logits it divides are finite",
+            f"temperature={request.temperature} overflows float32: the logits before the division are finite",
             "a temperature nearer to 1",
         )
 
-    def _processed(self, raw: Tensor, draft: Draft, nodes: Tensor | None, *, refuse: bool = False) -> Tensor:
+    def _process(self, raw: Tensor, draft: Draft, nodes: Tensor | None, *, refuse: bool = False) -> Tensor:
         """Node by node, those with histories of one length together: processors know no padding."""
         if nodes is None:
             real = torch.arange(draft.width) < torch.from_numpy(draft.sizes)[:, None]
-            row, place = real.nonzero(as_tuple=True)
-            node = place
+            row, column = real.nonzero(as_tuple=True)
+            node = column
         else:
-            asked = nodes.cpu()
-            real = (asked >= 0) & (asked < torch.from_numpy(draft.sizes)[:, None])
-            row, place = real.nonzero(as_tuple=True)
-            node = asked[row, place]
-        row, place, node = (index.to(raw.device) for index in (row, place, node))
+            on_host = nodes.cpu()
+            real = (on_host >= 0) & (on_host < torch.from_numpy(draft.sizes)[:, None])
+            row, column = real.nonzero(as_tuple=True)
+            node = on_host[row, column]
+        row, column, node = (index.to(raw.device) for index in (row, column, node))
         texts = self._histories(draft, row, node)
         lengths = torch.from_numpy(self.text.length).to(raw.device)[row] + draft.depth[row, node]
-        scores = raw[row, place]
+        scores = raw[row, column]
         for length in sorted(set(lengths.tolist())):
             same = (lengths == length).nonzero()[:, 0]
             scores[same] = self._run(row[same], texts[same, :length], scores[same], refuse=refuse)
-        return raw.index_put((row, place), scores)
+        return raw.index_put((row, column), scores)
 
     def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
         """[N, C] int64: the committed tokens of the live rows `row` [N], then those of the path to `node` [N]."""
@@ -94,15 +94,15 @@ class Processing:
         deepest = int(depth.max())  # nodes that are never tested may stand behind the row's limit
         texts = torch.nn.functional.pad(self.text.tokens[row], (0, deepest))
         index = torch.arange(len(row), device=row.device)
-        for step in range(deepest):  # from the node up, one level a turn
+        for step in range(deepest):  # from the node up, one level at a time
             inside = depth > step
-            place = torch.where(inside, past + depth - 1 - step, 0)
-            texts[index, place] = torch.where(inside, draft.tokens[row, node], texts[:, 0])
+            column = torch.where(inside, past + depth - 1 - step, 0)
+            texts[index, column] = torch.where(inside, draft.tokens[row, node], texts[:, 0])
             node = torch.where(inside, draft.parent[row, node], node)
         return texts
 
     def _run(self, row: Tensor, ids: Tensor, scores: Tensor, *, refuse: bool) -> Tensor:
-        """Every processor in turn; `row` [N] are indices of live rows. With `refuse`, one that leaves no law raises."""
+        """Every processor in turn; `row` [N] indexes live rows. With `refuse`, one that leaves no token raises."""
         rows = torch.from_numpy(self.text.rows).to(row.device)[row]
         for processor in self.processors:
             by_row = getattr(processor, "by_row", None)
@@ -111,19 +111,19 @@ class Processing:
             if refuse and (finite.sound(before) & ~finite.sound(scores)).any():
                 name = getattr(processor, "__name__", type(processor).__name__)
                 raise SpecError(
-                    f"the logits processor {name} leaves no token, or logits of NaN or infinity",
-                    "a processor may rule tokens out with -inf, but not all of them",
+                    f"the logits processor {name} excludes every token, or returns NaN or infinite logits",
+                    "a processor may exclude tokens with -inf, but not all of them",
                 )
         return scores
 
     def _allowed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """Nothing but the allowed tokens at each position behind a node."""
-        sets, places = self._sets
-        rows = torch.from_numpy(self.text.rows).to(places.device)
-        at = self._behind(draft, nodes, self.text.length).clamp(max=places.shape[1] - 1)
-        return logits.masked_fill(~sets[places[rows[:, None], at]], -torch.inf)
+        sets, set_at = self._sets
+        rows = torch.from_numpy(self.text.rows).to(set_at.device)
+        position = self._behind(draft, nodes, self.text.length).clamp(max=set_at.shape[1] - 1)
+        return logits.masked_fill(~sets[set_at[rows[:, None], position]], -torch.inf)
 
-    def _endless(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+    def _without_early_ends(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """No end token at the first positions."""
         early = self._behind(draft, nodes, self.text.length - self.text.prompt) < self.request.min_new_tokens
         return without_ends(logits, early, self.request.stop_ids)
@@ -135,12 +135,12 @@ class Processing:
 
     @cached_property
     def _sets(self) -> tuple[Tensor, Tensor]:
-        """The sets [S, V], and which one holds at each position of each row of the request [R, L + 1].
+        """The sets [S, V], and the one of each position of each row of the request [R, L + 1].
 
-        Set 0, which allows everything, holds behind a row's end.
+        Set 0, which allows everything, applies after a row's end.
         """
         assert self.request.allowed is not None
         allowed, device = self.request.allowed, self.text.device
         longest = max(map(len, allowed.at))
-        places = [torch.nn.functional.pad(at, (0, longest + 1 - len(at))) for at in allowed.at]
-        return allowed.sets.to(device), torch.stack(places).to(device)
+        set_at = [torch.nn.functional.pad(at, (0, longest + 1 - len(at))) for at in allowed.at]
+        return allowed.sets.to(device), torch.stack(set_at).to(device)

@@ -19,18 +19,18 @@ def argmax(values: Tensor) -> Tensor:
 
 def best(score: Tensor) -> Tensor:
     """[B, W] bool: the highest score of each row."""
-    if score.device.type == "cpu":  # dispatches are most of the cost of so few numbers
-        chosen = np.zeros(score.shape, dtype=bool)
-        chosen[np.arange(len(chosen)), score.numpy().argmax(1)] = True
-        return torch.from_numpy(chosen)
+    if score.device.type == "cpu":  # for so few values numpy's lower overhead wins
+        mask = np.zeros(score.shape, dtype=bool)
+        mask[np.arange(len(mask)), score.numpy().argmax(1)] = True
+        return torch.from_numpy(mask)
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.argmax(1, keepdim=True), True)
 
 
 def descending(score: Tensor) -> tuple[Tensor, Tensor]:
     """The scores of each row from the highest on, and the rank of each position; both [B, W]."""
     ordered, order = score.sort(dim=1, descending=True, stable=True)
-    places = torch.arange(score.shape[1], device=score.device).expand_as(order)
-    return ordered, torch.empty_like(order).scatter_(1, order, places)
+    rank = torch.arange(score.shape[1], device=score.device).expand_as(order)
+    return ordered, torch.empty_like(order).scatter_(1, order, rank)
 
 
 def top(score: Tensor, count: Tensor) -> Tensor:
@@ -39,14 +39,14 @@ def top(score: Tensor, count: Tensor) -> Tensor:
 
 
 def top_as_published(score: Tensor, count: np.ndarray, at: tuple[np.ndarray, np.ndarray], length: np.ndarray) -> Tensor:
-    """[B, W] bool: torch.topk over each whole row, with the order it gives to ties, which published loops rely on.
+    """[B, W] bool: torch.topk over each whole row, with its order of ties, which published loops rely on.
 
     Window `at` = (lo, hi) [B] of rows of `length` [B] holds the scores. A loop over rows, since the order of ties
     depends on `count` [B] and the length.
     """
-    chosen = torch.zeros_like(score, dtype=torch.bool)
+    mask = torch.zeros_like(score, dtype=torch.bool)
     for row, (lo, hi, total, owed) in enumerate(zip(*at, length, count, strict=True)):
         whole = torch.full((total,), -torch.inf, dtype=score.dtype, device=score.device)
         whole[lo:hi] = score[row, : hi - lo]
-        chosen[row, whole.topk(owed).indices - lo] = True
-    return chosen
+        mask[row, whole.topk(owed).indices - lo] = True
+    return mask

@@ -12,7 +12,7 @@ from ..masked.canvas import Canvas
 
 
 def even_share(total: np.ndarray | int, parts: np.ndarray | int, index: np.ndarray | int) -> np.ndarray:
-    """What part `index` gets when `total` is split evenly over `parts`; the first `total % parts` get one more.
+    """The share of part `index` when `total` is split evenly over `parts`; the first `total % parts` get one more.
 
     This is the linear schedule of LLaDA (https://arxiv.org/abs/2502.09992): tokens of a block over its steps.
 
@@ -26,11 +26,11 @@ def even_share(total: np.ndarray | int, parts: np.ndarray | int, index: np.ndarr
 
 @dataclass
 class BlockClock:
-    """Where each row stands in the schedule of its active block; [B] arrays."""
+    """Each row's position in the schedule of its active block; [B] arrays."""
 
     tokens: np.ndarray  # open when the block was entered
     start: np.ndarray  # the clock then
-    steps: np.ndarray  # what the block gets of all steps
+    steps: np.ndarray  # the block's share of all steps
 
     @classmethod
     def of(cls, canvas: Canvas) -> BlockClock:
@@ -51,9 +51,9 @@ class BlockClock:
         self.steps = np.where(canvas.entered, np.maximum(share, 1), self.steps)
 
 
-def in_all(canvas: Canvas, steps: int | None) -> np.ndarray:
+def total_steps(canvas: Canvas, steps: int | None) -> np.ndarray:
     """How many steps the whole canvas takes, [B]: `steps`, or one a token."""
-    return canvas.asked if steps is None else np.full(len(canvas), steps)
+    return canvas.to_fill if steps is None else np.full(len(canvas), steps)
 
 
 def block_share(canvas: Canvas, steps: int) -> np.ndarray:
@@ -66,8 +66,8 @@ def block_begin(canvas: Canvas, steps: int | None) -> np.ndarray:
     """How many steps the blocks before the active one get in all, [B]; without `steps`, one a token."""
     if steps is None:
         before = np.arange(canvas.length + 1) < canvas.lo[:, None]
-        asked: np.ndarray = (before & ~canvas.given_host).sum(1)
-        return asked
+        tokens: np.ndarray = (before & ~canvas.given_host).sum(1)
+        return tokens
     blocks, at = _blocks(canvas)
     begin: np.ndarray = at * (steps // blocks) + np.minimum(at, steps % blocks)
     return begin
@@ -99,7 +99,7 @@ def times(steps: np.ndarray, eps: float) -> np.ndarray:
 
 
 def transfer(steps: np.ndarray, eps: float) -> np.ndarray:
-    """Which share of what is open each step of Dream's schedule commits, float32 [B, the most]: 1 - s/t, at last all.
+    """The share of open positions that a step of Dream's schedule commits, float32 [B, the most]: 1 - s/t, at last all.
 
     >>> transfer(np.array([2, 1]), 0.5)
     array([[0.25, 1.  ],

@@ -1,4 +1,4 @@
-"""How many tokens of a picture each step draws, and how strongly it is guided: MAR's cosine schedule.
+"""How many tokens of an image each step samples, and how strongly it is guided: MAR's cosine schedule.
 
 left_k = max(1, min(left_(k-1) - 1, floor(S cos(pi/2 (k+1)/K)))),  all the rest at the last step
 guidance "linear": 1 + (cfg - 1) (S - left_k) / S;  "constant": cfg
@@ -17,7 +17,7 @@ Guidance = Literal["linear", "constant"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unmasking:
-    """K steps over S tokens; steps that would draw nothing are left out."""
+    """K steps over S tokens; steps that would sample nothing are left out."""
 
     bounds: np.ndarray  # [K + 1] int64: tokens known before each step, and after the last
     left: np.ndarray  # [K] int64: tokens that the guidance of each step counts as missing after it
@@ -26,17 +26,17 @@ class Unmasking:
     def __len__(self) -> int:
         return len(self.left)
 
-    def step(self, done: np.ndarray) -> np.ndarray:
-        """[n]: the step that comes next where done[n] tokens are known, which must be at a bound."""
-        found: np.ndarray = np.searchsorted(self.bounds, done)
-        return found
+    def step(self, known: np.ndarray) -> np.ndarray:
+        """[n]: the step that comes next where known[n] tokens are known, which must be at a bound."""
+        step: np.ndarray = np.searchsorted(self.bounds, known)
+        return step
 
     def scale(self, cfg: float, guidance: Guidance) -> np.ndarray:
         """[K] float64: the guidance of each step."""
         if guidance == "constant":
             return np.full(len(self), float(cfg))
-        made: np.ndarray = 1 + (cfg - 1) * (self.tokens - self.left) / self.tokens
-        return made
+        scale: np.ndarray = 1 + (cfg - 1) * (self.tokens - self.left) / self.tokens
+        return scale
 
 
 @lru_cache(maxsize=32)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pardec.models.errors import SpecError
 
 from ..cards import AUTOREGRESSIVE, find
+from ..limits import check_nodes
 from ..spec import Spec
-from ..spec_values import Named, add_default, build, exactness, full, refuse_doubles
+from ..spec_values import Named, add_default, build_method, exactness, full, refuse_doubles
 from .contracts import Acceptance, Drafter, Length, Shape, SpeculativeSampler
 
 _BASES = {"draft": Drafter, "shape": Shape, "length": Length, "accept": Acceptance}
 _ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to none
 
 
-def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
+def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     """One object a stage; `sampling` chooses the acceptance if the spec names none.
 
     Raises:
@@ -26,7 +27,7 @@ def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
         )
     stages: dict[str, Named] = {stage: [] for stage in AUTOREGRESSIVE}
     for part in parsed.parts:
-        stages[find(part.name, "ar").stage].append((part.name, build(part, "ar")))
+        stages[find(part.name, "ar").stage].append((part.name, build_method(part, "ar")))
     refuse_doubles(parsed, stages)
     for stage, named in stages.items():
         for name, policy in named:
@@ -54,6 +55,8 @@ def assemble(parsed: Spec, *, sampling: bool) -> SpeculativeSampler:
     sampler = SpeculativeSampler(
         Spec(tuple(full(*named) for named in order)), max(promises, key=_ORDER.index), **chosen
     )
+    if sampler.shape is not None and (nodes := sampler.shape.width(drafter.k) - 1) > drafter.k:  # a chain fits the text
+        check_nodes(stages["shape"][0][0], nodes)
     for stage in sampler.stages:
         stage.check(sampler)
     return sampler

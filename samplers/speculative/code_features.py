@@ -118,7 +118,7 @@ def digest(table: Tensor) -> str:
 def _read(name: str, vocab: int, k: int) -> Tensor | None:
     """What `_write` saved; None if it is missing or damaged."""
     try:
-        with cache_dir.private() as folder, safe_open(cache_dir.own(folder / name), framework="pt") as file:
+        with cache_dir.private() as folder, safe_open(cache_dir.require_own(folder / name), framework="pt") as file:
             ids: Tensor = file.get_tensor("nearest")
             intact = (file.metadata() or {}).get("sha256") == digest(ids)
     except (OSError, SafetensorError):
@@ -132,4 +132,4 @@ def _write(name: str, ids: Tensor) -> None:
         with cache_dir.private() as folder:
             cache_dir.write(folder / name, save({"nearest": ids.contiguous()}, metadata={"sha256": digest(ids)}))
     except OSError as error:
-        cache_dir.unkept(error)
+        cache_dir.warn_uncached(error)

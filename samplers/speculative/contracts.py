@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pardec.models.kv_cache import KVCache
     from pardec.models.model import LanguageModel
 
-    from ..masked.contracts import Request
+    from ..request import Request
     from .sequences import Sequences
 
 Siblings = Literal["without", "with"]  # how siblings are sampled: without replacement, or independently

@@ -21,14 +21,14 @@ from pardec.models.errors import ModelError, PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, unjoinable
-from ..conditioning import dressed
+from ..batching import put_rows, take_rows, unjoinable
+from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
-from ..host_transfer import hosted
-from ..masked.contracts import Request, take_rows
+from ..host_transfer import to_host
 from ..ops.processing import Processing
-from ..rng import seat
+from ..request import Request
+from ..rng import assign_rows
 from .contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, TargetDistributions, Verdict
 from .forward import VerifyForward
 from .recorder import TraceRecorder
@@ -66,7 +66,7 @@ class VerifyLoop:
             raise ModelError(f"{model.name} is no autoregressive model")
         finite.demand_head(model)
         if request.conditions:
-            model = dressed(model, request, request.prefix)
+            model = conditioned_model(model, request, request.prefix)
         self.model, self.sampler, self.request = model, sampler, request
         prompts = [canvas[:size] for canvas, size in zip(request.canvases, request.prompts, strict=True)]
         self.text = Sequences(
@@ -162,7 +162,7 @@ class VerifyLoop:
         parts = {"score": raw.softmax(-1).gather(-1, token[:, None])[:, 0]}
         if distributions.logits is not distributions.raw:
             parts["highest"] = distributions.logits[where, node].amax(-1)
-        summary = hosted(parts)
+        summary = to_host(parts)
         if not all(np.isfinite(each).all() for each in summary.values()):
             raise self._failure(draft, distributions, where, node)
         scores = np.zeros(tokens.shape, dtype=np.float32)
@@ -261,7 +261,7 @@ class VerifyLoop:
         They take over the indices of those in the request. Both loops are between rounds and have the same sampler.
         """
         rows = self.rows[where]
-        seat(self.request.source, rows, other.request.source, other.rows)
+        assign_rows(self.request.source, rows, other.request.source, other.rows)
         self.text.put(where, other.text)
         self.forward.put(where, other.forward)
         self.recorder.put(self.forward, rows, other.recorder, other.forward)
@@ -288,7 +288,7 @@ def _summary(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
         parts["deviation"] = verdict.deviation
     if draft.highest is not None:
         parts["highest"] = draft.highest
-    return hosted(parts)
+    return to_host(parts)
 
 
 def _state_of(memory: dict[int, Any], stage: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pardec.samplers.continuous.methods._cspd_published import TRIES
-from pardec.samplers.ops.density_ratios import Ending, last_taken, log_ratio, share
+from pardec.samplers.ops.density_ratios import LastTransition, last_accepted, log_ratio, share
 from pardec.samplers.speculative.accept.greedy import Greedy
 from pardec.samplers.speculative.accept.gsd import Grouped
 from pardec.samplers.speculative.accept.lantern import Lantern
@@ -278,7 +278,7 @@ def lantern_greedy(case: Case, *_: object) -> str | None:
 def cspd(case: Case, *_: object) -> str | None:
     """Vectors tested by the ratio of their last transitions, widened, and what stands in for the rejected ones."""
     target, other = (
-        Ending(
+        LastTransition(
             torch.tensor(case[f"{who}_mean"]),
             torch.tensor(case[f"{who}_std"]).log(),
             torch.tensor(case[f"{who}_log_var"]),
@@ -301,7 +301,7 @@ def cspd(case: Case, *_: object) -> str | None:
         taken = share(log_ratio(proposals, target, other)) > torch.tensor(case["rejection_uniforms"])
         if len(taken) < TRIES and not bool(taken.any(0).all() and (taken.sum(0)[taken[-1]] == 1).any()):
             return "the tries end elsewhere"
-        made = torch.where(stands[:, None], x, last_taken(proposals, taken))
+        made = torch.where(stands[:, None], x, last_accepted(proposals, taken))
     elif case["rejection_normals"]:
         return "nothing is rejected, and tries were recorded"
     off = float((made - torch.tensor(case["output"])).abs().max())

@@ -17,7 +17,7 @@ from pardec.models.images.contracts import Condition
 from pardec.models.images.vq import VQ
 from pardec.models.images.vq_files import load_vq
 from pardec.models.plan import Plan, Visible
-from pardec.samplers.ops.distribution import filtered
+from pardec.samplers.ops.distribution import filter_logits
 
 LOOSE = 1e-5  # of probabilities
 
@@ -81,8 +81,8 @@ def _forward_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str
     if case["cond"] is not None:
         said = [label < imaging.classes for label in case["cond"]]
         made = imaging.prefix([Condition(label=min(label, imaging.classes - 1)) for label in case["cond"]])
-        assert made.without is not None, "classes can be guided"
-        made = Prefix(tuple(made.states[row] if known else made.without[row] for row, known in enumerate(said)))
+        assert made.uncond is not None, "classes can be guided"
+        made = Prefix(tuple(made.cond[row] if known else made.uncond[row] for row, known in enumerate(said)))
     else:
         made = imaging.prefix([Condition(features=row) for row in _features(case, tensors)])
     places, ids = made.lengths, torch.tensor(case["input_ids"])
@@ -139,7 +139,7 @@ def _filters(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None
     p = case["params"]
     logits, top_p = tensors[case["logits_tensor"]], p["top_p"] if p["top_p"] < 1 else None
     top_k = min(p["top_k"], logits.shape[-1]) or None
-    kept = filtered(logits[None], temperature=p["temperature"], top_k=top_k, top_p=top_p, order="top_k")
+    kept = filter_logits(logits[None], temperature=p["temperature"], top_k=top_k, top_p=top_p, order="top_k")
     found, expected = kept[0].softmax(-1), tensors[case["probs_tensor"]]
     if found.argmax(-1).tolist() != case["argmax"]:
         return f"argmax {found.argmax(-1).tolist()}, expected {case['argmax']}"

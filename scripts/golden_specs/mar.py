@@ -16,7 +16,7 @@ from pardec.models.continuous.diffusion_head import DiffusionHead, MARHead
 from pardec.models.continuous.mar import MARBackbone
 from pardec.models.continuous.mar import Reader as Read
 from pardec.models.load import load_continuous
-from pardec.samplers.continuous.contracts import PictureRequest
+from pardec.samplers.continuous.contracts import ImageRequest
 from pardec.samplers.continuous.loop import decode
 from pardec.samplers.ops.denoising_paths import walk
 from pardec.samplers.ops.unmasking import unmasking
@@ -80,8 +80,8 @@ def _sample(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
         read = network.cond_embed(own["z"])
     states = States(read)
     if p["cfg"] != 1:
-        said, unsaid = read.chunk(2)
-        states = States(said, unsaid, torch.full((len(said),), float(p["cfg"])))
+        cond, uncond = read.chunk(2)
+        states = States(cond, uncond, torch.full((len(cond),), float(p["cfg"])))
     count = len(states)
     noise = torch.cat((own["init_noise"][None, :count], own["step_noise"][:, :count])).transpose(0, 1).flatten(1)
     made = walk(head, states, noise, temperature=p["temperature"])
@@ -128,7 +128,7 @@ def _picture(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None
     own, p, model = _named(case, tensors), case["params"], _model(folder)
     source = Recorded.of(case, own["noise_flat"], model.head.size)
     labels = tuple(_labels(case, p["bsz"]).tolist())
-    request = PictureRequest(labels, source, p["temperature"], None if p["cfg"] == 1 else p["cfg"])
+    request = ImageRequest(labels, source, p["temperature"], None if p["cfg"] == 1 else p["cfg"])
     sampler = resolve(f"mar:steps={p['num_iter']},guidance={p['cfg_schedule']}", "continuous")
     *_, end = decode(model, sampler, request, steps=False)
     made = torch.from_numpy(end.latents).transpose(1, 2).reshape(own["out"].shape)

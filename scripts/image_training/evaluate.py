@@ -12,7 +12,7 @@ from image_training.data import fresh
 from pardec.images.reading import read
 from pardec.images.scenes import Scene, captions, parse
 from pardec.models.images.kl import KL
-from pardec.models.images.vq import VQ, to_pictures, to_pixels
+from pardec.models.images.vq import VQ, to_images, to_pixels
 
 SEED = 7
 TOGETHER = 25  # pictures at a time
@@ -30,7 +30,7 @@ def reconstruction(model: VQ, count: int) -> dict[str, Any]:
     for start in range(0, count, TOGETHER):
         codes = model.encode(to_pixels(pictures[start : start + TOGETHER]))
         used += np.bincount(codes.flatten().numpy(), minlength=len(used))
-        made.append(to_pictures(model.decode(codes)))
+        made.append(to_images(model.decode(codes)))
     back = np.concatenate(made)
     share = used[used > 0] / used.sum()
     return {
@@ -51,8 +51,8 @@ def kept(model: KL, count: int) -> dict[str, Any]:
     from_mean, from_sample, deviations = [], [], []
     for start in range(0, count, TOGETHER):
         found = model.encode(to_pixels(pictures[start : start + TOGETHER]))
-        from_mean.append(to_pictures(model.decode(found.mean)))
-        from_sample.append(to_pictures(model.decode(found.sample(torch.randn(found.mean.shape, generator=rng)))))
+        from_mean.append(to_images(model.decode(found.mean)))
+        from_sample.append(to_images(model.decode(found.sample(torch.randn(found.mean.shape, generator=rng)))))
         deviations.append(found.deviation.mean((0, 1, 2)))
     back, sampled = np.concatenate(from_mean), np.concatenate(from_sample)
     return {

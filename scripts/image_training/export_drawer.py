@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from image_training import words
 from image_training.network import Drawer, text_encoder
-from pardec.models.hf.hf_logging import quiet
+from pardec.models.hf.hf_logging import silence
 from pardec.models.loading.catalog import EMBEDDED
 
 DEFAULTS = {"temperature": 0.7, "top_k": 64, "cfg": 2.5}  # what its pictures are drawn with where nothing is said
@@ -31,7 +31,7 @@ def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], car
     if reads:
         encoder = _reader(config)
         encoder.load_state_dict(reads)
-        with quiet():
+        with silence():
             encoder.to(torch.bfloat16).save_pretrained(folder / "text_encoder")
             words.tokenizer().save_pretrained(folder / "text_encoder")
     write_pages(folder, card, _readme(card))
@@ -62,7 +62,7 @@ def loaded(folder: Path) -> dict[str, nn.Module]:
     reading = folder / "text_encoder"
     if not reading.is_dir():
         reading = EMBEDDED / config["text_encoder"] / "text_encoder"
-    with quiet():
+    with silence():
         reader = BertModel.from_pretrained(reading, add_pooling_layer=False, dtype=torch.float32)
     return {name: part.eval().requires_grad_(False) for name, part in (("drawer", drawer), ("reader", reader))}
 

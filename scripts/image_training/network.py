@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pardec.models.hf.hf_logging import quiet
+from pardec.models.hf.hf_logging import silence
 
 EPS = 1e-5
 BASE = 10_000
@@ -156,5 +156,5 @@ def text_encoder(vocabulary: int, width: int, layers: int, places: int, pad: int
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    with quiet():
+    with silence():
         return BertModel(config, add_pooling_layer=False)

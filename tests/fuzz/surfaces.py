@@ -326,7 +326,7 @@ class Arguments:
         return f"{which} {str(given)[:200]}", lambda: self.models[which].generate(**given)
 
 
-class Pictures:
+class Imaging:
     """PNG files that say how they were made, damaged."""
 
     def __init__(self, folder: Path) -> None:
@@ -356,5 +356,5 @@ class Pictures:
 
 SURFACES: dict[str, Any] = {
     "checkpoints": Checkpoints, "results": Results, "prompts": Prompts, "specs": Specs, "arguments": Arguments,
-    "pictures": Pictures,
+    "pictures": Imaging,
 }  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pardec.models.kernels.attention import attend
-from pardec.models.kernels.attention_pattern import look, seen
+from pardec.models.kernels.attention_pattern import attention_pattern, visible_slots
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
 
@@ -80,7 +80,7 @@ def test_seen_follows_the_words(kind, ragged):
     positions, lengths = ragged
     visible = patterns(positions, lengths)[kind]
     plan = ask(ids(3, 4), positions, visible, lengths)
-    allowed = seen(plan, SLOTS)
+    allowed = visible_slots(plan, SLOTS)
     if kind == "mask":  # a given mask says itself what padding sees
         allowed &= (positions >= 0)[..., None]
     assert torch.equal(allowed, by_rule(visible, positions, positions, lengths))
@@ -97,9 +97,9 @@ def test_attend_is_attention_over_what_is_seen(kind, rows, ragged):
     order = rows or [0, 1, 2]
     for row, stored in enumerate(order):  # nothing past a length may be looked at
         k[stored, lengths[row] :] = v[stored, lengths[row] :] = float("nan")
-    out = attend(q, k, v, look(plan, extent=SLOTS, dtype=q.dtype, device=q.device))
+    out = attend(q, k, v, attention_pattern(plan, extent=SLOTS, dtype=q.dtype, device=q.device))
     assert out.isfinite().all()
-    allowed = seen(plan, SLOTS)
+    allowed = visible_slots(plan, SLOTS)
     held = allowed.any(-1)
     assert held.sum() >= 9
     torch.testing.assert_close(out[held], naive(q, k[order], v[order], allowed)[held])
@@ -125,10 +125,10 @@ def test_what_the_host_knows_replaces_the_mask_and_changes_nothing(visible, star
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(2, 10 - start, 4, 8, generator=generator)
     k, v = torch.randn(2, 2, SLOTS, 2, 8, generator=generator)
-    attention_pattern = look(known, extent=10, dtype=q.dtype, device=q.device)
-    assert (attention_pattern.mask is not None) == masked
-    expected = attend(q, k, v, look(loose, extent=10, dtype=q.dtype, device=q.device))
-    torch.testing.assert_close(attend(q, k, v, attention_pattern), expected)
+    pattern = attention_pattern(known, extent=10, dtype=q.dtype, device=q.device)
+    assert (pattern.mask is not None) == masked
+    expected = attend(q, k, v, attention_pattern(loose, extent=10, dtype=q.dtype, device=q.device))
+    torch.testing.assert_close(attend(q, k, v, pattern), expected)
 
 
 def test_a_deep_tree_sees_every_ancestor():
@@ -140,7 +140,7 @@ def test_a_deep_tree_sees_every_ancestor():
         torch.tensor([11]),
     )
     chain = ask(plan.tokens, plan.positions, Visible.causal(), plan.lengths)
-    assert torch.equal(seen(plan, 11), seen(chain, 11))
+    assert torch.equal(visible_slots(plan, 11), visible_slots(chain, 11))
 
 
 def test_trees_may_differ_by_row():
@@ -151,8 +151,8 @@ def test_trees_may_differ_by_row():
         Visible.tree(parents, torch.tensor([1, 2])),
         torch.tensor([4, 5]),
     )
-    assert seen(plan, 5)[0, 2].tolist() == [True, True, True, True, False]
-    assert seen(plan, 5)[1, 2].tolist() == [True, True, True, False, True]
+    assert visible_slots(plan, 5)[0, 2].tolist() == [True, True, True, True, False]
+    assert visible_slots(plan, 5)[1, 2].tolist() == [True, True, True, False, True]
 
 
 def test_narrowing_a_sight_keeps_the_picked_queries():
@@ -170,8 +170,6 @@ def test_narrowing_a_sight_keeps_the_picked_queries():
         Plan(ids(2, 4), tail, tail, Visible.bidirectional(), lengths, tail, uniform=10, span=(6, 10)),
     ]
     for plan in plans:
-        attention_pattern = look(plan, extent=plan.uniform or 10, dtype=q.dtype, device=q.device)
-        whole = attend(q, k, v, attention_pattern)
-        torch.testing.assert_close(
-            attend(q[rows, picked], k, v, attention_pattern.narrowed(picked)), whole[rows, picked]
-        )
+        pattern = attention_pattern(plan, extent=plan.uniform or 10, dtype=q.dtype, device=q.device)
+        whole = attend(q, k, v, pattern)
+        torch.testing.assert_close(attend(q[rows, picked], k, v, pattern.narrowed(picked)), whole[rows, picked])

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pardec.models.kernels.attention import attend
-from pardec.models.kernels.attention_pattern import look, seen
-from pardec.models.plan import Visible, moved
+from pardec.models.kernels.attention_pattern import attention_pattern, visible_slots
+from pardec.models.plan import Visible, plan_on
 from tests.models.toys import ask, ids
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -74,18 +74,18 @@ def test_kernel_equals_the_definition(batch, queries, slots, heads, kv_heads, di
         Visible.mask(torch.rand(batch, queries, slots) < 0.5),
     ):
         plan = ask(ids(batch, queries), positions, visible, lengths, rows=rows)
-        expected = attend(q, k, v, look(plan, extent=slots, dtype=dtype, device=q.device, plain=True))
-        held = (positions >= 0) & seen(plan, slots).any(-1)
-        there = moved(plan, DEVICE)
-        attention_pattern = look(there, extent=slots, dtype=dtype, device=DEVICE)
-        assert attention_pattern.backend == "triton"
-        assert attention_pattern.allowed is None or visible.kind in ("mask", "segments")  # no dense mask for a tree
-        out = attend(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), attention_pattern).cpu()
+        expected = attend(q, k, v, attention_pattern(plan, extent=slots, dtype=dtype, device=q.device, reference=True))
+        held = (positions >= 0) & visible_slots(plan, slots).any(-1)
+        there = plan_on(plan, DEVICE)
+        pattern = attention_pattern(there, extent=slots, dtype=dtype, device=DEVICE)
+        assert pattern.backend == "triton"
+        assert pattern.allowed is None or visible.kind in ("mask", "segments")  # no dense mask for a tree
+        out = attend(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), pattern).cpu()
         near(out, expected, held, visible.kind)
         if visible.kind in ("bidirectional", "segments"):
             continue
         near(
-            attend_triton(*(x.to(DEVICE) for x in (q, k, v)), attention_pattern, split=32).cpu(),
+            attend_triton(*(x.to(DEVICE) for x in (q, k, v)), pattern, split=32).cpu(),
             expected,
             held,
             visible.kind,
@@ -93,9 +93,7 @@ def test_kernel_equals_the_definition(batch, queries, slots, heads, kv_heads, di
         if queries > 1:  # the last layer asks for a few queries only
             picked = torch.stack([torch.randperm(queries)[:2] for _ in range(batch)])
             index = torch.arange(batch)[:, None]
-            out = attend(
-                q[index, picked].to(DEVICE), k.to(DEVICE), v.to(DEVICE), attention_pattern.narrowed(picked.to(DEVICE))
-            )
+            out = attend(q[index, picked].to(DEVICE), k.to(DEVICE), v.to(DEVICE), pattern.narrowed(picked.to(DEVICE)))
             near(out.cpu(), expected[index, picked], held[index, picked], visible.kind)
 
 
@@ -125,8 +123,8 @@ def test_a_row_alone_adds_up_what_it_adds_up_in_a_batch_of_longer_ones(monkeypat
 
     def run(rows: list[int], extent: int) -> torch.Tensor:
         plan = ask(ids(len(rows), 2), positions[rows], Visible.causal(), lengths[rows], rows=torch.tensor(rows))
-        attention_pattern = look(moved(plan, DEVICE), extent=extent, dtype=q.dtype, device=DEVICE)
-        return attend(q[rows], k, v, attention_pattern)
+        pattern = attention_pattern(plan_on(plan, DEVICE), extent=extent, dtype=q.dtype, device=DEVICE)
+        return attend(q[rows], k, v, pattern)
 
     together = run([0, 1, 2], slots)
     assert parts_of(4) < lengths.max()  # there are parts, and a row that lies in one of them

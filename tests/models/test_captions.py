@@ -17,7 +17,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Confi
 from pardec.models.errors import ModelError
 from pardec.models.images import captions
 from pardec.models.images.captions import TextEncoder, cleaner
-from pardec.models.images.contracts import Condition, Picturing
+from pardec.models.images.contracts import Condition, ImagingParts
 from pardec.models.images.llamagen import Captions, LlamaGenImaging, _encoder
 from pardec.models.loading.sources import Source
 
@@ -83,8 +83,8 @@ def ids(caption: str, model: Any) -> Tensor:
 def counted(made: TextEncoder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is encoded from now on."""
     seen: list[str] = []
-    whole = made._encoded
-    monkeypatch.setattr(made, "_encoded", lambda text: (seen.append(text), whole(text))[1])
+    whole = made._encode
+    monkeypatch.setattr(made, "_encode", lambda text: (seen.append(text), whole(text))[1])
     return seen
 
 
@@ -105,7 +105,7 @@ def test_a_caption_is_encoded_once_and_only_the_last_are_kept(
     encoder: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, folder = encoder
-    monkeypatch.setattr(captions, "_KEPT", 2)
+    monkeypatch.setattr(captions, "_CACHED", 2)
     made = reader(folder)
     seen = counted(made, monkeypatch)
     first = made([LINES[0], LINES[1], LINES[0]])
@@ -118,7 +118,7 @@ def test_a_caption_is_encoded_once_and_only_the_last_are_kept(
     assert seen == LINES
     made([LINES[1]])
     assert seen == [*LINES, LINES[1]]
-    assert len(made._kept) == 2
+    assert len(made._cache) == 2
     many = made([*LINES, *LINES])  # more than are kept, in one call
     assert all(torch.equal(many[row], many[row + 3]) for row in range(3))
 
@@ -127,7 +127,7 @@ def test_a_long_caption_is_cut_and_named_once(encoder: tuple[Any, Path]) -> None
     model, folder = encoder
     made = reader(folder, most=5)
     long = "a small red circle left of a large blue square"
-    with pytest.warns(UserWarning, match=r"the caption 'a small red circle left.* has 1[01] tokens and 5 are read"):
+    with pytest.warns(UserWarning, match=r"the caption 'a small red circle left.* has 1[01] tokens and the model"):
         features = made([long])[0]
     kept = long.split()[: 4 if isinstance(model, T5EncoderModel) else 5]  # the token that ends a caption stays
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_a_long_caption_is_cut_and_named_once(encoder: tuple[Any, Path]) -> None
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     written("bert", tmp_path)
-    with pytest.raises(ModelError, match="reads nothing in '  '") as error:
+    with pytest.raises(ModelError, match="finds no token in '  '") as error:
         reader(tmp_path)(["  "])
     assert error.value.hint
     with pytest.raises(ModelError, match="the text encoder .*nothing-here cannot be loaded"):
@@ -217,7 +217,7 @@ def test_only_published_checkpoints_clean_unless_the_config_says_so(
     config: dict[str, Any], features: int, cleans: bool, tmp_path: Path
 ) -> None:
     source = Source("mine", tmp_path, tmp_path)
-    parts = Picturing(source, config, {}, 8, torch.device("cpu"), torch.float32, None, str(tmp_path), True)
+    parts = ImagingParts(source, config, {}, 8, torch.device("cpu"), torch.float32, None, str(tmp_path), True)
     made = _encoder(parts, Captions(16, features, 8))
     assert made is not None
     assert (made.clean, made.most) == (cleans, 16)
@@ -225,11 +225,11 @@ def test_only_published_checkpoints_clean_unless_the_config_says_so(
 
 def test_the_input_states_of_a_caption_are_the_same_in_any_batch(tmp_path: Path) -> None:
     written("t5", tmp_path)
-    imaging = LlamaGenImaging(Captions(16, 24, 8).eval().requires_grad_(False), 4, read=reader(tmp_path))
+    imaging = LlamaGenImaging(Captions(16, 24, 8).eval().requires_grad_(False), 4, encode=reader(tmp_path))
     alone = imaging.prefix([Condition(text=LINES[1])])
     both = imaging.prefix([Condition(text=LINES[0]), Condition(text=LINES[1])])
     assert both.lengths == [4, 13]  # the last is the token that ends a caption
-    assert torch.equal(alone.states[0], both.states[1])
+    assert torch.equal(alone.cond[0], both.cond[1])
 
 
 def test_a_word_that_cannot_be_read_is_named(tmp_path: Path) -> None:

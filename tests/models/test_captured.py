@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.cuda_graphs.capture import Graphs, Refused
+from pardec.models.cuda_graphs.capture import CaptureError, Graphs
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import CapacityError
-from pardec.models.plan import Plan, Visible, moved
+from pardec.models.plan import Plan, Visible, plan_on
 from tests.models.toys import VOCAB, ask, ids, model, poisoned
 from tests.models.traced import Traced, captured
 
@@ -112,7 +112,7 @@ def test_taps_and_narrow_forwards_keep_their_shapes() -> None:
     assert theirs[2].states.shape == (3, 1, 32)
 
 
-def test_what_the_host_knows_is_not_recorded() -> None:
+def test_what_the_host_knows_is_not_captured() -> None:
     """Windows that move and lengths that grow are one shape."""
     order = torch.arange(2)
     asked = []
@@ -207,21 +207,21 @@ def test_what_does_not_fit_is_refused_as_without() -> None:
         network.forward(plans("causal")[0], cache)
 
 
-def test_tables_that_grow_do_not_take_what_was_recorded() -> None:
+def test_tables_that_grow_do_not_take_what_was_captured() -> None:
     plain = model()
     other = captured(plain)
     place = torch.arange(3)[None]
     plan = ask(ids(1, 3), place, Visible.causal(), torch.tensor([3]))
     cache = other.new_cache(1, 20)
     first = [other.forward(plan, cache).logits() for _ in range(3)][-1]
-    tables = other.decoder.rope.held()
+    tables = other.decoder.rope.tables()
     other.forward(plan, other.new_cache(1, 5000))
-    assert {id(table) for table in tables} - {id(table) for table in other.decoder.rope.held()}
+    assert {id(table) for table in tables} - {id(table) for table in other.decoder.rope.tables()}
     assert torch.equal(other.forward(plan, cache).logits(), first)
 
 
 def test_few_recordings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pardec.models.cuda_graphs.runner._KEPT", 2)
+    monkeypatch.setattr("pardec.models.cuda_graphs.runner._MOST", 2)
     network = captured(model())
     cache = network.new_cache(1, 100)
     for width in (20, 21, 22):
@@ -277,7 +277,7 @@ class Reading:
 )
 def test_a_stack_that_needs_the_host_runs_as_it_comes_and_says_so(how: str, why: str) -> None:
     bare: Any = Reading(how)
-    stack = GraphRunner(bare, Traced(lambda: [*bare.inner.parameters(), *bare.rope.held()]))
+    stack = GraphRunner(bare, Traced(lambda: [*bare.inner.parameters(), *bare.rope.tables()]))
     caches = [bare.new_cache(3, SLOTS), stack.new_cache(3, SLOTS)]
     with torch.inference_mode():
         for plan in plans("causal"):
@@ -305,9 +305,9 @@ def test_a_recorder_that_refuses_is_asked_once_a_shape() -> None:
     class Never:
         asked = 0
 
-        def record(self, step: Any, inputs: Any) -> Any:
+        def capture(self, step: Any, inputs: Any) -> Any:
             self.asked += 1
-            raise Refused("no")
+            raise CaptureError("no")
 
     never, plain = Never(), model()
     network = replace(plain, decoder=GraphRunner(plain.decoder, never))
@@ -330,7 +330,7 @@ def test_cuda_graphs_give_what_the_stack_gives() -> None:
             for tensor in (*cache.k, *cache.v):
                 tensor.zero_()
         for plan in plans(kind):
-            placed = moved(plan, torch.device("cuda"))
+            placed = plan_on(plan, torch.device("cuda"))
             one, two = (each.forward(placed, cache) for each, cache in zip((plain, other), caches, strict=True))
             torch.testing.assert_close(one.logits()[PLACES >= 0], two.logits()[PLACES >= 0], atol=1e-3, rtol=1e-3)
     assert other.decoder.counts["replayed"] == 4

@@ -12,33 +12,27 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import pardec
-from pardec.models import kernels
+from pardec.models.kernels import cpu
 from pardec.models.kernels.cpu import compiler
 from pardec.models.kernels.cpu import layer as layer_c
 from pardec.models.kernels.cpu import library as compiled
-from pardec.models.loading import cache_dir
-from pardec.samplers import ops as samplers_kernels
-from tests.models.test_saved import give_away, mode
+from pardec.samplers import ops as sampler_ops
+from tests.models.compiling import fresh, own_cache, seven_in_c
+from tests.models.test_cache_dir import give_away, mode
 
 CAN = compiler.command() is not None and compiled._openmp() is not None
 needs_a_compiler = pytest.mark.skipif(not CAN, reason="no C compiler, or no OpenMP")
-SOURCES = [file for package in (kernels, samplers_kernels) for file in sorted(Path(package.__path__[0]).glob("*.c"))]
+SOURCES = [file for package in (cpu, sampler_ops) for file in sorted(Path(package.__path__[0]).glob("*.c"))]
 
 
 @pytest.fixture
 def place(monkeypatch, tmp_path):
-    """Where libraries are kept of a cache that is this test's, as is the compiler's time."""
-    monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
-    monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
-    cache_dir._tell.cache_clear()
-    return tmp_path / "own" / "kernels"
+    return own_cache(monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def seven(tmp_path):
-    source = tmp_path / "seven.c"
-    source.write_text("int seven(void) { return 7; }\n")
-    return source
+    return seven_in_c(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +52,6 @@ def planted(evil, monkeypatch, tmp_path):
     """That library with a right checksum; should it be loaded, there is a file "ran"."""
     monkeypatch.setenv("RAN", str(tmp_path / "ran"))
     return compiled._sealed(evil)
-
-
-def fresh(source):
-    return compiled.library.__wrapped__(source)
 
 
 def named(place, source):
@@ -276,7 +266,7 @@ def test_other_processors_and_forced_versions_take_none(in_c, monkeypatch):
             monkeypatch.setenv("PARDEC_KERNELS", forced)
             assert not layer_c.usable(cpu, torch.float32)
         monkeypatch.delenv("PARDEC_KERNELS")
-        monkeypatch.setattr(compiled, "suited", lambda: False)
+        monkeypatch.setattr(compiled, "supported", lambda: False)
         compiled.kernel.cache_clear()
         assert not layer_c.usable(cpu, torch.float32)
     with torch.enable_grad():

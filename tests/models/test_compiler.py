@@ -10,7 +10,7 @@ import pytest
 
 from pardec.models.kernels.cpu import compiler
 from pardec.models.kernels.cpu import library as compiled
-from pardec.models.loading import cache_dir
+from tests.models.compiling import fresh, own_cache, seven_in_c
 
 pytestmark = pytest.mark.skipif(
     compiler.command() is None or compiled._openmp() is None, reason="no C compiler, or no OpenMP"
@@ -19,18 +19,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
-    monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
-    cache_dir._tell.cache_clear()
     compiler._command.cache_clear()
-    return tmp_path / "own" / "kernels"
+    return own_cache(monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def seven(tmp_path):
-    source = tmp_path / "seven.c"
-    source.write_text("int seven(void) { return 7; }\n")
-    return source
+    return seven_in_c(tmp_path)
 
 
 @pytest.fixture
@@ -44,10 +39,6 @@ def becomes(monkeypatch, tmp_path):
         monkeypatch.setenv("CC", str(file))
 
     return become
-
-
-def fresh(source):
-    return compiled.library.__wrapped__(source)
 
 
 def runs(tmp_path):
@@ -82,11 +73,11 @@ def test_what_names_none_is_told_and_passed_over(monkeypatch, seven, words, capl
     ("script", "said"),
     [
         ("printf 'caf\\351 \\377\\376' >&2; exit 3", "ended with 3: caf\N{REPLACEMENT CHARACTER}"),
-        ("exit 0", "made nothing of it"),
-        ("echo fine", "made nothing of it: fine"),
+        ("exit 0", "made no library of it"),
+        ("echo fine", "made no library of it: fine"),
         ("exec yes", "has no end: b'y"),
         ("kill -9 $$", "ended with -9"),
-        ("cat", "made nothing"),  # waits for nobody to type
+        ("cat", "made no library"),  # waits for nobody to type
         ('while [ "$1" != -o ]; do shift; done; echo > "$2"', "could not be compiled"),  # no library at all
     ],
 )

@@ -36,22 +36,22 @@ def dressed(prefix: Prefix, extra: int = 0, **options: float | int | None) -> La
     return replace(toy, decoder=Conditioned(toy.decoder, prefix, places, **options))  # type: ignore[arg-type]
 
 
-def half(said: Tensor, tokens: list[int]) -> Tensor:
+def half(cond: Tensor, tokens: list[int]) -> Tensor:
     """Logits behind the condition and behind each token, of one row alone: no cache, no second half."""
-    toy, size = model(), len(said)
+    toy, size = model(), len(cond)
     row = torch.tensor([[-1] * size + tokens])
-    soft = torch.nn.functional.pad(said, (0, 0, 0, len(tokens)))[None]
+    soft = torch.nn.functional.pad(cond, (0, 0, 0, len(tokens)))[None]
     with torch.inference_mode():
         return toy.decoder(replace(Plan.full(row, Visible.causal()), soft=soft)).logits()[0, size - 1 :]
 
 
 def truth(prefix: Prefix, row: int, tokens: list[int], cfg: float | None = CFG) -> Tensor:
-    said = half(prefix.states[row], tokens)
+    cond = half(prefix.cond[row], tokens)
     if cfg is None:
-        return said
-    assert prefix.without is not None
-    unsaid = half(prefix.without[row], tokens)
-    return unsaid + cfg * (said - unsaid)
+        return cond
+    assert prefix.uncond is not None
+    uncond = half(prefix.uncond[row], tokens)
+    return uncond + cfg * (cond - uncond)
 
 
 def whole(made: LanguageModel, places: list[int], tokens: Tensor, cache: KVCache | None = None) -> Tensor:
@@ -232,22 +232,22 @@ def test_which_positions_can_be_asked() -> None:
 def test_prefixes_by_row() -> None:
     taken = UNEVEN.take([2, 2, 0])
     assert taken.lengths == [4, 4, 3]
-    assert taken.without is not None
-    assert torch.equal(taken.without[2], UNSAID[0])
-    assert Prefix(SAID).take([1]).without is None
+    assert taken.uncond is not None
+    assert torch.equal(taken.uncond[2], UNSAID[0])
+    assert Prefix(SAID).take([1]).uncond is None
     assert Prefix(SAID).lengths == list(LENGTHS)
 
 
 def test_what_cannot_be_is_refused() -> None:
     toy = model()
-    with pytest.raises(ModelError, match="cfg=2.0 asks for guidance"):
+    with pytest.raises(ModelError, match="cfg=2.0 requests guidance"):
         Conditioned(toy.decoder, Prefix(SAID), LENGTHS, cfg=2.0)
     with pytest.raises(ModelError, match="conditions of 4 positions do not fit into 3"):
         Conditioned(toy.decoder, Prefix(SAID), [3, 1, 3, 2])
     made = dressed(EVEN)
     with pytest.raises(CacheError, match="4 rows, a cache of 3"):
         made.new_cache(3, 9)
-    with pytest.raises(CacheError, match="there is none"):
+    with pytest.raises(CacheError, match="there is no cache"):
         made.run(Plan.full(ids(4, 2), Visible.causal()))
     assert made.decoder.embedding.shape == (VOCAB, WIDTH)
     assert len(list(made.decoder.parameters())) == len(list(toy.decoder.parameters()))

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import GemmaConfig, GemmaForCausalLM
 
 from pardec.models.decoder import DecoderConfig
 from pardec.models.errors import ModelError
+from pardec.models.families.llama_like import NAMES
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids, model, poisoned
 
@@ -252,3 +254,33 @@ def test_impossible_shapes_are_refused():
         DecoderConfig(**shape | {"kv_heads": 3}, frequencies=(1.0,) * 3)
     with pytest.raises(ModelError, match="layers must be at least 1, got 0"):
         DecoderConfig(**shape | {"layers": 0}, frequencies=(1.0,))
+
+
+def test_gates_norms_and_scaled_embeddings_of_gemma_are_those_of_transformers():
+    config = GemmaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    theirs, generator = GemmaForCausalLM(config).eval(), torch.Generator().manual_seed(0)
+    toy = model("causal", head_dim=16, norm_eps=config.rms_norm_eps, activation="gelu_tanh", tied=True)
+    toy.decoder.config = replace(toy.decoder.config, embedding_scale=32**0.5)
+    toy.decoder.head.weight = toy.decoder.embed.weight
+    weights = theirs.state_dict()
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.normal_(0.0, 0.2, generator=generator)
+        for name, parameter in toy.decoder.named_parameters():
+            layer = name.split(".")[1] if name.startswith("layers") else ""
+            stems = NAMES[name.replace(f".{layer}.", ".{i}.") if layer else name]
+            parts = [weights[stem.replace("{i}", layer)] for stem in ([stems] if isinstance(stems, str) else stems)]
+            parameter.copy_(torch.cat(parts) + ("norm" in name))  # Gemma multiplies by 1 + w
+    tokens = ids(2, 9)
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+    close(whole(toy, tokens), expected, 1e-4)
+    assert expected.abs().max() > 1

@@ -27,8 +27,8 @@ def test_transitions_are_those_of_diffusers(steps: int) -> None:
         x = torch.randn(4, 3)
         distribution = head.distribution(x, index, states)
         with torch.inference_mode():
-            said = network(x, torch.tensor([t]), states.said)
-        alone = theirs.step(said, t, x, generator=torch.Generator().manual_seed(1), return_dict=True)
+            cond = network(x, torch.tensor([t]), states.cond)
+        alone = theirs.step(cond, t, x, generator=torch.Generator().manual_seed(1), return_dict=True)
         if index:
             noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
             torch.testing.assert_close(
@@ -55,8 +55,8 @@ def test_an_index_for_each_token_is_an_index_for_all() -> None:
 def test_what_is_made_beforehand_gives_the_laws_of_each_transition(count: int, guided: bool) -> None:
     torch.manual_seed(0)
     head = DiffusionHead(MARHead(size=3, condition=5, width=16, depth=2).eval(), 12)
-    said, unsaid, x = torch.randn(count, 16), torch.randn(count, 16), torch.randn(count, 3)
-    states = States(said, unsaid, torch.linspace(0.5, 3, count)) if guided else States(said)
+    cond, uncond, x = torch.randn(count, 16), torch.randn(count, 16), torch.randn(count, 3)
+    states = States(cond, uncond, torch.linspace(0.5, 3, count)) if guided else States(cond)
     ready = head.ready(states)
     for index in (*range(11, -1, -1), 7, 0, 11):  # as they come in a walk, and in any order
         ours, plain = head.distribution(x, index, ready), head.distribution(x, index, states)
@@ -70,9 +70,9 @@ def test_what_is_made_beforehand_gives_the_laws_of_each_transition(count: int, g
 def test_guidance_mixes_the_noise_and_leaves_the_variance() -> None:
     torch.manual_seed(0)
     head = DiffusionHead(MARHead(size=2, condition=5, width=16, depth=1).eval(), 10)
-    said, unsaid, x = torch.randn(3, 16), torch.randn(3, 16), torch.randn(3, 2)
-    plain, nothing = head.distribution(x, 4, States(said)), head.distribution(x, 4, States(unsaid))
-    guided = head.distribution(x, 4, States(said, unsaid, torch.full((3,), 2.5)))
+    cond, uncond, x = torch.randn(3, 16), torch.randn(3, 16), torch.randn(3, 2)
+    plain, nothing = head.distribution(x, 4, States(cond)), head.distribution(x, 4, States(uncond))
+    guided = head.distribution(x, 4, States(cond, uncond, torch.full((3,), 2.5)))
     torch.testing.assert_close(guided.mean, nothing.mean + 2.5 * (plain.mean - nothing.mean), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(guided.log_deviation, plain.log_deviation)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from pardec.models.families import FAMILIES, match
 from pardec.models.families.base import FamilySpec, register
 from pardec.models.load import load
 from pardec.models.plan import Plan
-from tests.models.toys import SMALL
+from tests.models.toys import ROOT, SMALL
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -27,6 +29,7 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
     "llama with its own head size": ("Llama", {"num_key_value_heads": 4, "head_dim": 20}),
+    "llama with a GELU gate": ("Llama", {"hidden_act": "gelu"}),
     "llama3 scaling": (
         "Llama",
         {"rope_parameters": {**LLAMA3, "rope_theta": 500000.0, "original_max_position_embeddings": 16}},
@@ -252,6 +255,13 @@ def test_a_sliding_window_bounds_the_length(tmp_path):
     agree(model.forward(Plan.full(tokens, model.visible())).logits(), expected)
     with pytest.raises(CapacityError, match="up to 12 positions"):
         model.new_cache(1, 13)
+
+
+def test_every_module_is_found_in_order_and_listing_them_needs_no_torch():
+    code = "import sys; from pardec.models.families import FAMILIES; print(*FAMILIES, 'torch' in sys.modules)"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    modules = {file.stem for file in (ROOT / "models" / "families").glob("*.py")}
+    assert listed.split() == [*sorted(modules - {"__init__", "base", "llama_like", "mar"}), "False"]
 
 
 def test_a_config_is_claimed_by_one_family():

@@ -15,12 +15,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pardec.models.kernels import matmul
 from pardec.models.kernels.cpu import panels
 from pardec.models.kernels.cpu.attention import attend_c
-from pardec.models.kernels.cpu.layer import turn_c
-from pardec.models.kernels.norm import norm
-from pardec.models.kernels.swiglu import gated
+from pardec.models.kernels.cpu.layer import apply_rotary_c, norm_c
+from pardec.models.kernels.glu import glu, glu_c
 from pardec.models.load import load
 from pardec.models.plan import Plan
-from pardec.models.rope import Rope, default_frequencies, rotate
+from pardec.models.rope import Rope, apply_rotary, default_frequencies
 from pardec.samplers.ops.confidence_c import greedy_c
 
 WIDTH, INNER, HEADS, KV, DIM = 576, 1536, 9, 3, 64
@@ -52,9 +51,9 @@ def test_products(rows, columns, count):
     weight = panels.empty(rows, columns)
     weight.fill(matrix)
     exact = x.double() @ matrix.double().t()
-    as_near(weight.times(x), F.linear(x, matrix), exact)
-    as_near(weight.times(x, h), torch.addmm(h, x, matrix.t()), exact + h)
-    as_near(weight.times(x, h)[:, 3:], torch.addmm(h, x, matrix.t())[:, 3:], (exact + h)[:, 3:])
+    as_near(weight.matmul(x), F.linear(x, matrix), exact)
+    as_near(weight.matmul(x, h), torch.addmm(h, x, matrix.t()), exact + h)
+    as_near(weight.matmul(x, h)[:, 3:], torch.addmm(h, x, matrix.t())[:, 3:], (exact + h)[:, 3:])
 
 
 @pytest.mark.usefixtures("in_c")
@@ -66,7 +65,7 @@ def test_products_of_short_rows(length, count, mean):
     x, matrix = normal(count, length) + mean, normal(12000 // count, length, seed=1) + mean
     weight = panels.empty(*matrix.shape)
     weight.fill(matrix)
-    as_near(weight.times(x), F.linear(x, matrix), x.double() @ matrix.double().t())
+    as_near(weight.matmul(x), F.linear(x, matrix), x.double() @ matrix.double().t())
 
 
 @pytest.mark.usefixtures("in_c")
@@ -111,7 +110,7 @@ def test_attention_with_high_scores_and_outliers(queries, heads, kv, dim):
 def test_norms(scale):
     x, weight = normal(50, WIDTH) * scale, normal(WIDTH, seed=1) + 1
     exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
-    as_near(norm(x, weight, 1e-5, "c"), F.rms_norm(x, (WIDTH,), weight, 1e-5), exact)
+    as_near(norm_c(x, weight, 1e-5), F.rms_norm(x, (WIDTH,), weight, 1e-5), exact)
 
 
 @pytest.mark.usefixtures("in_c")
@@ -120,7 +119,7 @@ def test_gates(scale):
     """Relative to what comes out, too: where a gate is nearly shut, an exponential's error is all there is."""
     both = normal(50, 2 * INNER) * scale
     gate, up = both.double().chunk(2, -1)
-    exact, reference, found = F.silu(gate) * up, gated(both.clone()), gated(both, "c")
+    exact, reference, found = F.silu(gate) * up, glu(both.clone()), glu_c(both)
     as_near(found, reference, exact)
     as_near(found / exact, reference / exact, torch.ones_like(exact))
 
@@ -129,7 +128,7 @@ def test_gates(scale):
 def test_gates_that_are_shut_let_nothing_through():
     gate = torch.tensor([-3e38, -1e6, -89.0, -88.0])
     both = torch.cat((gate, torch.full((4,), 1e6)))[None]
-    assert gated(both, "c").abs().max() < 1e-29
+    assert glu_c(both).abs().max() < 1e-29
 
 
 @pytest.mark.usefixtures("in_c")
@@ -140,7 +139,9 @@ def test_rotations():
     turned = fused[:, :, : HEADS + KV]
     half = DIM // 2
     exact = turned.double() * cos.double() + turned.double().roll(half, -1) * sin.double()
-    as_near(torch.cat(turn_c(fused, cos, sin, HEADS, None), 2), rotate(turned.contiguous(), cos, sin), exact)
+    as_near(
+        torch.cat(apply_rotary_c(fused, cos, sin, HEADS, None), 2), apply_rotary(turned.contiguous(), cos, sin), exact
+    )
 
 
 @pytest.mark.usefixtures("in_c")

@@ -25,13 +25,13 @@ GPT2 = {
 }
 RUN: dict[str, tuple[str, dict[str, Any], int | None]] = {
     "partial rotation, parallel blocks": ("GPTNeoX", BASE | {"rotary_pct": 0.25}, None),
-    "another query scale": ("Gemma", BASE | {"num_key_value_heads": 1, "head_dim": 16}, None),
+    "another query scale": ("Granite", BASE | {"attention_multiplier": 0.5}, None),
     "phi": ("Phi", BASE, None),
     "sliding window": ("Mistral", BASE | {"num_key_value_heads": 2, "sliding_window": 20}, 20),
     "learned positions": ("GPT2", GPT2, 24),
     "scaled logits": ("Granite", BASE | {"logits_scaling": 3.0}, None),
     "experts": ("Mixtral", BASE | {"num_key_value_heads": 2, "num_local_experts": 4}, None),
-    "an activation the native stack lacks": ("Llama", BASE | {"hidden_act": "gelu"}, None),
+    "an activation the native stack lacks": ("Llama", BASE | {"hidden_act": "relu"}, None),
     "a rotary scaling the native stack lacks": (
         "Llama",
         BASE | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},

@@ -12,7 +12,7 @@ import torch
 
 from pardec.models.errors import ModelError
 from pardec.models.load import load
-from pardec.models.loading.configs import checked
+from pardec.models.loading.configs import check_config
 from pardec.models.loading.json_text import DEPTH, parse
 from pardec.models.loading.weights import Published, indexed
 from pardec.models.printable import in_json, line, plain
@@ -65,16 +65,18 @@ def test_json_that_is_well_is_read() -> None:
 )
 def test_a_field_of_another_kind_is_named_with_its_file(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=f"^model/config.json: {said}|{said}") as caught:
-        checked(config, "model/config.json", WEIGHTS)
+        check_config(config, "model/config.json", WEIGHTS)
     assert str(caught.value).startswith("model/config.json: ")
 
 
 def test_configs_as_published_are_taken() -> None:
-    checked({"vocab_size": 120_000, "num_hidden_layers": 256, "head_dim": None, "eos_token_id": [1, 2]}, "f", WEIGHTS)
-    checked(
+    check_config(
+        {"vocab_size": 120_000, "num_hidden_layers": 256, "head_dim": None, "eos_token_id": [1, 2]}, "f", WEIGHTS
+    )
+    check_config(
         {"intermediate_size": [11008, 11008], "rope_theta": 1_000_000_000, "factor": 8.0, "dim": 2**16}, "f", WEIGHTS
     )
-    checked({"vocab_size": 250_000, "num_hidden_layers": 500}, "f")  # without weights there is nothing to compare with
+    check_config({"vocab_size": 250_000, "num_hidden_layers": 500}, "f")  # no weights to compare with
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_the_loaded_model_speaks_of_codes_alone(model: pardec.Model) -> None:
         None,
     )
     assert (stack.tokenizer, stack.decoding_config.eos_ids, stack.decoding_config.masked) == (None, (), False)
-    assert (imaging.kind, imaging.classes, imaging.layout.grid, imaging.drawable) == ("text", 0, (SIDE, SIDE), True)
+    assert (imaging.kind, imaging.classes, imaging.layout.grid, imaging.can_decode) == ("text", 0, (SIDE, SIDE), True)
     assert dict(imaging.defaults) == {"temperature": 1.0, "cfg": 5.0}
     assert stack.embed(torch.eye(CODES)).shape == (CODES, WIDTH)
 
@@ -164,8 +164,8 @@ def test_nothing_said_is_padding_between_the_first_token_and_the_beginning_of_th
     prefix = model.language_model.imaging.prefix([Condition(text=caption) for caption in CAPTIONS])
     ids = ["<s>", "User", ":", "a", "red", "circle", "Assistant", ":", "<boi>"]
     table = library.get_input_embeddings()
-    assert torch.equal(prefix.states[0], table(torch.tensor([WORDS.index(word) for word in ids])))
-    assert torch.equal(prefix.without[0], table(torch.tensor([BOS, *[PAD] * 7, BOI])))
+    assert torch.equal(prefix.cond[0], table(torch.tensor([WORDS.index(word) for word in ids])))
+    assert torch.equal(prefix.uncond[0], table(torch.tensor([BOS, *[PAD] * 7, BOI])))
     assert prefix.lengths == [9, 16]
 
 
@@ -233,7 +233,7 @@ def test_what_it_cannot_draw_is_refused(model: pardec.Model) -> None:
     for condition, message in (
         (Condition(text=" "), "row 0 has no caption"),
         (Condition(), "row 0 has no caption"),
-        (Condition(label=3), "row 0 has a label, and .* draws captions"),
+        (Condition(label=3), "row 0 has a label, and .* takes captions"),
         (Condition(features=torch.zeros(2, WIDTH)), "own text embedding"),
     ):
         with pytest.raises(ModelError, match=message) as error:
@@ -252,7 +252,7 @@ def test_what_it_cannot_draw_is_refused(model: pardec.Model) -> None:
 
 def test_folders_and_arguments_that_cannot_work_are_refused(folder: Path, tmp_path: Path) -> None:
     for name, value in (("device_map", "auto"), ("mask_id", 3), ("decoder", "tiny-vq"), ("text_encoder", "t5")):
-        with pytest.raises(ModelError, match=f"device_map spreads|{name}={value} was given"):
+        with pytest.raises(ModelError, match=f"device_map is for text models|{name}={value} was given"):
             load(folder, **{name: value})
 
     def copy(without: str) -> Path:
@@ -273,7 +273,7 @@ def test_folders_and_arguments_that_cannot_work_are_refused(folder: Path, tmp_pa
 
 def test_a_grid_that_its_tokenizer_does_not_decode_is_refused(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.model.vision_model.config, "num_image_tokens", 12)
-    with pytest.raises(ModelError, match="mine draws 12 cells, and its image tokenizer decodes 3x3"):
+    with pytest.raises(ModelError, match="mine has 12 tokens an image, and its image tokenizer decodes 3x3"):
         JanusImaging(library, processor(), "mine")
 
 

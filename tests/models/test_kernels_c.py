@@ -9,9 +9,8 @@ from torch import Tensor
 
 from pardec.models.kernels.cpu import layer
 from pardec.models.kernels.cpu.attention import attend_c
-from pardec.models.kernels.norm import norm
-from pardec.models.kernels.swiglu import gated
-from pardec.models.rope import Rope, default_frequencies, rotate
+from pardec.models.kernels.glu import glu_c
+from pardec.models.rope import Rope, apply_rotary, default_frequencies
 
 pytestmark = pytest.mark.usefixtures("in_c")
 
@@ -32,8 +31,8 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 def test_norms(shape):
     x, weight = random(*shape), torch.rand(shape[-1]) + 0.5
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    close(norm(x, weight, 1e-5, "c"), exact)
-    assert torch.equal(norm(torch.zeros(2, shape[-1]), weight, 1e-5, "c"), torch.zeros(2, shape[-1]))
+    close(layer.norm_c(x, weight, 1e-5), exact)
+    assert torch.equal(layer.norm_c(torch.zeros(2, shape[-1]), weight, 1e-5), torch.zeros(2, shape[-1]))
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (3, 5, 48), (2, 0, 8), (7, 4096), (2, 66)], ids=str)
@@ -41,14 +40,14 @@ def test_gates(shape):
     both = random(*shape) * 30
     gate, up = both.double().chunk(2, -1)
     kept = both.clone()
-    close(gated(both, "c"), F.silu(gate) * up)
+    close(glu_c(both), F.silu(gate) * up)
     assert torch.equal(both, kept)
 
 
 def test_gates_of_large_and_small_numbers_end_where_they_should():
     gate = torch.tensor([-1e30, -200.0, -90.0, -1e-30, 0.0, 1e-30, 90.0, 200.0, 1e30])
     both = torch.cat((gate, torch.ones(9)))[None]
-    close(gated(both, "c"), F.silu(gate.double())[None])
+    close(glu_c(both), F.silu(gate.double())[None])
 
 
 @pytest.mark.parametrize(("dim", "turned"), [(32, 32), (32, 16), (6, 4), (128, 128)])
@@ -59,16 +58,16 @@ def test_rotations(dim, turned, batch, kept):
     rope = Rope(default_frequencies(10000.0, turned))
     cos, sin = rope._angles(torch.arange(batch * queries).view(batch, queries))
     fused = random(batch, queries, heads + 2 * kv, dim)
-    rotated = rotate(fused[:, :, : heads + kv].contiguous(), cos, sin)
+    rotated = apply_rotary(fused[:, :, : heads + kv].contiguous(), cos, sin)
     if not kept:
-        q, k = layer.turn_c(fused, cos, sin, heads, None)
+        q, k = layer.apply_rotary_c(fused, cos, sin, heads, None)
     else:
         stores = [
             torch.full((batch, slots, kv, dim), 7.0),
             torch.full((kv, batch, slots, dim), 7.0).permute(1, 2, 0, 3),
         ]
         k, v = (store[:, 2 : 2 + queries] for store in stores)
-        q, found = layer.turn_c(fused, cos, sin, heads, (k, v))
+        q, found = layer.apply_rotary_c(fused, cos, sin, heads, (k, v))
         assert found is k
         assert torch.equal(v, fused[:, :, heads + kv :])
         assert all((store[:, :2] == 7).all() and (store[:, 2 + queries :] == 7).all() for store in stores)
@@ -79,8 +78,8 @@ def test_rotations(dim, turned, batch, kept):
 def test_rotations_of_rows_that_stand_alike_share_a_table():
     cos, sin = Rope(default_frequencies(10000.0, 8))._angles(torch.arange(3, 7)[None])
     fused = random(2, 4, 3, 8)
-    q, k = layer.turn_c(fused, cos, sin, 1, None)
-    close(torch.cat((q, k), 2), rotate(fused[:, :, :2].contiguous(), cos, sin))
+    q, k = layer.apply_rotary_c(fused, cos, sin, 1, None)
+    close(torch.cat((q, k), 2), apply_rotary(fused[:, :, :2].contiguous(), cos, sin))
 
 
 def attended(q, k, v):

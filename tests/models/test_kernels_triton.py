@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.kernels.norm import add_norm, norm
-from pardec.models.kernels.rotary import turn_and_store
-from pardec.models.kernels.swiglu import gated
+from pardec.models.kernels.ops import REFERENCE, triton_ops
+from pardec.models.kv_cache import KVCache
+from pardec.models.plan import Plan, Visible
 from pardec.models.rope import Rope, default_frequencies
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -42,17 +42,14 @@ def close(found: Tensor, expected: Tensor) -> None:
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 24), (2, 0, 8), (4, 96), (2, 1000)], ids=str)
 def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x, h = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    x = random(*shape, dtype=dtype)
     weight = torch.rand(shape[-1], device=DEVICE).to(dtype) + 0.5
-    found = norm(x, weight, 1e-5, "triton")
+    found = triton_ops(all_of_them=True).norm(x, weight, 1e-5)
     assert (found.shape, found.dtype) == (x.shape, dtype)
     if not x.numel():
         return
     wide = x.float()
     close(found, (wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.float()).to(dtype))
-    total, normed = add_norm(h, x, weight, 1e-5, "triton")
-    close(total, h + x)  # the interpreter cuts what a GPU rounds
-    close(normed, norm(h + x, weight, 1e-5))
 
 
 @DTYPES
@@ -60,7 +57,7 @@ def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 def test_gate(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     both = random(*shape, dtype=dtype)
     before = both.clone()
-    found = gated(both, "triton")
+    found = triton_ops(all_of_them=True).glu(both, "silu")
     assert found.shape == (*shape[:-1], shape[-1] // 2)
     assert torch.equal(both, before)
     if found.numel():
@@ -73,24 +70,37 @@ def test_gate(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     [(1, 1, 1, 1, 4, 4), (2, 3, 4, 2, 24, 24), (3, 5, 2, 1, 20, 12)],
     ids=str,
 )
-def test_turn_and_store(
+def test_rotary_and_cache(
     batch: int, queries: int, heads: int, kv: int, dim: int, turned: int, dtype: torch.dtype
 ) -> None:
-    fused = random(batch, queries, heads + 2 * kv, dim, dtype=dtype)
+    qkv = random(batch, queries, heads + 2 * kv, dim, dtype=dtype)
     positions = torch.randint(0, 40, (batch, queries), generator=torch.Generator().manual_seed(3)).to(DEVICE)
-    slots = 41
     cos, sin = Rope(default_frequencies(1e4, turned))._angles(positions)
-    where = (
-        torch.arange(batch, device=DEVICE)[:, None] * slots + torch.arange(queries, device=DEVICE) * 7 + 2
-    ).flatten()
+    at = (torch.arange(queries, device=DEVICE) * 7 + 2).expand(batch, -1)
+    plan = Plan(at, at, at, Visible.causal(), torch.full((batch,), 40, device=DEVICE), at)
+    untouched = [slot for slot in range(41) if slot not in at[0].tolist()]
     for shared in (False, True):
         c, s = (cos[:1], sin[:1]) if shared else (cos, sin)
-        kept = [torch.full((batch, slots, kv, dim), 7.0, dtype=dtype, device=DEVICE) for _ in range(4)]
-        expected = turn_and_store(fused, c, s, kept[0], kept[1], where, heads)
-        found = turn_and_store(fused, c, s, kept[2], kept[3], where, heads, "triton")
-        close(found, expected)
-        close(kept[2], kept[0])
-        assert torch.equal(kept[3], kept[1])
-        untouched = torch.ones(batch * slots, dtype=torch.bool, device=DEVICE)
-        untouched[where] = False
-        assert (kept[2].flatten(0, 1)[untouched] == 7).all()
+        results = []
+        for ops in (REFERENCE, triton_ops(all_of_them=True)):
+            cache = KVCache(layers=2, batch=batch, capacity=40, kv_heads=kv, head_dim=dim, dtype=dtype, device=DEVICE)
+            for tensor in (*cache.k, *cache.v):
+                tensor.fill_(7)
+            q, k, v = ops.rotary_and_cache(qkv, c, s, heads, cache.slots(plan), 1)
+            assert (k.data_ptr(), v.data_ptr()) == (cache.k[1].data_ptr(), cache.v[1].data_ptr())
+            assert all((tensor == 7).all() for tensor in (cache.k[0], cache.v[0]))
+            results.append((q, k, v))
+        (q, k, v), (expected_q, expected_k, expected_v) = results[1], results[0]
+        close(q, expected_q)
+        close(k, expected_k)
+        assert torch.equal(v, expected_v)
+        assert (k[:, untouched] == 7).all()
+
+
+@DTYPES
+def test_other_activations_and_forwards_without_a_cache_take_the_definition(dtype: torch.dtype) -> None:
+    ops, gate_up, qkv = triton_ops(all_of_them=True), random(3, 8, dtype=dtype), random(1, 2, 4, 8, dtype=dtype)
+    assert torch.equal(ops.glu(gate_up.clone(), "gelu_tanh"), REFERENCE.glu(gate_up.clone(), "gelu_tanh"))
+    cos, sin = Rope(default_frequencies(1e4, 8))._angles(torch.arange(2, device=DEVICE)[None])
+    pairs = zip(*(each.rotary_and_cache(qkv, cos, sin, 2, None, 0) for each in (ops, REFERENCE)), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)

@@ -10,7 +10,7 @@ import torch
 
 import pardec
 from pardec.models.errors import ArgumentError, ModelError, SpecError, UnknownModelError
-from pardec.models.loading import arguments, placement, quantize
+from pardec.models.loading import arguments, placement
 from pardec.models.loading.catalog import embedded_names
 from pardec.models.loading.kinds import kind_of
 
@@ -64,5 +64,5 @@ def test_the_words_are_those_that_torch_and_loading_know() -> None:
     assert set(arguments.DTYPES) == set(placement.DTYPES)
     for kind in arguments.DEVICES:
         assert torch.device(kind).type == kind
-    for word in arguments.QUANTIZED:
-        quantize.check(word, None)
+    for word in arguments.QUANTIZE:
+        arguments.check(quantize=word)

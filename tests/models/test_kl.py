@@ -130,12 +130,12 @@ def test_without_an_encoder_it_decodes_and_says_so(tmp_path: Path) -> None:
 
 def test_wrong_pixels_and_latents_are_refused() -> None:
     model = made(SHAPES[0])
-    with pytest.raises(ModelError, match=r"6x8 pixels has no whole cells") as caught:
+    with pytest.raises(ModelError, match=r"6x8 pixels cannot be encoded") as caught:
         model.encode(torch.zeros(1, 3, 6, 8))
     assert "multiples of 4" in str(caught.value.hint)
-    with pytest.raises(ModelError, match=r"\[pictures, 3, height, width\], got \[1, 1, 8, 8\]"):
+    with pytest.raises(ModelError, match=r"\[images, 3, height, width\], got \[1, 1, 8, 8\]"):
         model.encode(torch.zeros(1, 1, 8, 8))
-    with pytest.raises(ModelError, match=r"\[pictures, rows, columns, 16\], got \[1, 16, 2, 2\]"):
+    with pytest.raises(ModelError, match=r"\[images, rows, columns, 16\], got \[1, 16, 2, 2\]"):
         model.decode(torch.zeros(1, 16, 2, 2))
     with pytest.raises(ModelError, match="scale of latents must be positive, got 0"):
         KL(SHAPES[0], scale=0.0)

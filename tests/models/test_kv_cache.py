@@ -31,7 +31,7 @@ def test_queries_are_stored_in_their_slots_and_padding_in_the_bin():
     slots = torch.tensor([[4, -1, 0], [-1, 2, 5]])
     plan = ask(ids(2, 3), slots, Visible.bidirectional(), torch.tensor([5, 6]))
     values = numbered(2, 3)
-    cache.write(1, values, -values, plan)
+    cache.slots(plan).write(1, values, -values)
     assert cache.k[1][:, :6, 0, 0].tolist() == [[3, 0, 0, 0, 1, 0], [0, 0, 5, 0, 0, 6]]
     assert cache.v[1][:, :6, 0, 0].tolist() == [[-3, 0, 0, 0, -1, 0], [0, 0, -5, 0, 0, -6]]
     assert not cache.k[0].any()
@@ -43,19 +43,15 @@ def test_a_span_is_written_as_a_slice():
     plan = Plan(
         ids(2, 2), positions, positions, Visible.causal(), torch.tensor([4, 4]), positions, span=(2, 4), uniform=4
     )
-    assert cache.address(plan) == (2, 4)
-    cache.write(0, numbered(2, 2), numbered(2, 2), plan)
-    k, _ = cache.read(0, plan)
+    k, _ = cache.slots(plan).write(0, numbered(2, 2), numbered(2, 2))
     assert k[..., 0, 0].tolist() == [[0, 0, 1, 2], [0, 0, 3, 4]]
 
 
 def test_rows_address_rows_of_the_cache():
     cache = make(batch=3)
     plan = ask(ids(2, 1), torch.tensor([[1], [0]]), Visible.causal(), torch.tensor([2, 1]), rows=torch.tensor([2, 0]))
-    cache.write(0, numbered(2, 1), numbered(2, 1), plan)
+    cache.slots(plan).write(0, numbered(2, 1), numbered(2, 1))
     assert cache.k[0][:, :2, 0, 0].tolist() == [[2, 0], [0, 0], [0, 1]]
-    k, _ = cache.read(0, plan)
-    assert k[..., 0, 0].tolist() == [[0, 1], [2, 0]]
 
 
 def test_keep_reorders_rows():
@@ -123,7 +119,7 @@ def test_a_cache_made_in_inference_mode_can_be_used_outside_it():
         cache.keep(torch.tensor([1, 0]))
     cache.move(torch.tensor([[0], [0]]), torch.tensor([[1], [1]]))
     plan = ask(ids(2, 1), torch.tensor([[0], [1]]), Visible.causal(), torch.tensor([1, 2]))
-    cache.write(0, numbered(2, 1), numbered(2, 1), plan)
+    cache.slots(plan).write(0, numbered(2, 1), numbered(2, 1))
     assert cache.k[0][:, :2, 0, 0].tolist() == [[1, 0], [0, 2]]
 
 
@@ -154,18 +150,14 @@ def test_nothing_that_is_done_to_a_cache_depends_on_how_it_lies(lies, monkeypatc
     def used(cache: KVCache) -> KVCache:
         slots = torch.tensor([[4, -1, 0], [-1, 2, 5], [1, 3, 0]])
         plan = ask(ids(3, 3), slots, Visible.bidirectional(), torch.tensor([5, 6, 4]))
-        cache.write(0, numbered(3, 3), -numbered(3, 3), plan)
+        cache.slots(plan).write(0, numbered(3, 3), -numbered(3, 3))
         cache.move(torch.tensor([[0, 4], [2, 5], [1, 3]]), torch.tensor([[1, -1], [5, 2], [0, 1]]))
         cache.keep(torch.tensor([2, 0]))
         cache.grow(9)
         cache.put(torch.tensor([1]), make(batch=1))
         span = torch.tensor([[7, 8]]).expand(2, 2)
-        cache.write(
-            1,
-            numbered(2, 2),
-            -numbered(2, 2),
-            Plan(ids(2, 2), span, span, Visible.causal(), torch.tensor([9, 9]), span, span=(7, 9), uniform=9),
-        )
+        plan = Plan(ids(2, 2), span, span, Visible.causal(), torch.tensor([9, 9]), span, span=(7, 9), uniform=9)
+        cache.slots(plan).write(1, numbered(2, 2), -numbered(2, 2))
         return cache
 
     found = used(make(batch=3))

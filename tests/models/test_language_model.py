@@ -16,7 +16,7 @@ def test_a_shifted_family_reads_the_row_before():
     assert model("bidirectional").rows(positions).tolist() == [[0, 1, 7]]
 
 
-def test_facts_tell_masked_models_from_ar_ones():
+def test_decoding_config_tells_masked_models_from_ar_ones():
     assert model("bidirectional").decoding_config.masked
     assert model("block-causal", block=2).decoding_config.masked
     assert not model("causal").decoding_config.masked

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from pardec.models.decoder import DecoderConfig
 from pardec.models.errors import ModelError
-from pardec.models.families.llamagen import HEADS, LLAMAGEN, halved, paired, read_config, side
+from pardec.models.families.llamagen import HEADS, LLAMAGEN, read_config, side, to_halves, to_pairs
 from pardec.models.images.contracts import Condition
 from pardec.models.load import load
 from pardec.models.loading.weights import Published
 from pardec.models.plan import Plan, Visible
-from pardec.models.rope import GridRope, default_frequencies, rotate
+from pardec.models.rope import GridRope, apply_rotary, default_frequencies
 from tests.models.llamagen_files import ARGUMENTS, CELLS, VOCAB, WIDTH, tensors, write
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "llamagen" / "checkpoint"
@@ -85,7 +85,7 @@ def test_damaged_arguments_and_other_models_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"block_size": 10}, "block_size is 10, and a picture's cells make a square"),
+        ({"block_size": 10}, "block_size is 10, and an image's tokens make a square"),
         ({"n_head": 3}, "3 heads over a width of 16"),
         ({"n_head": 8}, "multiple of 4"),
     ],
@@ -125,11 +125,11 @@ def test_pairs_side_by_side_become_halves_and_back() -> None:
         grid=2,
     )
     weight = torch.arange(24.0)[:, None].expand(24, 8).contiguous()
-    turned = halved("layers.0.qkv_weight", weight, config)
+    turned = to_halves("layers.0.qkv_weight", weight, config)
     assert turned[:8, 0].tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
     assert turned[16:, 0].tolist() == list(range(16, 24))  # values are not turned
-    assert torch.equal(paired("layers.0.qkv_weight", turned, config), weight)
-    assert torch.equal(halved("layers.0.out_weight", weight, config), weight)
+    assert torch.equal(to_pairs("layers.0.qkv_weight", turned, config), weight)
+    assert torch.equal(to_halves("layers.0.out_weight", weight, config), weight)
 
 
 # --- positions ---
@@ -149,7 +149,7 @@ def test_cells_turn_by_row_and_column_and_what_is_before_them_becomes_zero() -> 
         origin=torch.tensor([2, 1]),
     )
     x = torch.randn(2, 11, 1, 8, generator=torch.Generator().manual_seed(0))
-    found = rotate(x, *rope.rows(plan, limit=None, device=torch.device("cpu")))[:, :, 0]
+    found = apply_rotary(x, *rope.rows(plan, limit=None, device=torch.device("cpu")))[:, :, 0]
     for row, start in enumerate((2, 1)):
         assert not found[row, :start].any()  # queries and keys of the condition are zero, not merely unturned
         for cell in range(9):
@@ -167,11 +167,11 @@ def test_conditions_of_classes(tmp_path: Path) -> None:
     model = load(write(tmp_path, held, ARGUMENTS), device="cpu")
     imaging = model.imaging
     assert imaging is not None
-    assert (imaging.kind, imaging.layout.grid, imaging.classes, imaging.drawable) == ("class", (3, 3), 4, False)
+    assert (imaging.kind, imaging.layout.grid, imaging.classes, imaging.can_decode) == ("class", (3, 3), 4, False)
     made, table = imaging.prefix([Condition(label=2), Condition(label=0)]), held["cls_embedding.embedding_table.weight"]
-    assert made.without is not None
-    assert torch.equal(torch.cat(made.states), table[[2, 0]])
-    assert torch.equal(torch.cat(made.without), table[[4, 4]])
+    assert made.uncond is not None
+    assert torch.equal(torch.cat(made.cond), table[[2, 0]])
+    assert torch.equal(torch.cat(made.uncond), table[[4, 4]])
     for label, said in ((4, "class 4 of row 0 is none of 4"), (-1, "class -1"), (None, "row 0 has no class")):
         with pytest.raises(ModelError, match=said):
             imaging.prefix([Condition(label=label)])
@@ -192,11 +192,11 @@ def test_conditions_of_captions(tmp_path: Path) -> None:
         return torch.nn.functional.gelu(rows @ first.T, approximate="tanh") @ second.T
 
     nothing = held["cls_embedding.uncond_embedding"]
-    made = imaging.prefix([Condition(features=x), Condition(features=x, places=torch.tensor([0, 3]))])
-    assert made.without is not None
-    torch.testing.assert_close(made.states[0], projected(x))
-    torch.testing.assert_close(made.without[0], projected(nothing[4:]))  # captions fill the places from the right
-    torch.testing.assert_close(made.without[1], projected(nothing[[0, 3]]))
+    made = imaging.prefix([Condition(features=x), Condition(features=x, positions=torch.tensor([0, 3]))])
+    assert made.uncond is not None
+    torch.testing.assert_close(made.cond[0], projected(x))
+    torch.testing.assert_close(made.uncond[0], projected(nothing[4:]))  # captions fill the places from the right
+    torch.testing.assert_close(made.uncond[1], projected(nothing[[0, 3]]))
     for shape in ((0, 7), (7, 7), (2, 6)):
         with pytest.raises(ModelError, match="features of row 0"):
             imaging.prefix([Condition(features=torch.zeros(shape))])

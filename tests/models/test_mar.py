@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from pardec.models.errors import ModelError
-from pardec.models.families.mar import described, networks
+from pardec.models.families.mar import describe, networks
 from pardec.models.load import load, load_any, load_continuous
 from pardec.models.loading.weights import inspect
 
@@ -51,7 +51,7 @@ def test_safetensors_with_a_config_load_alike(tmp_path: Path) -> None:
     one, other = load_continuous(tmp_path, device="cpu"), load_continuous(GOLDEN, device="cpu")
     known = torch.rand(2, 16, generator=torch.Generator().manual_seed(0)) < 0.5
     x, labels = torch.randn(2, 16, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([2, 7])
-    found, expected = (model.backbone.states(x, known, labels, ~known).said for model in (one, other))
+    found, expected = (model.backbone.states(x, known, labels, ~known).cond for model in (one, other))
     assert torch.equal(found, expected)
 
 
@@ -71,7 +71,7 @@ def test_published_sizes_follow_from_the_tensors(tmp_path: Path) -> None:
     backbone, head = networks(config)
     held = backbone.state_dict() | {f"diffloss.net.{name}": value for name, value in head.state_dict().items()}
     torch.save({"model_ema": {name: value.bfloat16() for name, value in held.items()}}, tmp_path / FILE)
-    found = described(tmp_path, inspect([tmp_path / FILE]))
+    found = describe(tmp_path, inspect([tmp_path / FILE]))
     assert {name: found[name] for name in config} == config
     assert found["num_sampling_steps"] == "100"
 
@@ -82,10 +82,10 @@ def test_what_is_not_known_is_not_looked_at() -> None:
     known[0, [1, 4, 11]] = True
     x, labels = torch.randn(1, 16, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([2])
     moved = torch.where(known[..., None], x, x + 5)
-    one, other = (model.backbone.states(each, known, labels, ~known).said for each in (x, moved))
+    one, other = (model.backbone.states(each, known, labels, ~known).cond for each in (x, moved))
     assert torch.equal(one, other)
-    assert not torch.allclose(one, model.backbone.states(x + 1, known, labels, ~known).said)
-    assert not torch.allclose(one, model.backbone.states(x, known, labels + 1, ~known).said)
+    assert not torch.allclose(one, model.backbone.states(x + 1, known, labels, ~known).cond)
+    assert not torch.allclose(one, model.backbone.states(x, known, labels + 1, ~known).cond)
 
 
 def test_rows_that_know_different_numbers_of_tokens_give_what_each_gives_alone() -> None:
@@ -103,8 +103,8 @@ def test_rows_that_know_different_numbers_of_tokens_give_what_each_gives_alone()
         alone = model.backbone.states(x[one], known[one], labels[one], ~known[one], scale[one])
         here = together.take(torch.arange(at, at + len(alone)))
         at += len(alone)
-        torch.testing.assert_close(here.said, alone.said, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(here.unsaid, alone.unsaid, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(here.cond, alone.cond, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(here.uncond, alone.uncond, rtol=1e-5, atol=1e-5)
         assert torch.equal(here.scale, alone.scale)  # type: ignore[arg-type]
     assert at == len(together)
 
@@ -115,8 +115,8 @@ def test_guidance_is_a_second_row_of_no_class() -> None:
     known[:, 3] = True
     x, labels = torch.randn(2, 16, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([2, 7])
     both = model.backbone.states(x, known, labels, ~known, torch.ones(2))
-    unsaid = model.backbone.states(x, known, torch.tensor([-1, -1]), ~known).said
-    torch.testing.assert_close(both.unsaid, unsaid, rtol=1e-5, atol=1e-5)
+    uncond = model.backbone.states(x, known, torch.tensor([-1, -1]), ~known).cond
+    torch.testing.assert_close(both.uncond, uncond, rtol=1e-5, atol=1e-5)
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
         ({n: v for n, v in whole.items() if n != "mask_token"}, {}, "mask_token"),
         ({**whole, "extra": torch.zeros(1)}, {}, "belong to no part of the model: extra"),
         ({**whole, "decoder_norm.bias": torch.zeros(7)}, {}, "decoder_norm.bias has shape"),
-        (whole, {"encoder_depth": 3}, "encoder_depth is said to be 3"),
-        (whole, {"encoder_num_heads": 5}, "5 heads of the encoder"),
+        (whole, {"encoder_depth": 3}, "encoder_depth is stated as 3"),
+        (whole, {"encoder_num_heads": 5}, "5 heads do not divide the encoder"),
         (whole, {"num_sampling_steps": "1"}, "2 to 1000"),
         (whole, {"patch_size": 2}, "patches of 2"),
     ):
@@ -140,9 +140,9 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "args.json").unlink()
     with pytest.raises(ModelError, match="how many heads"):
         load_any(tmp_path, device="cpu")
-    with pytest.raises(ModelError, match="draws vectors"):
+    with pytest.raises(ModelError, match="samples vectors"):
         load(GOLDEN, device="cpu")
-    with pytest.raises(ModelError, match="says laws of ids"):
+    with pytest.raises(ModelError, match="predicts ids"):
         load_continuous("tiny-llama", device="cpu")
     with pytest.raises(ModelError, match="mask_id=3"):
         load_any(GOLDEN, device="cpu", mask_id=3)

@@ -13,8 +13,7 @@ from torch import nn
 import pardec
 from pardec.bench.shapes import shaped
 from pardec.models.decoder import Decoder, DecoderConfig
-from pardec.models.kernels import layout
-from pardec.models.kernels import matmul as product
+from pardec.models.kernels import layout, matmul
 from pardec.models.kernels.cpu import library, panels
 from pardec.models.loading import assemble
 
@@ -49,10 +48,10 @@ def test_products_are_those_of_the_matrix(rows, columns, count):
     whole = x.double() @ randn(rows, columns, seed=1).double().t()
     kept = h.clone()
     for found, expected in (
-        (product.product(x, weight), whole),
-        (product.product(x, weight, bias), whole + bias),
-        (product.added(h, x, weight), whole + h),
-        (product.added(h, x, weight, bias), whole + h + bias),
+        (matmul.matmul(x, weight), whole),
+        (matmul.matmul(x, weight, bias), whole + bias),
+        (matmul.add_matmul(h, x, weight), whole + h),
+        (matmul.add_matmul(h, x, weight, bias), whole + h + bias),
     ):
         torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
     assert torch.equal(h, kept)
@@ -61,17 +60,17 @@ def test_products_are_those_of_the_matrix(rows, columns, count):
 @pytest.mark.usefixtures("everywhere")
 def test_a_row_alone_is_the_row_in_any_batch_to_the_last_bit():
     weight, x, h = parameter(500, 389), randn(130, 389), randn(130, 500)
-    whole = product.added(h, x, weight)
+    whole = matmul.add_matmul(h, x, weight)
     for count in (1, 2, 3, 5, 8, 16, 33, 96, 97):
-        assert torch.equal(product.added(h[:count], x[:count], weight), whole[:count])
-    assert torch.equal(product.added(h[60:61], x[60:61], weight), whole[60:61])
+        assert torch.equal(matmul.add_matmul(h[:count], x[:count], weight), whole[:count])
+    assert torch.equal(matmul.add_matmul(h[60:61], x[60:61], weight), whole[60:61])
 
 
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("count", [1, 3, 33, 100])
 def test_threads_change_nothing(in_two_threads, count):
     weight, x = parameter(500, 389), randn(count, 389)
-    assert torch.equal(in_two_threads(lambda: product.product(x, weight)), product.product(x, weight))
+    assert torch.equal(in_two_threads(lambda: matmul.matmul(x, weight)), matmul.matmul(x, weight))
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -79,7 +78,7 @@ def test_x_may_lie_as_it_likes():
     weight, x = parameter(60, 32), randn(40, 3, 64)
     for some in (x[..., :32], x[..., ::2], x[:, 1, :32], x.transpose(0, 1)[..., 32:], x[0, 0, :32]):
         expected = F.linear(some, weight.dense)
-        torch.testing.assert_close(product.product(some, weight), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(matmul.matmul(some, weight), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -87,7 +86,7 @@ def test_what_lies_around_a_product_is_left_alone():
     """The last panel is wider than what is left of the matrix."""
     weight, x, whole = parameter(50, 8), randn(9, 8), torch.full((9, 200), 7.0)
     out = whole[:, :50].contiguous()
-    found = product.added(out, x, weight)
+    found = matmul.add_matmul(out, x, weight)
     torch.testing.assert_close(found, out + F.linear(x, weight.dense), rtol=1e-4, atol=1e-4)
     assert (whole == 7).all()
 
@@ -114,7 +113,7 @@ def test_what_they_are_not_made_for_sees_the_matrix(asks):
 @pytest.mark.usefixtures("everywhere")
 def test_a_gradient_goes_through_to_x():
     weight, x = parameter(50, 6), randn(2, 6).requires_grad_()
-    product.product(x, weight).sum().backward()
+    matmul.matmul(x, weight).sum().backward()
     torch.testing.assert_close(x.grad, weight.dense.sum(0).expand(2, 6))
 
 
@@ -166,7 +165,7 @@ def test_without_the_kernel_pytorch_multiplies(monkeypatch):
     monkeypatch.setattr(library, "kernel", lambda *which: None)
     weight, x = panels.empty(50, 6), randn(2, 6)
     weight.fill(randn(50, 6))
-    assert torch.equal(product.product(x, weight), F.linear(x, weight.dense))
+    assert torch.equal(matmul.matmul(x, weight), F.linear(x, weight.dense))
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -195,11 +194,11 @@ def test_a_head_that_is_the_embedding_is_held_again_only_where_it_is_faster(monk
     tied = Decoder(DecoderConfig(**sizes, norm_eps=1e-6, frequencies=(1.0,), tied=True)).requires_grad_(False)
     states = randn(3, 16)
     expected = tied.head(states)
-    assemble.again(tied)
+    assemble.copy_tied_head(tied)
     assert type(tied.head.again) is panels.Panels
     assert tied.head.weight is tied.embed.weight
     torch.testing.assert_close(tied.head(states), expected, rtol=1e-5, atol=1e-5)
     half = Decoder(tied.config).requires_grad_(False).bfloat16()
     monkeypatch.setattr(torch, "empty", None)  # no memory is asked for
-    assemble.again(half)
+    assemble.copy_tied_head(half)
     assert half.head.again is None

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pardec
-from pardec.models.kernels import layout
-from pardec.models.kernels import matmul as product
+from pardec.models.kernels import layout, matmul
 from pardec.models.plan import Plan
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch holds no oneDNN")
@@ -19,15 +18,15 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 def onednn(monkeypatch):
     """Products that oneDNN was asked for, as shapes of weights."""
     asked = []
-    kernel = product._kernel()
+    kernel = matmul._kernel()
 
     def counted(x, weight, *others):
         asked.append(tuple(weight.shape))
         return kernel(x, weight, *others)
 
-    monkeypatch.setattr(product, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(product, "_kernel", lambda: counted)
-    monkeypatch.setattr(product, "_LEAST", 0)
+    monkeypatch.setattr(matmul, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(matmul, "_kernel", lambda: counted)
+    monkeypatch.setattr(matmul, "_LEAST", 0)
     return asked
 
 
@@ -56,27 +55,27 @@ def test_a_product_is_that_of_linear(onednn, shape, rows, columns, lies, biased)
     weight, bias = weights(lies, rows, columns), randn(rows, seed=2) if biased else None
     x = randn(*shape, columns)
     expected = F.linear(x, weight, bias)
-    found = product.product(x, weight, bias)
+    found = matmul.matmul(x, weight, bias)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert len(onednn) == (lies != "slice")
     if x.dim() == 2:
         h = randn(*expected.shape, seed=3)
         kept = h.clone()
-        torch.testing.assert_close(product.added(h, x, weight, bias), h + expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(matmul.add_matmul(h, x, weight, bias), h + expected, rtol=1e-4, atol=1e-4)
         assert torch.equal(h, kept)
 
 
 def test_the_rows_of_x_may_lie_apart(onednn):
     weight, x = weights("columns", 256, 48), randn(9, 96)[:, :48]
-    torch.testing.assert_close(product.product(x, weight), F.linear(x, weight), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(matmul.matmul(x, weight), F.linear(x, weight), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_large_products_are_brought_together_a_few_rows_at_a_time(onednn, monkeypatch, biased):
-    monkeypatch.setattr(product, "_PIECE", 2 * 272 + 1)
+    monkeypatch.setattr(matmul, "_CHUNK", 2 * 272 + 1)
     weight, bias = weights("columns", 256, 48), randn(256, seed=2) if biased else None
     x = randn(2, 4, 48)
-    torch.testing.assert_close(product.product(x, weight, bias), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(matmul.matmul(x, weight, bias), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
     assert len(onednn) == 4
 
 
@@ -84,20 +83,20 @@ def test_large_products_are_brought_together_a_few_rows_at_a_time(onednn, monkey
 def test_what_is_to_be_differentiated_is_not_given_away(onednn, asks):
     weight, x = weights("rows", 8, 6), randn(4, 6)
     (weight if asks == "weight" else x).requires_grad_()
-    product.product(x, weight).sum().backward()
+    matmul.matmul(x, weight).sum().backward()
     assert (weight if asks == "weight" else x).grad is not None
     assert not onednn
 
 
 def test_other_dtypes_and_small_products_are_not_given_away(onednn, monkeypatch):
     weight, x = weights("rows", 8, 6), randn(4, 6)
-    product.product(x.bfloat16(), nn.Parameter(weight.bfloat16(), requires_grad=False))
-    product.product(x, weight.data)  # no parameter, as weights in fewer bits are none
-    monkeypatch.setattr(product, "_LEAST", 4 * 6 * 8 + 1)
-    product.product(x, weight)
+    matmul.matmul(x.bfloat16(), nn.Parameter(weight.bfloat16(), requires_grad=False))
+    matmul.matmul(x, weight.data)  # no parameter, as weights in fewer bits are none
+    monkeypatch.setattr(matmul, "_LEAST", 4 * 6 * 8 + 1)
+    matmul.matmul(x, weight)
     assert not onednn
-    monkeypatch.setattr(product, "_LEAST", 4 * 6 * 8)
-    product.product(x, weight)
+    monkeypatch.setattr(matmul, "_LEAST", 4 * 6 * 8)
+    matmul.matmul(x, weight)
     assert onednn == [(8, 6)]
 
 
@@ -113,7 +112,7 @@ def test_a_model_says_the_same_by_either(onednn, monkeypatch, name):
 
     found, asked = logits(), len(onednn)
     assert asked == 4 * model.decoder.config.layers + 1
-    monkeypatch.setattr(product, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(matmul, "onednn_is_faster", lambda: False)
     expected = logits()
     assert len(onednn) == asked
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
@@ -135,8 +134,8 @@ def test_the_processor_decides(monkeypatch, name, capability, forced, chosen):
     monkeypatch.delenv("PARDEC_KERNELS", raising=False)
     if forced:
         monkeypatch.setenv("PARDEC_KERNELS", forced)
-    product.onednn_is_faster.cache_clear()
+    matmul.onednn_is_faster.cache_clear()
     try:
-        assert product.onednn_is_faster() is chosen
+        assert matmul.onednn_is_faster() is chosen
     finally:
-        product.onednn_is_faster.cache_clear()
+        matmul.onednn_is_faster.cache_clear()

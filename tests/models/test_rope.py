@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from pardec.models.plan import Visible
-from pardec.models.rope import Rope, default_frequencies, rotate
+from pardec.models.rope import Rope, apply_rotary, default_frequencies
 from tests.models.toys import ask, ids
 
 
@@ -25,7 +25,7 @@ def test_pairs_are_turned_by_their_position():
     x = torch.randn(1, 3, 2, 6, generator=torch.Generator().manual_seed(0))  # the last two dimensions are not rotated
     for limit in (None, 16):
         cos, sin = Rope(frequencies).rows(plan, limit=limit, device=torch.device("cpu"))
-        out = rotate(x, cos, sin)
+        out = apply_rotary(x, cos, sin)
         for query, position in enumerate(positions[0].tolist()):
             torch.testing.assert_close(out[0, query, 1], by_hand(x[0, query, 1], position, frequencies))
 

@@ -11,7 +11,7 @@ import pardec
 from pardec.comparison.worker import device_name
 from pardec.models.decoder import Decoder
 from pardec.models.parallel import threads
-from pardec.models.parallel.threads import SMALL, stepping, suited, using
+from pardec.models.parallel.threads import SMALL, stepping, threads_for, using
 
 CPU = torch.device("cpu")
 
@@ -29,18 +29,18 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("two")
 def test_small_models_on_a_cpu_take_one_thread() -> None:
-    assert suited(CPU, SMALL - 1) == 1
-    assert suited(CPU, SMALL) is None
-    assert suited(torch.device("cuda"), 1000) is None
+    assert threads_for(CPU, SMALL - 1) == 1
+    assert threads_for(CPU, SMALL) is None
+    assert threads_for(torch.device("cuda"), 1000) is None
 
 
 @pytest.mark.usefixtures("two")
 def test_what_the_user_chose_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(3)
-    assert suited(CPU, 1000) is None
+    assert threads_for(CPU, 1000) is None
     torch.set_num_threads(2)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert suited(CPU, 1000) is None
+    assert threads_for(CPU, 1000) is None
 
 
 @pytest.mark.usefixtures("two")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from pardec.models.errors import ModelError, UnknownModelError
-from pardec.models.images.vq import VQ, to_pictures, to_pixels
+from pardec.models.images.vq import VQ, to_images, to_pixels
 from pardec.models.images.vq_files import load_vq, published_tensors, save_vq
 from pardec.models.images.vq_shape import VQShape
 from tests.reference import naive_vq
@@ -158,9 +158,9 @@ def test_no_code_of_a_file_is_run(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model = made(SHAPES[0])
-    with pytest.raises(ModelError, match="18x16 pixels has no whole cells"):
+    with pytest.raises(ModelError, match="18x16 pixels cannot be encoded"):
         model.encode(torch.zeros(1, 3, 18, 16))
-    with pytest.raises(ModelError, match="\\[pictures, 3, height, width\\]"):
+    with pytest.raises(ModelError, match="\\[images, 3, height, width\\]"):
         model.encode(torch.zeros(3, 16, 16))
     for code, message in ((24, "code 24 lies outside the codebook of 24"), (-1, "code -1")):
         with pytest.raises(ModelError, match=message):
@@ -186,5 +186,5 @@ def test_pictures_and_pixels_turn_into_each_other() -> None:
     assert pixels.shape == (2, 3, 4, 6)
     assert float(pixels.min()) >= -1
     assert float(pixels.max()) <= 1
-    assert (to_pictures(pixels) == pictures).all()
-    assert to_pictures(torch.full((1, 3, 1, 1), 1.7)).max() == 255
+    assert (to_images(pixels) == pictures).all()
+    assert to_images(torch.full((1, 3, 1, 1), 1.7)).max() == 255

@@ -1,4 +1,4 @@
-"""A recorder for machines without a GPU, as strict as a CUDA graph: what is run again is tensor operations alone."""
+"""A capturer for machines without a GPU, as strict as a CUDA graph: what is run again is tensor operations alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pardec.models.cuda_graphs.capture import Refused, Step
+from pardec.models.cuda_graphs.capture import CaptureError, Step
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.decoder import Decoder
 from pardec.models.model import LanguageModel
@@ -26,7 +26,7 @@ class NoHost(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _TO_HOST:
-            raise Refused(f"{func.__name__} needs the host")
+            raise CaptureError(f"{func.__name__} needs the host")
         return func(*args, **(kwargs or {}))
 
 
@@ -35,7 +35,7 @@ class NoValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _BY_VALUE & set(func.tags) and not _by_numbers(func, args):
-            raise Refused(f"{func} depends on values")
+            raise CaptureError(f"{func} depends on values")
         return func(*args, **(kwargs or {}))
 
 
@@ -47,7 +47,7 @@ def _by_numbers(func: Any, args: Any) -> bool:
 
 
 class Traced:
-    """Traces a step into operations on the memory that it was recorded over, and runs those.
+    """Traces a step into operations on the memory that it was captured on, and runs those.
 
     Refused as by a GPU: values that go to the host, and shapes that depend on values. Refused beyond that: memory that
     is neither an input nor in `known`, since nobody would keep it where it is.
@@ -57,7 +57,7 @@ class Traced:
         self._known = known
         self.programs: list[Any] = []
 
-    def record(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
+    def capture(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
         with NoHost(), NoValues():
             step()
         program = make_fx(lambda *_: step())(*inputs)
@@ -66,7 +66,7 @@ class Traced:
             if node.op == "get_attr":
                 held = getattr(program, node.target)
                 if held.dim() and held.untyped_storage().data_ptr() not in places:
-                    raise Refused(f"{node.target} {list(held.shape)} was made on the host")
+                    raise CaptureError(f"{node.target} {list(held.shape)} was made on the host")
         self.programs.append(program)
         outputs = tuple(torch.empty_like(made) for made in program(*inputs))
 
@@ -78,7 +78,7 @@ class Traced:
 
 
 def captured(model: LanguageModel) -> LanguageModel:
-    """The model with its forwards recorded; `decoder` is the `Captured`."""
+    """The model with its forwards captured; `decoder` is a `GraphRunner`."""
     stack = model.decoder
     assert isinstance(stack, Decoder)
-    return replace(model, decoder=GraphRunner(stack, Traced(lambda: [*stack.parameters(), *stack.rope.held()])))
+    return replace(model, decoder=GraphRunner(stack, Traced(lambda: [*stack.parameters(), *stack.rope.tables()])))

@@ -41,8 +41,8 @@ SPECS = [spec for spec in (*SPECS, *ACTIVE, *(f"threshold:tau=0.3+{name}@none" f
 
 def sets(count: int, *, vocab: int = 361, seed: int = 0) -> list[list[int] | None]:
     """Small sets for `count` positions, some free, some with the mask id among them, some of one token."""
-    drawn = np.random.RandomState(seed)
-    made: list[list[int] | None] = [drawn.randint(5, vocab - 4, 1 + i % 4).tolist() for i in range(count)]
+    render = np.random.RandomState(seed)
+    made: list[list[int] | None] = [render.randint(5, vocab - 4, 1 + i % 4).tolist() for i in range(count)]
     for i in range(count):
         if i % 5 == 4:
             made[i] = None

@@ -63,8 +63,8 @@ def llama() -> pardec.Model:
 
 
 def ids(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
-    drawn = torch.Generator().manual_seed(seed)
-    return [torch.randint(4, 61, (length,), generator=drawn).tolist() for length in lengths]
+    render = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, 61, (length,), generator=render).tolist() for length in lengths]
 
 
 def theirs(network: Any, prompt: list[int], new: int, **options: Any) -> list[int]:

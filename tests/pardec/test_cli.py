@@ -92,20 +92,20 @@ def test_json_is_one_document_with_the_documented_fields(cli: Cli, folder: Path,
     code, out, _ = cli("generate", folder, "--prompts", problems, *SHORT, "--json", "--batch-size", 2, "--seed", 4)
     document = json.loads(out)
     assert code == 0
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "output.md").read_text()
     for name in (*document, *document["rows"][0], *document["timing"]):
-        assert f"`{name}`" in readme, f"{name} is not in the README's table"
+        assert f"`{name}`" in page, f"{name} is not in the table of output fields"
     assert set(document) == {"model", "spec", "exact", "settings", "environment", "timing", "rows"}
     assert [row["id"] for row in document["rows"]] == ["a", 1, 2]
     assert document["settings"]["max_new_tokens"] == 6
 
 
 def test_batch_size_changes_no_token(cli: Cli, folder: Path, problems: Path) -> None:
-    drawn = [
+    render = [
         cli("generate", folder, "--prompts", problems, *SHORT, "--temperature", 1, "--batch-size", size)[1]
         for size in (1, 2, 3)
     ]
-    assert drawn[0] == drawn[1] == drawn[2]
+    assert render[0] == render[1] == render[2]
 
 
 def test_rows_are_kept_as_they_finish_and_printed_in_the_order_of_the_prompts(

@@ -11,14 +11,14 @@ from torch import Tensor
 
 import pardec
 from pardec.models.errors import SpecError
-from pardec.models.images.contracts import Layout
+from pardec.models.images.contracts import ImageLayout
 from pardec.models.images.llamagen import LlamaGenImaging
 from pardec.models.model import LanguageModel
 from pardec.views.image_view import gained
 from pardec.views.unfinished import Codes
 from tests.samplers.picture_toys import features, toy_pictures
 
-LAYOUT = Layout(2, 3, row_end=5, closing=(6, 1), ids=torch.tensor([4, 0, 7, 2]))
+LAYOUT = ImageLayout(2, 3, row_end=5, closing=(6, 1), ids=torch.tensor([4, 0, 7, 2]))
 FORCED = {3: 5, 7: 5, 8: 6, 9: 1}
 
 
@@ -26,7 +26,7 @@ class Grammatical(LlamaGenImaging):
     """Draws a code as a grey of its own."""
 
     layout = LAYOUT  # type: ignore[assignment]
-    drawable = True  # type: ignore[assignment]
+    can_decode = True  # type: ignore[assignment]
 
     def decode(self, codes: Tensor) -> Tensor:
         assert codes.min() >= 0
@@ -45,7 +45,7 @@ def test_a_layout_says_where_codes_stand() -> None:
     assert LAYOUT.forced().tolist() == [-1, -1, -1, 5, -1, -1, -1, 5, 6, 1]
     tokens = torch.tensor([[4, 0, 7, 5, 2, -1, 3, 5, 6, 1]])
     assert LAYOUT.codes(tokens).tolist() == [[[0, 1, 2], [3, -1, -1]]]
-    plain = Layout(2, 2)
+    plain = ImageLayout(2, 2)
     assert plain.plain
     assert plain.codes(torch.arange(4)).tolist() == [[0, 1], [2, 3]]
     assert plain.forced().tolist() == [-1] * 4

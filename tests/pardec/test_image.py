@@ -21,7 +21,7 @@ import pardec
 from pardec.images import pngs
 from pardec.io.saving import ResultError
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.images.contracts import Layout
+from pardec.models.images.contracts import ImageLayout
 from pardec.views import image_view
 from pardec.views.blocks import fitting, half_blocks, way
 from pardec.views.html import fragment, page
@@ -176,7 +176,7 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ),
     ("a misspelt sampler", ["--class", "1", "-s", "sdj", "-o", "OUT"], 2, "unknown sampler 'sdj'", "pardec list"),
     ("a negative temperature", ["--class", "1", "--temperature", "-1", "-o", "OUT"], 2, "at least 0", "temperature=0"),
-    ("a file for a folder", ["--class", "1", "-o", "FILE/out.png"], 1, "cannot write", "another place"),
+    ("a file for a folder", ["--class", "1", "-o", "FILE/out.png"], 2, "cannot write", "another place"),
     (
         "a run too long to save",
         ["--class", "1", "--num-images", "9", "--save", "RUN"],
@@ -382,7 +382,7 @@ def test_an_animation_shows_what_each_forward_knew(result: pardec.Result) -> Non
 
 
 def test_a_picture_model_streams_without_text(model: pardec.Model) -> None:
-    seen = Codes(Layout(SIDE, SIDE))
+    seen = Codes(ImageLayout(SIDE, SIDE))
     for event in model.stream(label=[0, 1, 2], sampler="sjd", temperature=1.0, seed=3):
         before = seen.known
         seen(event)

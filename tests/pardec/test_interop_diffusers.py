@@ -26,7 +26,7 @@ from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence, MaskedSampler, Proposal
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 from pardec.samplers.ops.rank import top
 from tests.samplers import toys
 
@@ -138,14 +138,14 @@ def test_output_forms_and_end_tokens(dream: pardec.Model) -> None:
 def test_a_generator_seeds_the_draws(dream: pardec.Model) -> None:
     pipeline, how = ours(dream), {"gen_length": 12, "block_length": 12, "temperature": 3.0, "sampler": "threshold"}
 
-    def drawn(seed: int, **more: Any) -> Tensor:
+    def render(seed: int, **more: Any) -> Tensor:
         return pipeline(TEXTS[1], generator=torch.Generator().manual_seed(seed), **how | more).sequences
 
-    assert torch.equal(drawn(1), drawn(1))
-    assert not torch.equal(drawn(1), drawn(2))
+    assert torch.equal(render(1), render(1))
+    assert not torch.equal(render(1), render(2))
     greedy = pipeline(TEXTS[1], **how | {"temperature": 0.0}).sequences
-    assert torch.equal(drawn(1, sampling_method="greedy"), greedy)
-    assert torch.equal(drawn(1, top_k=1), greedy)
+    assert torch.equal(render(1, sampling_method="greedy"), greedy)
+    assert torch.equal(render(1, top_k=1), greedy)
 
 
 def test_the_callback_is_told_every_step(dream: pardec.Model) -> None:
@@ -438,10 +438,10 @@ def test_the_scheduler_follows_a_callback_that_rewrites_the_block() -> None:
 
 def block_of(seed: int, rows: int = 3, width: int = 6) -> tuple[Tensor, Tensor]:
     """Random logits [B, W, V] and a sample [B, W] of which a part is open."""
-    drawn = torch.Generator().manual_seed(seed)
-    logits = torch.randn(rows, width, toys.VOCAB, generator=drawn) * 3
-    sample = torch.randint(0, toys.VOCAB - 3, (rows, width), generator=drawn)
-    open_ones = torch.rand(rows, width, generator=drawn) < 0.7
+    render = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, width, toys.VOCAB, generator=render) * 3
+    sample = torch.randint(0, toys.VOCAB - 3, (rows, width), generator=render)
+    open_ones = torch.rand(rows, width, generator=render) < 0.7
     open_ones[:, 0] = True
     return logits, sample.masked_fill(open_ones, toys.MASK)
 
@@ -477,15 +477,15 @@ def test_the_scheduler_draws_by_its_generator() -> None:
     logits, sample = block_of(0)
     scheduler = PardecScheduler("sequential", block_length=6)
 
-    def drawn(seed: int, **more: Any) -> Tensor:
+    def render(seed: int, **more: Any) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         how = {"mask_token_id": toys.MASK, "temperature": 2.0, "generator": generator, **more}
         return scheduler.step(logits, 0, sample, **how).sampled_tokens
 
-    assert torch.equal(drawn(1), drawn(1))
-    assert not torch.equal(drawn(1), drawn(2))
-    assert torch.equal(drawn(1, sampling_method="greedy"), drawn(2, temperature=0.0))
-    assert torch.equal(drawn(1, top_k=1), drawn(2, top_p=1e-6))
+    assert torch.equal(render(1), render(1))
+    assert not torch.equal(render(1), render(2))
+    assert torch.equal(render(1, sampling_method="greedy"), render(2, temperature=0.0))
+    assert torch.equal(render(1, top_k=1), render(2, top_p=1e-6))
 
 
 def test_the_scheduler_saves_and_loads(tmp_path: Path) -> None:
@@ -538,7 +538,7 @@ def chosen(sampler: MaskedSampler, logits: Tensor, sample: Tensor, at: int = 0) 
     width = sample.shape[1]
     canvas = Canvas(list(sample), [0] * len(sample), mask_id=toys.MASK, pad_id=toys.PAD, block_length=width)
     request = toys.request(sample.tolist(), [0] * len(sample), block_length=width)
-    evidence = Evidence(Distribution(logits.clone()), canvas.window, canvas.eligible, request)
+    evidence = Evidence(DenseDistribution(logits.clone()), canvas.window, canvas.eligible, request)
     states = {id(stage): stage.start(canvas) for stage in sampler.stages if hasattr(stage, "start")}
     for step in range(at + 1):  # the clock of a state begins where the block is entered
         seen = evidence
@@ -569,7 +569,7 @@ def test_block_refinement_is_its_scheduler_and_pardecs_threshold_with_a_floor(at
 
         share = 6 // steps + (min(at, steps - 1) < 6 % steps)
         evidence = Evidence(
-            Distribution(logits), canvas.window, canvas.eligible, toys.request(sample.tolist(), [0] * 3)
+            DenseDistribution(logits), canvas.window, canvas.eligible, toys.request(sample.tolist(), [0] * 3)
         )
         threshold = registry.resolve(f"threshold:tau={min(tau, 1.0)}")
         proposal = threshold.propose.propose(evidence, canvas)
@@ -613,7 +613,7 @@ def test_a_policy_decodes_and_a_row_alone_is_the_row_in_a_batch(
 ) -> None:
     sampler = policy(scheduler, rest)
     assert str(sampler.spec).startswith("margin" if rest == "margin" else "confidence:of=filtered")
-    assert sampler.propose == registry.build(sampler.spec.parts[0])
+    assert sampler.propose == registry.build_method(sampler.spec.parts[0])
     how: dict[str, Any] = {"sampler": sampler, "temperature": 1.0, "max_new_tokens": 12, "block_length": 4}
     before = torch.random.get_rng_state()
     together = model.generate(TEXTS, seed=[5, 6], **how)

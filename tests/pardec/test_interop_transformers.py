@@ -250,7 +250,7 @@ def test_the_output_object_says_what_the_decoding_took() -> None:
 # --- sampling: the same law ---
 
 
-def drawn(sampler: str, count: int, **options: Any) -> Tensor:
+def render(sampler: str, count: int, **options: Any) -> Tensor:
     made: Tensor = small().generate(
         torch.tensor([[1, 2, 0, 1, 2]]),
         attention_mask=torch.ones(1, 5, dtype=torch.int64),
@@ -302,7 +302,7 @@ def truth(prompt: list[int], options: dict[str, Any]) -> np.ndarray:
     ],
 )
 def test_samples_come_from_transformers_law(options: dict[str, Any], sampler: str) -> None:
-    made = drawn(sampler, 2000, seed=3, **{"top_k": 0, **options})
+    made = render(sampler, 2000, seed=3, **{"top_k": 0, **options})
     counts = np.zeros((4, 4, 4))
     np.add.at(counts, tuple(made[:, 5:].T.numpy()), 1)
     assert g_test(counts, truth([1, 2, 0, 1, 2], {"top_k": 0, **options})) < 3.5
@@ -310,12 +310,12 @@ def test_samples_come_from_transformers_law(options: dict[str, Any], sampler: st
 
 def test_torch_s_seed_decides_and_a_seed_of_one_s_own_goes_before() -> None:
     transformers.set_seed(5)
-    first, second = drawn("lookup", 20), drawn("lookup", 20)
+    first, second = render("lookup", 20), render("lookup", 20)
     transformers.set_seed(5)
-    again = drawn("lookup", 20)
+    again = render("lookup", 20)
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
-    assert torch.equal(drawn("lookup", 20, seed=1), drawn("lookup", 20, seed=1))
+    assert torch.equal(render("lookup", 20, seed=1), render("lookup", 20, seed=1))
     state = torch.random.get_rng_state()
     both("lookup")
     assert torch.equal(torch.random.get_rng_state(), state)  # greedy decoding draws nothing
@@ -483,14 +483,14 @@ class Fixed(CandidateGenerator):
     """Draws two tokens from one law, whatever stands before; every third time without saying from which."""
 
     def __init__(self, seed: int, said: Callable[[Tensor], Tensor] = lambda distribution: distribution) -> None:
-        self.drawn = torch.Generator().manual_seed(seed)
+        self.render = torch.Generator().manual_seed(seed)
         self.distribution, self.said, self.calls = torch.tensor([0.5, 0.05, 0.3, 0.15]), said, seed
 
     def get_candidates(self, input_ids: Tensor, **more: Any) -> tuple[Tensor, Tensor | None]:
         self.calls += 1
         if self.calls % 3 == 0:
             return torch.cat((input_ids, torch.tensor([[2, 0]])), 1), None
-        new = torch.multinomial(self.distribution, 2, replacement=True, generator=self.drawn)[None]
+        new = torch.multinomial(self.distribution, 2, replacement=True, generator=self.render)[None]
         return torch.cat((input_ids, new), 1), self.said(self.distribution).log().expand(1, 2, 4)
 
 

@@ -32,18 +32,18 @@ def pipe(painter: pardec.Model) -> Any:
     return made
 
 
-def drawn(painter: pardec.Model, **given: Any) -> list[int]:
+def render(painter: pardec.Model, **given: Any) -> list[int]:
     return painter.generate(CAPTION, temperature=0.0, sampler=given.pop("sampler", "sjd"), **given).tokens[0]
 
 
 def test_guidance_leads_away_from_the_negative_prompt(painter: pardec.Model) -> None:
     """A caption led away from itself is the caption unguided, u + cfg (c - u) with u = c; from another it is not."""
-    assert drawn(painter, cfg=3.0, negative_prompt=CAPTION) == drawn(painter)
-    away, plain = drawn(painter, cfg=3.0, negative_prompt=OTHER), drawn(painter, cfg=3.0)
+    assert render(painter, cfg=3.0, negative_prompt=CAPTION) == render(painter)
+    away, plain = render(painter, cfg=3.0, negative_prompt=OTHER), render(painter, cfg=3.0)
     assert away != plain
-    assert drawn(painter, cfg=3.0, negative_prompt="") == plain
+    assert render(painter, cfg=3.0, negative_prompt="") == plain
     for sampler in ("sequential", "model:name=tiny-llamagen-draft,k=4"):  # a drafter reads it by itself
-        assert drawn(painter, cfg=3.0, negative_prompt=OTHER, sampler=sampler) == away
+        assert render(painter, cfg=3.0, negative_prompt=OTHER, sampler=sampler) == away
 
 
 def test_what_is_unsaid_is_the_negative_caption_as_the_model_reads_it(painter: pardec.Model) -> None:
@@ -52,10 +52,10 @@ def test_what_is_unsaid_is_the_negative_caption_as_the_model_reads_it(painter: p
     prefix, expected = call.request.prefix, said.request.prefix  # type: ignore[union-attr]
     assert prefix is not None
     assert expected is not None
-    assert prefix.without is not None
-    assert expected.without is not None
-    assert torch.equal(prefix.without[0], expected.states[0])
-    assert torch.equal(prefix.without[1], expected.without[1])
+    assert prefix.uncond is not None
+    assert expected.uncond is not None
+    assert torch.equal(prefix.uncond[0], expected.cond[0])
+    assert torch.equal(prefix.uncond[1], expected.uncond[1])
     assert call.settings["negative_prompt"] == [OTHER, ""]
 
 
@@ -133,11 +133,11 @@ def test_files_take_larger_pictures_and_say_so(cli: Cli, tmp_path: Path) -> None
 def test_a_caption_is_read_as_people_write_it(painter: pardec.Model, written: str) -> None:
     assert parse(written) == parse(CAPTION)
     call, same = painter.prepare(written), painter.prepare(CAPTION)
-    assert torch.equal(call.request.prefix.states[0], same.request.prefix.states[0])  # type: ignore[union-attr]
+    assert torch.equal(call.request.prefix.cond[0], same.request.prefix.cond[0])  # type: ignore[union-attr]
 
 
 def test_a_word_that_is_not_known_is_named_without_its_full_stop(painter: pardec.Model) -> None:
-    with pytest.raises(pardec.ModelError, match="no word 'mauve', in"):
+    with pytest.raises(pardec.SpecError, match="no word 'mauve', in"):
         painter.prepare("a large green triangle at the top on Mauve.")
     with pytest.raises(pardec.SpecError, match="'mauve' is no background"):
         parse("a large green triangle at the top on Mauve.")

@@ -13,7 +13,7 @@ from pardec.images.scenes import parse
 from pardec.models.errors import SpecError
 
 
-def drawn(*captions: str) -> np.ndarray:
+def render(*captions: str) -> np.ndarray:
     return draw([parse(caption) for caption in captions], list(range(len(captions))))
 
 
@@ -50,7 +50,7 @@ def test_places_and_backgrounds_of_a_class_are_free() -> None:
 def test_what_is_wrong_is_told() -> None:
     one, blank = "a large red circle in the middle on grey", np.full((1, 48, 48, 3), 128, np.uint8)
     two = "a large red circle left of a small blue square on grey"
-    pictures = np.concatenate([drawn(one, two), blank])
+    pictures = np.concatenate([render(one, two), blank])
     large_red_circle, small_red_circle = classes.NAMES.index("a large red circle"), 0
     right, beside, nothing = classes.score(pictures, [large_red_circle] * 3)
     assert right == classes.Score(right=True, count=True, shape=True, colour=True, size=True)

@@ -155,7 +155,7 @@ def test_a_callback_may_stop_and_may_not_write(drawing: pardec.ImagePipeline) ->
 def test_features_take_the_place_of_captions(reading: pardec.ImagePipeline) -> None:
     texts = ["a red circle", "a large blue square on grey"]
     shape: dict[str, Any] = {"sampler": "sjd"}
-    read: Any = reading.model.language_model.imaging.read  # type: ignore[union-attr]
+    read: Any = reading.model.language_model.imaging.encode  # type: ignore[union-attr]
     features = read(texts)
     assert features[0].shape[1] == FEATURES
     made = codes(reading, prompt=texts, generator=seeded(0), **shape)

@@ -23,7 +23,7 @@ def test_the_command_prints_once_what_one_process_prints(cli):
     [
         (("-o", "rows.jsonl"), "takes over rows made before"),
         (("--executor", "ray", "-o", "rows.jsonl"), "the ray executor gives each its own"),
-        (("--quantize", "int8"), "tp and quantize=int8 are both given"),
+        (("--quantize", "int8"), "tp and quantize=int8 cannot be combined"),
         ((), "works under torchrun"),
     ],
 )

@@ -48,10 +48,10 @@ def test_any_stop_string_in_any_tokenizer_is_found_where_a_naive_reader_finds_it
     cases = 0
     for at, tokens in enumerate(texts):
         whole = tokenizer.decode(tokens, skip_special_tokens=True)
-        drawn = np.random.RandomState(at)
+        render = np.random.RandomState(at)
         for _ in range(12):
-            starts = drawn.randint(0, len(whole), 2)
-            stop = tuple(part for start in starts if (part := whole[start : start + drawn.randint(1, 5)]))
+            starts = render.randint(0, len(whole), 2)
+            stop = tuple(part for start in starts if (part := whole[start : start + render.randint(1, 5)]))
             found = StopStrings(tokenizer, stop).first(tokens)
             made, text = naive(tokenizer, tokens, stop)
             assert (tokens if found is None else tokens[:found]) == made, (stop, whole)

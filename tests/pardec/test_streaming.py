@@ -17,7 +17,7 @@ import pardec
 from pardec.requests.text import Call
 from pardec.samplers import registry
 from pardec.samplers.events import Event, RowFinished, Started, Step
-from pardec.samplers.masked.contracts import Request
+from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
 from pardec.serving.streaming import Texts
 from tests.samplers.toys import names, toy
@@ -65,7 +65,7 @@ def cleaning() -> tuple[Any, list[list[int]]]:
 
 def run_of(tokens: list[int], stop_ids: tuple[int, ...], seed: int) -> tuple[Call, Iterator[Event]]:
     """A request that commits `tokens` behind a prompt of two, in a random order, some of them in one step."""
-    length, drawn = len(tokens) + 2, np.random.RandomState(seed)
+    length, render = len(tokens) + 2, np.random.RandomState(seed)
     canvas = torch.tensor([3, 4] + [MASK] * len(tokens))
     request = Request((canvas,), (2,), 4, Keyed((0,)), stop_ids=stop_ids)
     whole, now = np.array([3, 4, *tokens]), canvas.numpy().copy()
@@ -74,7 +74,7 @@ def run_of(tokens: list[int], stop_ids: tuple[int, ...], seed: int) -> tuple[Cal
         still = np.arange(length) >= 2
         yield Started(now[None].copy(), still[None].copy(), np.array([2]))
         for number in range(length):
-            at = drawn.choice(np.flatnonzero(still)[:4], drawn.randint(1, 3))
+            at = render.choice(np.flatnonzero(still)[:4], render.randint(1, 3))
             now[at], still[at] = whole[at], False
             first = int(still.argmax()) if still.any() else length
             none = np.zeros((1, length), dtype=bool)

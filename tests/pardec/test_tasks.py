@@ -31,8 +31,8 @@ def test_a_draw_belongs_to_one_split_and_a_tenth_is_held_out(name: str) -> None:
     assert isinstance(made, Generator)
     splits: dict[str, set[str]] = {}
     for _ in range(4000):
-        drawn = made.draw(rng)
-        splits.setdefault(drawn.prompt, set()).add(made.split_of(drawn.key))
+        render = made.draw(rng)
+        splits.setdefault(render.prompt, set()).add(made.split_of(render.key))
     assert all(len(found) == 1 for found in splits.values())
     assert 0.06 < sum(found == {"heldout"} for found in splits.values()) / len(splits) < 0.14
 

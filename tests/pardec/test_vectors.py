@@ -19,7 +19,7 @@ from pardec.io.saving import ResultError
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
 from pardec.samplers.continuous import loop as continuous
-from pardec.samplers.continuous.contracts import PictureRequest
+from pardec.samplers.continuous.contracts import ImageRequest
 from pardec.samplers.events import Finished, RowFinished, Sampled
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed
@@ -70,7 +70,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def test_what_is_drawn_is_what_the_loop_draws(model: pardec.Model, result: pardec.Result) -> None:
-    request = PictureRequest((3, -1, 0), Keyed((5, -6, 7)), temperature=1.0, cfg=2.5)
+    request = ImageRequest((3, -1, 0), Keyed((5, -6, 7)), temperature=1.0, cfg=2.5)
     assert isinstance(model.network, ContinuousModel)
     *_, end = continuous.decode(model.network, resolve(MAR, "continuous"), request)
     assert isinstance(end, Finished)
@@ -255,7 +255,7 @@ def test_an_autoencoder_of_another_size_is_refused(home: Path) -> None:
 
 def test_a_draft_of_another_shape_is_refused(model: pardec.Model, home: Path) -> None:
     wide = vector_painter(home / "wide", side=SIDE + 1)
-    with pytest.raises(ModelError, match=f"wide cannot draft for vectors: it has {(SIDE + 1) ** 2} tokens a picture"):
+    with pytest.raises(ModelError, match=f"wide cannot draft for vectors: it has {(SIDE + 1) ** 2} tokens an image"):
         model.generate(label=1, sampler=f'cspd:draft="{wide}"')
 
 

@@ -92,7 +92,8 @@ def test_no_text_ends_the_data_of_a_page() -> None:
     told = {"text": "</script><script>&\u2028", "score": float("nan"), "rest": [float("-inf"), 1.5]}
     written = embedded(told)
     assert not set("<>&") & set(written)
-    assert json.loads(written) == {**told, "score": None, "rest": [None, 1.5]}
+    # A mark that breaks or reorders lines is spelled out.
+    assert json.loads(written) == {"text": "</script><script>&\\u2028", "score": None, "rest": [None, 1.5]}
 
 
 def test_a_page_is_filled_once() -> None:

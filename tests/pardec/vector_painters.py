@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from pardec.models.families.mar import FILE, networks
+from pardec.models.families.mar import networks
 from pardec.models.images.kl import KL
 from pardec.models.images.kl_files import save_kl
 from pardec.models.images.kl_shape import KLShape
+from pardec.models.loading.sources import MAR_FILE
 
 SIDE, SIZE, CLASSES, WIDTH = 4, 4, 5, 32
 SHAPE: dict[str, Any] = {
@@ -55,7 +56,7 @@ def vector_painter(
         backbone, head = networks(config)
         tensors = {name: torch.randn_like(value) * 0.2 for name, value in backbone.state_dict().items()}
         tensors |= {f"diffloss.net.{name}": torch.randn_like(value) * 0.2 for name, value in head.state_dict().items()}
-        torch.save({"model_ema": tensors}, folder / FILE)
+        torch.save({"model_ema": tensors}, folder / MAR_FILE)
         if channels is not None:
             shape = KLShape(embed_dim=channels, ch=32, ch_mult=(1,) * levels, num_res_blocks=1, attention=())
             save_kl(KL(shape, scale=1.0), folder / "kl.safetensors")

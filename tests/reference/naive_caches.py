@@ -1,4 +1,4 @@
-"""What caches ask, written down from the papers: one row, sets of positions, one forward at a time.
+"""What caches query, written down from the papers: one row, sets of positions, one forward at a time.
 
 Vicinity: dInfer (https://arxiv.org/abs/2510.08666). Delayed caches: dKV-Cache (https://arxiv.org/abs/2505.15781).
 Block: SDAR (https://arxiv.org/abs/2510.06303).
@@ -47,31 +47,31 @@ Rule = Callable[[Row], set[int]]
 
 
 def vicinity(before: int, after: int, warmup: int, refresh: int) -> Rule:
-    def asked(row: Row) -> set[int]:
+    def queried(row: Row) -> set[int]:
         if row.number < warmup or row.within == 0 or (refresh and row.number % refresh == 0):
             return set(range(row.end))
         return {p for p in range(row.end) if row.lo - before <= p < row.hi + after}
 
-    return asked
+    return queried
 
 
 def dkv(refresh: int, full: int, settle: str, prompt: str) -> Rule:
-    def asked(row: Row) -> set[int]:
+    def queried(row: Row) -> set[int]:
         if row.within < full or (refresh and row.within % refresh == 0):
-            kept = row.prompt - row.shift if prompt == "keep" else 0
-            return set(range(kept, row.end))
-        found = {row.predicting(p) for p in row.masks} | set(row.fresh)
+            first = row.prompt - row.shift if prompt == "keep" else 0
+            return set(range(first, row.end))
+        positions = {row.predicting(p) for p in row.masks} | set(row.fresh)
         if settle != "self":
-            found |= {row.predicting(p) for p in row.fresh}
+            positions |= {row.predicting(p) for p in row.fresh}
         if settle == "both":
-            found |= set(row.masks)
-        return found
+            positions |= set(row.masks)
+        return positions
 
-    return asked
+    return queried
 
 
 def dkv_greedy(refresh: int, window: int) -> Rule:
-    def asked(row: Row) -> set[int]:
+    def queried(row: Row) -> set[int]:
         if row.within == 0 or (refresh and row.within % refresh == 0):
             return set(range(row.end))
         near: list[int] = []
@@ -80,24 +80,24 @@ def dkv_greedy(refresh: int, window: int) -> Rule:
             near += sorted(free, key=lambda q: (abs(q - p), q))[:window]
         return {*row.fresh, *row.coming, *near}
 
-    return asked
+    return queried
 
 
 def block() -> Rule:
-    def asked(row: Row) -> set[int]:
+    def queried(row: Row) -> set[int]:
         if row.within == 0:
             return set(range(0 if row.before is None else row.before, row.hi))
         return set(range(row.lo, row.hi))
 
-    return asked
+    return queried
 
 
 def decode(
     model: Any, prompt: list[int], new: int, rule: Rule, *, size: int, count: int = 1, order: list[int] | None = None
 ) -> tuple[list[int], dict[int, int], list[tuple[int, ...]]]:
-    """`count` tokens a forward, the surest first, or in `order`. Tokens, commit forwards and the positions asked.
+    """`count` tokens a forward, the surest first, or in `order`. Tokens, commit forwards and the positions queried.
 
-    Every forward asks what the rule says and what predicts the wanted positions; the first one asks all it may see.
+    Every forward queries the positions of the rule and those that predict the wanted ones; the first all it may see.
     """
     decoding_config = model.decoding_config
     causal = decoding_config.attention == "block-causal"
@@ -114,9 +114,9 @@ def decode(
         wanted = [p for p in masks if p < row.hi]
         if order is not None:
             wanted = row.coming = sorted(wanted, key=order.index)[:count]
-        asked = set(range(row.end)) if row.number == 0 else rule(row) | {row.predicting(p) for p in wanted}
-        logits = _forward(model, tokens, sorted(asked), [row.predicting(p) for p in wanted], row.end, cache)
-        fed.append(tuple(sorted(asked)))
+        queried = set(range(row.end)) if row.number == 0 else rule(row) | {row.predicting(p) for p in wanted}
+        logits = _forward(model, tokens, sorted(queried), [row.predicting(p) for p in wanted], row.end, cache)
+        fed.append(tuple(sorted(queried)))
         sure, ids = logits.softmax(-1).max(-1)
         for at in sorted(range(len(wanted)), key=lambda at: -float(sure[at]))[:count]:
             tokens[wanted[at]], row.when[wanted[at]] = int(ids[at]), row.number
@@ -124,16 +124,16 @@ def decode(
     return tokens, row.when, fed
 
 
-def _forward(model: Any, tokens: list[int], asked: list[int], rows: list[int], end: int, cache: Any) -> torch.Tensor:
-    """[rows, V] logits; what is not asked is seen with the K/V it had when it last was."""
-    at = torch.tensor([asked])
+def _forward(model: Any, tokens: list[int], queried: list[int], rows: list[int], end: int, cache: Any) -> torch.Tensor:
+    """[rows, V] logits; positions that are not queried are seen with the K/V of their last query."""
+    at = torch.tensor([queried])
     plan = Plan(
-        tokens=torch.tensor([[tokens[p] for p in asked]]),
+        tokens=torch.tensor([[tokens[p] for p in queried]]),
         positions=at,
         slots=at,
         visible=model.visible(),
         lengths=torch.tensor([end]),
-        want=torch.tensor([[asked.index(row) for row in rows]]),
+        want=torch.tensor([[queried.index(row) for row in rows]]),
     )
     return (
         model.forward(plan, cache).logits()[0].index_fill(1, torch.tensor([model.decoding_config.mask_id]), -torch.inf)

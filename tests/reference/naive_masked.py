@@ -20,8 +20,8 @@ Uniform = Callable[[int, int, str, int], Any]  # step, position, purpose, width 
 
 
 @dataclass
-class Look:
-    """What a select is told: position -> score and entropy of the open ones, and where in the schedule this is."""
+class BlockView:
+    """What a select sees: position -> score and entropy of the open ones, and the point in the schedule."""
 
     score: dict[int, float]
     entropy: dict[int, float]
@@ -35,23 +35,23 @@ class Look:
         return sorted(self.score, key=lambda p: (-self.score[p], p))
 
 
-def sequential(look: Look) -> list[int]:
-    return look.ranked()[:1]
+def sequential(view: BlockView) -> list[int]:
+    return view.ranked()[:1]
 
 
-def threshold(tau: float) -> Callable[[Look], list[int]]:
-    return lambda look: [p for p in look.ranked() if look.score[p] >= tau] or look.ranked()[:1]
+def threshold(tau: float) -> Callable[[BlockView], list[int]]:
+    return lambda view: [p for p in view.ranked() if view.score[p] >= tau] or view.ranked()[:1]
 
 
-def entropy_threshold(tau: float) -> Callable[[Look], list[int]]:
-    return lambda look: [p for p in look.ranked() if look.entropy[p] <= tau] or look.ranked()[:1]
+def entropy_threshold(tau: float) -> Callable[[BlockView], list[int]]:
+    return lambda view: [p for p in view.ranked() if view.entropy[p] <= tau] or view.ranked()[:1]
 
 
-def factor(f: float, reference: bool = False) -> Callable[[Look], list[int]]:
-    def select(look: Look) -> list[int]:
-        ranked = look.ranked()
+def factor(f: float, reference: bool = False) -> Callable[[BlockView], list[int]]:
+    def select(view: BlockView) -> list[int]:
+        ranked = view.ranked()
         count = 1
-        while count < len(ranked) and look.score[ranked[count]] >= 1 - f / (count + 2):
+        while count < len(ranked) and view.score[ranked[count]] >= 1 - f / (count + 2):
             count += 1
         if reference and count == len(ranked) - 1:  # the loop broke at its last index and counts it
             count += 1
@@ -60,15 +60,15 @@ def factor(f: float, reference: bool = False) -> Callable[[Look], list[int]]:
     return select
 
 
-def fixed(steps: int | None = None, order: str = "confidence") -> Callable[[Look], list[int]]:
-    def select(look: Look) -> list[int]:
-        share = look.at_entry
+def fixed(steps: int | None = None, order: str = "confidence") -> Callable[[BlockView], list[int]]:
+    def select(view: BlockView) -> list[int]:
+        share = view.at_entry
         if steps is not None:
-            share = max(1, len(range(look.block, steps, look.blocks)))  # dealt out in turn, block by block
-        quota = len(range(look.step, look.at_entry, share))
-        ranked = look.ranked()
+            share = max(1, len(range(view.block, steps, view.blocks)))  # dealt out in turn, block by block
+        quota = len(range(view.step, view.at_entry, share))
+        ranked = view.ranked()
         if order == "random":
-            ranked = sorted(look.score, key=lambda p: -look.uniform(0, p, "order", 0))
+            ranked = sorted(view.score, key=lambda p: -view.uniform(0, p, "order", 0))
         return ranked[: max(1, quota)]
 
     return select
@@ -126,7 +126,7 @@ def decode(
     model: Any,
     canvas: list[int],
     start: int,
-    select: Callable[[Look], list[int]],
+    select: Callable[[BlockView], list[int]],
     uniform: Uniform,
     *,
     propose: str = "confidence",
@@ -154,7 +154,7 @@ def decode(
             entered, at_entry = nfe, sum(lo <= p < lo + block_length for p in open_)
         inside = sorted(p for p in open_ if p < lo + block_length)
         logits = logits_of(model, tokens, given, cfg)
-        look = Look({}, {}, number - first, last - first + 1, at_entry, nfe - entered, uniform)
+        view = BlockView({}, {}, number - first, last - first + 1, at_entry, nfe - entered, uniform)
         chosen = {}
         for p in inside:
             distribution, shaped = softmax(logits[p]), filtered(logits[p], temperature, top_k, top_p)
@@ -163,9 +163,9 @@ def decode(
                 noise = -np.log(-np.log(np.asarray(uniform(nfe, p, "token", len(distribution)))))
                 chosen[p] = int(np.where(shaped > 0, np.log(np.maximum(shaped, 1e-300)) + noise, -np.inf).argmax())
             measured = distribution if of == "raw" else shaped
-            look.entropy[p] = entropy_of(distribution)
-            look.score[p] = score_of(propose, measured, chosen[p], uniform(0, p, "order", 0))
-        for p in select(look):
+            view.entropy[p] = entropy_of(distribution)
+            view.score[p] = score_of(propose, measured, chosen[p], uniform(0, p, "order", 0))
+        for p in select(view):
             tokens[p], when[p] = chosen[p], nfe
             open_.remove(p)
         nfe += 1

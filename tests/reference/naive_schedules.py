@@ -1,4 +1,4 @@
-"""Schedules with a clock, written down from their sources: one row, every step a forward, also where nothing is due.
+"""Schedules with a clock, written down from their sources: one row, a forward at every step, committing or not.
 
 Timesteps and origin: Dream (https://arxiv.org/abs/2508.15487). Confident decoding: Dimple
 (https://arxiv.org/abs/2505.16990). Carry: Fast-dLLM's Dream without a cache (https://arxiv.org/abs/2505.22618).
@@ -19,7 +19,7 @@ Uniform = Callable[[int, int, str], float]  # clock, position, purpose
 
 @dataclass
 class Moment:
-    """What a rule is told at one step of a block."""
+    """What a rule sees at one step of a block."""
 
     score: dict[int, float]  # of the open positions
     step: int  # within the block

@@ -16,30 +16,30 @@ import numpy as np
 
 from tests.reference.naive_masked import entropy_of, filtered, logits_of, softmax
 
-TargetDistributions = dict[int, np.ndarray]  # open position of the block -> probabilities
+Distributions = dict[int, np.ndarray]  # open position of the block -> probabilities
 
 
-def surest(distributions: TargetDistributions) -> list[int]:
+def surest(distributions: Distributions) -> list[int]:
     """Open positions, the highest probability first; the lowest position first among equals."""
     return sorted(distributions, key=lambda p: (-distributions[p].max(), p))
 
 
-def sequential(distributions: TargetDistributions) -> list[int]:
+def sequential(distributions: Distributions) -> list[int]:
     return surest(distributions)[:1]
 
 
-def threshold(tau: float) -> Callable[[TargetDistributions], list[int]]:
+def threshold(tau: float) -> Callable[[Distributions], list[int]]:
     return lambda distributions: (
         [p for p in distributions if distributions[p].max() >= tau] or surest(distributions)[:1]
     )
 
 
 def localleap(
-    base: Callable[[TargetDistributions], list[int]], tau: float, relaxed: float, radius: int
-) -> Callable[[TargetDistributions], Any]:
+    base: Callable[[Distributions], list[int]], tau: float, relaxed: float, radius: int
+) -> Callable[[Distributions], Any]:
     """The published rule, anchors by threshold."""
 
-    def rule(distributions: TargetDistributions) -> list[int]:
+    def rule(distributions: Distributions) -> list[int]:
         anchors = [p for p in distributions if distributions[p].max() >= tau]
         near = {p for p in distributions for a in anchors if abs(p - a) <= radius}
         return [p for p in distributions if distributions[p].max() >= (relaxed if p in near else tau)] or base(
@@ -49,8 +49,8 @@ def localleap(
     return rule
 
 
-def entropy_bound(gamma: float) -> Callable[[TargetDistributions], list[int]]:
-    def rule(distributions: TargetDistributions) -> list[int]:
+def entropy_bound(gamma: float) -> Callable[[Distributions], list[int]]:
+    def rule(distributions: Distributions) -> list[int]:
         entropy = {p: entropy_of(distribution) for p, distribution in distributions.items()}
         chosen: list[int] = []
         for p in sorted(distributions, key=lambda p: (entropy[p], p)):
@@ -63,8 +63,8 @@ def entropy_bound(gamma: float) -> Callable[[TargetDistributions], list[int]]:
     return rule
 
 
-def hierarchy(high: float | None, low: float) -> Callable[[TargetDistributions], list[int]]:
-    def rule(distributions: TargetDistributions) -> list[int]:
+def hierarchy(high: float | None, low: float) -> Callable[[Distributions], list[int]]:
+    def rule(distributions: Distributions) -> list[int]:
         runs: list[list[int]] = []
         for p in sorted(distributions):
             if runs and runs[-1][-1] == p - 1:
@@ -86,11 +86,11 @@ class Klass:
         self.tau, self.kl, self.history, self.quotas = tau, kl, history, quotas
 
     def new_block(self, count: int) -> None:
-        self.distributions: TargetDistributions = {}
+        self.distributions: Distributions = {}
         self.moved: dict[int, list[float]] = {}
         self.step, self.owed = -1, [] if self.quotas is None else self.quotas(count)
 
-    def __call__(self, distributions: TargetDistributions) -> list[int]:
+    def __call__(self, distributions: Distributions) -> list[int]:
         self.step += 1
         for p, distribution in distributions.items():
             if p in self.distributions:
@@ -114,7 +114,7 @@ class Credit:
 
     def __init__(
         self,
-        rule: Callable[[TargetDistributions], list[int]],
+        rule: Callable[[Distributions], list[int]],
         alpha: float,
         beta: float,
         gamma: float,
@@ -127,7 +127,7 @@ class Credit:
         self.matrix: dict[int, np.ndarray] = {}
         self.count = count
 
-    def fuse(self, distributions: TargetDistributions) -> TargetDistributions:
+    def fuse(self, distributions: Distributions) -> Distributions:
         alpha, beta, gamma = self.alpha, self.beta, self.gamma
         if self.free:
             alpha = beta = 1 - len(distributions) / self.count

@@ -15,8 +15,8 @@ from pardec.models.plan import Plan
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.contracts import Request
-from pardec.samplers.ops.distribution import filtered
+from pardec.samplers.ops.distribution import filter_logits
+from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed, Source
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.contracts import Acceptance, Drafter, Length, Shape, SpeculativeSampler
@@ -75,7 +75,7 @@ def speculation(
     length: Length | None = None,
 ) -> SpeculativeSampler:
     """A sampler of objects that no registry knows; an acceptance may be named."""
-    rule = registry.build(parse(accept).parts[0], "ar") if isinstance(accept, str) else accept
+    rule = registry.build_method(parse(accept).parts[0], "ar") if isinstance(accept, str) else accept
     return SpeculativeSampler(parse("sequential"), "distribution", drafter, rule, shape, length)
 
 
@@ -141,7 +141,7 @@ def joint(
     vocab = model.vocab_size
     ends = list(product(range(vocab), repeat=n))
     raw = logits(model, [[*prompt, *end] for end in ends])[:, len(prompt) - 1 : -1]
-    kept = filtered(raw, temperature=temperature, top_k=top_k, top_p=top_p, order="top_k")
+    kept = filter_logits(raw, temperature=temperature, top_k=top_k, top_p=top_p, order="top_k")
     each = kept.double().softmax(-1).gather(-1, torch.tensor(ends)[..., None])[..., 0]
     found: np.ndarray = each.prod(1).numpy().reshape((vocab,) * n)
     return found

@@ -19,8 +19,8 @@ from pardec.models.plan import Plan, Visible
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.contracts import Request
-from pardec.samplers.ops.distribution import filtered
+from pardec.samplers.ops.distribution import filter_logits
+from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import decode
@@ -159,7 +159,7 @@ def joint(
     vocab, cells = model.vocab_size, model.imaging.layout.tokens
     every = torch.tensor(list(product(range(vocab), repeat=cells)))
     raw = logits(model, caption, every, cfg=cfg)
-    kept = filtered(raw, temperature=temperature, top_k=top_k, top_p=None, order="top_k")
+    kept = filter_logits(raw, temperature=temperature, top_k=top_k, top_p=None, order="top_k")
     each = kept.double().softmax(-1).gather(-1, every[..., None])[..., 0]
     found: np.ndarray = each.prod(1).numpy().reshape((vocab,) * cells)
     return found

@@ -9,7 +9,7 @@ import torch
 
 from pardec.models.model import LanguageModel
 from pardec.samplers.masked.canvas import Canvas
-from pardec.samplers.registry import build
+from pardec.samplers.registry import build_method
 from pardec.samplers.rng import Keyed
 from pardec.samplers.spec import parse
 from tests.reference import naive_schedules as naive
@@ -63,10 +63,10 @@ def agree(model: LanguageModel, spec: str, rule: naive.Rule, steps: int | None, 
 def check_a_held_row(spec: str) -> None:
     """A row that a revising stage holds with nothing open owes nothing and keeps its clock; its neighbour goes on."""
     canvas = Canvas((torch.full((8,), 6),) * 2, (0, 0), mask_id=6, pad_id=4, block_length=8)
-    select = build(parse(spec).parts[0])
+    select = build_method(parse(spec).parts[0])
     state = select.start(canvas)
     assert select.tick(canvas, state).tolist() == [0, 0]
     canvas.step = canvas.step + 2
     canvas.entered, canvas.left = np.zeros(2, dtype=bool), np.array([0, 5])
     assert select.tick(canvas, state).tolist() == [0, 0]
-    assert state.owed.tolist() == [0, 2]
+    assert state.quota.tolist() == [0, 2]

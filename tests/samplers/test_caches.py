@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.contracts import QuerySpec
+from pardec.samplers.masked.contracts import Cache, QuerySpec
 from pardec.samplers.masked.loop import decode
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
 
@@ -81,7 +81,7 @@ ASKED: dict[tuple[str, str], list[range]] = {
 
 
 @pytest.mark.parametrize(("family", "cache"), ASKED)
-def test_a_cache_is_the_positions_that_it_asks(family: str, cache: str) -> None:
+def test_a_cache_is_the_positions_that_it_queries(family: str, cache: str) -> None:
     (prompt,) = prompts((5,), seed=3)
     hand = ByHand(family, prompt, 10)
     for number, asked in enumerate(ASKED[family, cache]):
@@ -173,12 +173,11 @@ def test_guidance_of_one_is_no_guidance(family: str) -> None:
 
 
 @dataclass(frozen=True)
-class AsMask:
+class AsMask(Cache):
     """A cache that names positions one by one: what `inner` asks as a span, without those in `holes`."""
 
     inner: Any
     holes: tuple[int, ...] = ()
-    stores: ClassVar[bool] = True
 
     def start(self, canvas: Any) -> Any:
         return self.inner.start(canvas)
@@ -204,7 +203,7 @@ def with_cache(family: str, cache: Any, given: list[list[int]], new: tuple[int, 
 @pytest.mark.parametrize("distribution", [{}, {"cfg": 1.7}])
 @pytest.mark.parametrize("name", ["prefix", "dual:refresh=2"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_positions_asked_one_by_one_are_the_span(family: str, name: str, distribution: dict[str, Any]) -> None:
+def test_positions_queried_one_by_one_are_the_span(family: str, name: str, distribution: dict[str, Any]) -> None:
     inner = registry.resolve(f"sequential@{name}").cache
     given = prompts(LENGTHS)
     spans = with_cache(family, inner, given, NEW, **distribution)
@@ -220,7 +219,7 @@ def test_positions_asked_one_by_one_are_the_span(family: str, name: str, distrib
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
-def test_what_is_open_is_asked_even_if_the_cache_leaves_it_out(family: str) -> None:
+def test_what_is_open_is_queried_even_if_the_cache_leaves_it_out(family: str) -> None:
     shift = FAMILIES[family][0]
     got = with_cache(family, AsMask(registry.resolve("sequential@dual").cache, holes=(5, 6, 7, 8)), prompts((5,)), (8,))
     assert (got.tokens != MASK).all()
@@ -228,7 +227,7 @@ def test_what_is_open_is_asked_even_if_the_cache_leaves_it_out(family: str) -> N
         assert {p - shift for p in step.positions} <= set(step.fed), number
 
 
-def test_the_first_forward_is_full_whatever_the_cache_asks() -> None:
+def test_the_first_forward_is_full_whatever_the_cache_queries() -> None:
     class Nothing(AsMask):
         def query(self, canvas: Any, state: Any) -> QuerySpec:
             return QuerySpec(canvas.lo, canvas.lo)

@@ -9,8 +9,8 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence
-from pardec.samplers.ops.distribution import Distribution
-from pardec.samplers.registry import build, resolve
+from pardec.samplers.ops.distribution import DenseDistribution
+from pardec.samplers.registry import build_method, resolve
 from pardec.samplers.spec import parse
 from tests.reference import naive_schedules as naive
 from tests.samplers.schedules import EIGHT, agree, steps_of
@@ -52,9 +52,9 @@ def test_the_best_is_taken_however_unsure_and_is_not_carried() -> None:
     rows = (torch.full((8,), 6),)
     canvas = Canvas(rows, (0,), mask_id=6, pad_id=4, block_length=8)
     evidence = Evidence(
-        Distribution(EIGHT.log()[None]), canvas.window, canvas.eligible, request([[6] * 8], [0], block_length=8)
+        DenseDistribution(EIGHT.log()[None]), canvas.window, canvas.eligible, request([[6] * 8], [0], block_length=8)
     )
-    carry = build(parse("carry:tau=1,steps=4").parts[0])
+    carry = build_method(parse("carry:tau=1,steps=4").parts[0])
     state = carry.start(canvas)
     carry.tick(canvas, state)
     taken = carry.select(evidence.propose(*evidence.distribution.greedy), canvas, state)
@@ -64,7 +64,7 @@ def test_the_best_is_taken_however_unsure_and_is_not_carried() -> None:
 
 def test_a_new_block_begins_with_nothing_carried() -> None:
     canvas = Canvas((torch.full((8,), 6),), (0,), mask_id=6, pad_id=4, block_length=4)
-    carry = build(parse("carry:steps=4").parts[0])
+    carry = build_method(parse("carry:steps=4").parts[0])
     state = carry.start(canvas)
     state.carried += 3
     carry.tick(canvas, state)

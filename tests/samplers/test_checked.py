@@ -56,9 +56,8 @@ def test_every_method_says_how_it_was_checked() -> None:
 
 def test_show_and_list_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["show", "prophet"]) == 0
-    assert (
-        "checked: golden (outputs recorded from the authors' own code (tests/golden) come out again: llada); ref"
-        in (capsys.readouterr().out)
+    assert "checked: golden (reproduces outputs recorded from the authors' own code (tests/golden): llada); ref" in (
+        capsys.readouterr().out
     )
     assert run(["list", "samplers", "--json"]) == 0
     listed = {entry["name"]: entry["checked"] for entry in json.loads(capsys.readouterr().out)}

@@ -82,36 +82,14 @@ def test_temperature_and_raised_logits_are_folded_in(vocab, temperature, monkeyp
     near(found, define(changed))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("count", "width", "vocab"), [(1, 5, 7), (3, 40, 130), (17, 33, 1100)])
-def test_statistics_of_a_head_whose_logits_are_not_stored(count, width, vocab, dtype, monkeypatch):
-    from pardec.samplers.ops.confidence import confidence_of
-
-    monkeypatch.setenv("PARDEC_KERNELS", "triton")
-    generator = torch.Generator().manual_seed(vocab)
-    held = torch.randint(-2, 3, (count + vocab, 2 * width), generator=generator).to(dtype)  # sums that no type rounds
-    held[:, width:] = float("nan")
-    states, weight = held[:count, :width], held[count:, :width]
-    tokens, by = boosted(count, vocab, generator)
-    logits = states.double() @ weight.double().T
-    expected = define(logits.scatter_add(-1, tokens, by.double()) / 0.7)
-    near(
-        confidence_of(
-            states.to(DEVICE), weight.to(DEVICE), temperature=0.7, tokens=tokens.to(DEVICE), by=by.to(DEVICE)
-        ),
-        expected,
-    )
-    near(confidence_of(states.to(DEVICE), weight.to(DEVICE)), define(logits))
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature, monkeypatch):
-    from pardec.samplers.ops.distribution import Distribution
+    from pardec.samplers.ops.distribution import DenseDistribution
 
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(2, 3, 50, generator=generator)
     tokens, by = boosted(6, 50, generator)
-    base = Distribution(logits).boosted(tokens.view(2, 3, 3), by.view(2, 3, 3))
+    base = DenseDistribution(logits).boosted(tokens.view(2, 3, 3), by.view(2, 3, 3))
     monkeypatch.setenv("PARDEC_KERNELS", "reference")
     plain = base.scaled(temperature)
     places = np.arange(6)
@@ -121,10 +99,14 @@ def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature,
 
     expected, drawn = plain.confidence, plain.draw(places, noise)
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
-    distribution = Distribution(logits.to(DEVICE)).boosted(tokens.view(2, 3, 3).to(DEVICE), by.view(2, 3, 3).to(DEVICE))
+    distribution = DenseDistribution(logits.to(DEVICE)).boosted(
+        tokens.view(2, 3, 3).to(DEVICE), by.view(2, 3, 3).to(DEVICE)
+    )
     distribution = distribution.scaled(temperature)
     near(distribution.confidence, [each.double() if each.is_floating_point() else each for each in expected])
     assert torch.equal(distribution.draw(places, lambda some: noise(some).to(DEVICE)).cpu(), drawn)
     assert torch.allclose(distribution.greedy[1].cpu(), plain.greedy[1])
-    assert torch.equal(distribution.at(distribution.greedy[0][..., None]).cpu(), plain.at(plain.greedy[0][..., None]))
+    assert torch.equal(
+        distribution.logits_of(distribution.greedy[0][..., None]).cpu(), plain.logits_of(plain.greedy[0][..., None])
+    )
     assert temperature == 1 or "rows" not in vars(distribution)

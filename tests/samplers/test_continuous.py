@@ -10,7 +10,7 @@ import pytest
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
 from pardec.models.load import load_continuous
-from pardec.samplers.continuous.contracts import PictureRequest
+from pardec.samplers.continuous.contracts import ImageRequest
 from pardec.samplers.continuous.loop import decode
 from pardec.samplers.events import Finished, RowFinished, Sampled, Started
 from pardec.samplers.ops.unmasking import unmasking
@@ -25,10 +25,10 @@ def model() -> ContinuousModel:
     return load_continuous(GOLDEN, device="cpu")
 
 
-def drawn(
+def generate(
     model: ContinuousModel, spec: str, *, labels: tuple[int, ...] = (3,), seeds: tuple[int, ...] = (5,), **more: float
 ) -> Finished:
-    request = PictureRequest(labels, Keyed(seeds), **more)
+    request = ImageRequest(labels, Keyed(seeds), **more)
     *_, end = decode(model, resolve(spec, "continuous"), request)
     assert isinstance(end, Finished)
     return end
@@ -48,7 +48,7 @@ def test_groups_are_those_of_a_cosine() -> None:
 
 
 def test_events_tell_what_each_round_draws(model: ContinuousModel) -> None:
-    request = PictureRequest((1, 2), Keyed((8, 9)))
+    request = ImageRequest((1, 2), Keyed((8, 9)))
     first, *between, last = decode(model, resolve("mar:steps=4", "continuous"), request)
     assert isinstance(first, Started)
     assert isinstance(last, Finished)
@@ -70,24 +70,24 @@ def test_events_tell_what_each_round_draws(model: ContinuousModel) -> None:
 
 
 def test_a_row_alone_is_the_row_in_any_batch(model: ContinuousModel) -> None:
-    together = drawn(model, "mar:steps=5", labels=(3, 1, 4), seeds=(5, 6, 7), cfg=2.5)
+    together = generate(model, "mar:steps=5", labels=(3, 1, 4), seeds=(5, 6, 7), cfg=2.5)
     for row, (label, seed) in enumerate(((3, 5), (1, 6), (4, 7))):
-        alone = drawn(model, "mar:steps=5", labels=(label,), seeds=(seed,), cfg=2.5)
+        alone = generate(model, "mar:steps=5", labels=(label,), seeds=(seed,), cfg=2.5)
         scale = np.abs(alone.latents).max()
         np.testing.assert_allclose(together.latents[row] / scale, alone.latents[0] / scale, atol=1e-5)  # type: ignore[index]
         assert (together.trace.commit_step[row] == alone.trace.commit_step[0]).all()
 
 
 def test_one_token_a_step_is_sequential(model: ContinuousModel) -> None:
-    one, other = drawn(model, "sequential"), drawn(model, "mar:steps=16")
+    one, other = generate(model, "sequential"), generate(model, "mar:steps=16")
     assert (one.latents == other.latents).all()  # type: ignore[union-attr]
     assert one.nfe == (16,)
-    assert drawn(model, "mar:steps=900").nfe == (16,)
+    assert generate(model, "mar:steps=900").nfe == (16,)
 
 
 def test_settings_reach_the_picture(model: ContinuousModel) -> None:
-    plain = drawn(model, "mar:steps=4").latents
-    assert np.array_equal(plain, drawn(model, "mar:steps=4").latents)  # type: ignore[arg-type]
+    plain = generate(model, "mar:steps=4").latents
+    assert np.array_equal(plain, generate(model, "mar:steps=4").latents)  # type: ignore[arg-type]
     for spec, more in (
         ("mar:steps=4", {"temperature": 0.5}),
         ("mar:steps=4", {"cfg": 3.0}),
@@ -96,14 +96,14 @@ def test_settings_reach_the_picture(model: ContinuousModel) -> None:
         ("mar:steps=4,head=5", {}),
         ("mar:steps=3", {}),
     ):
-        assert not np.array_equal(plain, drawn(model, spec, **more).latents), (spec, more)  # type: ignore[arg-type]
-    constant = drawn(model, "mar:steps=4,guidance=constant", cfg=3.0).latents
-    assert not np.allclose(constant, drawn(model, "mar:steps=4", cfg=3.0).latents)  # type: ignore[arg-type]
-    assert drawn(model, "mar:steps=4", cfg=3.0).forward_rows == (8,)
+        assert not np.array_equal(plain, generate(model, spec, **more).latents), (spec, more)  # type: ignore[arg-type]
+    constant = generate(model, "mar:steps=4,guidance=constant", cfg=3.0).latents
+    assert not np.allclose(constant, generate(model, "mar:steps=4", cfg=3.0).latents)  # type: ignore[arg-type]
+    assert generate(model, "mar:steps=4", cfg=3.0).forward_rows == (8,)
 
 
 def test_no_class_is_guided_nowhere(model: ContinuousModel) -> None:
-    free, guided = (drawn(model, "mar:steps=4", labels=(-1,), cfg=cfg).latents for cfg in (None, 3.0))  # type: ignore[arg-type]
+    free, guided = (generate(model, "mar:steps=4", labels=(-1,), cfg=cfg).latents for cfg in (None, 3.0))  # type: ignore[arg-type]
     np.testing.assert_allclose(free, guided, rtol=1e-3, atol=1e-3 * float(np.abs(free).max()))  # type: ignore[arg-type]
 
 

@@ -84,7 +84,7 @@ def drawn(spec: str, count: int) -> int:
 
 def fitting(spec: str) -> list[str]:
     """The families that its cache serves."""
-    needs = getattr(registry.resolve(spec).cache, "attention", None)
+    needs = registry.resolve(spec).cache.attention
     return [name for name, (_, attention) in FAMILIES.items() if needs in (None, attention)]
 
 

@@ -16,7 +16,7 @@ from pardec.requests import draft_models
 from pardec.samplers.continuous.methods import _cspd_exact
 from pardec.samplers.ops.denoising_paths import along
 from pardec.samplers.registry import resolve
-from tests.samplers.vector_toys import ToyBackbone, ToyHead, drawn, mar, pair, pictures, toy
+from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, latents_of, mar, pair, toy
 
 ROWS = {"seeds": (5, 6, 7), "labels": (3, 0, -1)}
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "mar" / "checkpoint"
@@ -29,12 +29,12 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "mar" / "checkpoint"
         ("cspd:prefill=1.5", "prefill is a share from 0 to 1, got 1.5"),
         ("cspd:tau=0", "tau must be above 0, got 0"),
         ("cspd:slack=0.5,mode=exact", "slack must be at least 1, got 0.5"),
-        ("cspd:slack=2", "slack=2.0 is no part of mode=reference"),
-        ("cspd:mode=exact,tau=2", "tau=2.0 is no part of mode=exact"),
-        ("cspd:mode=exact,derived=true", "derived=True is no part of mode=exact"),
-        ("cspd:mode=exact,reference=true", "reference=True is no part of mode=exact"),
+        ("cspd:slack=2", "slack=2.0 does not apply to mode=reference"),
+        ("cspd:mode=exact,tau=2", "tau=2.0 does not apply to mode=exact"),
+        ("cspd:mode=exact,derived=true", "derived=True does not apply to mode=exact"),
+        ("cspd:mode=exact,reference=true", "reference=True does not apply to mode=exact"),
         ("cspd:last=x1", "mode=reference tests the mean of the last transition, and last=x1"),
-        ("cspd:mode=exact,last=map", "last=map with k=8 does not keep the law"),
+        ("cspd:mode=exact,last=map", "last=map with k=8 is not exact"),
         ("cspd:steps=0", "steps must be at least 1"),
         ("cspd:mode=lossless", "reference, exact"),
     ],
@@ -58,17 +58,17 @@ def test_what_a_token_is_follows_the_mode_and_is_stored() -> None:
 def test_a_request_that_cannot_be_served_is_refused() -> None:
     target, draft = pair(4, 2, 3)
     with pytest.raises(SpecError, match="draft is not given"):
-        drawn(target, "cspd", draft=draft)
+        generate(target, "cspd", draft=draft)
     for mode in ("reference", "exact"):
         with pytest.raises(SpecError, match="at temperature 0.0 there are none"):
-            drawn(target, f"cspd:draft=d,mode={mode}", draft=draft, temperature=0.0)
+            generate(target, f"cspd:draft=d,mode={mode}", draft=draft, temperature=0.0)
     for other, match in (
-        (toy("d", draft.head, ToyBackbone(5, 2)), "5 tokens a picture, not 4"),
+        (toy("d", draft.head, ToyBackbone(5, 2)), "5 tokens an image, not 4"),
         (toy("d", ToyHead(3, 3), ToyBackbone(4, 3)), "3 numbers a token, not 2"),
         (toy("d", ToyHead(2, 4), ToyBackbone(4, 2)), "4 steps of the head, not 3"),
     ):
         with pytest.raises(ModelError, match=match):
-            drawn(target, "cspd:draft=d", draft=other)
+            generate(target, "cspd:draft=d", draft=other)
 
 
 def test_the_draft_is_loaded_once_as_the_target_is() -> None:
@@ -91,15 +91,15 @@ def test_the_draft_is_loaded_once_as_the_target_is() -> None:
         ("mode=exact,k=4,last=noise,prefill=0", "noise"),
         ("mode=exact,k=1,last=map", "map"),
         ("mode=exact,k=20,prefill=0.5", "x1"),
-        ("k=1", "map"),  # published: with k above 1 the target sees less than the draft, and the laws are not the same
+        ("k=1", "map"),  # published: with k above 1 the target sees less than the draft, and the distributions differ
         ("k=1,tau=1,derived=true,reference=true", "map"),
     ],
 )
 def test_a_draft_that_is_the_target_is_accepted_and_gives_its_pictures(spec: str, last: str, cfg: float | None) -> None:
     model = mar()
-    plain = drawn(model, f"mar:steps=7,last={last}", cfg=cfg, **ROWS)  # type: ignore[arg-type]
-    end = drawn(model, f"cspd:draft=d,steps=7,{spec}", draft=model, cfg=cfg, **ROWS)  # type: ignore[arg-type]
-    assert (pictures(end) == pictures(plain)).all()
+    plain = generate(model, f"mar:steps=7,last={last}", cfg=cfg, **ROWS)  # type: ignore[arg-type]
+    end = generate(model, f"cspd:draft=d,steps=7,{spec}", draft=model, cfg=cfg, **ROWS)  # type: ignore[arg-type]
+    assert (latents_of(end) == latents_of(plain)).all()
     assert end.trace.accepted == end.trace.drafted
     assert sum(end.trace.drafted[0]) > 0
 
@@ -112,20 +112,20 @@ def test_the_same_checkpoint_by_another_path_is_the_target() -> None:
     for name in (str(GOLDEN), os.path.relpath(GOLDEN)):
         made = draft_models.continuous_model(name, target.device, target.dtype)
         with patch.object(_cspd_exact, "along", side_effect=AssertionError("nothing is to be tested")):
-            end = drawn(target, "cspd:draft=d,mode=exact,steps=5,k=2", draft=made)
-        assert (pictures(end) == pictures(drawn(target, "mar:steps=5,last=x1"))).all()
+            end = generate(target, "cspd:draft=d,mode=exact,steps=5,k=2", draft=made)
+        assert (latents_of(end) == latents_of(generate(target, "mar:steps=5,last=x1"))).all()
     draft_models.continuous_model.cache_clear()
 
 
 def test_equal_weights_of_another_name_are_accepted_but_for_rounding() -> None:
-    """Nothing is assumed there: the paths are tested, with the target's laws from rows of another shape."""
+    """Nothing is assumed there: the paths are tested, with the target's distributions from rows of another shape."""
     model, twin = (replace(mar(), head=ToyHead(4, 6)) for _ in range(2))
     with patch.object(_cspd_exact, "along", wraps=along) as tested:
-        end = drawn(model, "cspd:draft=d,mode=exact,steps=7,k=3", draft=replace(twin, name="twin"), **ROWS)  # type: ignore[arg-type]
+        end = generate(model, "cspd:draft=d,mode=exact,steps=7,k=3", draft=replace(twin, name="twin"), **ROWS)  # type: ignore[arg-type]
     assert tested.call_count > 0
     assert end.trace.accepted == end.trace.drafted
-    plain = drawn(model, "mar:steps=7,last=x1", **ROWS)  # type: ignore[arg-type]
-    np.testing.assert_allclose(pictures(end), pictures(plain), atol=1e-5)
+    plain = generate(model, "mar:steps=7,last=x1", **ROWS)  # type: ignore[arg-type]
+    np.testing.assert_allclose(latents_of(end), latents_of(plain), atol=1e-5)
 
 
 # --- rows ---
@@ -145,10 +145,10 @@ def test_equal_weights_of_another_name_are_accepted_but_for_rounding() -> None:
 def test_a_row_alone_is_the_row_in_any_batch(spec: str, cfg: float | None) -> None:
     target, draft = pair(12, 2, 5, curved=True)
     seeds, labels = tuple(range(40, 48)), (0, 1, 2, 3, -1, 0, 1, 2)
-    together = drawn(target, spec, draft=draft, seeds=seeds, labels=labels, cfg=cfg)
+    together = generate(target, spec, draft=draft, seeds=seeds, labels=labels, cfg=cfg)
     for row in range(len(seeds)):
-        alone = drawn(target, spec, draft=draft, seeds=seeds[row : row + 1], labels=labels[row : row + 1], cfg=cfg)
-        np.testing.assert_allclose(pictures(together)[row], pictures(alone)[0], atol=1e-5)
+        alone = generate(target, spec, draft=draft, seeds=seeds[row : row + 1], labels=labels[row : row + 1], cfg=cfg)
+        np.testing.assert_allclose(latents_of(together)[row], latents_of(alone)[0], atol=1e-5)
         for name in ("nfe", "draft_forwards", "forward_rows"):
             assert getattr(together, name)[row] == getattr(alone, name)[0]
         for name in ("accepted", "drafted"):
@@ -164,7 +164,7 @@ def test_a_row_alone_is_the_row_in_any_batch(spec: str, cfg: float | None) -> No
 def test_calls_of_the_published_rounds_are_counted() -> None:
     """10 steps: 0 and 1 by the target (1 <= 10 * 0.15), then tests at steps 4, 8 and 9."""
     target, draft = pair(30, 2, 4)
-    end = drawn(target, "cspd:draft=d,k=4,steps=10", draft=draft, seeds=(1, 2), cfg=1.5)
+    end = generate(target, "cspd:draft=d,k=4,steps=10", draft=draft, seeds=(1, 2), cfg=1.5)
     assert end.nfe == (5, 5)
     assert end.draft_forwards == (8, 8)
     assert end.forward_rows == (10, 10)
@@ -172,18 +172,18 @@ def test_calls_of_the_published_rounds_are_counted() -> None:
     assert sum(end.trace.drafted[0]) + sum(len(step.positions) for step in end.trace.steps[0][:2]) == 30
     assert set(end.seconds) == {"backbone", "head", "draft backbone", "draft head"}
     assert end.deviation == ()
-    assert drawn(target, "cspd:draft=d,k=4,steps=10,prefill=1", draft=draft).draft_forwards == (0,)
+    assert generate(target, "cspd:draft=d,k=4,steps=10,prefill=1", draft=draft).draft_forwards == (0,)
 
 
 def test_calls_of_the_exact_rounds_are_counted() -> None:
     """Each group that is drafted is a row of the target's one call; here the draft is the target, and all stand."""
     target, _ = pair(30, 2, 4)
-    end = drawn(target, "cspd:draft=d,k=4,steps=10,mode=exact", draft=target, seeds=(1, 2), cfg=1.5)
+    end = generate(target, "cspd:draft=d,k=4,steps=10,mode=exact", draft=target, seeds=(1, 2), cfg=1.5)
     assert end.nfe == (4, 4)  # two groups by the target alone, then 4 and 4
     assert end.draft_forwards == (8, 8)
     assert end.forward_rows == (20, 20)  # 2 + 8, twice each for guidance
     causal = replace(target, backbone=ToyBackbone(30, 2, causal=True))
-    end = drawn(causal, "cspd:draft=d,k=5,steps=30,mode=exact,prefill=0", draft=causal)
+    end = generate(causal, "cspd:draft=d,k=5,steps=30,mode=exact,prefill=0", draft=causal)
     assert (end.nfe, end.forward_rows, end.draft_forwards) == ((6,), (6,), (30,))
 
 
@@ -194,40 +194,40 @@ def test_a_causal_backbone_is_asked_once_for_all_groups(cfg: float | None) -> No
     more, less = (replace(m.backbone, causal=True, weight=0.15) for m in (target, draft))
     target, draft = replace(target, backbone=more), replace(draft, backbone=less)
     spec = "cspd:draft=d,k=4,steps=9,mode=exact,prefill=0"
-    once = drawn(target, spec, draft=draft, cfg=cfg, **ROWS)  # type: ignore[arg-type]
+    once = generate(target, spec, draft=draft, cfg=cfg, **ROWS)  # type: ignore[arg-type]
     assert once.forward_rows == tuple(n * (2 if cfg else 1) for n in once.nfe)
-    with patch.object(_cspd_exact, "contexts", _each_alone):
-        apart = drawn(target, spec, draft=draft, cfg=cfg, **ROWS)  # type: ignore[arg-type]
-    np.testing.assert_allclose(pictures(once), pictures(apart), atol=1e-5)
+    with patch.object(_cspd_exact, "group_states", _each_alone):
+        apart = generate(target, spec, draft=draft, cfg=cfg, **ROWS)  # type: ignore[arg-type]
+    np.testing.assert_allclose(latents_of(once), latents_of(apart), atol=1e-5)
     assert once.trace.accepted == apart.trace.accepted
 
 
-def _each_alone(easel: object, groups: list[object], latents: torch.Tensor) -> object:
+def _each_alone(context: object, groups: list[object], latents: torch.Tensor) -> object:
     """`contexts` by one call for each group."""
     from pardec.models.continuous.contracts import States
-    from pardec.samplers.continuous.contracts import Easel
-    from pardec.samplers.continuous.methods._ahead import Group, raster
+    from pardec.samplers.continuous.contracts import ContinuousContext
+    from pardec.samplers.continuous.methods._ahead import Group, raster_order
 
-    assert isinstance(easel, Easel)
-    painting, said, places = easel.painting, [], []
+    assert isinstance(context, ContinuousContext)
+    images, cond, places = context.images, [], []
     for group in groups:
         assert isinstance(group, Group)
-        said.append(easel.states(painting.known(group.start), group.wanted, group.scale, latents=latents))
+        cond.append(context.states(images.known(group.start), group.wanted, group.scale, latents=latents))
         places.append(group.wanted.nonzero())
     rows, at = torch.cat(places).unbind(1)
-    order = raster(rows, at, painting.tokens)
-    unsaid = [each.unsaid for each in said if each.unsaid is not None]
-    scale = [each.scale for each in said if each.scale is not None]
-    whole = torch.cat([each.said for each in said])
-    made = States(whole, torch.cat(unsaid), torch.cat(scale)) if unsaid else States(whole)
-    return made.take(order), np.array([sum(int(g.stop[r] > g.start[r]) for g in groups) for r in range(len(painting))])  # type: ignore[attr-defined]
+    order = raster_order(rows, at, images.tokens)
+    uncond = [each.uncond for each in cond if each.uncond is not None]
+    scale = [each.scale for each in cond if each.scale is not None]
+    whole = torch.cat([each.cond for each in cond])
+    made = States(whole, torch.cat(uncond), torch.cat(scale)) if uncond else States(whole)
+    return made.take(order), np.array([sum(int(g.stop[r] > g.start[r]) for g in groups) for r in range(len(images))])  # type: ignore[attr-defined]
 
 
 def test_slack_accepts_more() -> None:
     target, draft = pair(12, 2, 6, curved=True)
     shares = []
     for slack in (1, 1.5, 20):
-        end = drawn(target, f"cspd:draft=d,mode=exact,prefill=0,slack={slack},k=2,steps=6", draft=draft, count=50)
+        end = generate(target, f"cspd:draft=d,mode=exact,prefill=0,slack={slack},k=2,steps=6", draft=draft, count=50)
         shares.append(sum(map(sum, end.trace.accepted)) / sum(map(sum, end.trace.drafted)))
     assert shares[0] < shares[1] < shares[2]
 
@@ -236,14 +236,14 @@ def test_laws_that_are_no_numbers_end_in_an_error() -> None:
     target, draft = pair(4, 2, 3)
     broken = replace(draft, head=replace(draft.head, pull=float("nan")))  # type: ignore[type-var]
     with pytest.raises(ModelError, match="target or draft gives states that are not finite"):
-        drawn(target, "cspd:draft=d,mode=exact,prefill=0", draft=broken)
+        generate(target, "cspd:draft=d,mode=exact,prefill=0", draft=broken)
 
 
 @pytest.mark.parametrize("mode", ["reference", "exact"])
 def test_mar_drafts_for_mar(mode: str) -> None:
     """With the networks and their own heads; every token is drawn, and none is left at 0."""
     target, draft = mar(), mar(near=0.01)
-    end = drawn(target, f"cspd:draft=d,mode={mode},steps=8,k=3", draft=draft, cfg=2.0, **ROWS)  # type: ignore[arg-type]
-    assert np.isfinite(pictures(end)).all()
-    assert (np.abs(pictures(end)).sum(-1) > 0).all()
+    end = generate(target, f"cspd:draft=d,mode={mode},steps=8,k=3", draft=draft, cfg=2.0, **ROWS)  # type: ignore[arg-type]
+    assert np.isfinite(latents_of(end)).all()
+    assert (np.abs(latents_of(end)).sum(-1) > 0).all()
     assert (end.trace.commit_step >= 0).all()

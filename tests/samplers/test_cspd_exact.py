@@ -1,4 +1,4 @@
-"""`cspd` on denoising paths keeps the law of `mar`: against known densities, against `mar`, and with faults in it.
+"""`cspd` on denoising paths keeps the distribution of `mar`: known densities, against `mar`, and with faults in it.
 
 Samples pass through the loop: several groups of several tokens, each depending on all before it, so that contexts, the
 groups that are dropped and the noise of those drawn again matter. Draft and target differ in means and deviations.
@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel, Head, States
-from pardec.samplers.continuous.contracts import Easel, ImageState, PictureRequest
+from pardec.samplers.continuous.contracts import ContinuousContext, ImageRequest
 from pardec.samplers.continuous.methods import _cspd_exact
-from pardec.samplers.continuous.methods._ahead import Group, contexts
+from pardec.samplers.continuous.methods._ahead import Group, group_states
 from pardec.samplers.continuous.methods.cspd import CSpD
-from pardec.samplers.ops.denoising_paths import Last, Path, along, log_density, trace, width
+from pardec.samplers.continuous.state import ImageState
+from pardec.samplers.ops.denoising_paths import DenoisingPath, Last, along, log_density, trace, width
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.rng import Keyed, row_seeds
-from tests.samplers.vector_toys import ToyHead, drawn, energy, kolmogorov, pair, pictures
+from tests.samplers.vector_toys import ToyHead, energy, generate, kolmogorov, latents_of, pair
 
 TOKENS, STEPS, K = 6, 4, 3
 MANY, SOME = 50_000, 10_000
@@ -38,7 +39,7 @@ SPEC = f"cspd:draft=d,mode=exact,steps={STEPS},prefill=0,k={K}"
 def by_rank(model: ContinuousModel, seed: int, made: np.ndarray) -> np.ndarray:
     """Pictures [B, S, d] with their tokens in the order in which they came."""
     count = len(made)
-    rank = ImageState(model, PictureRequest((1,) * count, Keyed(row_seeds(seed, count)))).rank.numpy()
+    rank = ImageState(model, ImageRequest((1,) * count, Keyed(row_seeds(seed, count)))).rank.numpy()
     return np.take_along_axis(made, rank.argsort(1)[..., None], 1)
 
 
@@ -65,7 +66,7 @@ def known_law(model: ContinuousModel, steps: int, last: Last) -> tuple[np.ndarra
 
 
 def against_density(model: ContinuousModel, made: np.ndarray, last: Last) -> float:
-    """The least p of margins and of projections of the joint, against the known normal law of each."""
+    """The least p of margins and of projections of the joint, against the known normal distribution of each."""
     mean, covariance = known_law(model, STEPS, last)
     generator = np.random.RandomState(7)
     projections = [*np.eye(TOKENS), np.ones(TOKENS), *generator.standard_normal((6, TOKENS))]
@@ -90,13 +91,13 @@ def rate(end: Any) -> float:
 
 def check_density(size: int, steps: int, last: Last, count: int) -> None:
     target, draft = pair(TOKENS, size, steps)
-    plain = by_rank(target, 11, pictures(drawn(target, f"mar:steps={STEPS},last={last}", count=count, seed=11)))
-    assert against_density(target, plain, last) > LEAST  # the law that is worked out is the toy's
-    end = drawn(target, f"{SPEC},last={last}", draft=draft, count=count, seed=12)
+    plain = by_rank(target, 11, latents_of(generate(target, f"mar:steps={STEPS},last={last}", count=count, seed=11)))
+    assert against_density(target, plain, last) > LEAST  # the computed density is the toy's
+    end = generate(target, f"{SPEC},last={last}", draft=draft, count=count, seed=12)
     assert 0.5 < rate(end) < 0.97
-    assert against_density(target, by_rank(target, 12, pictures(end)), last) > LEAST
-    drafted = by_rank(draft, 13, pictures(drawn(draft, f"mar:steps={STEPS},last={last}", count=count, seed=13)))
-    assert against_density(target, drafted, last) < 1e-12  # and the test tells the draft's law from it
+    assert against_density(target, by_rank(target, 12, latents_of(end)), last) > LEAST
+    drafted = by_rank(draft, 13, latents_of(generate(draft, f"mar:steps={STEPS},last={last}", count=count, seed=13)))
+    assert against_density(target, drafted, last) < 1e-12  # and the test tells the draft from the target
 
 
 @pytest.mark.parametrize(("size", "steps", "last"), [(1, 1, "noise"), (1, 2, "x1"), (2, 6, "x1")])
@@ -115,10 +116,10 @@ def test_the_law_is_the_known_density_at_50_000_samples(size: int, steps: int, l
 
 def check_mar(steps: int, spec: str, last: Last, count: int, cfg: float | None = None) -> None:
     target, draft = pair(TOKENS, 2, steps, curved=True)
-    plain = pictures(drawn(target, f"mar:steps={STEPS},last={last}", count=count, seed=21, cfg=cfg))
-    end = drawn(target, f"{spec},last={last}", draft=draft, count=count, seed=22, cfg=cfg)
+    plain = latents_of(generate(target, f"mar:steps={STEPS},last={last}", count=count, seed=21, cfg=cfg))
+    end = generate(target, f"{spec},last={last}", draft=draft, count=count, seed=22, cfg=cfg)
     assert 0.3 < rate(end) < 0.97
-    least, distance = against_mar(pictures(end), plain)
+    least, distance = against_mar(latents_of(end), plain)
     assert least > LEAST
     assert distance < FAR
 
@@ -139,7 +140,7 @@ def test_the_law_is_that_of_mar_at_50_000_samples(steps: int, k: int, last: Last
 # --- faults, each of which the same tests notice ---
 
 
-def narrow(path: Path, last: Last) -> Tensor:
+def narrow(path: DenoisingPath, last: Last) -> Tensor:
     """`log_density` without its normalisers."""
     count = path.transitions(last)
     spread = path.log_deviations[:count].double().sum((0, 2))
@@ -153,23 +154,23 @@ def all_kept(accepted: Tensor, number: Tensor, count: int) -> tuple[Tensor, Tens
 
 def first_try(*given: Any) -> Tensor:
     """`_residual` that takes the target's own first path."""
-    easel, _, again, target, _, last = given
-    noise = easel.painting.noise(again, "residual", width(easel.head))
-    path = trace(easel.head, target, noise)
-    return _cspd_exact.token(path, easel.head, last)
+    context, _, again, target, _, last = given
+    noise = context.images.noise(again, "residual", width(context.head))
+    path = trace(context.head, target, noise)
+    return _cspd_exact.token(path, context.head, last)
 
 
-def blind(easel: Easel, groups: list[Group], latents: Tensor) -> Any:
+def blind(context: ContinuousContext, groups: list[Group], latents: Tensor) -> Any:
     """`contexts` of a target that does not see the drafts before a group."""
-    return contexts(easel, groups, latents, easel.painting.known())
+    return group_states(context, groups, latents, context.images.known())
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
     "none": lambda: patch.object(_cspd_exact, "log_density", log_density),
     "no normalisers": lambda: patch.object(_cspd_exact, "log_density", narrow),
-    "groups behind a rejection kept": lambda: patch.object(_cspd_exact, "settled", all_kept),
+    "groups behind a rejection kept": lambda: patch.object(_cspd_exact, "split_drafts", all_kept),
     "the target's path for the residual": lambda: patch.object(_cspd_exact, "_residual", first_try),
-    "drafts not seen by the test of the next": lambda: patch.object(_cspd_exact, "contexts", blind),
+    "drafts not seen by the test of the next": lambda: patch.object(_cspd_exact, "group_states", blind),
 }
 
 
@@ -187,10 +188,10 @@ def _unchecked_map() -> Iterator[None]:
 def noticed(last: Last, fault: Callable[[], Any], steps: int) -> bool:
     target, draft = pair(TOKENS, 1, steps, far=2.5, wider=-0.2)
     with fault():
-        end = drawn(target, SPEC, draft=draft, count=SOME, seed=32)
-    made = by_rank(target, 32, pictures(end))
+        end = generate(target, SPEC, draft=draft, count=SOME, seed=32)
+    made = by_rank(target, 32, latents_of(end))
     if last == "map":
-        plain = by_rank(target, 31, pictures(drawn(target, f"mar:steps={STEPS}", count=SOME, seed=31)))
+        plain = by_rank(target, 31, latents_of(generate(target, f"mar:steps={STEPS}", count=SOME, seed=31)))
         least, distance = against_mar(made, plain)
         return least < LEAST or distance > FAR
     return against_density(target, made, last) < LEAST
@@ -223,9 +224,9 @@ def test_drafts_stand_as_often_as_the_divergence_of_paths_says(steps: int) -> No
 
 
 def test_one_transition_is_speculative_sampling_of_numbers() -> None:
-    """T = 1: the share that stands is the overlap of two normal laws, by integration."""
+    """T = 1: the share that stands is the overlap of two normal distributions, by integration."""
     target, draft = pair(1, 1, 1)
-    end = drawn(target, "cspd:draft=d,mode=exact,k=1,steps=1,prefill=0,last=noise", draft=draft, count=MANY, seed=5)
+    end = generate(target, "cspd:draft=d,mode=exact,k=1,steps=1,prefill=0,last=noise", draft=draft, count=MANY, seed=5)
     grid = np.linspace(-12, 12, 200_001)
     distributions = []
     for model in (target, draft):

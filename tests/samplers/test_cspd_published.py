@@ -14,12 +14,20 @@ import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel
-from pardec.samplers.continuous.contracts import ImageState, PictureRequest
-from pardec.samplers.ops.denoising_paths import Path
-from pardec.samplers.ops.density_ratios import Ending, ending, first_taken, last_taken, log_ratio, share
+from pardec.samplers.continuous.contracts import ImageRequest
+from pardec.samplers.continuous.state import ImageState
+from pardec.samplers.ops.denoising_paths import DenoisingPath
+from pardec.samplers.ops.density_ratios import (
+    LastTransition,
+    first_accepted,
+    last_accepted,
+    last_transition,
+    log_ratio,
+    share,
+)
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.rng import Keyed
-from tests.samplers.vector_toys import drawn, pair, pictures
+from tests.samplers.vector_toys import generate, latents_of, pair
 
 TOKENS, SIZE, HEAD = 12, 2, 5
 
@@ -48,8 +56,8 @@ def plainly(
     """One row, as the authors' runner goes."""
     target, draft = models
     source = Keyed((seed,))
-    painting = ImageState(target, PictureRequest((label,), source))
-    order = painting.rank[0].argsort().tolist()
+    images = ImageState(target, ImageRequest((label,), source))
+    order = images.rank[0].argsort().tolist()
     schedule = unmasking(TOKENS, steps)
 
     def uniforms(place: int, purpose: str, width: int = 0) -> np.ndarray:
@@ -117,24 +125,24 @@ def test_rounds_go_as_the_authors_runner_goes(k: int, tau: float, steps: int, de
     seeds, labels = (3, 4, 5), (0, 3, 1)
     flag = str(derived).lower()
     spec = f"cspd:draft=d,k={k},tau={tau},steps={steps},derived={flag},prefill=0.2"
-    end = drawn(models[0], spec, draft=models[1], seeds=seeds, labels=labels, cfg=cfg, temperature=0.9)
+    end = generate(models[0], spec, draft=models[1], seeds=seeds, labels=labels, cfg=cfg, temperature=0.9)
     given: dict[str, Any] = {"steps": steps, "k": k, "cfg": cfg, "tau": tau, "derived": derived, "prefill": 0.2}
     for row, (seed, label) in enumerate(zip(seeds, labels, strict=True)):
         expected = plainly(models, seed=seed, label=label, temperature=0.9, **given)
-        np.testing.assert_allclose(pictures(end)[row], expected, atol=2e-5)
+        np.testing.assert_allclose(latents_of(end)[row], expected, atol=2e-5)
 
 
 def test_both_ways_of_a_test_are_taken_there() -> None:
     target, draft = pair(TOKENS, SIZE, HEAD, curved=True)
-    end = drawn(target, "cspd:draft=d,k=3,steps=8,prefill=0.2", draft=draft, count=20)
+    end = generate(target, "cspd:draft=d,k=3,steps=8,prefill=0.2", draft=draft, count=20)
     share_ = sum(map(sum, end.trace.accepted)) / sum(map(sum, end.trace.drafted))
     assert 0.2 < share_ < 0.99
 
 
 def test_the_ratio_by_hand() -> None:
     """d = 1: p = N(1, 2^2), q = N(0, 1), the deviations before them 3 and 5 in all: at x = 1 and tau = 1, 2."""
-    target = Ending(torch.tensor([[1.0]]), torch.tensor([[2.0]]).log(), torch.tensor([[3.0]]).log())
-    draft = Ending(torch.tensor([[0.0]]), torch.tensor([[1.0]]).log(), torch.tensor([[5.0]]).log())
+    target = LastTransition(torch.tensor([[1.0]]), torch.tensor([[2.0]]).log(), torch.tensor([[3.0]]).log())
+    draft = LastTransition(torch.tensor([[0.0]]), torch.tensor([[1.0]]).log(), torch.tensor([[5.0]]).log())
     x = torch.tensor([[1.0]])
     for tau, derived, expected in (
         (1.0, False, (3 / 5) * (1 / 2) * math.exp(0.5)),
@@ -149,7 +157,7 @@ def test_the_ratio_by_hand() -> None:
 def test_an_ending_is_a_paths_last_transition() -> None:
     shape = (3, 2, 1)
     means, deviations = torch.arange(6.0).view(shape), torch.arange(6.0).view(shape) / 10
-    found = ending(Path(torch.zeros(4, 2, 1), means, deviations))
+    found = last_transition(DenoisingPath(torch.zeros(4, 2, 1), means, deviations))
     assert found.mean.flatten().tolist() == [4, 5]
     assert found.log_deviation.flatten().tolist() == pytest.approx([0.4, 0.5])
     assert found.others.flatten().tolist() == pytest.approx([0.2, 0.4])
@@ -173,10 +181,10 @@ def test_tries_for_the_rejected(uniform: float) -> None:
         proposals = torch.randn(9, 5, 2, generator=generator)
         taken = torch.rand(9, 5, generator=generator) < uniform
         otherwise = torch.randn(5, 2, generator=generator)
-        assert torch.equal(last_taken(proposals, taken), published(proposals, taken))
+        assert torch.equal(last_accepted(proposals, taken), published(proposals, taken))
         each = [int(column.nonzero()[0]) if column.any() else None for column in taken.T]
         kept = [otherwise[i] if at is None else proposals[at, i] for i, at in enumerate(each)]
-        assert torch.equal(first_taken(proposals, taken, otherwise), torch.stack(kept))
+        assert torch.equal(first_accepted(proposals, taken, otherwise), torch.stack(kept))
 
 
 def test_the_published_fall_back_leaves_zeros_and_ours_does_not() -> None:
@@ -185,8 +193,8 @@ def test_the_published_fall_back_leaves_zeros_and_ours_does_not() -> None:
     zeros = {}
     for flag in ("true", "false"):
         spec = f"cspd:draft=d,k=2,steps=6,prefill=0,reference={flag}"
-        end = drawn(target, spec, draft=draft, count=200)
-        zeros[flag] = int((pictures(end) == 0).all(-1).sum())
+        end = generate(target, spec, draft=draft, count=200)
+        zeros[flag] = int((latents_of(end) == 0).all(-1).sum())
         assert sum(map(sum, end.trace.accepted)) < sum(map(sum, end.trace.drafted))
     assert zeros["true"] > 0
     assert zeros["false"] == 0

@@ -19,14 +19,15 @@ from pardec.models.model import LanguageModel
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.masked import loop as masked
-from pardec.samplers.masked.contracts import Allowed, Choice, MaskedSampler
+from pardec.samplers.masked.contracts import Choice, Logits, MaskedSampler, Propose, Revise, Select
 from pardec.samplers.ops.chunked_distribution import ChunkedDistribution
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution, Distribution
+from pardec.samplers.request import Allowed
 from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
 from tests.samplers.ar_toys import toy_ar
 from tests.samplers.toys import EOS, MASK, VOCAB, accepted, altered, fill, names, prompts, request, toy
-from tests.samplers.vector_toys import drawn, mar
+from tests.samplers.vector_toys import generate, mar
 
 NAN, INF = float("nan"), float("inf")
 GIVEN = prompts((3, 5))
@@ -57,9 +58,9 @@ def test_a_row_is_sound_unless_it_holds_what_is_no_logit_or_rules_all_out(row: l
     assert finite.sound(rows).tolist() == [True, distribution]
     assert bool(finite.highest(rows).isfinite()) is distribution
     pieced = ChunkedDistribution(lambda index: rows[index], 2, 2, torch.arange(2)[None])
-    for made in (Distribution(rows[None]), pieced, Distribution(rows[None]).scaled(0.5)):
+    for made in (DenseDistribution(rows[None]), pieced, DenseDistribution(rows[None]).scaled(0.5)):
         assert bool(made.highest().isfinite()) is distribution
-    boosted = Distribution(torch.zeros(1, 1, 2)).boosted(
+    boosted = DenseDistribution(torch.zeros(1, 1, 2)).boosted(
         torch.tensor([[[0]]]), torch.tensor([[[INF if distribution is False else 1.0]]])
     )
     assert bool(boosted.highest().isfinite()) is distribution
@@ -108,7 +109,7 @@ def test_a_layer_whose_output_outgrows_its_type_is_named(cfg: float | None) -> N
 
 def test_guidance_that_outgrows_float32_is_named() -> None:
     model = altered(toy(), lambda logits: logits * 1e35)
-    with pytest.raises(SpecError, match="cfg=1000000.0 mixes logits, huge ones"):
+    with pytest.raises(SpecError, match="cfg=1000000.0 mixes huge or infinite logits"):
         fill(model, "threshold", GIVEN, 6, cfg=1e6)
 
 
@@ -128,13 +129,13 @@ def test_what_is_allowed_and_ruled_out_by_the_model_is_told() -> None:
 
 
 @dataclass(frozen=True)
-class Spoils:
+class Spoils(Logits):
     """A logits stage that gives what is none."""
 
     value: float
 
     def logits(self, evidence: Any, canvas: Any, state: None) -> Distribution:
-        return Distribution(evidence.logits.masked_fill(evidence.positions[..., None] == 6, self.value))
+        return DenseDistribution(evidence.logits.masked_fill(evidence.positions[..., None] == 6, self.value))
 
 
 @pytest.mark.parametrize(("value", "said"), [(NAN, "NaN or infinite"), (INF, "NaN or infinite"), (-INF, "ruled out")])
@@ -216,7 +217,7 @@ def test_the_head_of_a_drafting_model_is_read(monkeypatch: pytest.MonkeyPatch) -
 
 
 @dataclass(frozen=True)
-class SaysMask:
+class SaysMask(Propose, Select, Revise):
     """Stages that answer with the mask id."""
 
     def propose(self, evidence: Any, canvas: Any) -> Any:
@@ -354,7 +355,7 @@ def test_a_weight_or_a_processor_of_an_autoregressive_model_is_named(spec: str, 
             run_ar(spoilt(toy_ar(3, 8, layers=4), name), spec, given, 6, temperature=temperature)
     for value in (NAN, INF, -INF):
         for processor in (Bad(value), Bad(value, 7)):
-            with pytest.raises(SpecError, match="the logits processor Bad leaves no token, or logits of NaN"):
+            with pytest.raises(SpecError, match="the logits processor Bad excludes every token, or returns NaN"):
                 run_ar(
                     toy_ar(3, 8, layers=4),
                     spec,
@@ -389,7 +390,7 @@ def test_pictures_name_what_is_not_finite() -> None:
     other = spoilt(picture_toys.toy_pictures(5, 3, 7), "layers.0.down_weight")
     with pytest.raises(ModelError, match="its weight layers.0.down_weight "):
         picture_toys.draw(other, "sjd", captions, cfg=3.0)
-    with pytest.raises(ModelError, match="states that are not finite") as boosted:
+    with pytest.raises(ModelError, match="conditions are not finite") as boosted:
         picture_toys.draw(model, "sequential", [captions[0], captions[1] * NAN])
     assert "prompt_embeds" in str(boosted.value.hint)
     decoder = torch.nn.Linear(2, 2)
@@ -417,4 +418,4 @@ def test_models_of_vectors_name_what_is_not_finite(spec: str, part: str) -> None
     with torch.no_grad():
         weight.fill_(NAN)
     with pytest.raises(ModelError, match=f"mar-0-None gives .* that are not finite: its weight {name} "):
-        drawn(model, spec, count=2)
+        generate(model, spec, count=2)

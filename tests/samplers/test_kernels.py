@@ -1,4 +1,4 @@
-"""Kernels against numpy in float64: confidence, laws and filters, rank, schedule."""
+"""Kernels against numpy in float64: confidence, distributions and filters, rank, schedule."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardec.samplers.ops import confidence as module
-from pardec.samplers.ops.confidence import confidence, confidence_of, greedy
-from pardec.samplers.ops.distribution import Distribution, filtered
+from pardec.samplers.ops.confidence import confidence, greedy
+from pardec.samplers.ops.distribution import DenseDistribution, filter_logits
 from pardec.samplers.ops.rank import best, descending, top
 from pardec.samplers.ops.schedule import even_share
 
@@ -64,24 +64,6 @@ def test_greedy_proposals_a_few_rows_at_a_time_are_those_at_once(apiece: int, mo
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("width", [1, 4, 10, 64])
-def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(width: int) -> None:
-    drawn = torch.Generator().manual_seed(3)
-    states, weight = torch.randn(2, 3, 6, generator=drawn), torch.randn(21, 6, generator=drawn)
-    weight[13] = weight[4]  # a tie across parts, where one of the two leads
-    states[0, 0] = 3 * weight[4]
-    tokens = torch.randint(0, 21, (2, 3, 5), generator=drawn)
-    by = torch.rand(2, 3, 5, generator=drawn).masked_fill(tokens == 0, -INF)  # token 0 is ruled out where named
-    expected = confidence(states @ weight.T, temperature=0.6, tokens=tokens, by=by)
-    found = confidence_of(states, weight, temperature=0.6, tokens=tokens, by=by, width=width)
-    assert torch.equal(found.ids, expected.ids)
-    for got, wanted in zip(found[1:], expected[1:], strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-    plain = confidence_of(states, weight, width=width)
-    assert plain.ids[0, 0] == 4
-    assert plain.top1[0, 0] == plain.top2[0, 0]
-
-
 @pytest.mark.parametrize("held", [1, 4200])  # one row at a time; four, of which the last three are alone
 def test_rows_taken_a_few_at_a_time_give_what_they_give_at_once(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = logits_of((1, 7, 1031), torch.float32, holes=True)
@@ -114,7 +96,7 @@ def test_far_logits_do_not_overflow() -> None:
 
 def test_a_law_gives_the_probability_of_any_token() -> None:
     logits = logits_of((2, 3, 11), torch.float32, holes=True)
-    distribution = Distribution(logits)
+    distribution = DenseDistribution(logits)
     tokens = torch.arange(6).reshape(2, 3)
     exact = logits.double().softmax(-1).gather(-1, tokens[..., None])[..., 0]
     torch.testing.assert_close(distribution.probability(tokens).double(), exact, rtol=1e-5, atol=1e-8)
@@ -128,7 +110,7 @@ def test_a_draw_is_the_gumbel_max_rule_in_float64() -> None:
     noise, every = -np.log(-np.log(uniform.numpy())), np.arange(20)
 
     def drawn(logits: torch.Tensor, place: torch.Tensor | None = None, places: np.ndarray = every) -> np.ndarray:
-        return Distribution(logits, place).draw(places, lambda some: uniform.flatten(0, 1)[some]).numpy()
+        return DenseDistribution(logits, place).draw(places, lambda some: uniform.flatten(0, 1)[some]).numpy()
 
     expected = (logits.double().numpy() + noise).argmax(-1).flatten()
     assert (drawn(logits) == expected).all()
@@ -145,11 +127,11 @@ def test_a_draw_is_the_gumbel_max_rule_in_float64() -> None:
 
 def kept(logits: torch.Tensor, **options: float | int | None) -> list[list[int]]:
     """Ids that a filter leaves, per position of the one row."""
-    out = filtered(logits, **({"temperature": 0.0, "top_k": None, "top_p": None} | options))  # type: ignore[arg-type]
+    out = filter_logits(logits, **({"temperature": 0.0, "top_k": None, "top_p": None} | options))  # type: ignore[arg-type]
     return [row.isfinite().nonzero().flatten().tolist() for row in out[0]]
 
 
-LAW = torch.tensor([[[0.1, 0.4, 0.05, 0.25, 0.2]]]).log()
+LOGITS = torch.tensor([[[0.1, 0.4, 0.05, 0.25, 0.2]]]).log()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +148,7 @@ LAW = torch.tensor([[[0.1, 0.4, 0.05, 0.25, 0.2]]]).log()
     ],
 )
 def test_top_p_keeps_the_smallest_set_of_that_mass(top_p: float, ids: list[int]) -> None:
-    assert kept(LAW, top_p=top_p) == [ids]
+    assert kept(LOGITS, top_p=top_p) == [ids]
 
 
 @settings(max_examples=60, deadline=None)
@@ -184,22 +166,22 @@ def test_top_p_on_any_law(seed: int, top_p: float, size: int) -> None:
 
 @pytest.mark.parametrize(("top_k", "ids"), [(1, [1]), (2, [1, 3]), (5, [0, 1, 2, 3, 4]), (50, [0, 1, 2, 3, 4])])
 def test_top_k_keeps_the_k_likeliest(top_k: int, ids: list[int]) -> None:
-    assert kept(LAW, top_k=top_k) == [ids]
+    assert kept(LOGITS, top_k=top_k) == [ids]
 
 
 def test_top_p_comes_before_top_k() -> None:
     # Alone top_k=2 leaves 0.4 and 0.25, of which 0.61 is the first; after top-p both stay.
-    assert kept(LAW, top_p=0.6, top_k=2) == [[1, 3]]
-    assert kept(LAW, top_p=0.3, top_k=2) == [[1]]
-    assert kept(LAW, top_p=0.7, top_k=2) == [[1, 3]]
+    assert kept(LOGITS, top_p=0.6, top_k=2) == [[1, 3]]
+    assert kept(LOGITS, top_p=0.3, top_k=2) == [[1]]
+    assert kept(LOGITS, top_p=0.7, top_k=2) == [[1, 3]]
 
 
 def test_temperature_comes_before_top_p() -> None:
-    assert kept(LAW, temperature=0.2, top_p=0.8) == [[1]]
-    assert kept(LAW, temperature=5.0, top_p=0.8) == [[0, 1, 3, 4]]
-    divided = filtered(LAW, temperature=0.5, top_k=None, top_p=None)
-    torch.testing.assert_close(divided, LAW * 2)
-    assert filtered(LAW, temperature=0.0, top_k=None, top_p=None) is LAW
+    assert kept(LOGITS, temperature=0.2, top_p=0.8) == [[1]]
+    assert kept(LOGITS, temperature=5.0, top_p=0.8) == [[0, 1, 3, 4]]
+    divided = filter_logits(LOGITS, temperature=0.5, top_k=None, top_p=None)
+    torch.testing.assert_close(divided, LOGITS * 2)
+    assert filter_logits(LOGITS, temperature=0.0, top_k=None, top_p=None) is LOGITS
 
 
 def test_what_is_impossible_stays_so() -> None:
@@ -210,10 +192,10 @@ def test_what_is_impossible_stays_so() -> None:
 
 def test_filters_work_row_by_row() -> None:
     logits = logits_of((3, 4, 17), torch.float32, holes=False)
-    whole = filtered(logits, temperature=0.7, top_k=5, top_p=0.9)
+    whole = filter_logits(logits, temperature=0.7, top_k=5, top_p=0.9)
     assert whole.shape == logits.shape
     for row in range(3):
-        assert torch.equal(filtered(logits[row : row + 1], temperature=0.7, top_k=5, top_p=0.9)[0], whole[row])
+        assert torch.equal(filter_logits(logits[row : row + 1], temperature=0.7, top_k=5, top_p=0.9)[0], whole[row])
 
 
 def test_ranks_are_descending_and_stable() -> None:

@@ -14,7 +14,7 @@ from pardec.samplers.masked.canvas import Canvas, Revision, Writing
 from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.masked.select.klass import Klass
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.test_selects import LAWS, MASK, TOKENS
@@ -72,7 +72,7 @@ def test_laws_that_move_too_far_hold_a_position_back() -> None:
     def step(
         distributions: torch.Tensor, revision: Revision | None = None, which: torch.Tensor | None = None
     ) -> list[bool]:
-        evidence = Evidence(Distribution(distributions.log()[None]), canvas.window, canvas.eligible, asked)
+        evidence = Evidence(DenseDistribution(distributions.log()[None]), canvas.window, canvas.eligible, asked)
         proposal = registry.resolve("confidence+klass").propose.propose(evidence, canvas)
         chosen = stage.select(proposal, canvas, state)[0].tolist()
         canvas.commit(nothing if which is None else replace(nothing, which=which), revision=revision)
@@ -82,7 +82,7 @@ def test_laws_that_move_too_far_hold_a_position_back() -> None:
     assert step(LAWS) == [False] * 8
     assert step(LAWS) == sure
     assert step(other) == [False, *sure[1:]]
-    assert state.moved[0, 0, 0].item() == pytest.approx(far.item(), abs=1e-5)
+    assert state.divergences[0, 0, 0].item() == pytest.approx(far.item(), abs=1e-5)
     assert step(other) == sure
     # A position that was committed and taken back has no past either.
     canvas.revises = True
@@ -101,8 +101,8 @@ def test_it_remembers_the_laws_of_the_active_block_alone() -> None:
     for _ in range(3):
         loop.step()
     state = loop.state(spec.select)
-    assert state.distribution.shape == (2, 4, 20)
-    assert state.distribution.dtype == torch.float32
+    assert state.log_probabilities.shape == (2, 4, 20)
+    assert state.log_probabilities.dtype == torch.float32
 
 
 def test_rows_that_leave_take_their_past_along() -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.ops.learned_filters import FILTERS, WEIGHTS, Filter, filter_names, load_filter, told_by
+from pardec.samplers.ops.learned_filters import FILTERS, WEIGHTS, Filter, filter_info, filter_names, load_filter
 from tests.samplers.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
@@ -113,7 +113,7 @@ def test_bad_parameters(tmp_path: Path) -> None:
         with pytest.raises(SpecError, match=says):
             registry.resolve(spec)
     for spec, says in (
-        (f'learned:filter="{file}:other"', "other of .*mine.py is not in it"),
+        (f'learned:filter="{file}:other"', "other of .*mine.py does not exist"),
         (f'learned:filter="{file}:nothing"', "nothing of .*mine.py gives a NoneType, not a torch.nn.Module"),
     ):
         with pytest.raises(SpecError, match=says):
@@ -147,7 +147,7 @@ def test_an_embedded_filter_is_what_its_card_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", filter_names())
 def test_an_embedded_filter_names_its_model(name: str) -> None:
-    card, told = json.loads((FILTERS / name / "card.json").read_text()), told_by(name)
+    card, told = json.loads((FILTERS / name / "card.json").read_text()), filter_info(name)
     assert (told.model, told.tau) == (card["recipe"]["model"], card["tau"])
     assert told.model == name, "what is left open takes the filter of the model's name"
 

@@ -11,10 +11,11 @@ import torch
 
 from pardec.models.errors import ModelError
 from pardec.samplers import registry
+from pardec.samplers.batching import take_rows
 from pardec.samplers.events import Finished, RowFinished, Started, Step
-from pardec.samplers.masked.contracts import MaskedSampler, QuerySpec, take_rows
+from pardec.samplers.masked.contracts import Cache, Logits, MaskedSampler, Propose, QuerySpec, Select, Widen
 from pardec.samplers.masked.loop import decode
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 from tests.samplers.toys import EOS, MASK, PAD, altered, biased, events, fill, prompts, request, run, toy
 
 GIVEN = prompts((3, 5, 2))
@@ -35,7 +36,7 @@ def result(
 
 
 @dataclass(frozen=True)
-class Scores:
+class Scores(Propose):
     """A proposer that scores every candidate alike, also what is not eligible."""
 
     value: float
@@ -76,7 +77,7 @@ def test_a_published_refresh_commits_even_where_the_first_token_of_a_block_is_gi
 
 
 @dataclass(frozen=True)
-class Choose:
+class Choose(Select):
     """A select that answers the same everywhere."""
 
     answer: bool
@@ -100,7 +101,7 @@ def test_a_select_that_wants_nothing_is_sequential() -> None:
 
 def test_a_widen_stage_adds_and_is_held_to_the_block() -> None:
     @dataclass(frozen=True)
-    class More:
+    class More(Widen):
         def widen(self, chosen: Any, proposal: Any, canvas: Any, state: Any) -> Any:
             return torch.ones_like(chosen)
 
@@ -110,7 +111,7 @@ def test_a_widen_stage_adds_and_is_held_to_the_block() -> None:
 
 def test_a_logits_stage_is_heard_by_propose_and_select_and_remembers_by_row() -> None:
     @dataclass(frozen=True)
-    class Countdown:
+    class Countdown(Logits):
         """Makes the row's own number the likeliest token, and counts its forwards in its state."""
 
         def start(self, canvas: Any) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def test_a_logits_stage_is_heard_by_propose_and_select_and_remembers_by_row() ->
             state["forwards"] += 1
             assert (state["forwards"] == canvas.nfe + 1).all()
             bias = torch.nn.functional.one_hot(state["row"], evidence.logits.shape[-1])
-            return Distribution(evidence.logits + 100.0 * bias[:, None])
+            return DenseDistribution(evidence.logits + 100.0 * bias[:, None])
 
     got = result(with_stages("threshold:tau=0.9@dual", logits=(Countdown(),)))
     for row, length in enumerate(got.trace.lengths):
@@ -240,7 +241,7 @@ def test_a_decode_that_is_dropped_leaves_nothing_behind() -> None:
 def test_finished_rows_are_fed_no_more() -> None:
     fed = []
 
-    class Watched:
+    class Watched(Cache):
         def __init__(self, inner: Any) -> None:
             self.inner = inner
 
@@ -250,8 +251,6 @@ def test_finished_rows_are_fed_no_more() -> None:
 
         def start(self, canvas: Any) -> Any:
             return self.inner.start(canvas)
-
-        stores = True
 
     sampler = registry.resolve("sequential@dual")
     result(replace(sampler, cache=Watched(sampler.cache)))

@@ -16,7 +16,7 @@ from pardec.samplers.masked.logits.credit import Credit
 from pardec.samplers.masked.select.threshold import Threshold
 from pardec.samplers.registry import Policy, cards, register, resolve
 from pardec.samplers.spec import Spec, parse
-from pardec.samplers.spec_values import build
+from pardec.samplers.spec_values import build_method
 
 
 def test_objects_are_the_spec_of_their_string() -> None:
@@ -41,7 +41,7 @@ def test_every_method_is_a_policy_and_comes_back_from_its_text(card: register_of
     part = spec.cache or spec.parts[0]
     assert part.name == card.name
     assert (spec.cache is not None) == (card.stage == "cache")
-    again = build(part, card.family)
+    again = build_method(part, card.family)
     assert all(getattr(again, f.name) == getattr(made, f.name) for f in fields(made))
 
 

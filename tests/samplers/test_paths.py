@@ -72,7 +72,7 @@ def test_densities_of_all_paths_add_up_to_1() -> None:
     count = first.numel()
     points = torch.stack((torch.full((count,), 0.4), first.flatten(), second.flatten(), torch.zeros(count)))[..., None]
     blank = torch.zeros(3, count, 1)
-    path = along(head, States(torch.full((count, 1), 0.3)), denoising_paths.Path(points, blank, blank))
+    path = along(head, States(torch.full((count, 1), 0.3)), denoising_paths.DenoisingPath(points, blank, blank))
     total = float(log_density(path, "x1").exp().sum()) * float(line[1] - line[0]) ** 2
     assert total == pytest.approx(1, abs=1e-4)
 

@@ -20,8 +20,8 @@ from transformers import (
 
 import pardec
 from pardec.models.model import LanguageModel
-from pardec.samplers.ops.distribution import filtered
-from pardec.samplers.ops.penalties import penalised, standing, without_ends
+from pardec.samplers.ops.distribution import filter_logits
+from pardec.samplers.ops.penalties import penalize, token_counts, without_ends
 from tests.samplers import toys
 from tests.samplers.ar_toys import counted, floor, g_test, logits, rows, run, spread, toy_ar, variation
 from tests.samplers.joints import SMALL, drafting
@@ -101,9 +101,9 @@ def test_min_p_comes_after_the_other_filters_in_both_families() -> None:
         expected = drawn.flatten(0, 1) / 0.7
         for warper in (first, second, MinPLogitsWarper(0.15)):
             expected = warper(None, expected)
-        found = filtered(drawn, temperature=0.7, top_k=9, top_p=0.8, min_p=0.15, order=order)  # type: ignore[arg-type]
+        found = filter_logits(drawn, temperature=0.7, top_k=9, top_p=0.8, min_p=0.15, order=order)  # type: ignore[arg-type]
         assert torch.equal(found.flatten(0, 1), expected)
-        assert found.isfinite().sum() < filtered(drawn, temperature=0.7, top_k=9, top_p=0.8).isfinite().sum()
+        assert found.isfinite().sum() < filter_logits(drawn, temperature=0.7, top_k=9, top_p=0.8).isfinite().sum()
 
 
 # --- masked models ---
@@ -149,10 +149,10 @@ def test_a_masked_row_is_that_of_a_naive_loop(family: str) -> None:
 def test_a_token_does_not_stand_in_its_own_way() -> None:
     tokens = torch.tensor([[1, 2, 2, 3, 0]])
     stands = torch.tensor([[True, True, True, True, False]])
-    counts = standing(tokens, stands, 5, exempt=(3,))
+    counts = token_counts(tokens, stands, 5, exempt=(3,))
     assert counts.tolist() == [[0, 1, 2, 0, 0]]
     scores = torch.tensor([2.0, 2.0, -2.0, 2.0, 2.0]).expand(1, 3, 5)
-    found = penalised(scores, counts[:, None], torch.tensor([[1, 2, -1]]), 2.0)
+    found = penalize(scores, counts[:, None], torch.tensor([[1, 2, -1]]), 2.0)
     assert found.tolist() == [[[2, 2, -4, 2, 2], [2, 1, -4, 2, 2], [2, 1, -4, 2, 2]]]
     early = without_ends(scores, torch.tensor([[True, False, True]]), (3, 4))
     assert early.isinf().tolist() == [[[False] * 3 + [True] * 2, [False] * 5, [False] * 3 + [True] * 2]]

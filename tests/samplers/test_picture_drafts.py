@@ -16,7 +16,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.requests import draft_models
 from pardec.samplers import registry
-from pardec.samplers.masked.contracts import Allowed
+from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.draft._grid import copy_left, copy_up
 from pardec.samplers.speculative.draft._history import GridIndex
 from pardec.samplers.speculative.draft.sjd import Sjd

@@ -35,7 +35,7 @@ GROUP = 8  # rows that go in lockstep under the published truncation
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Imaging:
     """A model whose pictures can be enumerated; two captions of unequal length take turns in every batch."""
 
     model: LanguageModel = field(repr=False)
@@ -52,12 +52,12 @@ class Pictures:
         return [joint(self.model, caption, **self.options) for caption in self.captions]
 
 
-SMALL = Pictures(toy_pictures(1, 2, 4, 0.5), 3.0, 3)  # 2x2 cells of 4 codes, of which 3 are left
-LARGE = Pictures(toy_pictures(2, 3, 2, 0.6), 3.0)  # 3x3 cells of 2 codes: places are drawn anew again and again
+SMALL = Imaging(toy_pictures(1, 2, 4, 0.5), 3.0, 3)  # 2x2 cells of 4 codes, of which 3 are left
+LARGE = Imaging(toy_pictures(2, 3, 2, 0.6), 3.0)  # 3x3 cells of 2 codes: places are drawn anew again and again
 
 
 def measure(
-    spec: str | Callable[[], SpeculativeSampler], world: Pictures, draws: int, *, seed: int = 0, rows: int = ROWS
+    spec: str | Callable[[], SpeculativeSampler], world: Imaging, draws: int, *, seed: int = 0, rows: int = ROWS
 ) -> list[Reading]:
     """`draws` pictures in batches, captions taking turns; one reading a caption."""
     share, vocab = len(world.captions), world.model.vocab_size
@@ -104,7 +104,7 @@ def test_pictures_of_more_cells_too(spec: str) -> None:
 @pytest.mark.parametrize("world", [SMALL, LARGE], ids=["2x2", "3x3"])
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_hundred_thousand_pictures(mode: str, init: str, world: Pictures) -> None:
+def test_a_hundred_thousand_pictures(mode: str, init: str, world: Imaging) -> None:
     fits(measure(f"sjd:window=8,refresh={mode},init={init}", world, 100_000, seed=3))
 
 

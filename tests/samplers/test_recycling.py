@@ -12,7 +12,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.masked.contracts import take_rows
+from pardec.samplers.batching import take_rows
 from pardec.samplers.speculative.draft import recycling
 from pardec.samplers.speculative.draft._matrix import Matrix
 from pardec.samplers.speculative.loop import VerifyLoop

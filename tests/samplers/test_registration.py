@@ -7,14 +7,14 @@ import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 
 from pardec.models.errors import PardecError, SpecError
 from pardec.samplers import cards, registry
 from pardec.samplers.masked.select.threshold import Threshold
-from pardec.samplers.registry import register, resolve
+from pardec.samplers.registry import Policy, register, resolve
 from tests.samplers.toys import fill, prompts, toy
 
 SOURCE = '''"""Commits everything at once.
@@ -116,12 +116,27 @@ def test_a_negative_threshold_goes_with_entropies_whatever_stands_before() -> No
     @dataclass(frozen=True)
     class IdleLogits:
         kind: Literal["a", "b"] = "a"
-        stores: ClassVar[bool] = True
 
         def logits(self, evidence: Any, canvas: Any, state: Any) -> Any:
             return evidence.logits
 
     assert str(resolve("idle_logits+entropy+threshold:tau=-1").spec).startswith("idle_logits:kind=a+entropy:of=raw+")
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_class_that_is_only_a_policy_gets_the_defaults_of_its_stage() -> None:
+    @register("plain_select", stage="select")
+    @dataclass(frozen=True)
+    class PlainSelect(Policy):
+        check: int = 1  # a parameter, which goes before the default of its name
+        default_propose = "entropy"
+
+        def select(self, proposal: Any, canvas: Any, state: Any) -> Any:
+            return proposal.eligible
+
+    one = PlainSelect()
+    assert (one.check, one.default_propose, one.exact) == (1, "entropy", None)
+    assert (one.reference_sampler, one.counts_steps, one.start(None)) == (None, False, None)
 
 
 @pytest.mark.usefixtures("scratch")

@@ -49,7 +49,7 @@ def test_every_parameter_is_documented_and_has_a_default(name: str) -> None:
         assert parameter["default"] != ""
     defaults = ",".join(f"{p['name']}={p['default']}" for p in card.parameters)
     part = registry.parse(f"{card.name}:{defaults}" if defaults else card.name).parts[0]
-    assert card.make() == registry.build(part, card.family)
+    assert card.make() == registry.build_method(part, card.family)
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -113,7 +113,7 @@ BAD = [
     ("factor:f=-1", "factor: f must be at least 0, got -1.0", None),
     ("factor:f=nan", "factor: f must be at least 0, got nan", None),
     ("entropy_threshold:tau=-0.1", "entropy_threshold: tau is an entropy in nats and at least 0, got -0.1", None),
-    ("threshold@dual:refresh=-1", "refresh must be 0 (when a block is entered) or a number of steps, got -1", None),
+    ("threshold@dual:refresh=-1", "dual: refresh must be at least 0, got -1", None),
     ("threshold+factor", "'threshold+factor' names 2 select policies (threshold, factor), one is allowed", "keep one"),
     ("margin+entropy", "'margin+entropy' names 2 propose policies (margin, entropy), one is allowed", "keep one"),
     ("threshold+threshold", "names 2 select policies (threshold, threshold)", "keep one"),

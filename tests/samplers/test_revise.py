@@ -171,7 +171,7 @@ def test_revisions_join() -> None:
     held.commit(Writing(torch.zeros(1, 3, dtype=torch.bool), full(4), full(0.5)), revision=one.also(other))
     assert held.tokens[0, :4].tolist() == [1, MASK, MASK, 6]
     assert held.commit_step[0, :4].tolist() == [-1, -2, -2, 1]
-    assert held.held.tolist() == [True]
+    assert held.stays.tolist() == [True]
 
 
 @pytest.mark.parametrize(

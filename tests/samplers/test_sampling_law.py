@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.plan import Plan
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 from pardec.samplers.rng import Keyed, Source, gumbel
 from tests.samplers.toys import request, run, toy
 
@@ -137,7 +137,8 @@ def tail(draw: Callable[[Tensor, Tensor], Tensor]) -> int:
 
 def test_rare_tokens_are_drawn_as_often_as_they_should() -> None:
     assert (
-        abs(tail(lambda p, u: Distribution(p[None]).draw(np.arange(len(p)), lambda some: u[some])) - 40) < 4 * 40**0.5
+        abs(tail(lambda p, u: DenseDistribution(p[None]).draw(np.arange(len(p)), lambda some: u[some])) - 40)
+        < 4 * 40**0.5
     )
     coarse = tail(lambda logits, uniform: (logits + gumbel(uniform.half().clamp(1e-3, 0.999))).argmax(-1))
     assert abs(coarse - 40) > 4 * 40**0.5  # half precision cuts the tail off

@@ -9,7 +9,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.ops.distribution import filtered
+from pardec.samplers.ops.distribution import filter_logits
 from pardec.samplers.rng import Keyed
 from tests.samplers.ar_toys import logits, plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.joints import WORLDS, measure, worst
@@ -23,7 +23,9 @@ def sampled(model: LanguageModel, prompt: list[int], new: int, seed: int, temper
     text = list(prompt)
     for _ in range(new):
         raw = logits(model, [text])[:, -1:]
-        distribution = filtered(raw, temperature=temperature, top_k=top_k, top_p=None, order="top_k")[0, 0].double()
+        distribution = filter_logits(raw, temperature=temperature, top_k=top_k, top_p=None, order="top_k")[
+            0, 0
+        ].double()
         at, first = torch.tensor([[len(text)]]), np.zeros(1, dtype=np.int64)
         u = Keyed((seed,)).uniform(first, first, at, "match", model.vocab_size)[0, 0]
         text.append(int((distribution.log_softmax(-1) - (-u.log()).log()).argmax()))

@@ -12,7 +12,7 @@ import pytest
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
-from tests.samplers.vector_toys import ToyBackbone, ToyHead, drawn, mar, pictures, toy
+from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, latents_of, mar, toy
 
 ROWS: dict[str, Any] = {"seeds": (5, 6, 7), "labels": (3, 0, -1)}
 SETTINGS = ("last=map", "last=x1", "last=noise,guidance=constant")
@@ -35,9 +35,9 @@ def test_the_picture_is_that_of_mar_on_a_causal_backbone(
     tol: float, window: int, settings: str, cfg: float | None
 ) -> None:
     model = causal()
-    plain = drawn(model, f"mar:{settings}", cfg=cfg, **ROWS)
-    end = drawn(model, f"seeded_jacobi:window={window},tol={tol},{settings}", cfg=cfg, **ROWS)
-    np.testing.assert_allclose(pictures(end), pictures(plain), atol=tol + 2e-6)
+    plain = generate(model, f"mar:{settings}", cfg=cfg, **ROWS)
+    end = generate(model, f"seeded_jacobi:window={window},tol={tol},{settings}", cfg=cfg, **ROWS)
+    np.testing.assert_allclose(latents_of(end), latents_of(plain), atol=tol + 2e-6)
     assert end.forward_rows == tuple(calls * (2 if cfg else 1) for calls in end.nfe)  # one row asks for all
     if window == 1:
         assert end.nfe == plain.nfe
@@ -50,9 +50,9 @@ def test_the_picture_is_that_of_mar_on_a_causal_backbone(
 @pytest.mark.parametrize(("tol", "steps"), [(0, 8), (1e-3, 8), (1e-3, 16)])
 def test_the_picture_is_that_of_mar_on_mar(tol: float, steps: int, settings: str, cfg: float | None) -> None:
     model = modest()
-    plain = drawn(model, f"mar:steps={steps},{settings}", cfg=cfg, **ROWS)
-    end = drawn(model, f"seeded_jacobi:window=4,steps={steps},tol={tol},{settings}", cfg=cfg, **ROWS)
-    np.testing.assert_allclose(pictures(end), pictures(plain), atol=3 * tol + 2e-6)
+    plain = generate(model, f"mar:steps={steps},{settings}", cfg=cfg, **ROWS)
+    end = generate(model, f"seeded_jacobi:window=4,steps={steps},tol={tol},{settings}", cfg=cfg, **ROWS)
+    np.testing.assert_allclose(latents_of(end), latents_of(plain), atol=3 * tol + 2e-6)
     assert all(calls <= steps for calls in end.nfe)
     # A row for each group of the window.
     assert all(calls < rows for calls, rows in zip(end.nfe, end.forward_rows, strict=True))
@@ -61,16 +61,16 @@ def test_the_picture_is_that_of_mar_on_mar(tol: float, steps: int, settings: str
 def test_nothing_of_a_group_is_committed_before_what_it_depends_on_is_settled() -> None:
     """With tol=0 and strong dependence, next to nothing settles early, and the picture is still right."""
     model = causal(weight=0.9)
-    end = drawn(model, "seeded_jacobi:window=6,tol=0", **ROWS)
-    np.testing.assert_allclose(pictures(end), pictures(drawn(model, "mar", **ROWS)), atol=1e-5)
-    loose = drawn(model, "seeded_jacobi:window=6,tol=5", **ROWS)
-    assert np.abs(pictures(loose) - pictures(drawn(model, "mar", **ROWS))).max() > 0.05  # a tolerance is one
+    end = generate(model, "seeded_jacobi:window=6,tol=0", **ROWS)
+    np.testing.assert_allclose(latents_of(end), latents_of(generate(model, "mar", **ROWS)), atol=1e-5)
+    loose = generate(model, "seeded_jacobi:window=6,tol=5", **ROWS)
+    assert np.abs(latents_of(loose) - latents_of(generate(model, "mar", **ROWS))).max() > 0.05  # a tolerance is one
     assert max(loose.nfe) < min(end.nfe)
 
 
 def test_tokens_that_depend_on_nothing_settle_at_once() -> None:
     """A round draws a window and commits its first group; the next finds the rest unchanged, and commits one more."""
-    end = drawn(causal(weight=0.0, tokens=12), "seeded_jacobi:window=4,tol=0")
+    end = generate(causal(weight=0.0, tokens=12), "seeded_jacobi:window=4,tol=0")
     assert end.nfe == (6,)
     assert [len(step.positions) for step in end.trace.steps[0]] == [1, 4, 1, 4, 1, 1]
     assert end.trace.drafted == ((3, 3, 3, 3, 1, 0),)
@@ -80,35 +80,35 @@ def test_tokens_that_depend_on_nothing_settle_at_once() -> None:
 def test_a_row_alone_is_the_row_in_any_batch() -> None:
     for model in (causal(weight=0.3), modest()):
         for spec in ("seeded_jacobi:window=4,steps=10", "seeded_jacobi:window=3,tol=0.05,steps=7"):
-            together = drawn(model, spec, cfg=1.5, **ROWS)
+            together = generate(model, spec, cfg=1.5, **ROWS)
             for row in range(3):
                 own = {name: values[row : row + 1] for name, values in ROWS.items()}
-                alone = drawn(model, spec, cfg=1.5, **own)
-                np.testing.assert_allclose(pictures(together)[row], pictures(alone)[0], atol=1e-5)
+                alone = generate(model, spec, cfg=1.5, **own)
+                np.testing.assert_allclose(latents_of(together)[row], latents_of(alone)[0], atol=1e-5)
                 assert (together.nfe[row], together.trace.accepted[row]) == (alone.nfe[0], alone.trace.accepted[0])
 
 
 def test_a_group_of_several_tokens_has_a_row_of_its_own_on_a_causal_backbone() -> None:
     """What is in a group with a token must not be seen by it, as `mar` has it."""
     model = causal(weight=0.3)
-    end = drawn(model, "seeded_jacobi:window=3,steps=5,tol=0", **ROWS)
-    np.testing.assert_allclose(pictures(end), pictures(drawn(model, "mar:steps=5", **ROWS)), atol=2e-6)
+    end = generate(model, "seeded_jacobi:window=3,steps=5,tol=0", **ROWS)
+    np.testing.assert_allclose(latents_of(end), latents_of(generate(model, "mar:steps=5", **ROWS)), atol=2e-6)
     assert all(rows > calls for calls, rows in zip(end.nfe, end.forward_rows, strict=True))
 
 
 def test_its_fixed_point_takes_the_noise_of_each_token() -> None:
     """A fault for comparison: with other noise each round nothing settles, and the picture is another."""
-    from pardec.samplers.continuous.contracts import ImageState
+    from pardec.samplers.continuous.state import ImageState
 
     model, rounds = causal(), iter(range(1000))
     noise = ImageState.noise
 
-    def fresh(painting: ImageState, wanted: Any, purpose: str, width: int) -> Any:
-        return noise(painting, wanted, purpose, width, again=next(rounds))
+    def fresh(images: ImageState, wanted: Any, purpose: str, width: int) -> Any:
+        return noise(images, wanted, purpose, width, again=next(rounds))
 
     with patch.object(ImageState, "noise", fresh):
-        end = drawn(model, "seeded_jacobi:window=5")
-    assert not np.allclose(pictures(end), pictures(drawn(model, "mar")), atol=0.05)
+        end = generate(model, "seeded_jacobi:window=5")
+    assert not np.allclose(latents_of(end), latents_of(generate(model, "mar")), atol=0.05)
     assert end.nfe == (14,)
 
 

@@ -8,8 +8,8 @@ import torch
 
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence, Proposal
-from pardec.samplers.ops.distribution import Distribution
-from pardec.samplers.registry import build, resolve
+from pardec.samplers.ops.distribution import DenseDistribution
+from pardec.samplers.registry import build_method, resolve
 from pardec.samplers.rng import Keyed
 from pardec.samplers.spec import parse
 from tests.samplers.toys import request, run, table
@@ -104,8 +104,8 @@ def proposal(name: str, **options: float) -> Proposal:
     canvas = Canvas(rows, (0,), mask_id=MASK, pad_id=4, block_length=8)
     asked = request([rows[0].tolist()], [0], block_length=8, **options)
     logits = LAWS.log()[None]
-    return build(parse(name).parts[0]).propose(
-        Evidence(Distribution(logits), canvas.window, canvas.eligible, asked), canvas
+    return build_method(parse(name).parts[0]).propose(
+        Evidence(DenseDistribution(logits), canvas.window, canvas.eligible, asked), canvas
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -107,3 +108,16 @@ def test_what_cannot_be_read_is_refused_in_one_line(text: str, said: str) -> Non
 def test_something_else_than_text_is_refused(wrong: object) -> None:
     with pytest.raises(SpecError, match="a sampler is a spec string, got "):
         parse(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["a" + "+a" * 200_000, "a:" + ",".join(f"k{i}=1" for i in range(200_000))])
+def test_more_parts_than_anybody_writes_are_refused_at_once(text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(SpecError, match="has more than 64 pa") as caught:
+        parse(text)
+    assert time.process_time() - began < 3
+    assert len(str(caught.value)) < 100
+
+
+def test_sixty_four_parts_are_read() -> None:
+    assert len(parse("a" + "+a" * 63).parts) == 64

@@ -108,6 +108,30 @@ def test_widths_that_are_none_are_refused(widths: str) -> None:
         Template(widths)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "model:name=a+template:widths=65536",
+        "model:name=a+template:widths=16-16-16",
+        "model:name=a+template:widths=65536-65536-65536-65536",  # 2 ** 64
+        "model:name=a,k=60+dyspec:nodes=65536",
+        "model:name=a+beam:nodes=65536",
+        "earlyexit+template:widths=4097",
+        "layerskip+beam:beams=65536",
+        "recycling:k=1024,tree=1024-65536",
+    ],
+)
+def test_a_tree_that_no_forward_takes_is_refused_when_it_is_named(spec: str) -> None:
+    with pytest.raises(SpecError, match="nodes at once, and 4096 are the most") as caught:
+        registry.resolve(spec, "ar")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("spec", ["template:widths=4096", "template:widths=2-2-2-2-2-65536", "dyspec:nodes=768"])
+def test_a_tree_that_the_depth_cuts_may_be_named(spec: str) -> None:
+    assert registry.resolve(f"model:name=a,k=5+{spec}", "ar").shape is not None
+
+
 def test_a_shape_needs_a_drafting_model() -> None:
     with pytest.raises(SpecError, match="'template' is for drafting models, and 'lookup' has none"):
         registry.resolve("lookup+template", "ar")

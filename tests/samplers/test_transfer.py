@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pardec.samplers import host_transfer
-from pardec.samplers.host_transfer import hosted
+from pardec.samplers.host_transfer import to_host
 from tests.samplers import ar_toys
 
 PARTS = {
@@ -18,7 +18,7 @@ PARTS = {
 
 def test_on_a_cpu_the_memory_is_shared() -> None:
     held = torch.zeros(3)
-    found = hosted({"held": held})["held"]
+    found = to_host({"held": held})["held"]
     held += 1
     assert found.tolist() == [1, 1, 1]
 
@@ -28,7 +28,7 @@ def test_elsewhere_all_come_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> 
     moved: list[int] = []
     cpu = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor.nbytes) or cpu(tensor))
-    found = hosted(PARTS)
+    found = to_host(PARTS)
     assert moved == [3 + 48 + 8 + 0 + 2]
     for name, tensor in PARTS.items():
         assert torch.equal(torch.from_numpy(found[name].copy()), tensor)

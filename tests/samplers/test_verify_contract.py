@@ -289,12 +289,12 @@ def test_events_tell_each_token_once_and_in_order(spec: str) -> None:
     made = registry.resolve(spec, "ar", sampling=True)
     draft_model = draft_models.for_text(made, model)
     asked = request(given, (6, 8, 3), temperature=0.9, stop_ids=(1,), draft_model=draft_model)
-    told = list(decode(model, made, asked))
-    assert isinstance(told[0], Started)
-    done, ended = told[-1], set[int]()
+    events = list(decode(model, made, asked))
+    assert isinstance(events[0], Started)
+    done, ended = events[-1], set[int]()
     assert isinstance(done, Finished)
     whole, length = rows(done), list(map(len, given))
-    for event in told[1:-1]:
+    for event in events[1:-1]:
         if isinstance(event, RowFinished):
             assert event.tokens.tolist() == whole[event.row]
             assert event.nfe == done.nfe[event.row]

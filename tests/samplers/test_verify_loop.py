@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 from pardec.models.kv_cache import KVCache
 from pardec.requests import draft_models
 from pardec.samplers.events import Accepted, Finished, RowFinished
-from pardec.samplers.masked.contracts import Allowed
+from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.accept.greedy import Greedy
 from pardec.samplers.speculative.contracts import (
     Acceptance,

@@ -18,8 +18,8 @@ from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Event, Finished
-from pardec.samplers.masked.contracts import Request
 from pardec.samplers.masked.loop import decode
+from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed, Source
 
 VOCAB = 20

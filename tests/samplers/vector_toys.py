@@ -1,4 +1,4 @@
-"""Small models of vectors: laws that are known in closed form, laws that are not, and MAR with random weights."""
+"""Small models of vectors: distributions known in closed form, others that are not, and MAR with random weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pardec.models.continuous.contracts import ContinuousModel, Gaussian, States
 from pardec.models.continuous.diffusion_head import DiffusionHead
 from pardec.models.continuous.mar import Reader
 from pardec.models.families.mar import networks
-from pardec.samplers.continuous.contracts import PictureRequest
+from pardec.samplers.continuous.contracts import ImageRequest
 from pardec.samplers.continuous.loop import decode
 from pardec.samplers.events import Finished
 from pardec.samplers.registry import resolve
@@ -43,9 +43,9 @@ class ToyHead:
         return states
 
     def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
-        z = states.said[:, : self.size]
-        if states.unsaid is not None and states.scale is not None:
-            plain = states.unsaid[:, : self.size]
+        z = states.cond[:, : self.size]
+        if states.uncond is not None and states.scale is not None:
+            plain = states.uncond[:, : self.size]
             z = plain + states.scale[:, None] * (z - plain)
         number = torch.as_tensor(index, dtype=torch.float32).reshape(-1, 1)
         mean = self.keep * x + self.pull * z + self.bend * torch.tanh(2 * x)
@@ -58,7 +58,7 @@ class ToyHead:
 
 @dataclass(frozen=True, eq=False)
 class ToyBackbone:
-    """z = shift + weight * sum of what is known (+ a little of place and class); tanh of it where `curved`."""
+    """z = shift + weight * sum of the known tokens (+ a little of position and class); tanh of it where `curved`."""
 
     tokens: int
     size: int
@@ -74,12 +74,12 @@ class ToyBackbone:
         held = torch.where(known[..., None], latents, torch.zeros_like(latents))
         before = held.cumsum(1) - held if self.causal else held.sum(1, keepdim=True).expand_as(held)
         place = torch.arange(self.tokens)[:, None] / self.tokens - 0.5
-        said = self.shift + self.weight * before + self.placed * place
-        said = 2 * torch.tanh(said) if self.curved else said
-        plain = said - 0.3 * (1 + labels[:, None, None].clamp(min=0))
+        cond = self.shift + self.weight * before + self.placed * place
+        cond = 2 * torch.tanh(cond) if self.curved else cond
+        plain = cond - 0.3 * (1 + labels[:, None, None].clamp(min=0))
         if scale is None:
-            return States(said[wanted])
-        return States(said[wanted], plain[wanted], scale[:, None].expand_as(wanted)[wanted])
+            return States(cond[wanted])
+        return States(cond[wanted], plain[wanted], scale[:, None].expand_as(wanted)[wanted])
 
     def parameters(self) -> list[Tensor]:
         return []
@@ -107,7 +107,7 @@ def pair(
     bend = {"bend": 0.3, "lean": 0.2} if curved else {}
     more: dict[str, Any] = {"curved": True, "placed": 0.4} if curved else {}
     target = ToyHead(size, steps, **bend)
-    share = far / math.sqrt(steps)  # longer paths tell two laws apart sooner
+    share = far / math.sqrt(steps)  # longer paths tell two distributions apart sooner
     draft = replace(
         target,
         pull=target.pull * (1 - 0.5 * share),
@@ -129,14 +129,14 @@ def mar(seed: int = 0, *, near: float | None = None, steps: int = 6, other: int 
     backbone, net = networks(config)
     for part in (backbone, net):
         for tensor in part.state_dict().values():
-            drawn = torch.randn(tensor.shape, generator=generator) * 0.15
+            own = torch.randn(tensor.shape, generator=generator) * 0.15
             mixed = torch.randn(tensor.shape, generator=second) * 0.15 * (near or 0)
-            tensor.copy_(drawn + mixed)
+            tensor.copy_(own + mixed)
         part.eval().requires_grad_(False)
     return replace(toy(f"mar-{seed}-{near}", DiffusionHead(net, steps), Reader(backbone, net)), family="mar")
 
 
-def drawn(
+def generate(
     model: ContinuousModel,
     spec: str,
     *,
@@ -147,27 +147,27 @@ def drawn(
     labels: tuple[int, ...] | None = None,
     **more: Any,
 ) -> Finished:
-    """What the loop makes of a spec; a spec's draft model, whatever it is called, is `draft`."""
+    """The result of a spec; its draft model, whatever it is called, is `draft`."""
     seeds = seeds or row_seeds(seed, count)
-    request = PictureRequest(labels or (1,) * len(seeds), Keyed(seeds), draft_model=draft, **more)
+    request = ImageRequest(labels or (1,) * len(seeds), Keyed(seeds), draft_model=draft, **more)
     *_, end = decode(model, resolve(spec, "continuous"), request, steps=False)
     assert isinstance(end, Finished)
     return end
 
 
-def pictures(end: Finished) -> np.ndarray:
+def latents_of(end: Finished) -> np.ndarray:
     """[B, S, d]."""
     assert end.latents is not None
     return np.asarray(end.latents)
 
 
-# --- are two laws the same? ---
+# --- are two distributions the same? ---
 
 
 def kolmogorov(
     sample: np.ndarray, other: np.ndarray | None = None, *, mean: float = 0.0, deviation: float = 1.0
 ) -> float:
-    """p of a Kolmogorov-Smirnov test of numbers [n] against other ones [m], or a normal law; its limit for large n."""
+    """p of a Kolmogorov-Smirnov test of numbers [n] against others [m], or a normal distribution; for large n."""
     ours = np.sort(sample)
     n = len(ours)
     if other is None:
@@ -191,7 +191,7 @@ def kolmogorov(
 def energy(sample: np.ndarray, other: np.ndarray, block: int = 1000) -> tuple[float, float]:
     """The energy distance of two samples [n, D], and it in units of its standard error: that of blocks' means.
 
-    The estimate of a block is unbiased, so it is 0 on average where the laws are the same.
+    The estimate of a block is unbiased, so it is 0 on average where the distributions are the same.
     """
     found = []
     for start in range(0, len(sample) - block + 1, block):

@@ -150,7 +150,7 @@ class Told:
 
 def context(text: Sequences, *, temperature: float = 0.0, accept: str = "speculative", length: Any = None) -> Any:
     """As much of a scene as shapes and controllers look at."""
-    rule = registry.build(parse(accept).parts[0], "ar")
+    rule = registry.build_method(parse(accept).parts[0], "ar")
     return SimpleNamespace(
         text=text,
         request=SimpleNamespace(temperature=temperature),

@@ -40,14 +40,14 @@ def command() -> tuple[str, ...] | None:
 @cache
 def _command(own: str) -> tuple[str, ...] | None:
     for words in filter(None, (own, "cc", "gcc", "clang")):
-        if found := _found(words):
+        if path := _locate(words):
             if own and words != own:
                 log.warning("CC=%s names no compiler: %s takes its place", own, words)
-            return found
+            return path
     return None
 
 
-def _found(words: str) -> tuple[str, ...] | None:
+def _locate(words: str) -> tuple[str, ...] | None:
     if whole := shutil.which(words):
         return (whole,)
     try:
@@ -67,18 +67,18 @@ def build(source: Path, command: Sequence[str], openmp: str) -> bytes:
     """
     with tempfile.TemporaryDirectory(prefix="pardec-") as folder:
         part, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
-        for made, arguments in (
+        for product, arguments in (
             (part, [*FLAGS, "-c", str(source), "-o", str(part)]),
             (whole, ["-shared", str(part), openmp, "-lm", "-o", str(whole)]),
         ):
-            said = _run([*command, *arguments])
-            if not made.is_file():
-                raise CompilerError(f"{command[0]} made nothing of it: {said}")
+            output = _run([*command, *arguments])
+            if not product.is_file():
+                raise CompilerError(f"{command[0]} made no library of it: {output}")
         return whole.read_bytes()
 
 
 def _run(arguments: Sequence[str]) -> str:
-    """What it says."""
+    """Its output."""
     global _left
     if _left <= 0:
         raise TookTooLong("compilers have taken too long in this process")
@@ -94,7 +94,7 @@ def _run(arguments: Sequence[str]) -> str:
     except (OSError, ValueError) as error:
         raise CompilerError(f"{arguments[0]} does not start: {error}") from error
     try:
-        said = _heard(process, start + _left)
+        output = _read_output(process, start + _left)
         code = process.wait(max(start + _left - time.monotonic(), 0))
     except BaseException as error:
         with suppress(OSError):
@@ -107,23 +107,23 @@ def _run(arguments: Sequence[str]) -> str:
         assert process.stdout is not None
         process.stdout.close()
         _left -= time.monotonic() - start
-    words = said.decode(errors="replace")
+    words = output.decode(errors="replace")
     if code:
         raise CompilerError(f"{arguments[0]} ended with {code}: {words}")
     return words
 
 
-def _heard(process: subprocess.Popen[bytes], until: float) -> bytes:
-    """All it says. Raises TimeoutExpired where it goes on `until` then, CompilerError where that is far too much."""
+def _read_output(process: subprocess.Popen[bytes], until: float) -> bytes:
+    """Its output. Raises TimeoutExpired where it still runs at `until`, CompilerError where it is far too long."""
     assert process.stdout is not None
-    number, said = process.stdout.fileno(), b""
+    descriptor, output = process.stdout.fileno(), b""
     poll = select.poll()
-    poll.register(number)
+    poll.register(descriptor)
     while poll.poll(max(until - time.monotonic(), 0) * 1000):
-        part = os.read(number, 1 << 16)
+        part = os.read(descriptor, 1 << 16)
         if not part:
-            return said
-        said += part
-        if len(said) > _MOST:
-            raise CompilerError(f"what it says has no end: {said[:80]!r}")
+            return output
+        output += part
+        if len(output) > _MOST:
+            raise CompilerError(f"its output has no end: {output[:80]!r}")
     raise subprocess.TimeoutExpired(process.args, 0)

@@ -15,14 +15,14 @@ from .library import COUNT, POINTER, STEP
 _FILE = Path(__file__).with_name("layer.c")
 _NORM = (*[POINTER] * 3, COUNT, COUNT, ctypes.c_float)
 _GATE = (POINTER, POINTER, COUNT, COUNT)
-_TURN = (POINTER, STEP, POINTER, POINTER, STEP, *[POINTER] * 4, *[COUNT] * 6)
+_ROTARY = (POINTER, STEP, POINTER, POINTER, STEP, *[POINTER] * 4, *[COUNT] * 6)
 _Steps = ctypes.c_ssize_t * 6
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a forward over states of this dtype there can take them."""
-    fits = device.type == "cpu" and dtype == torch.float32 and not torch.is_grad_enabled() and not library.watched()
-    return fits and library.wanted() and _kernel("pardec_norm", _NORM) is not None
+    """Whether the kernels run for states of this dtype on `device`, now."""
+    fits = device.type == "cpu" and dtype == torch.float32 and not torch.is_grad_enabled() and not library.is_traced()
+    return fits and library.allowed() and _kernel("pardec_norm", _NORM) is not None
 
 
 def norm_c(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -35,36 +35,36 @@ def norm_c(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def gated_c(both: Tensor) -> Tensor:
-    """silu(gate) * up [..., M] of `both` [..., 2 M]."""
-    both = both.contiguous()
-    width = both.shape[-1] // 2
-    out = torch.empty((*both.shape[:-1], width))
-    _kernel("pardec_gate", _GATE)(both.data_ptr(), out.data_ptr(), out.numel() // width, width)
+def swiglu_c(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up [..., M] of `gate_up` [..., 2 M]."""
+    gate_up = gate_up.contiguous()
+    width = gate_up.shape[-1] // 2
+    out = torch.empty((*gate_up.shape[:-1], width))
+    _kernel("pardec_gate", _GATE)(gate_up.data_ptr(), out.data_ptr(), out.numel() // width, width)
     return out
 
 
-def turn_c(
-    fused: Tensor, cos: Tensor, sin: Tensor, heads: int, stored: tuple[Tensor, Tensor] | None
+def apply_rotary_c(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, target: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys, turned, [B, Q, H or K, D]; with `stored`, keys and values go there, [B, Q, K, D] each.
+    """Rotated queries and keys, [B, Q, H or K, D]; with `target`, keys and values go there, [B, Q, K, D] each.
 
     Args:
-        fused: [B, Q, H + 2 K, D], queries, keys and values of each head; the last two dimensions lie together.
+        qkv: [B, Q, H + 2 K, D], queries, keys and values of each head; the last two dimensions lie together.
         cos: [B or 1, Q, 1, R] float32; `sin` the same, with the sign of the half-split.
         heads: H.
     """
-    batch, queries, every, dim = fused.shape
-    kv, turned = (every - heads) // 2, cos.shape[-1]
-    fused, cos, sin = fused.contiguous(), cos.contiguous(), sin.contiguous()
+    batch, queries, total, dim = qkv.shape
+    kv, rotated = (total - heads) // 2, cos.shape[-1]
+    qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
     q = torch.empty((batch, queries, heads, dim))
-    k, v = (torch.empty((batch, queries, kv, dim)), None) if stored is None else stored
+    k, v = (torch.empty((batch, queries, kv, dim)), None) if target is None else target
     steps = _Steps(*k.stride()[:3], *(k if v is None else v).stride()[:3])
-    apart = 0 if cos.shape[0] == 1 else queries * turned
+    apart = 0 if cos.shape[0] == 1 else queries * rotated
     tables = cos.data_ptr(), sin.data_ptr(), apart
-    places = q.data_ptr(), k.data_ptr(), None if v is None else v.data_ptr(), steps
-    run = _kernel("pardec_turn", _TURN)
-    run(fused.data_ptr(), every * dim, *tables, *places, batch, queries, heads, kv, dim, turned)
+    outputs = q.data_ptr(), k.data_ptr(), None if v is None else v.data_ptr(), steps
+    run = _kernel("pardec_turn", _ROTARY)
+    run(qkv.data_ptr(), total * dim, *tables, *outputs, batch, queries, heads, kv, dim, rotated)
     return q, k
 
 

@@ -1,8 +1,8 @@
-"""Kernels in C, compiled once where they run and kept in the user's cache.
+"""Kernels in C, compiled at first use and kept in the user's cache.
 
-They are for the processor at hand and share PyTorch's OpenMP threads. Where there is no compiler, or it fails, there is
-no such kernel, and what it would do is done by PyTorch. A library is loaded if this user alone can have written it and
-its checksum, which is its end, is right; where none can be kept so, each process compiles its own.
+They are compiled for this processor and share PyTorch's OpenMP threads. Where there is no compiler, or it fails,
+PyTorch does the work. A library is loaded if only this user can have written it and the checksum at its end is right;
+where no such file can be kept, each process compiles its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from ...errors import one_line
 from ...loading import cache_dir
-from ..choice import VARIABLE
+from ..variable import forced
 from . import compiler
 
 _AGAIN = 3600  # seconds
@@ -38,20 +38,20 @@ log = logging.getLogger(__name__)
 POINTER, STEP, COUNT = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
 
 
-def wanted() -> bool:
+def allowed() -> bool:
     """Whether kernels in C may be chosen: not where the variable PARDEC_KERNELS forces others."""
-    return os.environ.get(VARIABLE, "auto") in ("auto", "")
+    return forced() == "auto"
 
 
-def prepare(folder: Path) -> None:
-    """Compiles what lies there in C, so that the first step of a decode need not wait for it."""
-    if wanted() and suited():
-        for source in sorted(folder.glob("*.c")):
+def prepare(*folders: Path) -> None:
+    """Compiles the C files in these folders."""
+    if allowed() and supported():
+        for source in sorted(file for folder in folders for file in folder.glob("*.c")):
             library(source)
 
 
-def watched() -> bool:
-    """Whether something follows PyTorch's operations, to record or to count them: it would not see these kernels."""
+def is_traced() -> bool:
+    """Whether a dispatch mode follows PyTorch's operations, to trace or count them: it would not see these kernels."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
@@ -62,16 +62,16 @@ def threads(work: int) -> int:
 
 @cache
 def kernel(source: Path, name: str, arguments: tuple[Any, ...]) -> Any:
-    """The function `name` of a C file; None where there is none, or it has not shown to be faster."""
-    found = library(source) if suited() else None
-    if found is None:
+    """The function `name` of a C file; None where it is not compiled or this processor is not supported."""
+    functions = library(source) if supported() else None
+    if functions is None:
         return None
-    run = getattr(found, name)
+    run = getattr(functions, name)
     run.argtypes, run.restype = arguments, COUNT
     return run
 
 
-def suited() -> bool:
+def supported() -> bool:
     """On Intel's processors with AVX-512: the name decides and no measurement, so that a machine rounds one way."""
     about: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return "Intel" in str(about.get("cpu_name")) and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -79,7 +79,7 @@ def suited() -> bool:
 
 @cache
 def library(source: Path) -> ctypes.CDLL | None:
-    """The functions of a C file, compiled now or before; None where that cannot be, which the log tells."""
+    """The functions of a C file, compiled now or before; None, with a line in the log, where it cannot be compiled."""
     command, openmp = compiler.command(), _openmp()
     if command is None or openmp is None:
         log.info("%s is not compiled: there is no %s", source.name, "OpenMP" if command else "C compiler")
@@ -87,7 +87,7 @@ def library(source: Path) -> ctypes.CDLL | None:
     try:
         return _library(source, command, openmp)
     except (OSError, compiler.CompilerError) as error:
-        log.warning("%s could not be compiled, PyTorch does what it would: %s", source.name, one_line(error))
+        log.warning("%s could not be compiled, PyTorch does its work: %s", source.name, one_line(error))
         return None
 
 
@@ -99,35 +99,35 @@ def _library(source: Path, command: tuple[str, ...], openmp: str) -> ctypes.CDLL
                 cache_dir.write(folder / name, _sealed(_build(source, command, openmp, folder)))
             return ctypes.CDLL(str(folder / name))
     except OSError as error:
-        cache_dir.unkept(error)
-    with tempfile.TemporaryDirectory(prefix="pardec-") as own:  # what is loaded stays when its file goes
-        file = Path(own) / name
+        cache_dir.warn_uncached(error)
+    with tempfile.TemporaryDirectory(prefix="pardec-") as folder_:  # a library stays loaded when its file goes
+        file = Path(folder_) / name
         file.write_bytes(compiler.build(source, command, openmp))
         return ctypes.CDLL(str(file))
 
 
 def _build(source: Path, command: tuple[str, ...], openmp: str, folder: Path) -> bytes:
     """A library. A compiler that took too long is not tried again by the processes of the next hour."""
-    tried = folder / f"too-long-{_digest(' '.join(command).encode())}"
+    marker = folder / f"too-long-{_digest(' '.join(command).encode())}"
     with suppress(OSError):
-        if 0 <= time.time() - cache_dir.own(tried).stat().st_mtime < _AGAIN:
+        if 0 <= time.time() - cache_dir.require_own(marker).stat().st_mtime < _AGAIN:
             raise compiler.TookTooLong(f"{command[0]} took too long within the last hour")
     try:
         return compiler.build(source, command, openmp)
     except compiler.TookTooLong:
-        cache_dir.write(tried, b"")
+        cache_dir.write(marker, b"")
         raise
 
 
 def _sealed(content: bytes) -> bytes:
-    """What is compiled, and its checksum: a loader does not look behind the end."""
+    """The library with its checksum appended, which a loader ignores."""
     return content + hashlib.sha256(content).digest()
 
 
 def _whole(file: Path) -> bool:
     """Whether that is a file of this user alone as `_sealed` made it. One cut short would kill the process."""
     try:
-        content = cache_dir.own(file).read_bytes()
+        content = cache_dir.require_own(file).read_bytes()
     except OSError:
         return False
     return _sealed(content[:-_SEAL]) == content
@@ -136,18 +136,18 @@ def _whole(file: Path) -> bool:
 def _openmp() -> str | None:
     """The file of the OpenMP threads that PyTorch has loaded: a second kind of them would wait against the first."""
     try:
-        found = _OPENMP.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape"))
+        files = _OPENMP.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError:
         return None
-    return next((file for file in found if "/torch/" in file), found[0] if found else None)
+    return next((file for file in files if "/torch/" in file), files[0] if files else None)
 
 
 def _key(source: Path, command: tuple[str, ...], openmp: str) -> str:
     """Names what was compiled, by what and for which processor: a home folder may be that of several machines."""
     about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
     features = "\n".join(line for line in about.splitlines() if line.startswith(("model name", "flags")))
-    made = os.stat(command[0])  # it is not asked for its version: it might not answer
-    by = *command, str(made.st_size), str(made.st_mtime_ns)
+    status = os.stat(command[0])  # not its --version: it might hang
+    by = *command, str(status.st_size), str(status.st_mtime_ns)
     files = (source, *sorted(Path(__file__).parent.glob("*.h")))  # what it may include
     words = (platform.machine(), *by, *compiler.FLAGS, openmp, features)
     return _digest(b"\0".join([*(file.read_bytes() for file in files), *map(os.fsencode, words)]))

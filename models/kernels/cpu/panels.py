@@ -1,10 +1,10 @@
-"""Weights in panels: products of few rows with matrices that no cache holds, as fast as they can be read.
+"""Weights in panels: matmuls of few rows with matrices larger than the processor's caches, at the speed of memory.
 
     panels[p, k, j] = W[48 p + j, k]
 
-PyTorch's products of 2 to 48 float32 rows take as long as those of 64, since the matrix comes from memory before its
+PyTorch's matmuls of 2 to 48 float32 rows take as long as those of 64, since the matrix comes from memory before its
 arithmetic begins; here the two go on at once. A sum is made in one order whatever else is multiplied, so that a row
-alone is the row in any batch, to the last bit.
+gives the same bits alone and in any batch.
 """
 
 from __future__ import annotations
@@ -23,44 +23,46 @@ from . import library
 from .library import COUNT, POINTER, STEP
 
 WIDTH = 48  # rows of a panel, as panels.c has it
-LEAST = 2**19  # numbers of a matrix, below which a cache may hold it, and what PyTorch calls is as fast
+LEAST = 2**19  # entries of a matrix, below which a cache may hold it and PyTorch's matmul is as fast
 _FILE = Path(__file__).with_suffix(".c")
 _ARGUMENTS = (POINTER, STEP, POINTER, POINTER, STEP, POINTER, COUNT, COUNT, COUNT, COUNT)
 
 
 class Panels(Tensor):
-    """A matrix [N, K] of float32 weights that lies in panels on a CPU. What it is not made for sees it as it was."""
+    """A matrix [N, K] of float32 weights in panels, on a CPU. Other operations of PyTorch read it as a dense matrix."""
 
-    held: Tensor  # [ceil(N / 48), K, 48], zero behind the last row
+    packed: Tensor  # [ceil(N / 48), K, 48], zero behind the last row
 
     @staticmethod
-    def __new__(cls, held: Tensor, rows: int) -> Panels:
-        made: Panels = Tensor._make_wrapper_subclass(cls, (rows, held.shape[1]), dtype=held.dtype, device=held.device)
-        made.held = held
-        return made
+    def __new__(cls, packed: Tensor, rows: int) -> Panels:
+        weight: Panels = Tensor._make_wrapper_subclass(
+            cls, (rows, packed.shape[1]), dtype=packed.dtype, device=packed.device
+        )
+        weight.packed = packed
+        return weight
 
-    def __init__(self, held: Tensor, rows: int) -> None: ...
+    def __init__(self, packed: Tensor, rows: int) -> None: ...
 
     @property
     def dense(self) -> Tensor:
         """[N, K], row by row."""
-        return rearrange(self.held, "p k j -> (p j) k")[: self.shape[0]]
+        return rearrange(self.packed, "p k j -> (p j) k")[: self.shape[0]]
 
     def fill(self, source: Tensor, start: int = 0) -> None:
         """Copies `source` [n, K] to the rows from `start` on."""
-        done = 0
-        while done < len(source):
-            panel, first = divmod(start + done, WIDTH)
-            part = source[done : done + WIDTH - first]
-            self.held[panel, :, first : first + len(part)] = part.t()
-            done += len(part)
+        row = 0
+        while row < len(source):
+            panel, first = divmod(start + row, WIDTH)
+            part = source[row : row + WIDTH - first]
+            self.packed[panel, :, first : first + len(part)] = part.t()
+            row += len(part)
 
-    def times(self, x: Tensor, base: Tensor | None = None) -> Tensor:
+    def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:
         """base + x [..., K] @ self.T: [..., N]; `base` is of that shape, or a bias [N]."""
         run = kernel()
-        if run is None or x.dtype != torch.float32 or not x.is_cpu or x.requires_grad or library.watched():
-            made = F.linear(x, self.dense)
-            return made if base is None else made + base
+        if run is None or x.dtype != torch.float32 or not x.is_cpu or x.requires_grad or library.is_traced():
+            out = F.linear(x, self.dense)
+            return out if base is None else out + base
         rows, length = self.shape
         flat = x.reshape(-1, length)
         if flat.stride(1) != 1:
@@ -71,15 +73,15 @@ class Panels(Tensor):
             base = base.contiguous()
             start, apart = base.data_ptr(), 0 if base.dim() == 1 else rows
         ends = out.data_ptr(), count, rows, length, library.threads(count * self.numel())
-        if run(flat.data_ptr(), flat.stride(0), self.held.data_ptr(), start, apart, *ends):
-            raise MemoryError(f"no memory for a product of {count} rows of {length}")
+        if run(flat.data_ptr(), flat.stride(0), self.packed.data_ptr(), start, apart, *ends):
+            raise MemoryError(f"no memory for a matmul of {count} rows of {length}")
         return out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Panels:
-        return _made(self.held.clone(), *self._rest)
+        return _rebuild(self.packed.clone(), *self._rest)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _made, (self.held, *self._rest)
+        return _rebuild, (self.packed, *self._rest)
 
     @property
     def _rest(self) -> tuple[int, bool]:
@@ -90,7 +92,7 @@ class Panels(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            return Panels(args[0].held, args[0].shape[0])
+            return Panels(args[0].packed, args[0].shape[0])
         if func._schema.is_mutable and isinstance(args[0], Panels):
             raise NotImplementedError(f"{func} would write to weights in panels, which are only read")
         args, kwargs = tree_map_only(Panels, lambda panels: panels.dense, (args, kwargs or {}))
@@ -99,25 +101,25 @@ class Panels(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
-def _made(held: Tensor, rows: int, parameter: bool) -> Panels:
-    made = Panels(held, rows)
-    return nn.Parameter(made, requires_grad=False) if parameter else made  # type: ignore[return-value]
+def _rebuild(packed: Tensor, rows: int, parameter: bool) -> Panels:
+    weight = Panels(packed, rows)
+    return nn.Parameter(weight, requires_grad=False) if parameter else weight  # type: ignore[return-value]
 
 
-def suit(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products with such weights are faster where they lie in panels."""
+def pays(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether matmuls with such weights are faster in panels."""
     large = len(shape) == 2 and shape[0] * shape[1] >= LEAST
     fits = large and dtype == torch.float32 and device.type == "cpu"
-    return fits and library.wanted() and kernel() is not None
+    return fits and library.allowed() and kernel() is not None
 
 
 def empty(rows: int, columns: int) -> Panels:
     """Memory for a matrix of so many rows and columns."""
-    held = torch.empty(-(-rows // WIDTH), columns, WIDTH, dtype=torch.float32, device="cpu")
-    held[-1, :, (rows - 1) % WIDTH + 1 :] = 0
-    return Panels(held, rows)
+    packed = torch.empty(-(-rows // WIDTH), columns, WIDTH, dtype=torch.float32, device="cpu")
+    packed[-1, :, (rows - 1) % WIDTH + 1 :] = 0
+    return Panels(packed, rows)
 
 
 def kernel() -> Any:
-    """The compiled product; None where there is none."""
+    """The compiled matmul; None where there is none."""
     return library.kernel(_FILE, "pardec_product", _ARGUMENTS)

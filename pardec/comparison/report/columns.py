@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
 
-from ..frontier import GAINS
-
 Row = Mapping[str, Any]
 NOTHING = "–"
 
@@ -124,12 +122,7 @@ COLUMNS = (
         "Acceptance length",
         "tokens gained a round of drafting and verifying, the next token included, the prompt's round left out",
     ),
-    Column(
-        "acceptance_rate",
-        "Accepted",
-        "share of the drafted vectors that were accepted",
-        percent,
-    ),
+    Column("acceptance_rate", "Accepted", "share of the drafted vectors that were accepted", percent),
     Column("draft_depth", "Draft depth", "tokens that a round drafts one behind the other, mean"),
     Column(
         "draft_forwards",
@@ -207,7 +200,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
     known = {column.key for column in COLUMNS} | _SHOWN_OTHERWISE
     others = dict.fromkeys(key for row in rows for key, value in row.items() if key not in known and _number(value))
     more = [
-        Column(key, key.replace("_", " ").capitalize(), "", better="high" if key in GAINS else "low")
+        Column(key, key.replace("_", " ").capitalize(), "", better="low")
         for key in others
         if not key.endswith(("_low", "_high"))
     ]

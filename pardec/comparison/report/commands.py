@@ -9,23 +9,10 @@ from typing import Any
 from ...tasks.scorers import SCORERS
 
 _DEFAULTS = {
-    "limit": 50,
-    "seeds": [0],
-    "split": "heldout",
-    "problem_seed": 7,
-    "batch_size": 8,
-    "references": True,
-    "replays": 4,
-    "cost_ratio": None,
-    "dtype": "auto",
-    "revision": None,
-    "quantize": None,
-    "device": "auto",
-    "device_map": None,
-    "executor": "local",
-    "workers": None,
-    "cuda_graphs": False,
-}
+    "limit": 50, "seeds": [0], "split": "heldout", "problem_seed": 7, "batch_size": 8, "references": True,
+    "replays": 4, "cost_ratio": None, "dtype": "auto", "revision": None, "quantize": None, "device": "auto",
+    "device_map": None, "executor": "local", "workers": None, "cuda_graphs": False,
+}  # fmt: skip
 
 
 # What the command takes of the arguments of `generate`; the others are Python's alone.
@@ -57,7 +44,8 @@ def shell(config: Mapping[str, Any]) -> list[str]:
         or not _FLAGS.issuperset(config["generate"].keys() & arguments.keys())
     ):
         return []
-    start = f"torchrun --nproc-per-node {arguments.get('workers', 'auto')} -m " if _torchrun(arguments) else ""
+    torchrun = arguments.get("executor") == "torchrun"
+    start = f"torchrun --nproc-per-node {arguments.get('workers', 'auto')} -m " if torchrun else ""
     lines = [f"{start}pardec compare {shlex.quote(str(config['model']))}"]
     for name, value in arguments.items():
         if name == "references":
@@ -90,10 +78,6 @@ def python(config: Mapping[str, Any]) -> list[str]:
         else:
             lines.append(f"    {name}={_plain(value)!r},")
     return [*lines, '    out="run",', ")"]
-
-
-def _torchrun(arguments: Mapping[str, Any]) -> bool:
-    return bool(arguments.get("executor") == "torchrun")
 
 
 def _plain(value: Any) -> Any:

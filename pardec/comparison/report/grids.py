@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...result import Result
     from ..run import Run
 
-_TOLD = """<p>For each caption or class a picture of every sampler, and its map: how many tokens the forward gained
+_LEGEND = """<p>For each caption or class a picture of every sampler, and its map: how many tokens the forward gained
 that drew each cell, from 1 (dark) to {top} (light).</p>"""
 
 
@@ -28,7 +28,7 @@ def section(run: Run) -> str:
         return ""
     order = {entry["sampler"]: number for number, entry in enumerate(run.config["samplers"])}
     top = max(image_view.most(result) for pairs in shown.values() for _, result in pairs)
-    parts = [_TOLD.format(top=top)]
+    parts = [_LEGEND.format(top=top)]
     for place in sorted(shown):
         pairs = sorted(shown[place], key=lambda pair: (order[pair[0]["sampler"]], pair[0]["seed"]))
         title = image_view.title(pairs[0][1], 0)
@@ -43,11 +43,11 @@ def _figure(row: Row, result: Result, top: int) -> str:
     picture = result.images[0]
     counts = image_view.gained(result, 0)
     right = {None: "", 1.0: ", right", 0.0: ", wrong"}.get(row["score"], "")
-    told = ", ".join(filter(None, (f"{row['nfe']} forwards", image_view.accepted(result, 0))))
+    caption = ", ".join(filter(None, (f"{row['nfe']} forwards", image_view.accepted(result, 0))))
     about = f"{row['sampler']}: {image_view.title(result, 0)}"
     return (
         f'<figure><img src="{image_view.source(picture)}" alt="{escape(about, quote=True)}">'
         f'<img src="{image_view.source(image_view.heat(counts, top, picture.size))}" '
         f'alt="tokens gained a forward, at most {int(counts.max())}"><figcaption>'
-        f"{spec(row['sampler'])}<br>{escape(told)}{right}</figcaption></figure>"
+        f"{spec(row['sampler'])}<br>{escape(caption)}{right}</figcaption></figure>"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from statistics import fmean
 from typing import Any
@@ -45,11 +45,21 @@ def commit_order(rows: Rows) -> dict[str, list[Mean]]:
 
 def acceptance(rows: Rows) -> dict[str, list[Mean]]:
     """Of the rounds that drafted so far, the share that accepted each draft position, by sampler."""
-    held: dict[str, list[dict[str, Any]]] = {}
+    return _shares(rows, metrics.by_position)
+
+
+def rates(rows: Rows) -> dict[str, list[Mean]]:
+    """Of the drafted vectors that each forward tested, the share that it accepted, by sampler."""
+    found = _shares(rows, metrics.by_forward)
+    return {name: some for name, some in found.items() if any(tested for _, tested in some)}
+
+
+def _shares(rows: Rows, count: Callable[[metrics.Rows], list[tuple[int, int]]]) -> dict[str, list[Mean]]:
+    by_sampler: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        held.setdefault(row["sampler"], []).append(dict(row))
-    counts = {name: metrics.by_position(some) for name, some in held.items()}
-    return {name: [(taken / made, made) for taken, made in some] for name, some in counts.items() if some}
+        by_sampler.setdefault(row["sampler"], []).append(dict(row))
+    counts = {name: count(some) for name, some in by_sampler.items()}
+    return {name: [(part / max(whole, 1), whole) for part, whole in some] for name, some in counts.items() if some}
 
 
 def _places(steps: Sequence[int]) -> list[float | None]:
@@ -77,33 +87,20 @@ def order_section(rows: Sequence[Row], run_rows: Sequence[Mapping[str, Any]]) ->
     return f'{_ORDER}{choice if len(maps) > 1 else ""}{_LEGEND}<div id="orders">{groups}</div>'
 
 
-def rates(rows: Rows) -> dict[str, list[Mean]]:
-    """Of the drafted vectors that each forward tested, the share that it accepted, by sampler."""
-    held: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        held.setdefault(row["sampler"], []).append(dict(row))
-    counts = {name: metrics.by_forward(some) for name, some in held.items()}
-    return {
-        name: [(kept / tested if tested else 0.0, tested) for kept, tested in some]
-        for name, some in counts.items()
-        if any(tested for _, tested in some)
-    }
-
-
 def rate_section(rows: Sequence[Row], run_rows: Rows) -> str:
     """A heat map of acceptance over forwards; nothing where no vectors were drafted."""
     found = rates(row for row in run_rows if not row["reference"])
     table = _map("Acceptance over forwards", rows, found, "vectors", "forward")
-    told = "Of the drafted vectors that a forward of the model tested, the share that it accepted, in percent."
-    return f"<p>{told}</p>{table}" if table else ""
+    caption = "Of the drafted vectors that a forward of the model tested, the share that it accepted, in percent."
+    return f"<p>{caption}</p>{table}" if table else ""
 
 
 def acceptance_section(rows: Sequence[Row], run_rows: Rows) -> str:
     """A heat map of acceptance by draft position; nothing where no row has it."""
     found = acceptance(row for row in run_rows if not row["reference"])
     table = _map("Acceptance by draft position", rows, found, "rounds")
-    told = "Of the rounds that drafted so many tokens, the share that accepted all of them, in percent."
-    return f"<p>{told}</p>{table}" if table else ""
+    caption = "Of the rounds that drafted so many tokens, the share that accepted all of them, in percent."
+    return f"<p>{caption}</p>{table}" if table else ""
 
 
 def _map(

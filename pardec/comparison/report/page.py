@@ -76,8 +76,8 @@ def _subtitle(run: Run) -> str:
 
 def _results(rows: Sequence[Row], notes: Sequence[str]) -> str:
     meant = {column.title: column.meaning for column in columns(rows) if column.meaning} | _MORE
-    told = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    listed = f'<ul class="soft small" aria-label="Notes">{told}</ul>' if told else ""
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    listed = f'<ul class="soft small" aria-label="Notes">{items}</ul>' if items else ""
     return (
         f"{tables.samplers(rows)}{listed}"
         f"<details><summary>What the columns mean</summary>{tables.facts(meant)}</details>"
@@ -98,12 +98,12 @@ def _again(config: Row) -> str:
 def _made(run: Run) -> str:
     config = dict(run.config)
     entries, tasks = config.pop("samplers"), config.pop("tasks")
-    drawn = [f"{task['name']}: {_count(task['problems'], 'problem')}, digest {task['digest']}" for task in tasks]
+    tasks = [f"{task['name']}: {_count(task['problems'], 'problem')}, digest {task['digest']}" for task in tasks]
     resolved = {_entry(entry): entry["spec"] for entry in entries}
     rest = {key: value for key, value in config.items() if key not in ("notes", "format") and value is not None}
     return (
         f"<h3>Samplers as resolved</h3>{tables.specs(resolved)}"
-        f'<div class="columns"><div><h3>Configuration</h3>{tables.facts({"tasks": drawn, **rest})}</div>'
+        f'<div class="columns"><div><h3>Configuration</h3>{tables.facts({"tasks": tasks, **rest})}</div>'
         f"<div><h3>Environment</h3>{tables.facts(run.environment)}</div></div>"
     )
 

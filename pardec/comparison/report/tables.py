@@ -14,12 +14,11 @@ from .columns import NOTHING, Column, Row, columns, percent, plain
 def samplers(rows: Sequence[Row]) -> str:
     """The main table: a row a sampler, a column a figure worth showing, heads that sort."""
     shown = columns(rows)
-    heads = [
-        '<th scope="col" data-first="ascending" data-text><button type="button">Sampler</button></th>',
-        '<th scope="col" data-first="ascending" data-text><button type="button">Output</button></th>',
-        *map(_head, shown),
-        '<th scope="col" data-first="ascending"><button type="button">Failed</button></th>',
-    ]
+    sampler, output, failed = (
+        f'<th scope="col" data-first="ascending"{kind}><button type="button">{head}</button></th>'
+        for head, kind in (("Sampler", " data-text"), ("Output", " data-text"), ("Failed", ""))
+    )
+    heads = [sampler, output, *map(_head, shown), failed]
     lines = "\n".join(_sampler(number, row, shown) for number, row in enumerate(rows, 1))
     return scroll(
         f'<table class="sortable"><caption class="hidden">Samplers and their figures; a column head sorts</caption>'
@@ -113,8 +112,8 @@ def heat(title: str, heads: Sequence[str], lines: Iterable[tuple[str, Sequence[t
 def _warm(cell: tuple[float, str] | None) -> str:
     if cell is None:
         return "<td></td>"
-    share, told = cell
-    return f'<td class="warm-{round(min(max(share, 0), 1) * 31)}" title="{escape(told)}">{round(100 * share)}</td>'
+    share, title = cell
+    return f'<td class="warm-{round(min(max(share, 0), 1) * 31)}" title="{escape(title)}">{round(100 * share)}</td>'
 
 
 def facts(values: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +20,14 @@ from .bench import Baseline, Bench
 from .confirming import Stand
 from .fit import Fit
 from .halving import Outcome, search
-from .prepared import BASELINE, COSTS, Search, outline, prepare
+from .prepared import BASELINE, BUDGET, COSTS, Search, outline, prepare
 from .space import Candidate
 
 if TYPE_CHECKING:
     from ...api import Model
 
-__all__ = ["COSTS", "Advice", "preview", "tune"]
+__all__ = ["BUDGET", "COSTS", "Advice", "preview", "tune"]
 
-BUDGET = 1000  # decodes of a search
 _LOADING = ("device", "dtype", "device_map", "revision", "offline", "mask_id", "quantize", "cuda_graphs")
 
 
@@ -123,10 +122,10 @@ def tune(
         problems=len(tuning.owners),
         max_drop=max_drop,
         cost=cost,
-        told=told,
+        report=told,
     )
     stand = Stand(Baseline(bench, exact, plan.confirmation), Candidate(plan.space.default), cost, told)
-    judged = stand.judge(found.standings[: found.finalists], max_drop)
+    judged = stand.judge(found.trials[: found.finalists], max_drop)
     made = advice.advice(
         model=fit.name,
         tasks=list(tasks),
@@ -146,26 +145,17 @@ def preview(
     model: Model | str | Path,
     task: str | Task | Sequence[str | Task] | None = None,
     *,
-    max_drop: float = 1.0,
-    budget: int = BUDGET,
-    confirm: int | None = None,
-    cost: str = "nfe",
-    samplers: Sequence[SamplerLike] | None = None,
-    caches: Sequence[str] | None = None,
-    block_lengths: Sequence[int] = (),
     prompts: sources.Prompts | None = None,
     scorer: str | Score | None = None,
-    seed: int = 0,
     out: str | Path | None = None,
     executor: str = "local",
     **arguments: Any,
 ) -> dict[str, Any]:
     """What `tune` with these arguments would try, as plain values; nothing is decoded, loaded or written.
 
-    Raises:
-        SpecError: what `tune` would refuse before weights are read.
+    Raises SpecError for what `tune` would refuse before weights are read.
     """
-    asked = Search(max_drop, budget, confirm, cost, samplers, caches, block_lengths, seed)
+    asked = Search(**{field.name: arguments.pop(field.name) for field in fields(Search) if field.name in arguments})
     loading, tasks = _read(task, prompts, scorer, executor, arguments)
     fit = Fit.unread(model, loading, arguments)
     return outline(fit, prepare(fit, tasks, asked), tasks, asked, None if out is None else Path(out))

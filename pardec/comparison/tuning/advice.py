@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .confirming import LOOKS, SURE, Judged, level
-from .halving import ASSUMED, Search, Standing
+from .halving import ASSUMED, Search, Trial
 
 _COLUMNS = ("sampler", "measured", "problems", "accuracy", "drop", "forwards", "fed", "seconds", "verdict")
 _LITTLE = 0.1  # accuracy of a baseline below which a drop says little
@@ -64,7 +64,7 @@ def advice(
     winner = judged.winner
     block = winner.candidate.block_length
     used = {**arguments, **({} if block is None else {"block_length": block})}
-    evidence = [*_confirmed(judged), *(row(one, f"rung {one.rung}", one.why or "finalist") for one in search.standings)]
+    evidence = [*_confirmed(judged), *(row(one, f"rung {one.rung}", one.why or "finalist") for one in search.trials)]
     use = command(model, winner.candidate.spec, used)
     text = "\n".join([*_sentences(judged, max_drop), f"use it: {use}"])
     document = {
@@ -77,7 +77,7 @@ def advice(
         "max_drop": max_drop,
         "cost": winner.cost,
         "confidence": SURE,
-        "looks": {"made": len(judged.looked), "accounted_for": LOOKS},
+        "looks": {"made": len(judged.finalists_tried), "accounted_for": LOOKS},
         "decodes": {"budget": budget, "spent": search.spent},
         "problems": {"searched": search.problems, "confirmed": len(judged.baseline.outcomes)},
         "evidence": evidence,
@@ -91,35 +91,35 @@ def _confirmed(judged: Judged) -> list[dict[str, Any]]:
     """The rows of what was confirmed, each sampler once."""
     named = {"baseline": judged.baseline, "default": judged.default}
     rows = [row(one, "confirmed", _called(name, one)) for name, one in named.items() if one is not judged.winner]
-    for one in judged.looked:
+    for one in judged.finalists_tried:
         if one is not judged.winner and one is not judged.default:
             rows.append(row(one, "confirmed", one.why or "not sure enough"))
     return [row(judged.winner, "confirmed", f"advised: {judged.how}"), *rows]
 
 
-def _called(name: str, standing: Standing) -> str:
+def _called(name: str, trial: Trial) -> str:
     """What stands behind a row: of the baseline, how much of it was decoded."""
-    known = sum(outcome is not ASSUMED for outcome in standing.outcomes)
-    count = len(standing.outcomes)
+    known = sum(outcome is not ASSUMED for outcome in trial.outcomes)
+    count = len(trial.outcomes)
     return name if known == count else f"{name}: decoded on {known}, taken as right on the other {count - known}"
 
 
-def row(standing: Standing, measured: str, verdict: str) -> dict[str, Any]:
+def row(trial: Trial, measured: str, verdict: str) -> dict[str, Any]:
     """One row of the evidence."""
-    count = len(standing.outcomes)
-    known = standing.drop(level()) if count else None
+    count = len(trial.outcomes)
+    known = trial.drop(level()) if count else None
     return {
-        "sampler": standing.candidate.spec,
-        "block_length": standing.candidate.block_length,
+        "sampler": trial.candidate.spec,
+        "block_length": trial.candidate.block_length,
         "measured": measured,
         "problems": count,
-        "accuracy": standing.mean("score") if count else None,
+        "accuracy": trial.mean("score") if count else None,
         "drop": known and known.points,
         "drop_low": known and known.low,
         "drop_high": known and known.high,
         "lost": known and known.lost,
         "gained": known and known.gained,
-        **{name: standing.mean(name) if count else None for name in ("nfe", "tokens_fed", "seconds")},
+        **{name: trial.mean(name) if count else None for name in ("nfe", "tokens_fed", "seconds")},
         "verdict": verdict,
     }
 
@@ -128,12 +128,12 @@ def table(evidence: Sequence[Mapping[str, Any]], most: int = 12) -> str:
     """The evidence as lines: all that was confirmed, and the best of what was only searched."""
     confirmed = [one for one in evidence if one["measured"] == "confirmed"]
     searched = [one for one in evidence if one["measured"] != "confirmed"]
-    lines = [_COLUMNS, *map(_cells, confirmed), *map(_cells, searched[:most])]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    told = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    rows = [_COLUMNS, *map(_cells, confirmed), *map(_cells, searched[:most])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if len(searched) > most:
-        told.append(f"... and {len(searched) - most} more that were searched")
-    return "\n".join(told)
+        lines.append(f"... and {len(searched) - most} more that were searched")
+    return "\n".join(lines)
 
 
 def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
@@ -141,11 +141,8 @@ def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     if not one["problems"]:
         return one["sampler"] + block, one["measured"], "0", "", "", "", "", "", one["verdict"]
     drop = f"{one['drop']:+.1f} [{one['drop_low']:+.1f}, {one['drop_high']:+.1f}]"
-    accuracy, costs = (
-        f"{one['accuracy']:.1%}",
-        (f"{one['nfe']:.2f}", f"{one['tokens_fed']:.0f}", f"{one['seconds']:.3f}"),
-    )
-    return one["sampler"] + block, one["measured"], str(one["problems"]), accuracy, drop, *costs, one["verdict"]
+    figures = (f"{one['accuracy']:.1%}", drop, f"{one['nfe']:.2f}", f"{one['tokens_fed']:.0f}", f"{one['seconds']:.3f}")
+    return one["sampler"] + block, one["measured"], str(one["problems"]), *figures, one["verdict"]
 
 
 def command(model: str, spec: str, arguments: Mapping[str, Any]) -> str:
@@ -160,14 +157,14 @@ def _sentences(judged: Judged, max_drop: float) -> list[str]:
     winner, baseline, default = judged.winner, judged.baseline, judged.default
     count, drop = len(winner.outcomes), winner.drop(level())
     bound = f"{max_drop:g} point{'' if max_drop == 1 else 's'}"
-    said = {
+    sentence = {
         "holds": f"It loses at most {bound} with {SURE:.0%} confidence, {LOOKS} looks accounted for.",
         "within": f"That is within {bound}, but {count} problems cannot make sure of it: "
         f"with {SURE:.0%} confidence it loses at most {drop.high:.1f}.",
         "default": f"Nothing that was looked at stays within {bound}; the default does.",
         "baseline": f"Nothing that was looked at stays within {bound}, and these are the baseline's own tokens.",
     }[judged.how]
-    lines = [f"{winner.candidate} drops {drop} points on {count} fresh problems. {said}"]
+    lines = [f"{winner.candidate} drops {drop} points on {count} fresh problems. {sentence}"]
     for name, other in (("the baseline", baseline), ("the default", default)):
         if other is winner or not other.outcomes:
             continue

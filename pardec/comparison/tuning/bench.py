@@ -54,15 +54,15 @@ def deal(tasks: Sequence[Task], tuning: int, confirming: int, seed: int) -> tupl
         a, b = _apart(task, -(-tuning // len(tasks)), -(-confirming // len(tasks)), seed)
         first.append([(task, problem) for problem in a])
         second.append([(task, problem) for problem in b])
-    return Chosen(_in_turn(first)[:tuning]), Chosen(_in_turn(second)[:confirming], name="confirmation")
+    return Chosen(_interleave(first)[:tuning]), Chosen(_interleave(second)[:confirming], name="confirmation")
 
 
 def _apart(task: Task, tuning: int, confirming: int, seed: int) -> tuple[list[Problem], list[Problem]]:
-    train, heldout = (_drawn(task, split, n, seed) for split, n in (("train", tuning), ("heldout", confirming)))
+    train, heldout = (_sample(task, split, n, seed) for split, n in (("train", tuning), ("heldout", confirming)))
     known = {str(problem.prompt) for problem in train}
     if not any(str(problem.prompt) in known for problem in heldout):
         return train, heldout
-    every = {str(problem.prompt): problem for problem in _drawn(task, "heldout", tuning + confirming, seed)}
+    every = {str(problem.prompt): problem for problem in _sample(task, "heldout", tuning + confirming, seed)}
     mixed = list(every.values())
     if len(mixed) < 2:
         raise SpecError(
@@ -73,7 +73,7 @@ def _apart(task: Task, tuning: int, confirming: int, seed: int) -> tuple[list[Pr
     return mixed[cut:], mixed[:cut]
 
 
-def _drawn(task: Task, split: str, count: int, seed: int) -> list[Problem]:
+def _sample(task: Task, split: str, count: int, seed: int) -> list[Problem]:
     """`count` problems, or as many as there are."""
     while True:
         try:
@@ -84,7 +84,7 @@ def _drawn(task: Task, split: str, count: int, seed: int) -> list[Problem]:
             count = count * 3 // 4
 
 
-def _in_turn(lists: list[list[tuple[Task, Problem]]]) -> tuple[tuple[Task, Problem], ...]:
+def _interleave(lists: list[list[tuple[Task, Problem]]]) -> tuple[tuple[Task, Problem], ...]:
     """One of each list, again and again; ids are told apart where there are several tasks."""
     found = []
     for at in range(max(map(len, lists))):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from pardec.models.errors import SpecError
 
-from .paired import Drop, chance, drop
+from .paired import Drop, drop, probability
 from .space import Candidate
 
 ETA = 3  # a rung keeps one in so many
@@ -42,7 +42,7 @@ Measure = Callable[[Sequence[Candidate], int, int], Mapping[Candidate, Sequence[
 
 
 @dataclass
-class Standing:
+class Trial:
     """What is known of a candidate."""
 
     candidate: Candidate
@@ -80,7 +80,7 @@ class Standing:
     def promise(self, max_drop: float) -> float:
         """The share of the baseline's cost that it can be expected to save, if nothing is saved beyond the bound."""
         base, own = ([outcome.score for outcome in some] for some in (self.baseline, self.outcomes))
-        return chance(base, own, max_drop) * (1 - self.mean(self.cost) / _mean(self.baseline, self.cost))
+        return probability(base, own, max_drop) * (1 - self.mean(self.cost) / _mean(self.baseline, self.cost))
 
     def drop(self, level: float = 0.95) -> Drop:
         return drop([o.score for o in self.baseline], [o.score for o in self.outcomes], level)
@@ -95,7 +95,7 @@ def _mean(outcomes: Sequence[Outcome], figure: str) -> float:
 class Search:
     """What the halving came to."""
 
-    standings: list[Standing]  # of every candidate, the finalists first and best first
+    trials: list[Trial]  # of every candidate, the finalists first and best first
     finalists: int
     problems: int  # of the tuning ones, used
     spent: int  # decodes, the baseline's included
@@ -131,7 +131,7 @@ def search(
     problems: int,
     max_drop: float,
     cost: str,
-    told: Callable[[str], object] = lambda text: None,
+    report: Callable[[str], object] = lambda text: None,
 ) -> Search:
     """Finds the cheapest candidates that keep the quality of the baseline.
 
@@ -140,8 +140,7 @@ def search(
         problems: how many tuning problems there are.
         max_drop: points of quality that may be lost.
 
-    Raises:
-        SpecError: the budget is too small for a single problem a rung.
+    Raises SpecError for a budget that is too small for a single problem a rung.
     """
     planned = rungs(len(candidates))
     if budget // planned // (len(candidates) + 1) < 1:
@@ -149,49 +148,49 @@ def search(
             f"a budget of {budget} decodes is too small for {len(candidates)} candidates in {planned} rungs",
             hint=f"it takes at least {planned * (len(candidates) + 1)}",
         )
-    standings = [Standing(candidate, cost, place=place) for place, candidate in enumerate(candidates)]
-    alive, used, spent = standings, 0, 0
+    trials = [Trial(candidate, cost, place=place) for place, candidate in enumerate(candidates)]
+    alive, used, spent = trials, 0, 0
     for rung in range(planned):
         width = len(alive) + 1
         count = min((budget - spent) // (planned - rung) // width, problems - used)
         if count > 0:
-            told(f"rung {rung + 1} of {planned}: {len(alive)} candidates on {count} problems")
-            measured = measure([baseline, *(standing.candidate for standing in alive)], used, used + count)
-            for standing in alive:
-                standing.add(measured[baseline], measured[standing.candidate])
-                standing.rung = rung + 1
+            report(f"rung {rung + 1} of {planned}: {len(alive)} candidates on {count} problems")
+            measured = measure([baseline, *(trial.candidate for trial in alive)], used, used + count)
+            for trial in alive:
+                trial.add(measured[baseline], measured[trial.candidate])
+                trial.rung = rung + 1
             used, spent = used + count, spent + width * count
         alive = _kept(alive, _keep(len(alive)), max_drop)
         if not alive or used == problems:
             break
     alive = _kept(alive, FINALISTS, max_drop)
-    gone = [standing for standing in standings if standing.why]
+    gone = [trial for trial in trials if trial.why]
     ranked = sorted((s for s in gone if s.outcomes), key=lambda s: (-s.rung, *_best(s, max_drop)))
     return Search([*alive, *ranked, *(s for s in gone if not s.outcomes)], len(alive), used, spent, planned)
 
 
-def _kept(alive: Sequence[Standing], keep: int, max_drop: float) -> list[Standing]:
+def _kept(alive: Sequence[Trial], keep: int, max_drop: float) -> list[Trial]:
     """One of each `keep` groups of neighbours in cost, best first; the others are told why they go."""
-    for standing in alive:
-        if not standing.why and not standing.outcomes:
-            standing.why = "failed"
-        if not standing.why and standing.drop().low > max_drop:
-            standing.why = "loses too much"
+    for trial in alive:
+        if not trial.why and not trial.outcomes:
+            trial.why = "failed"
+        if not trial.why and trial.drop().low > max_drop:
+            trial.why = "loses too much"
     by_cost = sorted((s for s in alive if not s.why), key=cheapest)
     kept, count = [], min(keep, len(by_cost))
     for group in range(count):
         some = by_cost[group * len(by_cost) // count : (group + 1) * len(by_cost) // count]
         kept.append(min(some, key=lambda s: _best(s, max_drop)))
-        for standing in some:
-            standing.why = "" if standing is kept[-1] else "promises less"
+        for trial in some:
+            trial.why = "" if trial is kept[-1] else "promises less"
     return sorted(kept, key=lambda s: _best(s, max_drop))
 
 
-def _best(standing: Standing, max_drop: float) -> tuple[float, int, tuple[int, int, int], int]:
+def _best(trial: Trial, max_drop: float) -> tuple[float, int, tuple[int, int, int], int]:
     """Sorts by promise in steps of a percent; within one by cost and simplicity."""
-    return -round(standing.promise(max_drop), 2), *cheapest(standing)
+    return -round(trial.promise(max_drop), 2), *cheapest(trial)
 
 
-def cheapest(standing: Standing) -> tuple[int, tuple[int, int, int], int]:
+def cheapest(trial: Trial) -> tuple[int, tuple[int, int, int], int]:
     """Sorts by cost, ties by what is simpler, then by what comes first among the candidates: the default does."""
-    return standing.step, standing.candidate.size, standing.place
+    return trial.step, trial.candidate.size, trial.place

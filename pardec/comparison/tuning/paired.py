@@ -54,7 +54,7 @@ def drop(baseline: Sequence[float], sampler: Sequence[float], level: float = 0.9
     return Drop(n, lost, gained, 100 * float((first - second).mean()), 100 * low, 100 * high)
 
 
-def chance(baseline: Sequence[float], sampler: Sequence[float], points: float) -> float:
+def probability(baseline: Sequence[float], sampler: Sequence[float], points: float) -> float:
     """How well the scores go with a drop of at most `points`, in [0, 1]: one half where they say just that drop.
 
     The share of the score test's law above what was seen; graded scores take the normal law of their mean.
@@ -94,6 +94,6 @@ def _statistic(lost: int, gained: int, n: int, difference: float) -> float:
 
 def _bootstrap(differences: np.ndarray, level: float) -> tuple[float, float]:
     rng = np.random.default_rng(0)
-    drawn = rng.integers(0, len(differences), (_RESAMPLES, len(differences)))
-    low, high = np.quantile(differences[drawn].mean(1), [(1 - level) / 2, (1 + level) / 2])
+    resampled = rng.integers(0, len(differences), (_RESAMPLES, len(differences)))
+    low, high = np.quantile(differences[resampled].mean(1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -11,6 +11,7 @@ from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.registry import resolve
 from pardec.samplers.spec import parse
 
+from ...requests.settings import check_whole, is_number
 from ...tasks import Task
 from ..entries import SamplerLike
 from . import confirming
@@ -21,27 +22,31 @@ from .space import Candidate, Space
 
 COSTS = ("nfe", "tokens_fed", "seconds")
 BASELINE = "sequential"
+BUDGET = 1000  # decodes of a search
 
 
 @dataclass(frozen=True)
 class Search:
     """What is asked of `tune` beside the model and the tasks; SpecError for what cannot be."""
 
-    max_drop: float
-    budget: int
-    confirm: int | None
-    cost: str
-    samplers: Sequence[SamplerLike] | None
-    caches: Sequence[str] | None
-    block_lengths: Sequence[int]
-    seed: int
+    max_drop: float = 1.0
+    budget: int = BUDGET
+    confirm: int | None = None
+    cost: str = "nfe"
+    samplers: Sequence[SamplerLike] | None = None
+    caches: Sequence[str] | None = None
+    block_lengths: Sequence[int] = ()
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.cost not in COSTS:
             raise SpecError(
                 f"unknown cost {self.cost!r}{did_you_mean(self.cost, COSTS)}", hint=f"it is one of {', '.join(COSTS)}"
             )
-        if not 0 <= self.max_drop < 100:
+        for name, least in (("budget", 1), ("confirm", 1), ("seed", None)):
+            if name != "confirm" or self.confirm is not None:
+                check_whole(name, getattr(self, name), least, hint=f"for example {name}=100")
+        if not (is_number(self.max_drop) and 0 <= self.max_drop < 100):
             raise SpecError(
                 f"max_drop is in points, at least 0 and below 100, got {self.max_drop}", hint="1.0 is one point"
             )
@@ -98,7 +103,7 @@ def outline(fit: Fit, made: Prepared, tasks: Mapping[str, Task], asked: Search, 
     }
 
 
-def told(made: Mapping[str, Any]) -> str:
+def describe(made: Mapping[str, Any]) -> str:
     """The same for a reader."""
     arguments = "".join(f", {name} {value}" for name, value in made["arguments"].items())
     problems = made["problems"]

@@ -32,7 +32,7 @@ class Candidate:
     def size(self) -> tuple[int, int, int]:
         """Smaller is simpler: parts, parameters, an argument beside the spec."""
         spec = parse(self.spec)
-        parts = (*spec.parts, *([] if spec.cache is None else [spec.cache]))
+        parts = spec.every
         return len(parts), sum(len(part.params) for part in parts), self.block_length is not None
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class Space:
     def settings(self, name: str) -> list[Part]:
         """A method in every setting that it names, what is its default left out."""
         card = self.cards[name]
-        tried, default = getattr(card.make, "tried", {}), _defaults(card)
+        tried, default = card.make.tuning_grid, _defaults(card)
         return [
             Part(name, tuple((k, v) for k, v in zip(tried, values, strict=True) if v != default[k]))
             for values in product(*([_text(value) for value in values] for values in tried.values()))
@@ -113,8 +113,8 @@ class Space:
         # From the default's own method a user expects the setting that keeps the quality, however strict it is.
         yield from (self._with_base(setting, cache=caches[0]) for setting in self.settings(main))
         yield from (self._with_base(*settings[:1], cache=caches[0]) for settings in methods)
-        turns = chain.from_iterable(zip_longest(*(settings[1:] for settings in methods)))
-        rest = [self._with_base(setting, cache=caches[0]) for setting in turns if setting is not None]
+        interleaved = chain.from_iterable(zip_longest(*(settings[1:] for settings in methods)))
+        rest = [self._with_base(setting, cache=caches[0]) for setting in interleaved if setting is not None]
         if self.caches is None:
             named = [self._filled(parse(preset.spec)) for preset in registry.presets() if self._knows(preset.spec)]
             if not self.mix_caches:
@@ -168,7 +168,7 @@ class Space:
             others = tuple(other for other in spec.parts if other != part)
             if self.cards[part.name].stage != MAIN[self.family] and same(replace(spec, parts=others)):
                 spec = replace(spec, parts=others)
-        for part in (*spec.parts, *([] if spec.cache is None else [spec.cache])):
+        for part in spec.every:
             for key, _ in part.params:
                 if same(less := _without(spec, part.name, key)):
                     spec = less
@@ -177,10 +177,8 @@ class Space:
     # --- parts ---
 
     def _searched(self, card: Card) -> bool:
-        # What refers to another decode (`of`) looks at the answer: a yardstick and no method.
-        yardstick = card.stage == MAIN[self.family] and hasattr(card.make, "of")
         plain = card.name in {part.name for part in (*self.base, *parse(self.baseline).parts)}
-        return not (card.stage == "cache" or card.stage in _LEFT_OUT or yardstick or plain)
+        return not (card.stage == "cache" or card.stage in _LEFT_OUT or card.make.yardstick or plain)
 
     def _with_base(self, *parts: Part, cache: Part | None) -> Spec:
         names = {part.name for part in parts}
@@ -205,7 +203,7 @@ class Space:
         """A preset as it is searched: with the base, and never in a default that its method does not name as tried."""
 
         def fill(part: Part) -> Part:
-            tried, default = getattr(self.cards[part.name].make, "tried", {}), _defaults(self.cards[part.name])
+            tried, default = self.cards[part.name].make.tuning_grid, _defaults(self.cards[part.name])
             given = dict(part.params)
             added = {k: _text(v[0]) for k, v in tried.items() if k not in given and default[k] not in map(_text, v)}
             return Part(part.name, (*part.params, *added.items()))
@@ -215,7 +213,7 @@ class Space:
     def _knows(self, text: str) -> bool:
         spec = parse(text)
         baseline = {part.name for part in parse(self.baseline).parts}
-        names = {part.name for part in (*spec.parts, *([] if spec.cache is None else [spec.cache]))}
+        names = {part.name for part in spec.every}
         return names <= self.cards.keys() and not names & baseline
 
 

@@ -56,5 +56,5 @@ def shaping(temperature: float, top_k: int | None, top_p: float | None, sampling
 def draw_seeds(generator: torch.Generator | None, count: int) -> list[int]:
     """`count` seeds from the generator, or from torch's own stream as diffusers does without one."""
     place = torch.device("cpu") if generator is None else generator.device
-    drawn: Tensor = torch.randint(2**62, (count,), generator=generator, device=place)
-    return [int(seed) for seed in drawn.tolist()]
+    seeds: Tensor = torch.randint(2**62, (count,), generator=generator, device=place)
+    return [int(seed) for seed in seeds.tolist()]

@@ -14,7 +14,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan
-from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal, Request
+from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal, Request, Widen
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.ops.rank import top
 from pardec.samplers.rng import Keyed
@@ -23,7 +23,7 @@ from .callbacks import StepView, Watch
 
 
 @dataclass(frozen=True)
-class Share:
+class Share(Widen):
     """Commits at least an even share of what is left over the steps that are left."""
 
     steps: int

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.events import Event, Started, Step
-from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal
+from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal, Widen
 
 TENSORS = ("block_x", "transfer_index", "editing_transfer_index", "sampled_tokens", "sampled_probs", "active_block")
 
@@ -29,7 +29,7 @@ class StepView:
 
 
 @dataclass(frozen=True)
-class Watch:
+class Watch(Widen):
     """A widen stage that adds nothing and remembers the step."""
 
     seen: list[StepView]
@@ -39,7 +39,7 @@ class Watch:
         return chosen
 
 
-class Told:
+class StepCallbacks:
     """Calls the callback after every step, with tensors of LLaDA2Pipeline's names and shapes.
 
     [B, W] tensors show each row's own active block; rows that have finished show padding, and nothing as active. What
@@ -102,9 +102,9 @@ class Told:
         elif name == "active_block":
             found = torch.from_numpy(view.active)
         else:
-            said = event.committed if name == "transfer_index" else event.revised
-            said = np.zeros_like(event.open) if said is None else said
-            bin_added = np.concatenate([said, np.zeros_like(said[:, :1])], 1)
+            flags = event.committed if name == "transfer_index" else event.revised
+            flags = np.zeros_like(event.open) if flags is None else flags
+            bin_added = np.concatenate([flags, np.zeros_like(flags[:, :1])], 1)
             found = torch.from_numpy(np.take_along_axis(bin_added, view.window, 1))
         made = torch.zeros((len(self.tokens), found.shape[1]), dtype=found.dtype, device=device)
         made[torch.from_numpy(event.rows).to(device)] = found.to(device).clone()

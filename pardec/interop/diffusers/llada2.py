@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pardec.models import finite
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.kernels.attention_pattern import seen
+from pardec.models.kernels.attention_pattern import visible_slots
 from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
@@ -100,11 +100,11 @@ def _looped(pipeline: Any, network: Any, scheduler: Any, call: Mapping[str, Any]
     if isinstance(callback, (PipelineCallback, MultiPipelineCallbacks)):
         names = callback.tensor_inputs
 
-    def told(_: Any, step: int, timestep: int, tensors: dict[str, Tensor]) -> Any:
+    def report(_: Any, step: int, timestep: int, tensors: dict[str, Tensor]) -> Any:
         pipeline._num_timesteps = theirs.num_timesteps
         return callback(pipeline, step, timestep, tensors) or {}
 
-    hooks = {"callback_on_step_end": told if callback else None, "callback_on_step_end_tensor_inputs": names}
+    hooks = {"callback_on_step_end": report if callback else None, "callback_on_step_end_tensor_inputs": names}
     sequences, texts = theirs(**{**call, **hooks, "return_dict": False})
     pipeline._num_timesteps = theirs.num_timesteps
     return sequences, texts
@@ -147,7 +147,7 @@ class Network(nn.Module):
         )
         if not attention_mask.all():
             real = attention_mask.bool()[:, None]
-            plan = replace(plan, visible=Visible.mask(seen(plan, end) & real))
+            plan = replace(plan, visible=Visible.mask(visible_slots(plan, end) & real))
         if self.cache is None:
             self.cache = model.new_cache(batch, self.length)
         logits = model.forward(plan, self.cache).logits().clone()

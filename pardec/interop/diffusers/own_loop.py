@@ -18,7 +18,7 @@ from ...api import Model
 from ...requests.text import BLOCK, Call
 from ...result import Result
 from .arguments import draw_seeds, shaping
-from .callbacks import Told
+from .callbacks import StepCallbacks
 from .chosen import asked_for, ending
 from .prompts import encoded, unpadded
 
@@ -38,17 +38,17 @@ def run(
         raise SpecError(f'output_type is "seq" or "text", got {call["output_type"]!r}')
     asked = {name: call[name] for name in _PACE}
     chosen = ending(asked_for(pipeline.scheduler, sampler, asked), call["eos_early_stop"])
-    told = Told(pipeline, call["callback_on_step_end"], call["callback_on_step_end_tensor_inputs"])
+    callbacks = StepCallbacks(pipeline, call["callback_on_step_end"], call["callback_on_step_end_tensor_inputs"])
     if call["input_ids"] is not None:
         rows = unpadded(call["input_ids"], call["attention_mask"])
     else:
         names = ("prompt", "messages", "use_chat_template", "add_generation_prompt")
         rows = encoded(pipeline.tokenizer, *(call[name] for name in names))
-    ready = prepared(pipeline, rows, told.watched(chosen), call)
+    ready = prepared(pipeline, rows, callbacks.watched(chosen), call)
     started = time.perf_counter()
     with pipeline.progress_bar(total=call["gen_length"] * len(rows)) as bar:
         for event in model.run(ready):
-            told.tell(event)
+            callbacks.tell(event)
             if isinstance(event, Step):
                 bar.update(int(event.committed.sum()))
     assert isinstance(event, Finished), "a loop ends with Finished"

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.masked.contracts import Canvas, Evidence, MaskedSampler, Proposal
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.masked.contracts import Canvas, Evidence, Logits, MaskedSampler, Proposal, Select
+from pardec.samplers.ops.distribution import DenseDistribution, Distribution
 from pardec.samplers.spec import Part, Spec, parse
 
 
@@ -64,7 +64,7 @@ def policy(
             )
         bound = float(scheduler.config.threshold if threshold is None else threshold)
         select: Any = Refinement(scheduler, steps, bound)
-        said = {"threshold": bound, "steps": steps}
+        parameters = {"threshold": bound, "steps": steps}
         logits: tuple[Any, ...] = ()
     else:
         if threshold is not None:
@@ -73,8 +73,8 @@ def policy(
         select = Bound(altered(scheduler, t_max=1.0, t_min=1.0))
         logits = (Anneal(hot, cold, steps),)
         bound = float(scheduler.config.entropy_bound)
-        said = {"entropy_bound": bound, "t_max": hot, "t_min": cold, "steps": steps}
-    return _sampler(spec, Part(name, tuple((key, str(value)) for key, value in said.items())), select, logits)
+        parameters = {"entropy_bound": bound, "t_max": hot, "t_min": cold, "steps": steps}
+    return _sampler(spec, Part(name, tuple((key, str(value)) for key, value in parameters.items())), select, logits)
 
 
 def altered(scheduler: Any, **values: Any) -> Any:
@@ -128,7 +128,7 @@ def _start(canvas: Canvas) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Refinement:
+class Refinement(Select):
     """BlockRefinementScheduler: all candidates above the threshold, at least an even share of the block a step."""
 
     scheduler: Any
@@ -160,7 +160,7 @@ class Refinement:
 
 
 @dataclass(frozen=True)
-class Anneal:
+class Anneal(Logits):
     """EntropyBoundScheduler's temperature, from `hot` at a block's first step to nearly `cold` at its last."""
 
     hot: float
@@ -173,11 +173,11 @@ class Anneal:
     def logits(self, evidence: Evidence, canvas: Canvas, state: Clock) -> Distribution:
         left = (self.steps - state.at(canvas, self.steps)) / self.steps
         temperature = torch.from_numpy(self.cold + (self.hot - self.cold) * left)
-        return Distribution(evidence.logits / temperature.to(evidence.logits)[:, None, None])
+        return DenseDistribution(evidence.logits / temperature.to(evidence.logits)[:, None, None])
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(Select):
     """EntropyBoundScheduler on logits that are annealed already: the prefix of the surest under its entropy bound."""
 
     scheduler: Any  # of temperature 1 throughout

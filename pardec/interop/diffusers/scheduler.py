@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.masked.contracts import MaskedSampler, Referring
+from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.rng import Keyed
 
 from .arguments import draw_seeds, refuse_unless_default, shaping
@@ -207,7 +207,7 @@ def _runnable(spec: str) -> MaskedSampler:
     hint = f"PardecPipeline.from_pretrained(name)(..., sampler={spec!r}) runs it"
     if sampler.cache.stores:
         raise SpecError(f"{spec!r} has the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
-    shadowed = any(getattr(stage, "shadow", False) for stage in sampler.revise)
-    if sampler.inputs or shadowed or isinstance(sampler.select, Referring):
+    shadowed = any(stage.needs_shadow for stage in sampler.revise)
+    if sampler.inputs or shadowed or sampler.select.reference_sampler is not None:
         raise SpecError(f"{spec!r} has a stage that runs the model in its own way, which a scheduler cannot", hint=hint)
     return sampler

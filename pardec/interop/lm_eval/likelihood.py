@@ -192,8 +192,8 @@ def masks(length: int, *, key: int, limit: int) -> list[Pattern]:
     offset = source.uniform(rows[:1], rows[:1], torch.zeros(1, 1, dtype=torch.int64), "mask-count")
     counts = ((torch.arange(limit) + offset[0]) / limit * length).floor().long().clamp_(max=length - 1) + 1
     order = source.uniform(rows, np.arange(limit), torch.arange(length).expand(limit, length), "mask-order").argsort(-1)
-    drawn = [tuple(sorted(row[:count])) for row, count in zip(order.tolist(), counts.tolist(), strict=True)]
-    return [Pattern(m, m, times / limit * length / len(m)) for m, times in Counter(drawn).items()]
+    samples = [tuple(sorted(row[:count])) for row, count in zip(order.tolist(), counts.tolist(), strict=True)]
+    return [Pattern(m, m, times / limit * length / len(m)) for m, times in Counter(samples).items()]
 
 
 def key_of(seed: int, ids: Sequence[int], repeat: int = 0) -> int:

@@ -21,7 +21,7 @@ from pardec.samplers import registry
 from ...api import Model, load
 from ...requests.settings import Settings
 from .likelihood import Likelihood, key_of
-from .requests import Generation, generation, split_arguments, told_apart
+from .requests import Generation, generation, separate_defaults, split_arguments
 from .token_probabilities import Batches, TokenProbabilities
 
 _AUTO = 64  # rows that batch_size="auto" begins with
@@ -71,7 +71,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         arguments.pop("trust_remote_code", None)  # lm-eval's, for its data sets: no code of a checkpoint is run here
-        loading, self.defaults = told_apart(arguments)
+        loading, self.defaults = separate_defaults(arguments)
         sampler: Any = Settings.of(self.defaults).sampler
         registry.resolve(sampler)  # what is misspelt is refused before weights are read
         self.specs: set[str] = set()  # samplers that have run, as resolved for the model

@@ -49,7 +49,7 @@ def split_arguments(text: str) -> dict[str, str]:
     return dict((part.strip() for part in item.split("=", 1)) for item in items)  # type: ignore[misc]
 
 
-def told_apart(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def separate_defaults(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of `pardec.load`, and those of `Model.generate`; SpecError names one that is neither's."""
     for name in arguments:
         if name not in _LOAD + _GENERATE:

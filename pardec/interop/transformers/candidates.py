@@ -41,7 +41,7 @@ def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> Spec
     Raises:
         SpecError: no generator, or one that needs more than the text.
     """
-    made = registry.build(parse(accept).parts[0], "ar")
+    made = registry.build_method(parse(accept).parts[0], "ar")
     card = registry.find(parse(accept).parts[0].name, "ar")
     if card.stage != "accept":
         raise SpecError(f"{card.name!r} is no acceptance", hint='"pardec list samplers --stage accept" shows them')

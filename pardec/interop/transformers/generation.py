@@ -125,7 +125,7 @@ class _Growing:
         self.made: list[list[int]] = [[] for _ in range(rows)]
         self.ends: list[int | None] = [None] * rows  # tokens that stand, of rows that are done
         self.nfe = [0] * rows
-        self.told = 0  # columns that criteria and the streamer have
+        self.columns_sent = 0  # columns that criteria and the streamer have
 
     def follow(self, events: Iterator[Event], prompts: Sequence[int]) -> None:
         """Until every row is done."""
@@ -155,7 +155,7 @@ class _Growing:
 
     def _done(self) -> bool:
         """Whether every row is done, and criteria have seen all that stands."""
-        return all(end is not None for end in self.ends) and self.told >= max(end or 0 for end in self.ends)
+        return all(end is not None for end in self.ends) and self.columns_sent >= max(end or 0 for end in self.ends)
 
     def _width(self) -> int:
         """How many columns all rows have so far."""
@@ -175,12 +175,12 @@ class _Growing:
     def _tell(self) -> None:
         """Tells of every column that all rows have."""
         if not (self.stopping.others or self.streamer):
-            self.told = self._width()
-        while self.told < self._width():
-            column = torch.tensor([self._at(row, self.told) for row in range(len(self.made))])
-            self.told += 1
+            self.columns_sent = self._width()
+        while self.columns_sent < self._width():
+            column = torch.tensor([self._at(row, self.columns_sent) for row in range(len(self.made))])
+            self.columns_sent += 1
             if self.stopping.others:
                 for row in np.flatnonzero(self.stopping.stopped(column)).tolist():
-                    self.ends[row] = min(self.told, self.ends[row] or self.told)
+                    self.ends[row] = min(self.columns_sent, self.ends[row] or self.columns_sent)
             if self.streamer is not None:
                 self.streamer.put(column)

@@ -38,11 +38,11 @@ class Padded:
 
     def _run(self, rows: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
         for processor in self.processors:
-            scores = _told(processor, rows)(ids, scores)
+            scores = _with_row(processor, rows)(ids, scores)
         return scores
 
 
-def _told(processor: Any, rows: Tensor) -> Any:
+def _with_row(processor: Any, rows: Tensor) -> Any:
     """The processor for a batch that consists of these rows of the call, where it knows rows by their number."""
     ignored = getattr(processor, "prompt_ignore_length", None)
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(ignored, Tensor):

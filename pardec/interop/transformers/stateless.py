@@ -26,8 +26,8 @@ def require_stateless(processors: Sequence[Any], input_ids: Tensor, vocab: int) 
 
     What shows only after some tokens is not found out.
     """
-    drawn = torch.Generator().manual_seed(0)
-    scores = torch.randn(len(input_ids), vocab, generator=drawn).to(input_ids.device)
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(len(input_ids), vocab, generator=generator).to(input_ids.device)
     for processor in processors:
         if type(processor).__module__ == logits_process.__name__:
             continue

@@ -1,9 +1,8 @@
-"""A round of `cspd` that keeps the target's law: speculative sampling on whole denoising paths."""
+"""A round of `cspd` that keeps the target's distribution: speculative sampling on whole denoising paths."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,87 +12,87 @@ from pardec.models.errors import ModelError
 
 from ...ops.denoising_paths import Last, along, log_density, token, trace, width
 from ...ops.density_ratios import share
-from ..contracts import Easel, Round
-from ._ahead import contexts
+from ..contracts import ContinuousContext, RoundResult
+from ._ahead import group_states
+from ._cspd_settings import CSpDSettings
 from ._drafting import Drafter, draft
 
-if TYPE_CHECKING:
-    from .cspd import CSpD
-
-_ROWS = 256  # tries that are made at once, where there are not more tokens to try for
+_ROWS = 256  # tries at once, unless there are more tokens to try for
 
 
-def exact_round(method: CSpD, easel: Easel, drafter: Drafter) -> Round:
-    """Drafts k groups, tests each from what is before it, and commits those before the first rejection and its own."""
-    painting, temperature, last = easel.painting, easel.request.temperature, method.ending
-    groups = method.ahead(easel, method.k)
-    drafts = draft(easel, drafter, groups, last)
-    states, rows = contexts(easel, groups, drafts.latents)
-    painting.count()
-    with easel.watch("head"):
-        # Where the draft is the target, the two laws are one: nothing but rounding could reject.
-        own = drafts.path if drafter.same else along(easel.head, states, drafts.path, temperature=temperature)
+def exact_round(method: CSpDSettings, context: ContinuousContext, drafter: Drafter) -> RoundResult:
+    """Drafts k groups, tests each from what precedes it, and commits all up to the first group with a rejection."""
+    images, temperature, last = context.images, context.request.temperature, method.last_kind
+    groups = method.next_groups(context, method.k)
+    drafts = draft(context, drafter, groups, last)
+    states, rows = group_states(context, groups, drafts.latents)
+    images.add_forward()
+    with context.watch("head"):
+        # A draft by the target itself has the same distribution: only rounding could reject.
+        own = drafts.path if drafter.same else along(context.head, states, drafts.path, temperature=temperature)
         ratio = log_density(own, last) - log_density(drafts.path, last)
-        passed = painting.uniforms(drafts.wanted, "accept").log() < ratio + math.log(method.slack)
-        made = token(own, easel.head, last)
+        passed = images.uniforms(drafts.wanted, "accept").log() < ratio + math.log(method.slack)
+        tokens = token(own, context.head, last)
         accepted = torch.zeros_like(drafts.wanted)
         accepted[drafts.wanted] = passed
-        stays, again, dropped = settled(accepted, drafts.number, len(groups))
+        stays, again, dropped = split_drafts(accepted, drafts.number, len(groups))
         if bool(again.any()):
-            made = made.clone()
+            tokens = tokens.clone()
             which = again[drafts.wanted]
-            made[which] = _residual(easel, drafter, again, states.take(which), drafts.states.take(which), last)
-    kept = stays | again
-    inside = kept[drafts.wanted]
-    painting.commit(kept, made[inside], ratio[inside].exp().clamp(max=1))
-    painting.visits += dropped  # what is drafted there next time has other noise
-    return Round(
-        drafted=kept.sum(1).cpu().numpy(),
+            tokens[which] = _residual(context, drafter, again, states.take(which), drafts.states.take(which), last)
+    final = stays | again
+    inside = final[drafts.wanted]
+    images.commit(final, tokens[inside], ratio[inside].exp().clamp(max=1))
+    images.visits += dropped  # the next draft there has other noise
+    return RoundResult(
+        drafted=final.sum(1).cpu().numpy(),
         accepted=stays.sum(1).cpu().numpy(),
         draft_forwards=drafts.forwards,
         contexts=rows,
     )
 
 
-def settled(accepted: Tensor, number: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What becomes of drafts, [n, S] bool each: those that stand, those that are drawn again, those that are dropped.
+def split_drafts(accepted: Tensor, number: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The drafts that stay, those that are sampled again, and those that are dropped; [n, S] bool each.
 
-    `accepted` [n, S] says what passed, and `number` [n, S] the group of each draft, `count` where there is none.
-    The first group with a rejection is the last one of which anything is kept.
+    `accepted` [n, S] marks those that passed; `number` [n, S] is the group of each draft, `count` where there is none.
+    Nothing stays of groups behind the first one with a rejection.
     """
     rejected = (number < count) & ~accepted
     first = torch.where(rejected, number, count).amin(1, keepdim=True)
     return accepted & (number <= first), rejected & (number == first), (number < count) & (number > first)
 
 
-def _residual(easel: Easel, drafter: Drafter, again: Tensor, target: States, other: States, last: Last) -> Tensor:
-    """[m, d]: tokens drawn from what the target's law of paths has over the draft's, for those that `again` marks.
+def _residual(
+    context: ContinuousContext, drafter: Drafter, again: Tensor, target: States, other: States, last: Last
+) -> Tensor:
+    """[m, d]: tokens for those that `again` marks, sampled from the residual max(0, p - q) over paths.
 
-    Target paths are tried until one stands; tries are numbered, so that which one it is depends on no other token.
+    Target paths are tried until one is accepted; tries are numbered, so that which one depends on no other token.
     """
-    painting, temperature = easel.painting, easel.request.temperature
-    made = torch.empty(len(target), easel.head.size, device=painting.device)
-    left = torch.arange(len(made), device=painting.device)
-    done, size = 0, 1  # tries made, and tries that come next
+    images, temperature = context.images, context.request.temperature
+    result = torch.empty(len(target), context.head.size, device=images.device)
+    left = torch.arange(len(result), device=images.device)
+    past, size = 0, 1  # tries so far, and tries that come next
     while len(left):
         open_ = torch.zeros_like(again)
-        open_[again] = torch.isin(torch.arange(len(made), device=left.device), left)
-        tries = range(done, done + size)
-        noise = torch.cat([painting.noise(open_, "residual", width(easel.head), again=number) for number in tries])
-        u = torch.cat([painting.uniforms(open_, "residual accept", again=number) for number in tries])
+        open_[again] = torch.isin(torch.arange(len(result), device=left.device), left)
+        tries = range(past, past + size)
+        noise = torch.cat([images.noise(open_, "residual", width(context.head), again=number) for number in tries])
+        u = torch.cat([images.uniforms(open_, "residual accept", again=number) for number in tries])
         which = left.repeat(size)
-        path = trace(easel.head, target.take(which), noise, temperature=temperature)
+        path = trace(context.head, target.take(which), noise, temperature=temperature)
         drafts = along(drafter.head, other.take(which), path, temperature=temperature)
         ratio = log_density(path, last) - log_density(drafts, last)
-        if bool(ratio.isnan().any()):  # none would ever stand
+        if bool(ratio.isnan().any()):  # none would ever be accepted
             raise ModelError(
-                f"{easel.model.name} or {drafter.model.name} says laws that are not numbers",
+                f"{context.model.name} or {drafter.model.name} gives densities that are not numbers",
                 hint="load both with dtype=float32",
             )
-        stands = (u < share(ratio)).view(size, len(left))
-        found, first = stands.any(0), stands.int().argmax(0)
-        tokens = token(path, easel.head, last).view(size, len(left), -1)
-        made[left[found]] = tokens[first, torch.arange(len(left), device=left.device)][found]
-        left = left[~found]
-        done, size = done + size, max(1, min(2 * size, _ROWS // max(1, len(left))))
-    return made
+        passed = (u < share(ratio)).view(size, len(left))
+        accepted, first = passed.any(0), passed.int().argmax(0)
+        tokens = token(path, context.head, last).view(size, len(left), -1)
+        result[left[accepted]] = tokens[first, torch.arange(len(left), device=left.device)][accepted]
+        left = left[~accepted]
+        past, size = past + size, max(1, min(2 * size, _ROWS // max(1, len(left))))
+    return result

@@ -1,4 +1,4 @@
-"""What every method has that draws a picture group after group, each from what is known before it."""
+"""The base of methods that sample an image group after group, each from the tokens known before it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pardec.models.errors import SpecError
 from ...ops.denoising_paths import Last, walk, width
 from ...ops.unmasking import Guidance, Unmasking, unmasking
 from ...spec import Policy
-from ..contracts import Easel
+from ..contracts import ContinuousContext
 
 
-class Groups(Policy):
-    """The schedule of a method, by the fields that it declares."""
+class GroupMethod(Policy):
+    """A method with a schedule of groups, given by the fields that it declares."""
 
     steps: int
     guidance: Guidance
-    last: Last | None  # settled by `__post_init__` where a spec may leave it open
+    last: Last | None  # a spec may leave it open; then `__post_init__` sets it
     head: int | None
 
     def __post_init__(self) -> None:
@@ -30,8 +30,8 @@ class Groups(Policy):
             raise SpecError(f"head must be at least 2, got {self.head}", hint="none takes the model's own")
 
     @property
-    def ending(self) -> Last:
-        """What a token is."""
+    def last_kind(self) -> Last:
+        """Which end of a path is the token."""
         return self.last or "map"
 
     @property
@@ -43,36 +43,35 @@ class Groups(Policy):
         return None
 
     def check_model(self, model: ContinuousModel) -> None:
-        """Nothing is refused."""
+        """Works with every model."""
 
-    def groups(self, easel: Easel) -> Unmasking:
-        """The schedule of the model's pictures."""
-        tokens = easel.painting.tokens
+    def schedule(self, context: ContinuousContext) -> Unmasking:
+        """The schedule of the model's images."""
+        tokens = context.images.tokens
         return unmasking(tokens, min(self.steps, tokens))
 
-    def scale(self, easel: Easel, step: np.ndarray) -> Tensor | None:
-        """[n] float32: the guidance of rows at these steps; None where there is none."""
-        cfg = easel.request.cfg
+    def scale(self, context: ContinuousContext, step: np.ndarray) -> Tensor | None:
+        """[n] float32: the guidance of rows at these steps; None without guidance."""
+        cfg = context.request.cfg
         if cfg is None:
             return None
-        return torch.from_numpy(self.groups(easel).scale(cfg, self.guidance)[step]).float().to(easel.painting.device)
+        return (
+            torch.from_numpy(self.schedule(context).scale(cfg, self.guidance)[step]).float().to(context.images.device)
+        )
 
-    def next_group(self, easel: Easel) -> tuple[Tensor, Tensor | None]:
-        """The tokens [n, S] that come next in each row, and how they are guided."""
-        painting, groups = easel.painting, self.groups(easel)
-        step = groups.step(painting.done)
-        return painting.between(painting.done, groups.bounds[step + 1]), self.scale(easel, step)
+    def next_group(self, context: ContinuousContext) -> tuple[Tensor, Tensor | None]:
+        """The tokens [n, S] that come next in each row, and their guidance."""
+        images, schedule = context.images, self.schedule(context)
+        step = schedule.step(images.count)
+        return images.between(images.count, schedule.bounds[step + 1]), self.scale(context, step)
 
-    def draw(self, easel: Easel) -> np.ndarray:
-        """Draws and commits the next group of every row with the target alone; [n] how many tokens each has got."""
-        painting = easel.painting
-        wanted, scale = self.next_group(easel)
-        states = easel.states(painting.known(), wanted, scale)
-        painting.count()
-        with easel.watch("head"):
-            noise = painting.noise(wanted, "token", width(easel.head))
-            made = walk(easel.head, states, noise, temperature=easel.request.temperature, last=self.ending)
-        before = painting.done
-        painting.commit(wanted, made)
-        gained: np.ndarray = painting.done - before
-        return gained
+    def sample_group(self, context: ContinuousContext) -> None:
+        """Samples and commits the next group of every row with the target alone."""
+        images = context.images
+        wanted, scale = self.next_group(context)
+        states = context.states(images.known(), wanted, scale)
+        images.add_forward()
+        with context.watch("head"):
+            noise = images.noise(wanted, "token", width(context.head))
+            tokens = walk(context.head, states, noise, temperature=context.request.temperature, last=self.last_kind)
+        images.commit(wanted, tokens)

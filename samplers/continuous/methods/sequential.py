@@ -1,8 +1,8 @@
-"""Draws the vectors of a picture one after the other: `mar` with as many steps as there are tokens.
+"""Samples the vectors of an image one after the other: `mar` with as many steps as there are tokens.
 
 Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
 
-Exact: distribution: what a model of vectors says of a picture in a given order, and the longest way to it.
+Exact: distribution: one token per step, each conditioned on all before it; the slowest schedule.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Annotated, ClassVar
 from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
 from ...registry import register
-from ..contracts import Easel, Round
-from ._groups import Groups
+from ..contracts import ContinuousContext, RoundResult
+from ._groups import GroupMethod
 
 
 @register("sequential", stage="vectors", paper="arXiv:2406.11838", exact="distribution", checked="hand")
 @dataclass(frozen=True)
-class Sequential(Groups):
-    steps: ClassVar[int] = 1 << 20  # type: ignore[misc]  # more than there are tokens: each step draws one
+class Sequential(GroupMethod):
+    steps: ClassVar[int] = 1 << 20  # type: ignore[misc]  # more than there are tokens: each step samples one
 
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
-    last: Annotated[Last, "what a token is: map, x1 or noise"] = "map"
+    last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
 
-    def start(self, easel: Easel) -> None:
+    def start(self, context: ContinuousContext) -> None:
         return None
 
-    def round(self, easel: Easel, state: None) -> Round:
-        self.draw(easel)
-        return Round()
+    def round(self, context: ContinuousContext, state: None) -> RoundResult:
+        self.sample_group(context)
+        return RoundResult()

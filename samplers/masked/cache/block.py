@@ -3,49 +3,47 @@
 SDAR: A Synergistic Diffusion-AutoRegression Paradigm for Scalable Sequence Generation,
 https://arxiv.org/abs/2510.06303
 
-    asked = [start of the block just finished, block end) when a block is entered, [block start, block end) otherwise
+    queried = [start of the block just finished, block end) when a block is entered, [block start, block end) otherwise
 
-Within a block the K/V of its positions is overwritten at every step. That of its last masks is never seen by a later
-block: the finished block is asked once more, with final tokens, in the same forward that begins the next one. The
-published loops spend a forward of its own on it.
-Exact: greedy. Other families are refused: there the K/V of a finished block changes with what comes after it.
+Within a block the K/V of its positions are overwritten at every step. Later blocks never see those of its last masks:
+the finished block is queried once more, with final tokens, in the same forward that begins the next one. The published
+loops spend a separate forward on it.
+Exact: greedy. Other families are refused: their K/V of a finished block change with the tokens after it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, QuerySpec
+from ...registry import register
+from ..contracts import Cache, Canvas, QuerySpec
 
 
 @dataclass
-class Final:
+class State:
     """How far the stored K/V are those of final tokens."""
 
-    until: np.ndarray  # [B]
+    final: np.ndarray  # [B]
 
 
 @register("block", stage="cache", paper="arXiv:2510.06303", exact="greedy", checked="reference")
 @dataclass(frozen=True)
-class BlockCache(Policy):
-    stores: ClassVar[bool] = True
-    attention: ClassVar[str] = "block-causal"  # the only families that it serves
+class BlockCache(Cache):
+    attention = "block-causal"
 
-    def start(self, canvas: Canvas) -> Final:
+    def start(self, canvas: Canvas) -> State:
         if not canvas.block_causal:
             raise SpecError(
                 "block: keeps the K/V of finished blocks, which are final in block-causal models alone",
-                hint="this model sees what comes after a block too: use dual, prefix, vicinity or dkv",
+                hint="this model also attends to what comes after a block: use dual, prefix, vicinity or dkv",
             )
-        return Final(np.zeros_like(canvas.lo))
+        return State(np.zeros_like(canvas.lo))
 
-    def query(self, canvas: Canvas, state: Final) -> QuerySpec:
-        start = np.where(canvas.entered, state.until, canvas.lo)
-        state.until = canvas.lo
+    def query(self, canvas: Canvas, state: State) -> QuerySpec:
+        start = np.where(canvas.entered, state.final, canvas.lo)
+        state.final = canvas.lo
         return QuerySpec(start, canvas.end)

@@ -1,14 +1,14 @@
-"""Dual cache: what stands before and after the block is reused, only the block is asked at every step.
+"""Dual cache: K/V before and after the block are reused, only the block is queried at every step.
 
 Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
 https://arxiv.org/abs/2505.22618
 
-    asked = [0, end) when a block is entered, [block start, block end) otherwise
+    queried = [0, end) when a block is entered, [block start, block end) otherwise
 
-In a shifted family the position before the block is asked as well while the block's first token, which it predicts,
+In a shifted family the position before the block is queried as well while the block's first token, which it predicts,
 is open.
-`reference=true` is for parity with the published loops: see `caches/_span.py`.
-Exact: no; in block-causal families yes, since what stands before the block is final, but `block` asks less there: on
+`reference=true` refreshes and commits in the order of the published loops: see `_span_cache.py`.
+Exact: no; in block-causal families yes, since everything before the block is final, but `block` queries less there: on
 entering a block only the last one and the new one.
 """
 
@@ -21,13 +21,13 @@ import numpy as np
 
 from ...registry import register
 from ..contracts import Canvas
-from ._span import SpanCache
+from ._span_cache import SpanCache
 
 
 @register("dual", stage="cache", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference")
 @dataclass(frozen=True)
 class Dual(SpanCache):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}
 
     def stop(self, canvas: Canvas) -> np.ndarray:
         return canvas.hi

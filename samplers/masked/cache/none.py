@@ -1,8 +1,8 @@
-"""No cache: every forward asks the whole row.
+"""No cache: every forward queries the whole row.
 
 Large Language Diffusion Models, https://arxiv.org/abs/2502.09992
 
-    asked = [0, end)
+    queried = [0, end)
 
 Exact: greedy, by definition.
 """
@@ -10,12 +10,11 @@ Exact: greedy, by definition.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from ...registry import Policy, register
-from ..contracts import Canvas, QuerySpec
+from ...registry import register
+from ..contracts import Cache, Canvas, QuerySpec
 
 
 @register(
@@ -26,8 +25,8 @@ from ..contracts import Canvas, QuerySpec
     checked="golden/dimple golden/dream golden/llada reference",
 )
 @dataclass(frozen=True)
-class NoCache(Policy):
-    stores: ClassVar[bool] = False
+class NoCache(Cache):
+    stores = False
 
     def query(self, canvas: Canvas, state: None) -> QuerySpec:
         return QuerySpec(np.zeros_like(canvas.end), canvas.end)

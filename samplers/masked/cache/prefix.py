@@ -1,15 +1,15 @@
-"""Prefix cache: what stands before the block is reused, the block and what follows is asked at every step.
+"""Prefix cache: K/V before the block are reused, the block and everything after it is queried at every step.
 
 Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
 https://arxiv.org/abs/2505.22618
 
-    asked = [0, end) when a block is entered, [block start - before, end) otherwise
+    queried = [0, end) when a block is entered, [block start - before, end) otherwise
 
-In a shifted family the position before the block is asked as well while the block's first token, which it predicts,
-is open; `before=1` asks it at every step, as the published prompt caches of dKV-Cache ("prefill", on Dream) and Dimple
-do, where the canvas is one block.
-`reference=true` is for parity with the published loops: see `caches/_span.py`.
-Exact: no; in block-causal families yes, since what stands before the block is final, but `block` asks less there: on
+In a shifted family the position before the block is queried as well while the block's first token, which it predicts,
+is open; `before=1` queries it at every step, as the published prompt caches of dKV-Cache ("prefill", on Dream) and of
+Dimple do, where the canvas is one block.
+`reference=true` refreshes and commits in the order of the published loops: see `_span_cache.py`.
+Exact: no; in block-causal families yes, since everything before the block is final, but `block` queries less there: on
 entering a block only the last one and the new one.
 """
 
@@ -20,11 +20,9 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
 from ..contracts import Canvas
-from ._span import SpanCache
+from ._span_cache import SpanCache
 
 
 @register(
@@ -32,14 +30,13 @@ from ._span import SpanCache
 )
 @dataclass(frozen=True)
 class Prefix(SpanCache):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}
 
-    before: Annotated[int, "positions before the block that are asked with it"] = 0
+    before: Annotated[int, "positions before the block that are queried with it"] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.before < 0:
-            raise SpecError(f"prefix: before must be at least 0, got {self.before}")
+        self.require("before", least=0)
 
     def begin(self, canvas: Canvas) -> np.ndarray:
         begin: np.ndarray = np.maximum(canvas.lo - self.before, 0)

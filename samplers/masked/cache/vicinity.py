@@ -1,13 +1,13 @@
-"""Vicinity cache: the block and its neighbourhood are asked at every step, everything when a block is entered.
+"""Vicinity cache: the block and its neighbourhood are queried at every step, everything when a block is entered.
 
 dInfer: An Efficient Inference Framework for Diffusion Language Models, https://arxiv.org/abs/2510.08666
 
-    asked = [0, end) in the first `warmup` forwards of a request and when a block is entered,
-            [block start - before, block end + after) otherwise
+    queried = [0, end) in the first `warmup` forwards of a request and when a block is entered,
+              [block start - before, block end + after) otherwise
 
-Only the block is predicted; its neighbours are asked since their K/V changes most with what the block commits.
-The published loop keeps no K/V of the warm-up: it asks everything once more after it, and again after the next window
-where the block is not the first. `reference=true` does so too, and counts refreshes as `caches/_span.py` says.
+Only the block is predicted; its neighbours are queried since their K/V changes most with what the block commits.
+The published loop keeps no K/V of the warm-up: it queries everything once more after it, and again after the next
+window where the block is not the first. `reference=true` does so too, and counts refreshes as `_span_cache.py` says.
 Exact: no; in block-causal families, where nothing after the block is seen, yes.
 """
 
@@ -18,37 +18,33 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
 from ..contracts import Canvas
-from ._span import Published, SpanCache
+from ._span_cache import PublishedCounts, SpanCache
 
 
 @register("vicinity", stage="cache", paper="arXiv:2510.08666", checked="golden/llada reference")
 @dataclass(frozen=True)
 class Vicinity(SpanCache):
-    forces: ClassVar[bool] = False
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"warmup": (0, 4)}  # by `pardec tune`
+    commits_on_refresh = False
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"warmup": (0, 4)}
 
-    before: Annotated[int, "positions before the block that are asked with it"] = 16
-    after: Annotated[int, "positions after the block that are asked with it"] = 16
+    before: Annotated[int, "positions before the block that are queried with it"] = 16
+    after: Annotated[int, "positions after the block that are queried with it"] = 16
     warmup: Annotated[int, "full forwards at the start of a request"] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("before", "after", "warmup"):
-            if getattr(self, name) < 0:
-                raise SpecError(f"vicinity: {name} must be at least 0, got {getattr(self, name)}")
+        self.require("before", "after", "warmup", least=0)
 
-    def full(self, canvas: Canvas, state: Published) -> np.ndarray:
+    def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
         if not self.reference:
             return canvas.entered | (canvas.nfe < self.warmup)
         warm = canvas.nfe <= self.warmup
         state.pending = state.pending | (canvas.entered & (canvas.nfe > 0))
-        due: np.ndarray = warm | (state.pending & (canvas.entered | ~state.refreshed))
-        state.pending = state.pending & (warm | ~due)
-        return due
+        full_rows: np.ndarray = warm | (state.pending & (canvas.entered | ~state.refreshed))
+        state.pending = state.pending & (warm | ~full_rows)
+        return full_rows
 
     def begin(self, canvas: Canvas) -> np.ndarray:
         begin: np.ndarray = np.maximum(canvas.lo - self.before, 0)

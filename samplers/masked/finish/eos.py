@@ -4,8 +4,8 @@ Decoding length of masked diffusion models, https://arxiv.org/abs/2502.09992 (an
 
     done = an end token was committed at j, and everything before j is final: committed, and not to be revised
 
-What is still open then becomes padding and is never committed. Only committed tokens count: an end token that the
-prompt or a template gave does not stop a row. This is the end-of-text prediction of Learn2PD
+Positions still open then become padding and are never committed. Only committed tokens count: an end token in the
+prompt or a template does not stop a row. This is the end-of-text prediction of Learn2PD
 (https://arxiv.org/abs/2509.25188) too. `reference=true` waits until the block is complete, as dInfer does.
 Exact: greedy, up to the end token.
 """
@@ -17,15 +17,15 @@ from typing import Annotated
 
 import numpy as np
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Request
+from ...registry import register
+from ..contracts import Canvas, Finish, Request
 
 
 @register("eos", stage="finish", paper="arXiv:2502.09992", exact="greedy", checked="golden/llada")
 @dataclass(frozen=True)
-class Eos(Policy):
+class Eos(Finish):
     reference: Annotated[bool, "stop at the end of a block only"] = False
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
-        done: np.ndarray = canvas.first_committed(request.stop_ids) < canvas.settled
-        return done & (canvas.entered | canvas.finished) if self.reference else done
+        ended: np.ndarray = canvas.first_committed(request.stop_ids) < canvas.settled
+        return ended & (canvas.entered | canvas.finished) if self.reference else ended

@@ -9,12 +9,12 @@ Checked after every forward and before its commit, on the logits before any othe
 commits the argmax at each of its open positions and is done. The region is the answer, `length` positions from `start`
 on, or every open position of the block or of the row. Rows whose forward did not predict everything open wait for one
 that does: with a cache of windows that is the next refresh. In a block-causal family a fill ends at the active block.
-Progress by steps counts every step of the plan, those at which nothing is owed too; one of those is checked as well,
-with the forward that follows it, whose canvas is the same.
+Progress by steps counts every step of the schedule, also those that commit nothing; these are checked too, with the
+forward that follows them, whose canvas is the same.
 
 Deviates from the authors' code: regions other than the answer, and progress by committed tokens, are pardec's own; so
-is the least gap, since the mean over a whole row is that of its end tokens, which are sure long before the answer is
-(`gap=mean` takes it all the same). Of the region only open positions count, where the published loop averages decided
+is the least gap, since the mean over a whole row is dominated by its end tokens, which are sure long before the answer
+is (`gap=mean` uses it all the same). Of the region only open positions count, where the published loop averages decided
 ones as well (`decided=true`).
 Exact: no.
 """
@@ -31,16 +31,16 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, MaskedSampler, Outlook, Planned, Proposal, Request
+from ...registry import register
+from ..contracts import Canvas, Finish, MaskedSampler, Predictions, Proposal, Request
 
 _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
 
 
 @register("prophet", stage="finish", paper="arXiv:2508.19982", checked="golden/llada reference")
 @dataclass(frozen=True)
-class Prophet(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}  # by `pardec tune`
+class Prophet(Finish):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}
 
     region: Annotated[
         Literal["answer", "block", "all"] | None, "where the gap is taken; none: answer if it has a start"
@@ -61,8 +61,7 @@ class Prophet(Policy):
     ] = None
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise SpecError(f"prophet: length must be at least 1, got {self.length}")
+        self.require("length", least=1)
         for name in ("early", "mid", "late"):
             if math.isnan(getattr(self, name)):
                 raise SpecError(f"prophet: {name} is a gap in logits, got nan", hint=f"{name}=inf never fills")
@@ -73,7 +72,7 @@ class Prophet(Policy):
             )
 
     def check(self, sampler: MaskedSampler) -> None:
-        if self.progress == "steps" and not isinstance(sampler.select, Planned):
+        if self.progress == "steps" and not sampler.select.counts_steps:
             raise SpecError(
                 "prophet: progress=steps needs a select that knows its number of steps, such as fixed",
                 hint="progress=committed goes with every select",
@@ -88,14 +87,14 @@ class Prophet(Policy):
                     hint="ask for more tokens, or leave start out: the gap is then taken over whatever is open",
                 )
 
-    def fill(self, outlook: Outlook, proposal: Proposal, canvas: Canvas) -> np.ndarray:
+    def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> np.ndarray:
         every = np.ones(len(canvas), dtype=bool)
-        opened = canvas.ahead(every)[1]
-        places, counted = self._region(canvas, opened)
-        ready = (outlook.has(opened) | (opened == canvas.length)).all(1)
-        counted &= outlook.has(places)
-        found = outlook.at(places).confidence
-        gaps, count = found.top1 - found.top2, counted.sum(1)
+        opened = canvas.visible_open(every)[1]
+        region, counted = self._region(canvas, opened)
+        ready = (predictions.has(opened) | (opened == canvas.length)).all(1)
+        counted &= predictions.has(region)
+        confidence = predictions.at(region).confidence
+        gaps, count = confidence.top1 - confidence.top2, counted.sum(1)
         least = torch.from_numpy(self._least(canvas)).to(gaps.device)
         if self.gap == "mean" or (self.gap is None and self._answer):
             reached = gaps.masked_fill(~counted, 0).sum(1) >= least * count
@@ -104,13 +103,9 @@ class Prophet(Policy):
         fills: np.ndarray = (ready & (count > 0) & reached).cpu().numpy()
         return fills
 
-    def done(self, canvas: Canvas, request: Request) -> np.ndarray:
-        """Nothing is left open where it filled, so that no row has to be stopped."""
-        return np.zeros(len(canvas), dtype=bool)
-
     @property
     def _answer(self) -> bool:
-        """Whether the region is an answer of which the place is known."""
+        """Whether the region is an answer with a known start."""
         return self.start is not None and self.region in (None, "answer")
 
     def _region(self, canvas: Canvas, opened: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,23 +115,23 @@ class Prophet(Policy):
         if self.region == "all" or self.start is None:
             return opened, opened < canvas.length
         first = canvas.prompt + self.start
-        places = first[:, None] + np.arange(self.length)
-        inside = (places < canvas.total[:, None]) & (self.start >= 0)
-        places = np.where(inside, places, canvas.length)
+        positions = first[:, None] + np.arange(self.length)
+        inside = (positions < canvas.total[:, None]) & (self.start >= 0)
+        positions = np.where(inside, positions, canvas.length)
         if not self.decided:
-            inside = np.take_along_axis(canvas.open_host, places, 1)
+            inside = np.take_along_axis(canvas.open_host, positions, 1)
         device = canvas.tokens.device
-        return torch.from_numpy(places).to(device), torch.from_numpy(inside).to(device)
+        return torch.from_numpy(positions).to(device), torch.from_numpy(inside).to(device)
 
     def _least(self, canvas: Canvas) -> np.ndarray:
         """The gap that suffices now, [B] float32."""
         gaps, stage = np.array([self.early, self.mid, self.late], np.float32), np.arange(3)
-        if self.progress == "steps" or (self.progress is None and bool((canvas.planned > 0).all())):
-            steps = np.maximum(canvas.planned, 1)
+        if self.progress == "steps" or (self.progress is None and bool((canvas.total_steps > 0).all())):
+            steps = np.maximum(canvas.total_steps, 1)
             passed = canvas.clocks[:, -1] + 1 if canvas.clocks.shape[1] else np.zeros_like(canvas.step)
-            first, now = (passed + 1) / steps, (canvas.step + 1) / steps  # an idle step is checked here too
+            first, now = (passed + 1) / steps, (canvas.step + 1) / steps  # idle steps are checked here too
         else:
-            first = now = 1 - canvas.open_host.sum(1) / np.maximum(canvas.asked, 1)
+            first = now = 1 - canvas.open_host.sum(1) / np.maximum(canvas.to_fill, 1)
         early, late = (np.searchsorted(_BOUNDS, reached, "right")[:, None] for reached in (first, now))
         least: np.ndarray = np.where((early <= stage) & (stage <= late), gaps, np.inf).min(1)
         return least.astype(np.float32)

@@ -21,33 +21,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...limits import MOST
-from ...registry import Policy, register
-from ..contracts import Canvas, Evidence
+from ...registry import register
+from ..contracts import Canvas, Evidence, Inputs
 
 
 @dataclass
 class Mixture:
-    """The embeddings expected in the active block, [B, W, E]; nothing before the first forward."""
+    """The expected embeddings of the active block, [B, W, E]; None before the first forward."""
 
     expected: Tensor | None = None
 
 
 @register("smoothing", stage="inputs", paper="arXiv:2510.08666", checked="reference")
 @dataclass(frozen=True)
-class Smoothing(Policy):
+class Smoothing(Inputs):
     weight: Annotated[float, "of the mixture, at the first forward"] = 0.15
     growth: Annotated[float, "more at each forward"] = 0.02
     most: Annotated[float, "weight at which it stays"] = 0.3
 
     def __post_init__(self) -> None:
-        for name in ("weight", "growth", "most"):
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"smoothing: {name} must be at least 0, got {getattr(self, name)}")
-            if getattr(self, name) > MOST:
-                raise SpecError(f"smoothing: {name} must be at most {MOST:g}, got {getattr(self, name)}")
+        self.require("weight", "growth", "most", least=0)
+        self.require("weight", "growth", "most", most=MOST)
 
     def start(self, canvas: Canvas) -> Mixture:
         return Mixture()

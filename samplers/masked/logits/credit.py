@@ -1,4 +1,4 @@
-"""Lets a token that keeps being a position's best guess gather credit, which raises its logit.
+"""Lets a token that stays a position's best guess gather credit, which raises its logit.
 
 CreditDecoding: Accelerating Parallel Decoding in Diffusion Large Language Models with Trace Credits,
 https://arxiv.org/abs/2510.06133
@@ -6,10 +6,10 @@ https://arxiv.org/abs/2510.06133
     C <- beta * C;  C[i, v_i] += p_i(v_i)^gamma at the argmax v_i of every open position i
     l_i <- l_i + alpha * ln(1 + C_i)
 
-Credit is kept as (token, value) pairs, of which a step adds one a position at most, and lasts as long as the position
-is open in its block; the reference keeps a matrix over the vocabulary, also after the request that made it. `free=true`
-is the variant without parameters: gamma = 1 and alpha = beta = 1 - (open positions of the block, as a share of those at
-its start).
+Credit is stored as (token, value) pairs, of which a step adds at most one per position, and lasts as long as the
+position is open in its block; the published code keeps a matrix over the vocabulary, even beyond the request.
+`free=true` is the variant without parameters: gamma = 1 and alpha = beta = 1 - (open positions of the block, as a share
+of those at its start).
 Exact: no; `alpha=0` changes nothing.
 """
 
@@ -26,40 +26,36 @@ from pardec.models.errors import SpecError
 
 from ...limits import MOST
 from ...ops.distribution import Distribution
-from ...registry import Policy, register
-from ..contracts import Canvas, Evidence
+from ...registry import register
+from ..contracts import Canvas, Evidence, Logits
 
-_PAIRS = 4  # room per position at first; doubled when the steps of a block call for it
+_PAIRS = 4  # per position at first; doubled when the steps of a block need more
 
 
 @dataclass
-class Book:
+class Credits:
     """The credit of each row's active block."""
 
     tokens: Tensor  # [B, W, K] int64
     values: Tensor  # [B, W, K] float32; 0 where the pair is free
-    steps: np.ndarray  # [B] made in the block, the most pairs that a position can have
-    asked: np.ndarray  # [B] open when the block was entered
+    steps: np.ndarray  # [B] in the block so far, the most pairs that a position can have
+    size: np.ndarray  # [B] positions open when the block was entered
 
 
 @register("credit", stage="logits", paper="arXiv:2510.06133", checked="golden/llada reference")
 @dataclass(frozen=True)
-class Credit(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}  # by `pardec tune`
+class Credit(Logits):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}
 
     alpha: Annotated[float, "weight of the credit in the logits; 0 is off"] = 0.7
-    beta: Annotated[float, "what is left of it after a step"] = 0.8
+    beta: Annotated[float, "share of it that remains after a step"] = 0.8
     gamma: Annotated[float, "power of the probability that is credited; below 1 it favours low ones"] = 0.2
     free: Annotated[bool, "the variant without parameters; alpha, beta and gamma stay at their defaults"] = False
 
     def __post_init__(self) -> None:
-        for name, most in (("alpha", np.inf), ("beta", 1), ("gamma", np.inf)):
-            value = getattr(self, name)
-            if not 0 <= value <= most or value == np.inf:
-                rule = "be at least 0" if most == np.inf else f"lie in [0, {most}]"
-                raise SpecError(f"credit: {name} must {rule}, got {value}")
-            if value > MOST:
-                raise SpecError(f"credit: {name} must be at most {MOST:g}, got {value}")
+        self.require("beta", least=0, most=1)
+        self.require("alpha", "gamma", least=0)
+        self.require("alpha", "gamma", most=MOST)
         if self.free and (self.alpha, self.beta, self.gamma) != (Credit.alpha, Credit.beta, Credit.gamma):
             raise SpecError("credit: free=true has no alpha, beta or gamma to set", hint="leave them out")
 
@@ -67,45 +63,45 @@ class Credit(Policy):
     def exact(self) -> str:
         return "relaxed" if self.alpha else "greedy"
 
-    def start(self, canvas: Canvas) -> Book:
+    def start(self, canvas: Canvas) -> Credits:
         shape, device = (*canvas.window.shape, _PAIRS), canvas.tokens.device
         values = torch.zeros(shape, dtype=torch.float32, device=device)
-        return Book(
+        return Credits(
             torch.zeros(shape, dtype=torch.int64, device=device), values, *np.zeros((2, len(canvas)), dtype=int)
         )
 
-    def logits(self, evidence: Evidence, canvas: Canvas, state: Book) -> Distribution:
+    def logits(self, evidence: Evidence, canvas: Canvas, state: Credits) -> Distribution:
         if not self.alpha:
             return evidence.distribution
-        alpha, kept, gamma = self._weights(canvas, state)
+        alpha, decay, gamma = self._weights(canvas, state)
         _make_room(state)
         guess, probability = evidence.distribution.greedy
-        # A committed position loses its credit, so that one which is taken back starts anew.
-        still = canvas.eligible[..., None] & self._put(~canvas.entered, canvas)
-        state.values = state.values * torch.where(still, kept, 0)
+        # A committed position loses its credit, so that a reopened one starts anew.
+        alive = canvas.eligible[..., None] & self._put(~canvas.entered, canvas)
+        state.values = state.values * torch.where(alive, decay, 0)
         # The pair of this token, else the first free one.
-        here = (state.tokens == guess[..., None]) & (state.values > 0)
-        pair = (2 * here.int() + (state.values == 0).int()).argmax(-1, keepdim=True)
+        same = (state.tokens == guess[..., None]) & (state.values > 0)
+        pair = (2 * same.int() + (state.values == 0).int()).argmax(-1, keepdim=True)
         earned = (probability**gamma).masked_fill(~evidence.eligible, 0)[..., None]
         state.values = state.values.scatter_add(-1, pair, earned)
         state.tokens = state.tokens.scatter(-1, pair, guess[..., None])
         return evidence.distribution.boosted(state.tokens, state.values.log1p() * alpha)
 
-    def _weights(self, canvas: Canvas, state: Book) -> tuple[Tensor | float, Tensor | float, float]:
-        """alpha, beta and gamma of this step; notes the step in the state."""
+    def _weights(self, canvas: Canvas, state: Credits) -> tuple[Tensor | float, Tensor | float, float]:
+        """alpha, beta and gamma of this step; counts the step."""
         state.steps = np.where(canvas.entered, 1, state.steps + 1)
-        state.asked = np.where(canvas.entered, canvas.left, state.asked)
+        state.size = np.where(canvas.entered, canvas.left, state.size)
         if not self.free:
             return self.alpha, self.beta, self.gamma
-        done = self._put((1 - canvas.left / np.maximum(state.asked, 1)).astype(np.float32), canvas)
-        return done, done, 1.0
+        share = self._put((1 - canvas.left / np.maximum(state.size, 1)).astype(np.float32), canvas)
+        return share, share, 1.0
 
     @staticmethod
     def _put(values: np.ndarray, canvas: Canvas) -> Tensor:
         return torch.from_numpy(values).to(canvas.tokens.device)[:, None, None]
 
 
-def _make_room(state: Book) -> None:
+def _make_room(state: Credits) -> None:
     """Doubles the pairs of every position where the steps of a block might fill them."""
     pairs = state.tokens.shape[-1]
     if state.steps.max(initial=0) > pairs:

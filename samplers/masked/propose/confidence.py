@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Evidence, Proposal
+from ...registry import register
+from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
 @register(
@@ -26,7 +26,7 @@ from ..contracts import Canvas, Evidence, Proposal
     checked="golden/dimple golden/dream golden/llada reference",
 )
 @dataclass(frozen=True)
-class Confidence(Policy):
+class Confidence(Propose):
     of: Annotated[Literal["raw", "filtered"], "the distribution that is measured"] = "raw"
 
     @property
@@ -34,6 +34,5 @@ class Confidence(Policy):
         return "greedy" if self.of == "raw" else "relaxed"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
-        distribution = evidence.distribution if self.of == "raw" else evidence.filtered
         tokens = evidence.draw(canvas)
-        return evidence.propose(tokens, distribution.probability(tokens))
+        return evidence.propose(tokens, evidence.measured(self.of).probability(tokens))

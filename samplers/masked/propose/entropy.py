@@ -12,17 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Evidence, Proposal
+from ...registry import register
+from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
 @register(
     "entropy", stage="propose", paper="arXiv:2508.15487", checked="golden/dimple golden/dream golden/llada reference"
 )
 @dataclass(frozen=True)
-class Entropy(Policy):
+class Entropy(Propose):
     of: Annotated[Literal["raw", "filtered"], "the distribution that is measured"] = "raw"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
-        distribution = evidence.distribution if self.of == "raw" else evidence.filtered
-        return evidence.propose(evidence.draw(canvas), -distribution.confidence.entropy)
+        return evidence.propose(evidence.draw(canvas), -evidence.measured(self.of).confidence.entropy)

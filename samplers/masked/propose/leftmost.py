@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Evidence, Proposal
+from ...registry import register
+from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
 @register("leftmost", stage="propose", paper="arXiv:2505.16990", checked="golden/dimple")
 @dataclass(frozen=True)
-class Leftmost(Policy):
+class Leftmost(Propose):
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         return evidence.propose(evidence.draw(canvas), -1.0 - evidence.positions.float())

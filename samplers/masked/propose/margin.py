@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Evidence, Proposal
+from ...registry import register
+from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
 @register("margin", stage="propose", paper="arXiv:2502.06768", checked="golden/dimple golden/dream reference")
 @dataclass(frozen=True)
-class Margin(Policy):
+class Margin(Propose):
     of: Annotated[Literal["raw", "filtered"], "the distribution that is measured"] = "raw"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
-        found = (evidence.distribution if self.of == "raw" else evidence.filtered).confidence
-        return evidence.propose(evidence.draw(canvas), (1 - (found.top2 - found.top1).exp()) / found.mass)
+        measure = evidence.measured(self.of).confidence
+        return evidence.propose(evidence.draw(canvas), (1 - (measure.top2 - measure.top1).exp()) / measure.mass)

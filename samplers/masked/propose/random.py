@@ -4,25 +4,24 @@ Large Language Diffusion Models ("random remasking"), https://arxiv.org/abs/2502
 
     score = u(position), uniform in (0, 1), drawn once a request
 
-An order drawn beforehand has the same law as fresh scores at every step, and is known before a forward.
+An order drawn beforehand has the same distribution as fresh scores at every step, and is known before a forward.
 Exact: no; `sequential` is defined in order of confidence.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Evidence, Proposal
+from ...registry import register
+from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
 @register("random", stage="propose", paper="arXiv:2502.09992", checked="golden/llada reference")
 @dataclass(frozen=True)
-class Random(Policy):
-    blind: ClassVar[bool] = True  # the scores are known before the forward
+class Random(Propose):
+    order_is_fixed = True
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         source = evidence.request.source

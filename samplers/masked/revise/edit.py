@@ -4,8 +4,7 @@ LLaDA2.1: Speeding Up Text Diffusion via Token Editing, https://arxiv.org/abs/26
 
     edit = {j committed : argmax_j != x_j and p(argmax_j) > tau}
 
-at every step, beside what the select commits. A block that is complete is looked at up to `post` times more, until a
-forward changes nothing.
+at every step, beside the select's commits. A complete block gets up to `post` more forwards, until one changes nothing.
 
 The penalty that some engines subtract from the previous token's logit is not applied.
 Exact: no; `tau=1` edits nothing.
@@ -20,46 +19,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal, Revision, Writing
+from ...registry import register
+from ..contracts import Canvas, Proposal, Revise, Revision, Writing
 
 
 @dataclass
-class CodeFeatures:
+class State:
     """Forwards on each row's complete block so far, [B]."""
 
-    made: np.ndarray
+    forwards: np.ndarray
 
 
 @register("edit", stage="revise", paper="arXiv:2602.08676", checked="reference")
 @dataclass(frozen=True)
-class Edit(Policy):
+class Edit(Revise):
     tau: Annotated[float, "an edit needs more probability than this"] = 0.9
     post: Annotated[int, "most forwards on a block that is complete"] = 16
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau <= 1:
-            raise SpecError(f"edit: tau is a probability, got {self.tau}")
-        if self.post < 0:
-            raise SpecError(f"edit: post is a number of forwards and at least 0, got {self.post}")
+        self.require("tau", least=0, most=1)
+        self.require("post", least=0)
 
     @property
     def idle(self) -> bool:
-        """Whether it never revises."""
         return self.tau == 1
 
-    def start(self, canvas: Canvas) -> CodeFeatures:
-        return CodeFeatures(np.zeros(len(canvas), dtype=np.int64))
+    def start(self, canvas: Canvas) -> State:
+        return State(np.zeros(len(canvas), dtype=np.int64))
 
-    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: CodeFeatures) -> Revision:
+    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: State) -> Revision:
         ids, probability = proposal.evidence.distribution.greedy
         changes = canvas.committed & (ids != canvas.tokens.gather(1, canvas.window)) & (probability > self.tau)
-        # What is chosen and what changes, as numbers on the host: the next block waits for them.
-        chose, changed = torch.stack([chosen.sum(1), changes.sum(1)]).cpu().numpy()
-        again = canvas.held
-        state.made = np.where(again, state.made + 1, 0)
-        complete = canvas.left == chose
-        hold = complete & (state.made < self.post) & (~again | (changed > 0))
+        # Counts on the host, which decides whether the next block is entered.
+        new, changed = torch.stack([chosen.sum(1), changes.sum(1)]).cpu().numpy()
+        again = canvas.stays
+        state.forwards = np.where(again, state.forwards + 1, 0)
+        complete = canvas.left == new
+        hold = complete & (state.forwards < self.post) & (~again | (changed > 0))
         return Revision(rewrite=Writing(changes, ids, probability), hold=hold)

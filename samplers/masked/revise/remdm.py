@@ -21,8 +21,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...ops.rank import top
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal, Revision
+from ...registry import register
+from ..contracts import Canvas, Proposal, Revise, Revision
 
 
 @dataclass
@@ -30,12 +30,12 @@ class Rounds:
     """Of each row's active block, [B, 1] int64."""
 
     size: Tensor  # open positions when it was entered
-    left: Tensor  # rounds still to be made
+    left: Tensor  # rounds to come
 
 
 @register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference")
 @dataclass(frozen=True)
-class Remdm(Policy):
+class Remdm(Revise):
     at: Annotated[float, "share of the block committed from which on tokens are reopened"] = 0.875
     rounds: Annotated[int, "steps of a block that reopen"] = 4
     tokens: Annotated[int, "positions reopened by each"] = 1
@@ -51,7 +51,6 @@ class Remdm(Policy):
 
     @property
     def idle(self) -> bool:
-        """Whether it never revises."""
         return self.rounds == 0
 
     def start(self, canvas: Canvas) -> Rounds:
@@ -63,10 +62,10 @@ class Remdm(Policy):
         left = torch.from_numpy(canvas.left).to(chosen.device)[:, None]
         state.size = torch.where(entered, left, state.size)
         state.left = state.left.masked_fill(entered, self.rounds)
-        done = state.size - left + chosen.sum(1, keepdim=True)
-        due = (state.left > 0) & (done >= self.at * state.size)
+        committed = state.size - left + chosen.sum(1, keepdim=True)
+        reopens = (state.left > 0) & (committed >= self.at * state.size)
         ours = canvas.committed | chosen
         score = torch.where(chosen, proposal.score, canvas.commit_score.gather(1, canvas.window))
         lowest = top((-score).masked_fill(~ours, -torch.inf), torch.full_like(state.left, self.tokens))
-        state.left = state.left - due.long()
-        return Revision(reopen=lowest & ours & due)
+        state.left = state.left - reopens.long()
+        return Revision(reopen=lowest & ours & reopens)

@@ -1,4 +1,4 @@
-"""Drafts boldly and takes back what a leave-one-out check no longer believes.
+"""Drafts boldly and reopens the tokens that fail a leave-one-out check.
 
 Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs, https://arxiv.org/abs/2507.18578
 
@@ -6,9 +6,10 @@ Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs, https
     revoked = {j committed : p(x_j | all but j) < verify}, where more than one was drafted;
               if they are as many as the step before drafted, the least believed of them, one fewer than that
 
-A shadow of the block rides behind the canvas in every forward: masks at the block's positions, each of which sees the
-whole canvas but its own twin, and is seen by none of it; its prediction is the leave-one-out check. Without a select in
-the spec, `threshold:tau=<draft>` is taken; `verify=0` never revokes, leaves the shadow out, and is that select.
+Every forward appends a shadow of the block to the canvas: masks at the block's positions, each of which sees the whole
+canvas but its own token, and which the canvas does not see; their predictions are the leave-one-out check. Without a
+select in the spec, `threshold:tau=<draft>` is taken; `verify=0` never revokes, leaves the shadow out, and is that
+select.
 
 Deviates from the authors' code: a probability equal to `draft` is drafted; the count of the step before starts anew
 with each block; in a shifted family the shadow of position p stands at p - 1, as its prediction does.
@@ -24,68 +25,61 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.rank import top
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal, Revision
+from ...registry import register
+from ..contracts import Canvas, Proposal, Revise, Revision
 
-_FIRST = 30  # what the step before a block's first one is taken to have drafted
+_FIRST = 30  # taken to be drafted before a block's first step
 _SHARE, _LEAST, _MOST = 0.7, 5, 20  # of the open positions that one step may draft
 
 
 @dataclass
-class Drafted:
-    """What each row's step before drafted, [B, 1] int64."""
+class State:
+    """The number of tokens that each row's step before drafted, [B, 1] int64."""
 
     before: Tensor
 
 
 @register("wino", stage="revise", paper="arXiv:2507.18578", checked="reference")
 @dataclass(frozen=True)
-class Wino(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.6, 0.7, 0.8)}  # by `pardec tune`
+class Wino(Revise):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.6, 0.7, 0.8)}
 
     draft: Annotated[float, "least probability of a drafted candidate, where the spec names no select"] = 0.6
     verify: Annotated[float, "least leave-one-out probability of a committed token; 0 never revokes"] = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("draft", "verify"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SpecError(f"wino: {name} is a probability, got {getattr(self, name)}")
+        self.require("draft", "verify", least=0, most=1)
 
     @property
-    def brings(self) -> str:
-        """The select of a spec that names none."""
+    def default_select(self) -> str:
         return f"threshold:tau={self.draft}"
 
     @property
     def idle(self) -> bool:
-        """Whether it never revises."""
         return self.verify == 0
 
     @property
-    def shadow(self) -> bool:
-        """Whether it needs the leave-one-out law."""
+    def needs_shadow(self) -> bool:
         return not self.idle
 
-    def start(self, canvas: Canvas) -> Drafted:
-        return Drafted(torch.full((len(canvas), 1), _FIRST, device=canvas.tokens.device))
+    def start(self, canvas: Canvas) -> State:
+        return State(torch.full((len(canvas), 1), _FIRST, device=canvas.tokens.device))
 
-    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Drafted) -> Revision:
+    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: State) -> Revision:
         shadow = proposal.evidence.shadow
-        assert shadow is not None, "the loop gives it to a stage with `shadow`"
+        assert shadow is not None, "the loop gives it to a stage that needs it"
         device = chosen.device
         entered = torch.from_numpy(canvas.entered).to(device)[:, None]
         before = state.before.masked_fill(entered, _FIRST)
         most = np.clip((_SHARE * canvas.left).astype(np.int64), _LEAST, _MOST)
         ranked = proposal.score.masked_fill(~chosen, -torch.inf)
-        kept = top(ranked, torch.from_numpy(most).to(device)[:, None]) & chosen
-        drafted = kept.sum(1, keepdim=True)
+        allowed = top(ranked, torch.from_numpy(most).to(device)[:, None]) & chosen
+        drafted = allowed.sum(1, keepdim=True)
         believed = shadow.probability(canvas.tokens.gather(1, canvas.window))
         doubted = canvas.committed & (believed < self.verify) & (drafted > 1)
         count = doubted.sum(1, keepdim=True)
         count = torch.where(count >= before, before - 1, count)
         revoked = top((-believed).masked_fill(~doubted, -torch.inf), count) & doubted
         state.before = torch.where(drafted > 0, drafted, before)
-        return Revision(reopen=revoked | (chosen & ~kept))
+        return Revision(reopen=revoked | (chosen & ~allowed))

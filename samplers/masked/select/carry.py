@@ -3,9 +3,9 @@
 Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding (its Dream without a
 cache), https://arxiv.org/abs/2505.22618
 
-    candidates = the best q + carry;  commit the best one, and the others with score >= tau;  carry = those not taken
+    candidates = the best q + carry;  commit the best one, and the others with score >= tau;  carry = the rest
 
-q is an even share of a block's tokens over its steps; once those are over, what was carried is all that is left. The
+q is an even share of a block's tokens over its steps; after the last step only the carry remains. The
 published loop takes n // s throughout and leaves n % s tokens masked; here the first steps take one more. It knows no
 blocks; here `steps` is for the whole canvas and is shared out over its blocks, at least one each.
 Dream scores from the filtered distribution: `confidence:of=filtered`.
@@ -21,12 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.rank import descending
 from ...ops.schedule import BlockClock, even_share
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @dataclass
@@ -34,23 +32,21 @@ class State:
     """The quota of each row's active block."""
 
     clock: BlockClock
-    owed: np.ndarray  # [B] the quota of the coming step, without what is carried
+    quota: np.ndarray  # [B] of the coming step, without what is carried
     carried: Tensor  # [B, 1] int64
 
 
 @register("carry", stage="select", paper="arXiv:2505.22618", checked="golden/dream reference")
 @dataclass(frozen=True)
-class Carry(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
+class Carry(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
 
     tau: Annotated[float, "least score, a probability"] = 0.9
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau <= 1:
-            raise SpecError(f"carry: tau must lie in [0, 1], got {self.tau}")
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"carry: steps must be at least 1, got {self.steps}")
+        self.require("tau", least=0, most=1)
+        self.require("steps", least=1)
 
     def start(self, canvas: Canvas) -> State:
         carried = torch.zeros(len(canvas), 1, dtype=torch.int64, device=canvas.tokens.device)
@@ -64,13 +60,13 @@ class Carry(Policy):
                 torch.from_numpy(canvas.entered).to(state.carried.device)[:, None], 0
             )
         at = canvas.step - clock.start
-        state.owed = even_share(clock.tokens, clock.steps, at)
+        state.quota = even_share(clock.tokens, clock.steps, at)
         return np.zeros_like(at)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         _, rank = descending(proposal.score)
-        candidates = state.carried + torch.from_numpy(state.owed).to(rank.device)[:, None]
+        candidates = state.carried + torch.from_numpy(state.quota).to(rank.device)[:, None]
         within = (rank < candidates) & proposal.eligible
-        taken = within & ((rank == 0) | (proposal.score >= self.tau))
-        state.carried = candidates - taken.sum(1, keepdim=True)
-        return taken
+        chosen = within & ((rank == 0) | (proposal.score >= self.tau))
+        state.carried = candidates - chosen.sum(1, keepdim=True)
+        return chosen

@@ -6,9 +6,9 @@ https://arxiv.org/abs/2505.16990
     commit = {i : score_i > tau}, or if there is none the best int(n (1 - s / t)) of n open tokens,
     t = n / n_0, s the first of the times still to come, below t, for which that is 1 or more; all if s is the last time
 
-The times are those of `timesteps`, one a step; at the last step everything is committed. n_0 is what was open when the
-block was entered. `steps` is for the whole canvas and is shared out over its blocks, at least one each; Dimple itself
-decodes the canvas as one block. The published code takes a threshold of 0 or less as none.
+The times are those of `timesteps`, one a step; at the last step everything is committed. n_0 is the number of
+tokens open when the block was entered. `steps` is for the whole canvas and is shared out over its blocks, at least one
+each; Dimple itself decodes the canvas as one block. The published code takes a threshold of 0 or less as none.
 `order=left` is Dimple's "autoregressive" with a threshold: where nothing is sure enough, the leftmost token alone.
 A score that is never above 0 (`entropy`) never passes. Dimple scores from the raw distribution or, as Dream does, from
 the filtered one: `of` of the proposer.
@@ -29,8 +29,8 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import best, top, top_as_published
 from ...ops.schedule import BlockClock, times
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @dataclass
@@ -39,14 +39,14 @@ class State:
 
     clock: BlockClock
     times: np.ndarray  # [B, K + 1] float32, 0 past the row's own
-    owed: np.ndarray  # [B] to be committed at the coming step if nothing is sure enough
+    quota: np.ndarray  # [B] committed at the coming step if nothing is sure enough
     last: np.ndarray  # [B] bool, the coming step is the block's last
 
 
 @register("confident", stage="select", paper="arXiv:2505.16990", checked="golden/dimple reference")
 @dataclass(frozen=True)
-class Confident(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.98, 0.9, 0.8, 0.7)}  # by `pardec tune`
+class Confident(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.98, 0.9, 0.8, 0.7)}
 
     tau: Annotated[float | None, "score to exceed, a probability; none leaves the schedule alone"] = 0.95
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
@@ -55,10 +55,8 @@ class Confident(Policy):
     reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
-        if self.tau is not None and not 0 <= self.tau <= 1:
-            raise SpecError(f"confident: tau must lie in [0, 1], got {self.tau}", hint="tau=none turns it off")
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"confident: steps must be at least 1, got {self.steps}")
+        self.require("tau", least=0, most=1, hint="tau=none turns it off")
+        self.require("steps", least=1)
         if not 0 <= self.eps < 1:
             raise SpecError(f"confident: eps must lie in [0, 1), got {self.eps}")
 
@@ -78,10 +76,10 @@ class Confident(Policy):
         ratio = np.maximum(left, 1).astype(np.float32) / clock.tokens.astype(np.float32)
         counts = (left[:, None].astype(np.float32) * (1 - state.times / ratio[:, None])).astype(np.int64)
         index = np.arange(counts.shape[1])
-        final = index >= clock.steps[:, None]  # the row's last time, and what pads
+        final = index >= clock.steps[:, None]  # the row's last time, and padding
         counts = np.where(final, left[:, None], counts)
-        due = (final | (index > at[:, None])) & (counts >= 1)
-        state.owed = counts[np.arange(len(counts)), due.argmax(1)]
+        positive = (final | (index > at[:, None])) & (counts >= 1)
+        state.quota = counts[np.arange(len(counts)), positive.argmax(1)]
         state.last = at >= clock.steps - 1
         return np.zeros_like(at)
 
@@ -94,10 +92,10 @@ class Confident(Policy):
         return torch.where(sure.any(1, keepdim=True) & ~last, sure, scheduled)
 
     def _scheduled(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
-        """[B, W] bool: what is committed where nothing is sure enough."""
+        """[B, W] bool: the choice where nothing is sure enough."""
         if self.order == "left":
             last = torch.from_numpy(state.last).to(proposal.score.device)[:, None]
             return best(proposal.eligible.to(torch.int8)) | (proposal.eligible & last)
         if self.reference:
-            return top_as_published(proposal.score, state.owed, (canvas.lo, canvas.hi), canvas.total)
-        return top(proposal.score, torch.from_numpy(state.owed).to(proposal.score.device)[:, None])
+            return top_as_published(proposal.score, state.quota, (canvas.lo, canvas.hi), canvas.total)
+        return top(proposal.score, torch.from_numpy(state.quota).to(proposal.score.device)[:, None])

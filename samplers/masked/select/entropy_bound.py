@@ -20,16 +20,16 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @register("entropy_bound", stage="select", paper="arXiv:2505.24857", checked="reference")
 @dataclass(frozen=True)
-class EntropyBound(Policy):
-    prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none
-    measures: ClassVar[str] = "filtered"  # what it measures then
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.1, 0.01, 0.03, 0.3)}  # by `pardec tune`
+class EntropyBound(Select):
+    default_propose = "entropy"
+    default_of = "filtered"
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.1, 0.01, 0.03, 0.3)}
 
     gamma: Annotated[float, "most entropy beside the largest, nats"] = 0.1
 
@@ -39,7 +39,7 @@ class EntropyBound(Policy):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         entropy = proposal.evidence.filtered.confidence.entropy
-        order = proposal.score.argsort(dim=1, descending=True, stable=True)  # what is not eligible comes last
+        order = proposal.score.argsort(dim=1, descending=True, stable=True)  # ineligible positions come last
         ranked = entropy.gather(1, order)
         within = ranked.cumsum(1) - ranked.cummax(1).values <= self.gamma
         within[:, 0] = True

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @register("entropy_threshold", stage="select", paper="arXiv:2509.26488", checked="golden/llada reference")
 @dataclass(frozen=True)
-class EntropyThreshold(Policy):
-    prefers: ClassVar[str] = "entropy"  # the proposer where the spec names none
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.45, 0.1, 0.2, 0.7)}  # by `pardec tune`
+class EntropyThreshold(Select):
+    default_propose = "entropy"
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.45, 0.1, 0.2, 0.7)}
 
     tau: Annotated[float, "most entropy, nats"] = 0.45
 

@@ -17,29 +17,26 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.rank import descending
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @register("factor", stage="select", paper="arXiv:2505.22618", checked="golden/llada reference")
 @dataclass(frozen=True)
-class Factor(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}  # by `pardec tune`
+class Factor(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}
 
     f: Annotated[float, "how far (r + 1)(1 - c) may go"] = 1.0
     reference: Annotated[bool, "the published loop's last candidate"] = False
 
     def __post_init__(self) -> None:
-        if not self.f >= 0:
-            raise SpecError(f"factor: f must be at least 0, got {self.f}")
+        self.require("f", least=0)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         ordered, rank = descending(proposal.score)
-        places = torch.arange(2, ordered.shape[1] + 2, device=ordered.device)
-        passes = ordered >= 1 - self.f / places
+        ranks = torch.arange(2, ordered.shape[1] + 2, device=ordered.device)
+        passes = ordered >= 1 - self.f / ranks
         passes[:, 0] = True
         count = passes.cumprod(1).sum(1, keepdim=True)
         if self.reference:

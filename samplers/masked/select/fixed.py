@@ -4,8 +4,8 @@ Large Language Diffusion Models, https://arxiv.org/abs/2502.09992
 
     a block of n open tokens and s steps commits n // s + [i < n % s] at its step i, the surest (or random ones) first
 
-`steps` is for the whole canvas and is shared out over its blocks, at least one each. Idle forwards of the reference,
-where a block has more steps than tokens, are not made; the clock moves on over them before the next block.
+`steps` is for the whole canvas and is shared out over its blocks, at least one each. The published loop's idle
+forwards, where a block has more steps than tokens, are left out; the clock skips them before the next block.
 `reference=true` breaks ties of the score as torch.topk does over the canvas row, which the published loop relies on;
 otherwise the lowest position wins.
 Exact: yes with one token a step in order of confidence, otherwise no.
@@ -20,12 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.rank import best, descending, top, top_as_published
-from ...ops.schedule import block_begin, block_share, even_share, in_all
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal, Request
+from ...ops.schedule import block_begin, block_share, even_share, total_steps
+from ...registry import register
+from ..contracts import Canvas, Proposal, Propose, Request, Select
 
 
 @dataclass
@@ -34,34 +32,28 @@ class Block:
 
     tokens: np.ndarray  # open when the block was entered
     start: np.ndarray  # the clock then
-    owed: np.ndarray  # to be committed at the coming step
+    quota: np.ndarray  # committed at the coming step
 
 
 @register("fixed", stage="select", paper="arXiv:2502.09992", checked="golden/llada reference")
 @dataclass(frozen=True)
-class Fixed(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
+class Fixed(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
 
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
     order: Annotated[Literal["confidence", "random"], "by score, or at random"] = "confidence"
     reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"fixed: steps must be at least 1, got {self.steps}")
-
-    @property
-    def blind(self) -> bool:
-        """Whether what is committed is known before the forward."""
-        return self.order == "random"
+        self.require("steps", least=1)
 
     def start(self, canvas: Canvas) -> Block:
         return Block(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(3)))
 
-    def planned(self, canvas: Canvas) -> np.ndarray:
-        return in_all(canvas, self.steps)
+    def total_steps(self, canvas: Canvas) -> np.ndarray:
+        return total_steps(canvas, self.steps)
 
-    def begins(self, canvas: Canvas) -> np.ndarray:
+    def entry_step(self, canvas: Canvas) -> np.ndarray:
         return block_begin(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: Block) -> np.ndarray:
@@ -69,12 +61,15 @@ class Fixed(Policy):
         state.start = np.where(canvas.entered, canvas.step, state.start)
         steps = state.tokens if self.steps is None else np.maximum(block_share(canvas, self.steps), 1)
         at = canvas.step - state.start
-        state.owed = np.clip(even_share(state.tokens, steps, at), 1, canvas.left)
+        state.quota = np.clip(even_share(state.tokens, steps, at), 1, canvas.left)
         return np.zeros_like(at)
 
-    def ahead(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
+    def knows_order(self, propose: Propose) -> bool:
+        return self.order == "random" or propose.order_is_fixed
+
+    def commit_order(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
         """In a random order, its own or that of the proposer `random`, which is the same."""
-        positions, eligible = (torch.from_numpy(held) for held in (canvas.window_host, canvas.eligible_host))
+        positions, eligible = map(torch.from_numpy, (canvas.window_host, canvas.eligible_host))
         score = self._random(canvas, request, positions, eligible)
         return (descending(score)[1] + 1) * self._chosen(score, canvas, state)
 
@@ -90,9 +85,9 @@ class Fixed(Policy):
         return order.float().masked_fill(~eligible, -torch.inf)
 
     def _chosen(self, score: Tensor, canvas: Canvas, state: Block) -> Tensor:
-        """[B, W] bool: the best-scored, as many as are owed."""
+        """[B, W] bool: the best-scored, as many as the quota."""
         if self.reference:
-            return top_as_published(score, state.owed, (canvas.lo, canvas.hi), canvas.total)
-        if (state.owed == 1).all():
+            return top_as_published(score, state.quota, (canvas.lo, canvas.hi), canvas.total)
+        if (state.quota == 1).all():
             return best(score)
-        return top(score, torch.from_numpy(state.owed).to(score.device)[:, None])
+        return top(score, torch.from_numpy(state.quota).to(score.device)[:, None])

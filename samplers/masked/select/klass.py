@@ -6,9 +6,9 @@ KLASS: KL-Guided Fast Inference in Masked Diffusion Models, https://arxiv.org/ab
     if there is none, the q best-scored ones
 
 q is 1; with `steps`, as published, the even share of the block's tokens at this step, for the whole canvas and shared
-out over its blocks as `fixed` does. A position can first pass at step `history` + 1 of its block: what was before the
-block counts as infinitely far, as does what was before a position was taken back. The published code keeps two
-matrices of the whole canvas in float64, this one the laws of the active block in float32.
+out over its blocks as `fixed` does. A position can first pass at step `history` + 1 of its block: divergences from
+before the block, or from before a position was reopened, count as infinite. The published code keeps two matrices of
+the whole canvas in float64, this one the distributions of the active block in float32.
 Exact: no; `kl=0` is `sequential`.
 """
 
@@ -25,65 +25,60 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import top
 from ...ops.schedule import BlockClock, even_share
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 _LEAST = 1e-12  # added to a probability before its logarithm
 
 
 @dataclass
 class Past:
-    """What the active block's positions said before."""
+    """The active block's earlier distributions."""
 
-    distribution: Tensor | None  # [B, W, V] float32 logarithms of the probabilities one step before
-    seen: Tensor  # [B, W] bool: whether `law` says anything of the position
-    moved: Tensor  # [B, W, H] float32, the last divergences, nats
+    log_probabilities: Tensor | None  # [B, W, V] float32, one step before
+    known: Tensor  # [B, W] bool: the positions that have them
+    divergences: Tensor  # [B, W, H] float32, the last ones, nats
     clock: BlockClock
 
 
 @register("klass", stage="select", paper="arXiv:2511.05664", checked="reference")
 @dataclass(frozen=True)
-class Klass(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
+class Klass(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
 
     tau: Annotated[float, "score above which a position is sure, a probability"] = 0.9
-    kl: Annotated[float, "divergence below which it stands still, nats"] = 0.01
+    kl: Annotated[float, "divergence below which it has stopped moving, nats"] = 0.01
     history: Annotated[int, "steps for which it has to"] = 2
     steps: Annotated[
         int | None, "the published schedule where nothing passes, steps for the whole canvas; none: one token"
     ] = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau <= 1:
-            raise SpecError(f"klass: tau must lie in [0, 1], got {self.tau}")
+        self.require("tau", least=0, most=1)
         if not self.kl >= 0:
             raise SpecError(f"klass: kl is a divergence in nats and at least 0, got {self.kl}")
-        if self.history < 1:
-            raise SpecError(f"klass: history must be at least 1, got {self.history}")
-        if self.history > 1024:  # every position remembers as many divergences
-            raise SpecError(f"klass: history must be at most 1024, got {self.history}")
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"klass: steps must be at least 1, got {self.steps}")
+        self.require("history", least=1)
+        self.require("history", most=1024)  # every position stores as many divergences
+        self.require("steps", least=1)
 
     def start(self, canvas: Canvas) -> Past:
         shape, device = canvas.window.shape, canvas.tokens.device
-        moved = torch.full((*shape, self.history), torch.inf, dtype=torch.float32, device=device)
-        seen = torch.zeros(shape, dtype=torch.bool, device=device)
-        return Past(None, seen, moved, BlockClock.of(canvas))
+        divergences = torch.full((*shape, self.history), torch.inf, dtype=torch.float32, device=device)
+        return Past(None, torch.zeros(shape, dtype=torch.bool, device=device), divergences, BlockClock.of(canvas))
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Past) -> Tensor:
         eligible = proposal.eligible
-        known = state.seen & eligible & torch.from_numpy(~canvas.entered).to(eligible.device)[:, None]
-        distribution = proposal.evidence.logits.softmax(-1)
-        now = (distribution + _LEAST).log_()
-        before = now if state.distribution is None else state.distribution
-        step = (distribution * (now - before)).sum(-1).clamp(min=0).masked_fill(~known, torch.inf)
-        past = state.moved.masked_fill(~known[..., None], torch.inf)
-        state.distribution, state.seen = now, eligible
-        state.moved = torch.cat((past[..., 1:], step[..., None]), -1)
-        passes = (state.moved < self.kl).all(-1) & (proposal.score > self.tau)
+        known = state.known & eligible & torch.from_numpy(~canvas.entered).to(eligible.device)[:, None]
+        probabilities = proposal.evidence.logits.softmax(-1)
+        now = (probabilities + _LEAST).log_()
+        before = now if state.log_probabilities is None else state.log_probabilities
+        divergence = (probabilities * (now - before)).sum(-1).clamp(min=0).masked_fill(~known, torch.inf)
+        past = state.divergences.masked_fill(~known[..., None], torch.inf)
+        state.log_probabilities, state.known = now, eligible
+        state.divergences = torch.cat((past[..., 1:], divergence[..., None]), -1)
+        passes = (state.divergences < self.kl).all(-1) & (proposal.score > self.tau)
         if self.steps is None:
-            return passes  # the best of a row that passes nowhere is the loop's to add
+            return passes  # in a row where none passes the loop adds the best
         clock = state.clock
         clock.enter(canvas, self.steps, canvas.step)
         quota = np.maximum(even_share(clock.tokens, clock.steps, canvas.step - clock.start), 1)

@@ -1,14 +1,14 @@
-"""Commits what a small trained network takes for final, from nothing but the confidences of the block.
+"""Commits the positions that a small trained network takes for final, from the confidences of the block alone.
 
 Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding (Learn2PD),
 https://arxiv.org/abs/2509.25188
 
     commit = {i : sigmoid(f(c_1 ... c_W)_i) > tau}, or the best position if there is none
 
-c is the probability of each candidate, and 1 where nothing is open; a block shorter than the filter's is filled up with
-ones. The filter is trained on the traces of one model (scripts/train_filter.py) and names it: those that ship with the
-package serve the model that they are named after, and one of another model is refused unless `force=true`. The paper's
-own weights are not public, nor is its `tau`. Its other half, stopping at an end token, is `eos`.
+c is the probability of each candidate, and 1 where nothing is open; a block shorter than the filter's is padded with
+ones. A filter is trained on the traces of one model (scripts/train_filter.py) and names it: those in the package are
+for the model that they are named after, and a filter of another model is refused unless `force=true`. The paper's own
+weights and `tau` are not public. Its other half, stopping at an end token, is `eos`.
 Exact: no; `tau=1` is `sequential`.
 """
 
@@ -23,38 +23,37 @@ from torch.nn.functional import pad
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...ops.learned_filters import filter_names, load_filter, locate_filter, told_by
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...ops.learned_filters import filter_info, filter_names, load_filter, locate_filter
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @register("learned", stage="select", paper="arXiv:2509.25188", checked="hand")
 @dataclass(frozen=True)
-class Learned(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (None, 0.99, 0.9, 0.7)}  # by `pardec tune`
+class Learned(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (None, 0.99, 0.9, 0.7)}
 
     filter: Annotated[
         str | None, "an embedded one, a folder with filter.safetensors, file.py:function; none: the model's"
     ] = None
     tau: Annotated[
-        float | None, "the filter's own probability above which a candidate is final; none: as it was judged"
+        float | None, "the filter's probability above which a candidate is final; none: the value stored with it"
     ] = None
     force: Annotated[bool, "take a filter of another model too"] = False
 
     def __post_init__(self) -> None:
-        if self.tau is not None and not 0 <= self.tau <= 1:
-            raise SpecError(f"learned: tau must lie in [0, 1], got {self.tau}")
+        self.require("tau", least=0, most=1)
         if self.filter is not None:
             locate_filter(self.filter)
 
-    def fitted(self, model: LanguageModel) -> Learned:
+    def fit(self, model: LanguageModel) -> Learned:
         name = model.name if self.filter is None else self.filter
         if self.filter is None and name not in filter_names():
             raise SpecError(
                 f"learned: no filter comes with the model {name!r}",
                 hint="train one (scripts/train_filter.py) for filter=FOLDER; filter=tiny-dream,force=true is another's",
             )
-        trained = told_by(name)
+        trained = filter_info(name)
         if trained.model not in (None, model.name) and not self.force:
             raise SpecError(
                 f"learned: the filter {name!r} was trained on {trained.model}, and this is {model.name}",
@@ -64,19 +63,19 @@ class Learned(Policy):
         return self if (name, tau) == (self.filter, self.tau) else replace(self, filter=name, tau=tau)
 
     def start(self, canvas: Canvas) -> nn.Module:
-        assert self.filter is not None, "the loop has it fitted to its model"
-        made = load_filter(self.filter).to(canvas.tokens.device)
-        length = getattr(made, "block_length", canvas.block_length)
+        assert self.filter is not None, "set by `fit`"
+        network = load_filter(self.filter).to(canvas.tokens.device)
+        length = getattr(network, "block_length", canvas.block_length)
         if canvas.block_length > length:
             raise SpecError(
                 f"learned: the filter {self.filter!r} is for blocks of {length}, not of {canvas.block_length}",
                 hint=f"decode with block_length={length} or less, or train one for longer blocks",
             )
-        return made
+        return network
 
     def select(self, proposal: Proposal, canvas: Canvas, state: nn.Module) -> Tensor:
         width = proposal.score.shape[1]
         sure = proposal.evidence.distribution.probability(proposal.tokens).masked_fill(~proposal.eligible, 1.0)
-        verdict: Tensor = state(pad(sure, (0, getattr(state, "block_length", width) - width), value=1.0))
+        logits: Tensor = state(pad(sure, (0, getattr(state, "block_length", width) - width), value=1.0))
         assert self.tau is not None
-        return verdict[:, :width].sigmoid() > self.tau
+        return logits[:, :width].sigmoid() > self.tau

@@ -20,13 +20,15 @@ import torch
 from pardec.models.errors import SpecError
 
 from ...ops.rank import best
-from ...registry import Policy, register, resolve
-from ..contracts import Canvas, Choice, MaskedSampler, Proposal
+from ...registry import register, resolve
+from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
 
 
 @register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy", checked="hand")
 @dataclass(frozen=True)
-class Oracle(Policy):
+class Oracle(Select):
+    yardstick = True
+
     of: Annotated[str, "the sampler whose text is reached, as a spec; in double quotes if it has : + or @"] = (
         "sequential"
     )
@@ -36,7 +38,11 @@ class Oracle(Policy):
             raise SpecError("oracle: it cannot be measured against itself", hint="oracle:of=sequential")
 
     def check(self, sampler: MaskedSampler) -> None:
-        resolve(self.of)  # refuses what cannot be, with this spec and not at the first forward
+        resolve(self.of)  # raises here rather than at the first forward
+
+    @property
+    def reference_sampler(self) -> str:
+        return self.of
 
     @property
     def exact(self) -> str:
@@ -47,7 +53,7 @@ class Oracle(Policy):
         assert finished is not None, "the loop decodes the reference first"
         rows = torch.from_numpy(canvas.rows).to(finished.device)
         text = finished[rows].gather(1, canvas.window)
-        known = proposal.eligible & (text >= 0)  # what `of` never came to, past its end token, is not known
+        known = proposal.eligible & (text >= 0)  # unknown where `of` stopped before, at its end token
         agrees = known & (proposal.tokens == text)
         surest = best(proposal.score.masked_fill(~known, -torch.inf))
         forced = known & surest & ~agrees.any(1, keepdim=True)

@@ -4,8 +4,8 @@ Dream 7B: Diffusion Large Language Models ("origin"), https://arxiv.org/abs/2508
 
     t_0 = 1 > ... > t_s = eps, evenly;  commit = {i : u_i < 1 - t_(k+1) / t_k} at step k, all that is open at the last
 
-u_i is drawn afresh at every step. The model's forward of a step at which nothing is drawn would be that of the next
-step again, so that it serves both and the clock moves on. `steps` is for the whole canvas and is shared out over its
+u_i is drawn afresh at every step. At a step where no position is drawn the next forward would be the same, so that one
+forward serves both and the clock moves on. `steps` is for the whole canvas and is shared out over its
 blocks, at least one each; Dream itself decodes the canvas as one block. The score plays no part.
 Exact: no.
 """
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.schedule import BlockClock, in_all, transfer
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...ops.schedule import BlockClock, total_steps, transfer
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 _AHEAD = 16  # steps that are drawn at once
 
@@ -39,23 +39,22 @@ class State:
 
 @register("origin", stage="select", paper="arXiv:2508.15487", checked="golden/dream reference")
 @dataclass(frozen=True)
-class Origin(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
+class Origin(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
 
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
     eps: Annotated[float, "where the time ends"] = 1e-3
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"origin: steps must be at least 1, got {self.steps}")
+        self.require("steps", least=1)
         if not 0 <= self.eps < 1:
             raise SpecError(f"origin: eps must lie in [0, 1), got {self.eps}")
 
     def start(self, canvas: Canvas) -> State:
         return State(BlockClock.of(canvas), np.ones((len(canvas), 1), np.float32), np.zeros(len(canvas), np.int64))
 
-    def planned(self, canvas: Canvas) -> np.ndarray:
-        return in_all(canvas, self.steps)
+    def total_steps(self, canvas: Canvas) -> np.ndarray:
+        return total_steps(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: State) -> np.ndarray:
         idle, state.idle = state.idle, np.zeros_like(state.idle)
@@ -67,18 +66,18 @@ class Origin(Policy):
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         # Drawn on the host, where the clock is: no step of a GPU waits for it.
         at = np.minimum(canvas.step - state.clock.start, state.clock.steps - 1)
-        chosen, found = np.zeros_like(canvas.eligible_host), ~canvas.eligible_host.any(1)
+        chosen, complete = np.zeros_like(canvas.eligible_host), ~canvas.eligible_host.any(1)
         for ahead in range(0, int((state.clock.steps - at).max()), _AHEAD):
-            drawn = self._drawn(proposal, canvas, state, at, ahead)  # [B, steps, W]
-            first, new = drawn.any(2).argmax(1), drawn.any((1, 2)) & ~found
-            chosen[new] = drawn[new, first[new]]
+            hits = self._draw(proposal, canvas, state, at, ahead)  # [B, steps, W]
+            first, new = hits.any(2).argmax(1), hits.any((1, 2)) & ~complete
+            chosen[new] = hits[new, first[new]]
             state.idle = np.where(new, ahead + first, state.idle)
-            found |= new
-            if found.all():
+            complete |= new
+            if complete.all():
                 break
         return torch.from_numpy(chosen).to(proposal.score.device)
 
-    def _drawn(self, proposal: Proposal, canvas: Canvas, state: State, at: np.ndarray, ahead: int) -> np.ndarray:
+    def _draw(self, proposal: Proposal, canvas: Canvas, state: State, at: np.ndarray, ahead: int) -> np.ndarray:
         """Which open positions transfer at each of the steps from `ahead` on."""
         later = ahead + np.arange(_AHEAD)
         step = canvas.step[:, None] + later
@@ -87,5 +86,5 @@ class Origin(Policy):
         uniform = source.uniform(canvas.rows.repeat(_AHEAD), step.ravel(), positions, "transfer").numpy()
         last = state.share.shape[1] - 1  # past a row's own steps the share is 1
         share = np.take_along_axis(state.share, np.minimum(at[:, None] + later, last), 1)
-        hit: np.ndarray = (uniform.reshape(*step.shape, -1) < share[..., None]) & canvas.eligible_host[:, None]
-        return hit
+        hits: np.ndarray = (uniform.reshape(*step.shape, -1) < share[..., None]) & canvas.eligible_host[:, None]
+        return hits

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...ops.rank import best
-from ...registry import Policy, register
-from ..contracts import Canvas, Proposal
+from ...registry import register
+from ..contracts import Canvas, Proposal, Select
 
 
 @register("sequential", stage="select", paper="arXiv:2502.09992", exact="greedy", checked="golden/dimple reference")
 @dataclass(frozen=True)
-class Sequential(Policy):
+class Sequential(Select):
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         return best(proposal.score)

@@ -7,8 +7,8 @@ https://arxiv.org/abs/2505.22618
 
 With `fall`, the threshold starts at 1 and falls by that much a forward until it reaches tau, as dInfer does beside its
 iteration smoothing (https://arxiv.org/abs/2510.08666).
-A forward that its reference spends on a block it has finished already is not made.
-Exact: no; tau = 1 leaves only what the model is certain of.
+Fast-dLLM's extra forward on a block that is complete already is left out.
+Exact: no; tau = 1 leaves only the tokens that the model is certain of.
 """
 
 from __future__ import annotations
@@ -22,24 +22,21 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, MaskedSampler, Proposal
+from ...registry import register
+from ..contracts import Canvas, MaskedSampler, Proposal, Select
 
 
 @register("threshold", stage="select", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference")
 @dataclass(frozen=True)
-class Threshold(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}
+class Threshold(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}
 
     tau: Annotated[float, "least score, a probability (minus an entropy in nats with the entropy proposer)"] = 0.9
     fall: Annotated[float, "the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout"] = 0.0
 
     def __post_init__(self) -> None:
-        if not self.tau <= 1:
-            raise SpecError(f"threshold: tau must be at most 1, got {self.tau}")
-
-        if not 0 <= self.fall <= 1:
-            raise SpecError(f"threshold: fall must lie in [0, 1], got {self.fall}", hint="fall=0.02 is dInfer's")
+        self.require("tau", most=1)
+        self.require("fall", least=0, most=1, hint="fall=0.02 is dInfer's")
 
     def check(self, sampler: MaskedSampler) -> None:
         if self.tau < 0 and all(part.name != "entropy" for part in sampler.spec.parts):
@@ -49,7 +46,7 @@ class Threshold(Policy):
             )
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
-        # The surest position of a row that passes nowhere is the loop's to add.
+        # In a row where no position passes the loop adds the surest.
         if not self.fall:
             return proposal.score >= self.tau
         least = np.maximum(self.tau, 1 - self.fall * canvas.nfe).astype(np.float32)

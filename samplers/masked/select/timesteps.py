@@ -6,7 +6,7 @@ Dream 7B: Diffusion Large Language Models, https://arxiv.org/abs/2508.15487
     with alg_temp: positions drawn without replacement by softmax(score / alg_temp) instead of the best
 
 `steps` is for the whole canvas and is shared out over its blocks, at least one each; Dream itself decodes the canvas as
-one block. A step that owes nothing moves the clock on and makes no forward. The count is each row's own, where the
+one block. A step that commits nothing moves the clock on and makes no forward. The count is each row's own, where the
 published loop takes the batch's mean. `reference=true` breaks ties of the score as torch.topk does over the canvas row.
 Dream scores from the filtered distribution: `confidence:of=filtered`, `margin:of=filtered` or `entropy:of=filtered`.
 Exact: no.
@@ -25,10 +25,10 @@ from pardec.models.errors import SpecError
 
 from ...limits import RANGE, divides
 from ...ops.rank import top, top_as_published
-from ...ops.schedule import BlockClock, in_all, transfer
-from ...registry import Policy, register
+from ...ops.schedule import BlockClock, total_steps, transfer
+from ...registry import register
 from ...rng import gumbel, wide
-from ..contracts import Canvas, Proposal
+from ..contracts import Canvas, Proposal, Select
 
 
 @dataclass
@@ -36,14 +36,14 @@ class State:
     """The schedule of each row's active block."""
 
     clock: BlockClock
-    share: np.ndarray  # [B, K] float32, of what is open, that each step commits
-    owed: np.ndarray  # [B] to be committed at the coming step
+    share: np.ndarray  # [B, K] float32, of the open tokens, that each step commits
+    quota: np.ndarray  # [B] committed at the coming step
 
 
 @register("timesteps", stage="select", paper="arXiv:2508.15487", checked="golden/dimple golden/dream reference")
 @dataclass(frozen=True)
-class Timesteps(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}  # by `pardec tune`
+class Timesteps(Select):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
 
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
     eps: Annotated[float, "where the time ends"] = 1e-3
@@ -51,8 +51,7 @@ class Timesteps(Policy):
     reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise SpecError(f"timesteps: steps must be at least 1, got {self.steps}")
+        self.require("steps", least=1)
         if not 0 <= self.eps < 1:
             raise SpecError(f"timesteps: eps must lie in [0, 1), got {self.eps}")
         if self.alg_temp is not None and not 0 <= self.alg_temp < float("inf"):
@@ -63,8 +62,8 @@ class Timesteps(Policy):
     def start(self, canvas: Canvas) -> State:
         return State(BlockClock.of(canvas), np.ones((len(canvas), 1), np.float32), np.zeros(len(canvas), np.int64))
 
-    def planned(self, canvas: Canvas) -> np.ndarray:
-        return in_all(canvas, self.steps)
+    def total_steps(self, canvas: Canvas) -> np.ndarray:
+        return total_steps(canvas, self.steps)
 
     def tick(self, canvas: Canvas, state: State) -> np.ndarray:
         clock = state.clock
@@ -73,17 +72,17 @@ class Timesteps(Policy):
             state.share = transfer(clock.steps, self.eps)
         at = np.minimum(canvas.step - clock.start, clock.steps - 1)
         counts = (canvas.left[:, None].astype(np.float32) * state.share).astype(np.int64)
-        due = (counts >= 1) & (np.arange(counts.shape[1]) >= at[:, None])
-        first = due.argmax(1)  # the last step owes everything that is open
-        state.owed = counts[np.arange(len(canvas)), first]
-        return np.where(due.any(1), first - at, 0)  # a stage that revises may hold a row with nothing open
+        positive = (counts >= 1) & (np.arange(counts.shape[1]) >= at[:, None])
+        first = positive.argmax(1)  # the last step commits everything that is open
+        state.quota = counts[np.arange(len(canvas)), first]
+        return np.where(positive.any(1), first - at, 0)  # a stage that revises may hold a row with nothing open
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         score = proposal.score
-        if self.alg_temp:  # the highest of score / alg_temp + Gumbel noise are such a draw
+        if self.alg_temp:  # the highest of score / alg_temp + Gumbel noise are a draw without replacement
             source = proposal.evidence.request.source
             uniform = source.uniform(canvas.rows, canvas.step, proposal.evidence.positions, "transfer")
             score = wide(score) / self.alg_temp + gumbel(uniform)
         if self.reference:
-            return top_as_published(score, state.owed, (canvas.lo, canvas.hi), canvas.total)
-        return top(score, torch.from_numpy(state.owed).to(score.device)[:, None])
+            return top_as_published(score, state.quota, (canvas.lo, canvas.hi), canvas.total)
+        return top(score, torch.from_numpy(state.quota).to(score.device)[:, None])

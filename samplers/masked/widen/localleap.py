@@ -5,8 +5,8 @@ https://arxiv.org/abs/2510.07081
 
     commit i as well if some anchor a has |i - a| <= radius and score_i >= relaxed
 
-Anchors are what select chose at this step, so that any select has neighbourhoods: with `threshold:tau` they are the
-published ones, except that a best position which is committed only for want of anything surer is none there and here.
+Anchors are the positions that select chose at this step, so that any select has neighbourhoods: with `threshold:tau`
+they are the published ones. A best position that is committed only because none passes is no anchor, as published.
 Nothing reaches over the edge of the block.
 Exact: no; `radius=0` adds nothing.
 """
@@ -21,23 +21,21 @@ from torch.nn.functional import max_pool1d
 
 from pardec.models.errors import SpecError
 
-from ...registry import Policy, register
-from ..contracts import Canvas, MaskedSampler, Proposal
+from ...registry import register
+from ..contracts import Canvas, MaskedSampler, Proposal, Widen
 
 
 @register("localleap", stage="widen", paper="arXiv:2510.07081", checked="reference")
 @dataclass(frozen=True)
-class LocalLeap(Policy):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}  # by `pardec tune`
+class LocalLeap(Widen):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}
 
     relaxed: Annotated[float, "least score near an anchor, a probability (see `threshold` for other proposers)"] = 0.75
     radius: Annotated[int, "positions on each side of an anchor; 0 adds nothing"] = 4
 
     def __post_init__(self) -> None:
-        if not self.relaxed <= 1:
-            raise SpecError(f"localleap: relaxed must be at most 1, got {self.relaxed}")
-        if self.radius < 0:
-            raise SpecError(f"localleap: radius must be at least 0, got {self.radius}")
+        self.require("relaxed", most=1)
+        self.require("radius", least=0)
 
     @property
     def exact(self) -> str:
@@ -54,6 +52,6 @@ class LocalLeap(Policy):
         if not self.radius:
             return chosen
         anchors = (chosen & proposal.eligible).float()
-        radius = min(self.radius, anchors.shape[1])  # further out there is nothing
+        radius = min(self.radius, anchors.shape[1])  # the block's width at most
         near = max_pool1d(anchors, 2 * radius + 1, stride=1, padding=radius) > 0
         return chosen | (near & (proposal.score >= self.relaxed))

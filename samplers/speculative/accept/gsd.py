@@ -48,9 +48,7 @@ class Grouped(Acceptance):
     mode: Annotated[Literal["vectorised", "reference"], "reference: the authors' special cases too"] = "vectorised"
 
     def __post_init__(self) -> None:
-        for name in ("group", "dist"):
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"gsd: {name} must be at least 0, got {getattr(self, name)}")
+        self.require("group", "dist", least=0)
         if not 0 <= self.prob <= 1:
             raise SpecError(f"gsd: prob must lie in [0, 1], got {self.prob}")
 

@@ -22,8 +22,6 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.rank import argmax
 from ...ops.tree_walk import longest, reached
 from ...registry import register
@@ -38,9 +36,7 @@ class Typical(Acceptance):
     reference: Annotated[bool, "as the authors' code: the next token is the likeliest"] = False
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "delta"):
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"typical: {name} must be at least 0, got {getattr(self, name)}")
+        self.require("epsilon", "delta", least=0)
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         p = distributions.probs

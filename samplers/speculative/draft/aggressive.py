@@ -37,9 +37,7 @@ class Aggressive(Drafter):
     source: Annotated[str | None, "the text that the output repeats; none: each row's prompt"] = None
 
     def __post_init__(self) -> None:
-        for name in ("k", "max_ngram"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"aggressive: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("k", "max_ngram", least=1)
 
     def width(self, model: LanguageModel) -> int:
         return self.k + 1

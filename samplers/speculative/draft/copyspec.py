@@ -21,7 +21,6 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
@@ -32,15 +31,13 @@ from ._history import NGramIndex, PerRow, chain, repeated
 @register("copyspec", stage="draft", paper="arXiv:2502.08923", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class CopySpec(Drafter):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}
 
     k: Annotated[int, "tokens drafted"] = 10
     suffix: Annotated[int, "repeated tokens that begin a copy; the paper tries 1 to 10 and uses 3 and 5"] = 1
 
     def __post_init__(self) -> None:
-        for name in ("k", "suffix"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"copyspec: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("k", "suffix", least=1)
 
     def width(self, model: LanguageModel) -> int:
         return self.k + 1

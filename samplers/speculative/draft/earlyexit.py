@@ -37,15 +37,13 @@ from ..shape._growth import packed
 class EarlyExit(Drafter):
     takes_shape: ClassVar[bool] = True
     takes_length: ClassVar[bool] = True
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}
 
     layers: Annotated[int, "of the target, that draft"] = 2
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
     def __post_init__(self) -> None:
-        for name in ("layers", "k"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"earlyexit: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("layers", "k", least=1)
 
     def width(self, model: LanguageModel) -> int:
         if self.layers >= model.layers:

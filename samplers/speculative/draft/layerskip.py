@@ -46,7 +46,7 @@ from ._skipping import Search, Skip, shared_search, uniform
 class LayerSkip(Drafter):
     takes_shape: ClassVar[bool] = True
     takes_length: ClassVar[bool] = True
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}
 
     ratio: Annotated[float, "share of the inner layers' sub-blocks that is skipped"] = 0.45
     skip: Annotated[Literal["uniform", "search"], "whole layers evenly spread, or what the search finds"] = "uniform"
@@ -58,9 +58,7 @@ class LayerSkip(Drafter):
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:
             raise SpecError(f"layerskip: ratio must lie in [0, 1], got {self.ratio}")
-        for name in ("k", "context"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"layerskip: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("k", "context", least=1)
 
     def width(self, model: LanguageModel) -> int:
         return self.k + 1

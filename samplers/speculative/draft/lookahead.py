@@ -25,6 +25,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
+from ...limits import MOST_NODES
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..trees import compact
@@ -57,11 +58,12 @@ class Lookahead(Drafter):
     reference: Annotated[bool, "as published: the last token of a guess is not drafted"] = False
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 1), ("ngram", 2), ("guesses", 1)):
-            if getattr(self, name) < least:
-                raise SpecError(f"lookahead: {name} must be at least {least}, got {getattr(self, name)}")
-        if (count := (self.ngram - 1) * (self.window + self.guesses)) > 4096:
-            raise SpecError(f"lookahead: (ngram - 1) * (window + guesses), its queries, is at most 4096, got {count}")
+        self.require("window", "guesses", least=1)
+        self.require("ngram", least=2)
+        if (count := (self.ngram - 1) * (self.window + self.guesses)) > MOST_NODES:
+            raise SpecError(
+                f"lookahead: (ngram - 1) * (window + guesses), its queries, is at most {MOST_NODES}, got {count}"
+            )
 
     def width(self, model: LanguageModel) -> int:
         return (self.ngram - 1) * (self.window + self.guesses)

@@ -35,7 +35,7 @@ Index = NGramIndex | SuffixIndex | GridIndex
 @register("lookup", stage="draft", paper="arXiv:2304.04487", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Lookup(Drafter):
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}
 
     k: Annotated[int, "tokens drafted"] = 10
     max_ngram: Annotated[int, "longest match that is searched; not used with prefer=longest"] = 3
@@ -45,9 +45,7 @@ class Lookup(Drafter):
     ] = "line"
 
     def __post_init__(self) -> None:
-        for name in ("k", "max_ngram"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"lookup: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("k", "max_ngram", least=1)
 
         if self.context == "grid" and self.prefer == "longest":
             raise SpecError(

@@ -20,7 +20,7 @@ import numpy as np
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 
-from ...conditioning import dressed
+from ...conditioning import conditioned_model
 from ...registry import register
 from ...spec import ModelName
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
@@ -32,14 +32,13 @@ from ..draft_model import DraftModelState
 class Model(Drafter):
     takes_shape: ClassVar[bool] = True
     takes_length: ClassVar[bool] = True
-    tried: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}  # by `pardec tune`
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
     name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise SpecError(f"model: k must be at least 1, got {self.k}")
+        self.require("k", least=1)
 
     def check(self, sampler: SpeculativeSampler) -> None:
         if not self.name:
@@ -64,7 +63,7 @@ class Model(Drafter):
         if drafter is None:
             raise ModelError("model: the request has no draft model", "load it and hand it in as Request.draft_model")
         check_pair(drafter, context.model)
-        drafter = dressed(drafter, context.request)
+        drafter = conditioned_model(drafter, context.request)
         longest = int(context.text.limit.max())
         cache = drafter.new_cache(len(context.text), longest, scratch=context.cache.capacity - longest)
         return DraftModelState(context, drafter, cache, own=True)

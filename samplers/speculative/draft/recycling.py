@@ -26,6 +26,7 @@ from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
+from ...limits import check_nodes
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..trees import Template, compact, ranked
@@ -45,8 +46,7 @@ class Recycling(Drafter):
     )
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise SpecError(f"recycling: k must be at least 1, got {self.k}")
+        self.require("k", least=1)
         if self.k > 1024:  # kept of every token of the vocabulary
             raise SpecError(f"recycling: k must be at most 1024, got {self.k}")
         above = 1
@@ -57,6 +57,7 @@ class Recycling(Drafter):
                     hint="tree=8-21-25 has 8 nodes at depth 1, 21 at depth 2, 25 at depth 3",
                 )
             above = count
+        check_nodes("recycling", sum(self._counts))
         # Not a field: the matrices are no part of the sampler's identity.
         object.__setattr__(self, "_matrices", WeakKeyDictionary[Any, Matrix]())
 

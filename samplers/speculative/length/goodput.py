@@ -57,9 +57,7 @@ class Goodput(Length):
     measured: Annotated[bool, "fit the costs to the clock"] = False
 
     def __post_init__(self) -> None:
-        for name in ("c", "token", "context"):
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"goodput: {name} must be at least 0, got {getattr(self, name)}")
+        self.require("c", "token", "context", least=0)
         for name in ("prior", "decay"):
             if not 0 < getattr(self, name) <= 1:
                 raise SpecError(f"goodput: {name} must lie in (0, 1], got {getattr(self, name)}")

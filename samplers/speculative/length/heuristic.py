@@ -17,8 +17,6 @@ from typing import Annotated
 import numpy as np
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
 from ..contracts import DecodeContext, Length, RoundResult
 from ._rounds import levels
@@ -37,9 +35,8 @@ class Heuristic(Length):
     less: Annotated[int, "tokens taken off after a rejection"] = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("first", 1), ("more", 0), ("less", 0)):
-            if getattr(self, name) < least:
-                raise SpecError(f"heuristic: {name} must be at least {least}, got {getattr(self, name)}")
+        self.require("first", least=1)
+        self.require("more", "less", least=0)
 
     def start(self, context: DecodeContext) -> _Wanted:
         return _Wanted(np.full(len(context.text), self.first))

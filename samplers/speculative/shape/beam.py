@@ -32,9 +32,7 @@ class Beam(Shape):
     nodes: Annotated[int, "drafted tokens, in all"] = 60
 
     def __post_init__(self) -> None:
-        for name in ("beams", "nodes"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"beam: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("beams", "nodes", least=1)
 
     def check(self, sampler: SpeculativeSampler) -> None:
         if sampler.accept.siblings == "with":

@@ -22,8 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from ._growth import Tree, drops_last, packed, stopped_rows
@@ -39,9 +37,7 @@ class DySpec(Shape):
     children: Annotated[int, "the most of one node"] = 8
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "children"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"dyspec: {name} must be at least 1, got {getattr(self, name)}")
+        self.require("nodes", "children", least=1)
 
     def width(self, k: int) -> int:
         return 1 + self.nodes * k  # fed before the last level, and the last level of the result

@@ -16,6 +16,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated
 
 import numpy as np
@@ -50,7 +51,7 @@ class Template(Shape):
         return tuple(map(int, self.widths.split("-")))
 
     def width(self, k: int) -> int:
-        return 1 + int(np.cumprod(self.levels[:k]).sum())
+        return 1 + sum(accumulate(self.levels[:k], int.__mul__))
 
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None

@@ -157,7 +157,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_grows_with_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_distribution, "HELD", 1 << 22)
+    monkeypatch.setattr(chunked_distribution, "CHUNK_BYTES", 1 << 22)
     model = build("wide", WIDE, device="cpu", dtype="float32")
     with Largest() as found:
         less, more = sweep(model, [(1, 32), (2, 64)])
@@ -176,7 +176,7 @@ def test_every_kernel_has_its_definition_timed(dtype: torch.dtype, monkeypatch: 
     monkeypatch.setattr(kernels, "bandwidth", lambda device, size: 1e9)
     rows = list(kernels.bench(torch.device("cpu"), dtype))
     names = {row["kernel"] for row in rows}
-    assert {"norm", "add_norm", "swiglu", "confidence", "turn_and_store", "attention, tree"} <= names
+    assert {"norm", "swiglu", "confidence", "rotary_and_cache", "attention, tree"} <= names
     assert all(row["triton_s"] is None and row["moved_bytes"] > 0 for row in rows)
 
 
@@ -185,7 +185,7 @@ def test_versions_in_c_stand_beside_their_definitions(in_c: None, monkeypatch: p
     monkeypatch.setattr(kernels, "bandwidth", lambda device, size: 1e9)
     rows = list(kernels.bench(torch.device("cpu"), torch.float32))
     timed = {row["kernel"] for row in rows if row["c_s"] is not None}
-    assert timed == {"product", "norm", "swiglu", "turn_and_store", "attention, bidirectional"}
+    assert timed == {"product", "norm", "swiglu", "rotary_and_cache", "attention, bidirectional"}
     assert all(row["furthest"] < 1e-3 for row in rows if row["c_s"] is not None)
     assert not [row for row in kernels.bench(torch.device("cpu"), torch.bfloat16) if row["c_s"] is not None]
 
@@ -212,7 +212,7 @@ def test_the_command_writes_json_with_machine_versions_and_command(cli: Cli, fol
     ("arguments", "says"),
     [
         (("decode",), "nothing to time"),
-        (("decode", "tiny-dream", "--batch", "0"), "--batch takes whole numbers from 1 on"),
+        (("decode", "tiny-dream", "--batch", "0"), "--batch takes whole numbers from 1 to"),
         (("decode", "tiny-dream", "--new", "x"), "--new takes whole numbers"),
         (("decode", "tiny-dream", "--context", "4096", "--device", "cpu"), "positions"),
         (("decode", "--shape", "llada-9b"), "did you mean 'llada-8b'"),

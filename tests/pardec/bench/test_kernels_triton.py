@@ -32,4 +32,4 @@ def test_the_cases_agree_under_the_interpreter() -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", CODE], cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[:4] == ["norm", "add_norm", "swiglu", "confidence"]
+    assert done.stdout.split("\n")[:4] == ["norm", "swiglu", "confidence", "rotary_and_cache"]

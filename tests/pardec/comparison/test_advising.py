@@ -113,7 +113,7 @@ def _advised(
     found = search(candidates, BASE, measure, budget=budget, problems=budget // 2, max_drop=1.0, cost="nfe")
     bench.decodes.clear()
     stand = Stand(Baseline(bench, BASE, _chosen(enough(1.0), "fresh")), DEFAULT, "nfe", lambda text: None)
-    return stand.judge(found.standings[: found.finalists], 1.0), bench
+    return stand.judge(found.trials[: found.finalists], 1.0), bench
 
 
 ARITHMETIC = {Candidate(f"{spec}+eos"): figures for spec, figures in MEASURED.items()} | {BASE: (1.0, 32.0)}
@@ -138,12 +138,12 @@ def test_the_baseline_is_decoded_where_a_candidate_is_wrong_and_no_drop_is_small
     assert not math.isnan(judged.baseline.mean("nfe"))
     weak = {**ARITHMETIC, BASE: (0.8, 32.0)}
     whole = Simulated(weak, 3)
-    every = whole.decode("", [BASE, *(one.candidate for one in judged.looked)], _chosen(enough(1.0), "fresh"))
-    for standing in _advised(weak, 3)[0].looked:
-        if standing.candidate in every:
-            pairs = zip(every[BASE], every[standing.candidate], strict=True)
+    every = whole.decode("", [BASE, *(one.candidate for one in judged.finalists_tried)], _chosen(enough(1.0), "fresh"))
+    for trial in _advised(weak, 3)[0].finalists_tried:
+        if trial.candidate in every:
+            pairs = zip(every[BASE], every[trial.candidate], strict=True)
             true = 100 * sum(base.score - own.score for base, own in pairs if base and own) / enough(1.0)
-            assert standing.points >= true - 1e-9
+            assert trial.points >= true - 1e-9
 
 
 def test_what_the_baseline_gets_wrong_speaks_for_a_candidate_before_nothing_is_advised() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pardec
-from pardec.comparison import preview
+from pardec.comparison import preview, tuning
 from pardec.comparison.run import FORMAT, Folder, Run
 from pardec.models.errors import SpecError
 
@@ -58,6 +58,38 @@ def test_every_kind_of_file_asks_for_the_same_and_the_command_line_wins(cli: Cli
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
+    "wrong",
+    [
+        {"limit": True},
+        {"seeds": (True,)},
+        {"problem_seed": False},
+        {"batch_size": 1.5},
+        {"replays": True},
+        {"cost_ratio": True},
+        {"workers": True},
+        {"executor": True},
+        {"mask_id": True},
+        {"max_new_tokens": True},
+    ],
+    ids=str,
+)
+def test_true_is_no_number_of_a_comparison(wrong: dict[str, Any]) -> None:
+    given = {"limit": 1, "references": False, **wrong}
+    with pytest.raises(pardec.SpecError, match=next(iter(wrong)).rstrip("s")) as caught:
+        pardec.compare("tiny-dream", "lists", ["threshold"], **given)
+    assert caught.value.hint
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("name", ["budget", "confirm", "seed", "max_drop"])
+@pytest.mark.parametrize("value", [True, "3"])
+def test_true_is_no_number_of_a_search(name: str, value: Any) -> None:
+    with pytest.raises(pardec.SpecError, match=f"{name} is"):
+        tuning.preview("tiny-dream", "lists", samplers=["threshold"], **{name: value})
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("a.yaml", "limt: 3", "there is no option 'limt' (did you mean 'limit'"),
@@ -72,6 +104,14 @@ def test_every_kind_of_file_asks_for_the_same_and_the_command_line_wins(cli: Cli
         ("a.toml", "a", "cannot be read"),
         ("a.ini", "a", "ends in .ini"),
         ("a.yaml", "limit: many", "Invalid value for '--limit'"),
+        ("a.yaml", "limit: true", "Invalid value for '--limit'"),
+        ("a.yaml", "limit: 1.5", "Invalid value for '--limit'"),
+        ("a.toml", "batch_size = true", "Invalid value for '--batch-size'"),
+        ("a.json", '{"problem_seed": false}', "Invalid value for '--problem-seed'"),
+        ("a.yaml", "max_new_tokens: true", "Invalid value for '--max-new-tokens'"),
+        ("a.yaml", "temperature: true", "Invalid value for '--temperature'"),
+        ("a.yaml", "seeds: [true]", "--seeds are whole numbers"),
+        ("a.yaml", "quiet: 3", "Invalid value for '--quiet'"),
         ("none.yaml", None, "cannot read"),
     ],
 )

@@ -378,7 +378,7 @@ def test_the_environment_names_no_path_of_the_machine(small: Small, tmp_path: Pa
         ({"replays": 1.5}, "replays is a whole number"),
         ({"prompts": []}, "prompts holds no prompt"),
         ({"samplers": (), "sampler": ["threshold"]}, "did you mean 'samplers'"),
-        ({"batch_size": 0}, "batch_size is at least 1"),
+        ({"batch_size": 0}, "batch_size is a whole number of at least 1"),
         ({"seeds": (1, 1)}, "seeds are different"),
         ({"temprature": 1.0}, "did you mean 'temperature'"),
         ({"temperature": -1.0}, "temperature must be at least 0"),

@@ -18,8 +18,8 @@ from pardec.comparison.tuning import halving
 from pardec.comparison.tuning.bench import deal
 from pardec.comparison.tuning.confirming import LOOKS, confirm, enough, level
 from pardec.comparison.tuning.fit import Fit
-from pardec.comparison.tuning.halving import Outcome, Search, Standing, search
-from pardec.comparison.tuning.paired import chance, drop
+from pardec.comparison.tuning.halving import Outcome, Search, Trial, search
+from pardec.comparison.tuning.paired import drop, probability
 from pardec.comparison.tuning.space import Candidate, Space
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import cards
@@ -85,14 +85,16 @@ def test_graded_scores_are_bootstrapped_and_never_certain() -> None:
 def test_chance_is_the_score_test_at_the_bound() -> None:
     """Where no pair differs, z = sqrt(n d / (1 - d)): 1.005 for 100 problems and a point, which one loss is just."""
     right = [1.0] * 100
-    assert chance(right, right, 1.0) == pytest.approx(0.8426, abs=1e-4)
-    assert chance(right, [0.0, *right[1:]], 1.0) == pytest.approx(0.5)
-    assert chance(right[:8], [0.0, *right[1:8]], 1.0) < 0.2 < 0.6 < chance(right[:8], right[:8], 1.0) < 0.62
-    assert chance(right, [0.0] * 5 + right[5:], 1.0) < chance([0.0, *right[1:]], [1.0] + [0.0] * 5 + right[6:], 1.0)
-    assert chance(right, right, 0.0) < 0.65
+    assert probability(right, right, 1.0) == pytest.approx(0.8426, abs=1e-4)
+    assert probability(right, [0.0, *right[1:]], 1.0) == pytest.approx(0.5)
+    assert probability(right[:8], [0.0, *right[1:8]], 1.0) < 0.2 < 0.6 < probability(right[:8], right[:8], 1.0) < 0.62
+    assert probability(right, [0.0] * 5 + right[5:], 1.0) < probability(
+        [0.0, *right[1:]], [1.0] + [0.0] * 5 + right[6:], 1.0
+    )
+    assert probability(right, right, 0.0) < 0.65
     graded = [0.9] * 50 + [0.5] * 50
-    assert chance(graded, [x - 0.01 for x in graded], 1.0) == pytest.approx(0.5)
-    assert chance(graded, [x - 0.1 for x in graded], 1.0) < 0.01
+    assert probability(graded, [x - 0.01 for x in graded], 1.0) == pytest.approx(0.5)
+    assert probability(graded, [x - 0.1 for x in graded], 1.0) < 0.01
 
 
 # --- the search ---
@@ -147,7 +149,7 @@ def _search(some: Sequence[Candidate], world: World, budget: int = 2000, problem
 def test_search_finds_the_cheapest_that_keeps_the_quality(seed: int) -> None:
     some, world, best = _world(60, seed=seed)
     found = _search(some, world)
-    assert found.standings[0].candidate == best
+    assert found.trials[0].candidate == best
 
 
 @pytest.mark.parametrize(("count", "budget"), [(60, 2000), (60, 1999), (13, 500), (4, 57), (1, 10), (200, 1100)])
@@ -164,9 +166,9 @@ def test_search_is_the_same_again_and_stops_where_problems_end() -> None:
     first = _search(some, world, problems=25)
     some, world, _ = _world(30)
     again = _search(some, world, problems=25)
-    assert [s.candidate for s in first.standings] == [s.candidate for s in again.standings]
+    assert [s.candidate for s in first.trials] == [s.candidate for s in again.trials]
     assert world.seen == set(range(25))
-    assert len(first.standings) == 30
+    assert len(first.trials) == 30
     assert first.finalists <= halving.FINALISTS
 
 
@@ -174,22 +176,22 @@ def test_fast_and_wrong_is_dropped_as_losing_too_much() -> None:
     some, world, best = _world(20)
     poison = Candidate("prophet")
     found = _search([poison, *some], World({**world.quality, poison: 0.2}, {**world.cost, poison: 0.5}), budget=1500)
-    (standing,) = [s for s in found.standings if s.candidate == poison]
-    assert standing.why == "loses too much"
-    assert found.standings[0].candidate == best
+    (trial,) = [s for s in found.trials if s.candidate == poison]
+    assert trial.why == "loses too much"
+    assert found.trials[0].candidate == best
 
 
 def test_failed_candidates_go_and_problems_the_baseline_failed_count_for_nobody() -> None:
     some, world, best = _world(20)
     world.fails = frozenset({best})
     found = _search(some, world)
-    assert next(s.why for s in found.standings if s.candidate == best) == "failed"
-    partly = Standing(best, "nfe")
+    assert next(s.why for s in found.trials if s.candidate == best) == "failed"
+    partly = Trial(best, "nfe")
     partly.add([Outcome(1, 1, 1, 1)] * 2, [None, Outcome(1, 1, 1, 1)])
     assert partly.why == "failed"
-    standing = Standing(best, "nfe")
-    standing.add([None, Outcome(1, 1, 1, 1)], [Outcome(1, 1, 1, 1), Outcome(0, 3, 1, 1)])
-    assert (standing.points, standing.mean("nfe"), standing.why) == (100, 3, "")
+    trial = Trial(best, "nfe")
+    trial.add([None, Outcome(1, 1, 1, 1)], [Outcome(1, 1, 1, 1), Outcome(0, 3, 1, 1)])
+    assert (trial.points, trial.mean("nfe"), trial.why) == (100, 3, "")
 
 
 def test_ties_go_to_the_simpler_then_to_the_earlier() -> None:
@@ -197,7 +199,7 @@ def test_ties_go_to_the_simpler_then_to_the_earlier() -> None:
     one = {plain: 1.0, longer: 1.0, later: 1.0, BASE: 1.0}
     cost = {plain: 2.0, longer: 1.999, later: 2.0, BASE: 60.0}
     found = _search([longer, plain, later], World(one, cost), budget=100)
-    assert [s.candidate for s in found.standings] == [plain, later, longer]
+    assert [s.candidate for s in found.trials] == [plain, later, longer]
 
 
 def test_where_quality_is_sure_cost_decides_and_a_gain_does_not_pay_for_it() -> None:
@@ -210,8 +212,8 @@ def test_where_quality_is_sure_cost_decides_and_a_gain_does_not_pay_for_it() -> 
         return {one: [Outcome(float(at % 20 < right[one]), cost[one], 1, 1) for at in places] for one in some}
 
     found = search([better, cheaper, bad], BASE, measure, budget=4000, problems=9999, max_drop=1.0, cost="nfe")
-    assert [(s.candidate, s.points) for s in found.standings] == [(cheaper, 0), (better, -10), (bad, 5)]
-    assert [s.why for s in found.standings] == ["", "", "loses too much"]
+    assert [(s.candidate, s.points) for s in found.trials] == [(cheaper, 0), (better, -10), (bad, 5)]
+    assert [s.why for s in found.trials] == ["", "", "loses too much"]
 
 
 def test_a_budget_without_a_problem_a_rung_is_refused() -> None:
@@ -232,19 +234,19 @@ def test_room_leaves_the_first_rung_its_problems(budget: int) -> None:
 # --- the confirmation ---
 
 
-def _standing(candidate: Candidate, lost: int, gained: int = 0, n: int = 1000, cost: float = 2.0) -> Standing:
-    standing = Standing(candidate, "nfe")
+def _standing(candidate: Candidate, lost: int, gained: int = 0, n: int = 1000, cost: float = 2.0) -> Trial:
+    trial = Trial(candidate, "nfe")
     base = [1.0] * (n - gained) + [0.0] * gained
     own = [0.0] * lost + [1.0] * (n - lost)
-    standing.add([Outcome(x, 64, 1, 1) for x in base], [Outcome(x, cost, 1, 1) for x in own])
-    return standing
+    trial.add([Outcome(x, 64, 1, 1) for x in base], [Outcome(x, cost, 1, 1) for x in own])
+    return trial
 
 
 def _confirm(lost: Sequence[int], n: int = 1000) -> tuple[str, Candidate | None, int]:
     some = _candidates(len(lost))
     known = {one: _standing(one, count, n=n) for one, count in zip(some, lost, strict=True)}
     verdict = confirm(list(known.values()), lambda look, one: [known[one[0]]], 1.0)
-    return verdict.how, verdict.winner and verdict.winner.candidate, len(verdict.looked)
+    return verdict.how, verdict.winner and verdict.winner.candidate, len(verdict.finalists_tried)
 
 
 def test_the_first_that_holds_is_taken() -> None:
@@ -292,7 +294,7 @@ def space(fit: Fit) -> Space:
 def test_every_method_names_values_that_it_takes() -> None:
     for card in cards():
         known = {f.name for f in fields(card.make)}
-        for name, values in getattr(card.make, "tried", {}).items():
+        for name, values in card.make.tuning_grid.items():
             assert name in known, card.name
             for value in values:
                 card.make(**{name: value})

@@ -58,13 +58,13 @@ def model(at: int) -> LanguageModel:
 
 def random_call(seed: int) -> dict[str, Any]:
     """Everything that shapes a call, drawn; rows padded on either side, sometimes all prompt or none."""
-    drawn = np.random.RandomState(seed)
+    render = np.random.RandomState(seed)
 
     def one(*of: Any) -> Any:
-        return of[drawn.randint(len(of))]
+        return of[render.randint(len(of))]
 
-    rows, width, new = int(one(1, 1, 2, 3)), int(drawn.randint(0, 11)), int(drawn.randint(1, 15))
-    ids = torch.from_numpy(drawn.randint(0, toys.VOCAB - 3, (rows, width)))
+    rows, width, new = int(one(1, 1, 2, 3)), int(render.randint(0, 11)), int(render.randint(1, 15))
+    ids = torch.from_numpy(render.randint(0, toys.VOCAB - 3, (rows, width)))
     call = {
         "input_ids": ids,
         "gen_length": new,
@@ -80,7 +80,7 @@ def random_call(seed: int) -> dict[str, Any]:
         "output_type": "seq",
     }
     if rows > 1 and width:
-        padding = torch.from_numpy(drawn.randint(0, width, rows))
+        padding = torch.from_numpy(render.randint(0, width, rows))
         real = torch.arange(width) >= padding[:, None]
         call["attention_mask"] = (real if one(True, False) else real.flip(1)).long()
     if one(True, False, False, False):

@@ -1,4 +1,4 @@
-"""A law with a few logits raised has the statistics of its logits, though it never passes over them."""
+"""A distribution with a few logits raised has the statistics of its logits, though it never passes over them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from pardec.samplers.ops.confidence import confidence
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.distribution import DenseDistribution
 
 
 def case(
     seed: int, *, compact: bool, scale: float, most: float, pairs: int
-) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
-    """A law over 23 tokens, the last impossible, and what is raised: often the argmax, sometimes nothing."""
+) -> tuple[DenseDistribution, torch.Tensor, torch.Tensor]:
+    """A distribution over 23 tokens, the last impossible, and what is raised: often the argmax, sometimes nothing."""
     drawn = torch.Generator().manual_seed(seed)
     rows = torch.randn((7, 23) if compact else (2, 5, 23), generator=drawn) * scale
     rows[..., 22] = -torch.inf
-    distribution = Distribution(rows, torch.randint(7, (2, 5), generator=drawn) if compact else None)
+    distribution = DenseDistribution(rows, torch.randint(7, (2, 5), generator=drawn) if compact else None)
     tokens = torch.rand(2, 5, 22, generator=drawn).argsort(-1)[..., :pairs]
     first = (tokens != distribution.logits.argmax(-1, keepdim=True)).all(-1) & (torch.rand(2, 5, generator=drawn) < 0.7)
     tokens[..., 0] = torch.where(first, distribution.logits.argmax(-1), tokens[..., 0])
@@ -44,13 +44,13 @@ def test_statistics_are_those_of_the_raised_logits(given: dict[str, float]) -> N
         at = tokens[..., place : place + 1]
         plain.scatter_(-1, at, plain.gather(-1, at) + by[..., place : place + 1])
     expected = confidence(plain)
-    boosted = Distribution(distribution.rows, distribution.place).boosted(tokens, by)
+    boosted = DenseDistribution(distribution.row_logits, distribution.index).boosted(tokens, by)
     assert (boosted.greedy[0] == expected.ids).all()
     torch.testing.assert_close(boosted.greedy[1], expected.probability, rtol=3e-6, atol=1e-7)
     for found, wanted in zip(distribution.boosted(tokens, by).confidence, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(boosted.logits, plain)
-    assert torch.equal(boosted.at(tokens), plain.gather(-1, tokens))
+    assert torch.equal(boosted.logits_of(tokens), plain.gather(-1, tokens))
 
 
 def test_raising_twice_adds_up() -> None:
@@ -69,7 +69,7 @@ def test_equal_logits_go_to_the_lowest_id_before_and_after() -> None:
         ([4, 2], [1.5, 1.5], 2),
         ([3, 0], [0.0, 0.0], 1),  # nothing is raised
     ):
-        distribution = Distribution(rows).boosted(torch.tensor([[tokens]]), torch.tensor([[by]]))
+        distribution = DenseDistribution(rows).boosted(torch.tensor([[tokens]]), torch.tensor([[by]]))
         assert (
             distribution.greedy[0].item()
             == distribution.confidence.ids.item()
@@ -78,11 +78,11 @@ def test_equal_logits_go_to_the_lowest_id_before_and_after() -> None:
         )
 
 
-def test_nothing_is_written_into_the_law_that_is_raised() -> None:
+def test_boosting_leaves_the_base_unchanged() -> None:
     distribution, tokens, by = case(0, compact=False, scale=1.0, most=2.0, pairs=3)
-    before = distribution.rows.clone()
+    before = distribution.row_logits.clone()
     boosted = distribution.boosted(tokens, by)
     assert not torch.equal(boosted.logits, before)
     assert boosted.greedy
-    assert torch.equal(distribution.rows, before)
+    assert torch.equal(distribution.row_logits, before)
     assert torch.equal(distribution.logits, before)

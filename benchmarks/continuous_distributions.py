@@ -1,6 +1,6 @@
 """How far methods for vectors are from the law that they speed up, on toys whose target is known or can be sampled.
 
-    python benchmarks/continuous_laws.py [-n 50000] [--markdown benchmarks/continuous_laws.md]
+    python benchmarks/continuous_distributions.py [-n 50000] [--markdown benchmarks/continuous_distributions.md]
 
 Toys: six tokens in four groups, each depending on all tokens before it; draft and target differ in means and in
 deviations. Each row draws as many pictures with a method, and with `mar` under other seeds, and compares them: the
@@ -22,7 +22,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.samplers.vector_toys import drawn, energy, kolmogorov, pair, pictures  # noqa: E402
+from tests.samplers.vector_toys import energy, generate, kolmogorov, latents_of, pair  # noqa: E402
 
 TOKENS, STEPS = 6, 4
 TOYS = {  # numbers a token, transitions, curved, how far apart
@@ -81,21 +81,21 @@ def main() -> None:
                 continue  # no transition before the last one is random
             started = time.perf_counter()
             if last not in base:
-                base[last] = pictures(drawn(target, f"mar:steps={STEPS},last={last}", count=given.n, seed=1))
+                base[last] = latents_of(generate(target, f"mar:steps={STEPS},last={last}", count=given.n, seed=1))
             model, call = (draft, f"mar:steps={STEPS}") if spec == "draft alone" else (target, spec)
-            end = drawn(model, call, draft=draft, count=given.n, seed=100 + number)
+            end = generate(model, call, draft=draft, count=given.n, seed=100 + number)
             tested = sum(map(sum, end.trace.drafted))
             share = f"{sum(map(sum, end.trace.accepted)) / tested:.3f}" if tested else ""
             name = spec if spec == "draft alone" else f"`{spec}`"
-            lines.append(f"| {toy} | {name} | {share} | {compared(pictures(end), base[last])} |")
+            lines.append(f"| {toy} | {name} | {share} | {compared(latents_of(end), base[last])} |")
             print(lines[-1], f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     text = "\n".join(lines)
     print(text)
     if given.markdown:
         told = " ".join((__doc__ or "").split("\n\n")[2].split())
         given.markdown.write_text(
-            f"# How far methods for vectors are from the target's law\n\n`python benchmarks/continuous_laws.py "
-            f"-n {given.n}`. {told}\n\n{text}\n"
+            "# How far methods for vectors are from the target's distribution\n\n"
+            f"`python benchmarks/continuous_distributions.py -n {given.n}`. {told}\n\n{text}\n"
         )
 
 

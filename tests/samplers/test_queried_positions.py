@@ -1,4 +1,4 @@
-"""The caches that do not ask one span: what they ask, that it is enough, and where they change nothing."""
+"""The caches that do not query one span: what they query, that it is enough, and where they change nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Descending:
         return torch.tensor(fallen, dtype=torch.float64)
 
 
-def asked(got: Finished, row: int = 0) -> list[tuple[int, ...]]:
+def queried(got: Finished, row: int = 0) -> list[tuple[int, ...]]:
     return [tuple(positions) for positions in got.trace.fed[row]]
 
 
@@ -43,10 +43,10 @@ def asked(got: Finished, row: int = 0) -> list[tuple[int, ...]]:
 def in_order(family: str, cache: str, order: list[int], **options: Any) -> list[tuple[int, ...]]:
     spec = f"random+fixed:steps={options.pop('steps')}@{cache}"
     got = fill(toy(family, sharp=1.2), spec, prompts((5,), seed=3), 8, source=Descending(order), **options)
-    return asked(got)
+    return queried(got)
 
 
-def test_the_vicinity_of_the_block_is_asked_after_the_warmup() -> None:
+def test_the_vicinity_of_the_block_is_queried_after_the_warmup() -> None:
     spec = "sequential@vicinity:before=2,after=1,warmup=2"
     got = fill(toy("llada", sharp=1.2), spec, prompts((5,)), 10)
     first, second, last = range(3, 10), range(7, 14), range(11, 15)
@@ -57,7 +57,7 @@ def test_the_vicinity_of_the_block_is_asked_after_the_warmup() -> None:
     )  # fmt: skip
 
 
-def test_the_published_vicinity_asks_everything_once_more_after_the_warmup() -> None:
+def test_the_published_vicinity_queries_everything_once_more_after_the_warmup() -> None:
     spec = "sequential@vicinity:before=2,after=1,warmup=2,reference=true"
     got = fill(toy("llada", sharp=1.2), spec, prompts((5,)), 8)
     assert [len(positions) for positions in got.trace.fed[0]] == [13, 13, 13, 7, 13, 6, 6, 6]
@@ -79,7 +79,7 @@ def left(*gone: int) -> tuple[int, ...]:
     return tuple(p for p in OPEN if p not in gone)
 
 
-def test_a_token_is_asked_once_more_after_its_commit() -> None:
+def test_a_token_is_queried_once_more_after_its_commit() -> None:
     got = in_order("llada", "dkv:refresh=4,full=1", ORDER, steps=8, block_length=8)
     assert got == [
         ALL[:13], left(), left(7), left(7, 9), ALL[:13], left(7, 9, 6, 5), left(7, 9, 6, 5, 12), (8, 10)
@@ -105,7 +105,7 @@ def test_how_many_full_steps_a_block_begins_with_is_the_families() -> None:
         assert one.trace.fed == other.trace.fed
 
 
-def test_a_shifted_family_asks_the_rows_that_predict_and_the_token_itself() -> None:
+def test_a_shifted_family_queries_the_rows_that_predict_and_the_token_itself() -> None:
     options = {"steps": 8, "block_length": 8}
     got = in_order("dream", "dkv:refresh=0", ORDER, **options)
     # Rows 4..11 predict 5..12. Of the second forward 7 is fresh: 6 has no longer to predict it, 7 is asked by itself.
@@ -129,7 +129,7 @@ def test_the_published_sets_of_dream() -> None:
     assert got[4] == ALL[4:13]
 
 
-def test_only_what_was_and_will_be_committed_is_asked() -> None:
+def test_only_what_was_and_will_be_committed_is_queried() -> None:
     got = in_order("llada", "dkv_greedy:refresh=3,window=0", ORDER, steps=8, block_length=8)
     assert got == [ALL[:13], (7, 9), (6, 9), ALL[:13], (5, 12), (11, 12), ALL[:13], (8, 10)]
     got = in_order("dream", "dkv_greedy:refresh=3,window=0", ORDER, steps=8, block_length=8)
@@ -151,7 +151,7 @@ def test_the_window_looks_beyond_the_block() -> None:
 
 
 @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
-def test_the_block_cache_asks_a_finished_block_once_more_with_the_next(family: str) -> None:
+def test_the_block_cache_queries_a_finished_block_once_more_with_the_next(family: str) -> None:
     got = fill(toy(family, sharp=1.2), "leftmost+sequential@block", prompts((6,)), 7)
     # A grid of four from position 0: the prompt ends within the second block, the last one has a single token.
     expected = [range(8), range(4, 8), range(4, 12), range(8, 12), range(8, 12), range(8, 12), range(8, 13)]
@@ -160,7 +160,7 @@ def test_the_block_cache_asks_a_finished_block_once_more_with_the_next(family: s
     assert list(got.trace.fed[0]) == expected
 
 
-def test_blocks_of_a_template_that_are_passed_over_are_asked_with_the_next() -> None:
+def test_blocks_of_a_template_that_are_passed_over_are_queried_with_the_next() -> None:
     m = MASK
     canvas = [1, 2, m, m, 5, 6, 7, 8, 9, 1, 2, 3, 4, m]
     model = toy("sdar", sharp=1.2)
@@ -197,7 +197,7 @@ def test_a_cache_is_its_plain_version(family: str, cache: str) -> None:
         (prompt,) = prompts((length,), seed=length)
         tokens, when, fed = naive.decode(model, prompt, new, RULES[cache], size=size)
         got = fill(model, f"sequential@{cache}", [prompt], new, block_length=size)
-        assert asked(got) == fed
+        assert queried(got) == fed
         assert got.tokens[0].tolist() == tokens
         assert dict(enumerate(got.trace.commit_step[0].tolist()[length:], length)) == dict(sorted(when.items()))
 
@@ -219,7 +219,7 @@ def test_the_greedy_cache_is_its_plain_version(family: str, refresh: int, window
             spec += f"{',' if ':' in spec else ':'}steps={new // count}"
             source = Descending(order)
             got = fill(model, f"{spec}@dkv_greedy:refresh={refresh},window={window}", [prompt], new, source=source)
-            assert asked(got) == fed
+            assert queried(got) == fed
             assert got.tokens[0].tolist() == tokens
             assert dict(enumerate(got.trace.commit_step[0].tolist()[length:], length)) == dict(sorted(when.items()))
 
@@ -343,7 +343,7 @@ def test_that_is_what_the_result_says() -> None:
     "select", ["threshold:tau=0.4", "sequential", "random+fixed:steps=9", "wino+threshold:tau=0.4"]
 )
 @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
-def test_a_block_causal_model_loses_nothing_and_asks_least_with_the_block_cache(
+def test_a_block_causal_model_loses_nothing_and_queries_least_with_the_block_cache(
     family: str, select: str, distribution: dict[str, Any]
 ) -> None:
     model, given = toy(family, seed=1, sharp=1.2), prompts((30, 2, 9))
@@ -375,7 +375,7 @@ def test_what_is_settled_is_one_in_a_family_without_shift() -> None:
 
 def test_what_is_settled_is_more_with_each_setting() -> None:
     spec = "leftmost+fixed@dkv:refresh=0,settle={}"
-    sets = [asked(fill(toy("dream"), spec.format(settle), prompts((5,)), 9)) for settle in ("self", "next", "both")]
+    sets = [queried(fill(toy("dream"), spec.format(settle), prompts((5,)), 9)) for settle in ("self", "next", "both")]
     for one, two, three in zip(*sets, strict=True):
         assert set(one) <= set(two) <= set(three)
     assert sum(map(len, sets[0])) < sum(map(len, sets[1])) < sum(map(len, sets[2]))
@@ -394,7 +394,7 @@ def test_a_row_is_alone_what_it_is_in_a_ragged_batch(family: str, cache: str, di
     for row in range(4):
         alone = fill(model, f"{select}@{cache}", [given[row]], new[row], seeds=[100 + row], **distribution)
         assert same(alone, 0, whole, row)
-        assert asked(alone) == asked(whole, row)
+        assert queried(alone) == queried(whole, row)
     assert (whole.tokens[0, 10:] == PAD).all()
 
 
@@ -406,11 +406,11 @@ def test_a_row_is_alone_what_it_is_in_a_ragged_batch(family: str, cache: str, di
     [
         ("sequential@vicinity:before=-1", "before must be at least 0, got -1"),
         ("sequential@vicinity:warmup=-2", "warmup must be at least 0, got -2"),
-        ("sequential@dkv:refresh=-1", "dkv: refresh must be 0"),
+        ("sequential@dkv:refresh=-1", "dkv: refresh must be at least 0"),
         ("sequential@dkv:full=0", "full must be at least 1, got 0"),
         ("sequential@dkv:settle=un", "settle is one of self, next, both"),
         ("random+fixed@dkv_greedy:window=-1", "window must be at least 0, got -1"),
-        ("random+fixed@dkv_greedy:refresh=-1", "dkv_greedy: refresh must be 0"),
+        ("random+fixed@dkv_greedy:refresh=-1", "dkv_greedy: refresh must be at least 0"),
         ("sequential@dkv_greedy", r"dkv_greedy must know .* confidence\+sequential decides after it"),
         ("fixed@dkv_greedy", r"dkv_greedy must know .* confidence\+fixed decides after it"),
         ("random+sequential@dkv_greedy", "dkv_greedy must know"),

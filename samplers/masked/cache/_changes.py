@@ -1,4 +1,4 @@
-"""What the caches share that ask by what has changed: since when, and when everything is due again."""
+"""Shared by caches that recompute what has changed: the changes since the last forward, and periodic refreshes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ def last_clock(canvas: Canvas) -> np.ndarray:
 
 
 def elapsed(canvas: Canvas, every: int, start: np.ndarray | int = 0) -> np.ndarray:
-    """[B] bool: a multiple of `every` steps since `start` has come since the last forward, skipped or not."""
+    """[B] bool: since the last forward, the steps counted from `start` reached a multiple of `every`."""
     if not every:
         return np.zeros(len(canvas), dtype=bool)
-    due: np.ndarray = (canvas.step - start) // every > (last_clock(canvas) - start) // every
-    return due
+    reached: np.ndarray = (canvas.step - start) // every > (last_clock(canvas) - start) // every
+    return reached
 
 
 @dataclass
-class Since:
-    """How the rows stood at the last forward."""
+class LastTokens:
+    """The rows at the last forward."""
 
-    tokens: np.ndarray  # [B, L + 1] what stood there
+    tokens: np.ndarray  # [B, L + 1]
 
     @classmethod
-    def of(cls, canvas: Canvas) -> Since:
+    def of(cls, canvas: Canvas) -> LastTokens:
         """Before the first forward."""
         return cls(canvas.tokens_host.copy())
 
-    def put(self, where: np.ndarray, other: Since) -> None:
-        """The rows of `other`, whose canvas is as long or longer, in place of the live rows at `where`."""
+    def put(self, where: np.ndarray, other: LastTokens) -> None:
+        """Puts the rows of `other`, whose canvas is at least as long, in place of the live rows at `where`."""
         more = other.tokens.shape[1] - self.tokens.shape[1]
-        self.tokens = np.pad(self.tokens, ((0, 0), (0, more)), mode="edge")  # the bin holds what pads
+        self.tokens = np.pad(self.tokens, ((0, 0), (0, more)), mode="edge")  # the bin holds the padding id
         self.tokens[where] = other.tokens
 
     def keep(self, rows: np.ndarray) -> None:
@@ -44,9 +44,9 @@ class Since:
         self.tokens = self.tokens[rows]
 
     def changed(self, canvas: Canvas) -> np.ndarray:
-        """[B, L + 1] bool: what was written since, and what was taken back; notes how the rows stand now.
+        """[B, L + 1] bool: the positions written or reopened since; remembers the present tokens.
 
-        Asked again at the next forward, a position is never seen by the K/V of what stood there before.
+        They must be queried at the next forward, so that no position attends to K/V of replaced tokens.
         """
         changed: np.ndarray = self.tokens != canvas.tokens_host
         self.tokens = canvas.tokens_host.copy()

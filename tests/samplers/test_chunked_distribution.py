@@ -9,8 +9,8 @@ from torch import Tensor
 
 import pardec
 from pardec.samplers.ops import chunked_distribution
-from pardec.samplers.ops.chunked_distribution import ChunkedDistribution, joined
-from pardec.samplers.ops.distribution import Distribution
+from pardec.samplers.ops.chunked_distribution import ChunkedDistribution, join
+from pardec.samplers.ops.distribution import DenseDistribution
 
 PROMPTS = ["Tom has 18 cups. He loses 4. How many cups does Tom have now?", "Ann has 8 cups."]
 
@@ -41,7 +41,7 @@ def test_every_stage_sees_what_it_would(
 ) -> None:
     arguments = {"sampler": spec, "max_new_tokens": 24, "block_length": 24, **more}
     held = model.generate(PROMPTS, **arguments)  # type: ignore[arg-type]
-    monkeypatch.setattr(chunked_distribution, "HELD", 5 * 4 * model.language_model.vocab_size)  # five rows
+    monkeypatch.setattr(chunked_distribution, "CHUNK_BYTES", 5 * 4 * model.language_model.vocab_size)  # five rows
     pieced = model.generate(PROMPTS, **arguments)  # type: ignore[arg-type]
     assert torch.equal(held.sequences, pieced.sequences)
     assert held.nfe == pieced.nfe
@@ -52,7 +52,7 @@ def test_every_stage_sees_what_it_would(
 
 def test_no_more_rows_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, vocab = torch.randn(23, 11), 11
-    monkeypatch.setattr(chunked_distribution, "HELD", 4 * vocab * 4)
+    monkeypatch.setattr(chunked_distribution, "CHUNK_BYTES", 4 * vocab * 4)
     asked: list[int] = []
 
     def make(index: Tensor) -> Tensor:
@@ -60,11 +60,11 @@ def test_no_more_rows_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return rows[index].clone()
 
     place = torch.randint(0, 23, (2, 9), generator=torch.Generator().manual_seed(1))
-    distribution, whole = ChunkedDistribution(make, 23, vocab, place), Distribution(rows, place)
+    distribution, whole = ChunkedDistribution(make, 23, vocab, place), DenseDistribution(rows, place)
     for name in ("ids", "top1", "top2", "mass", "entropy"):
         torch.testing.assert_close(getattr(distribution.confidence, name), getattr(whole.confidence, name))
     tokens = torch.randint(0, vocab, (2, 9, 3), generator=torch.Generator().manual_seed(2))
-    assert torch.equal(distribution.at(tokens), whole.at(tokens))
+    assert torch.equal(distribution.logits_of(tokens), whole.logits_of(tokens))
     assert torch.equal(ChunkedDistribution(make, 23, vocab, place).greedy[0], whole.greedy[0])
     uniform = torch.rand(2, 9, vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     noise = uniform.flatten(0, 1)
@@ -83,15 +83,15 @@ def test_no_more_rows_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_groups_join_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(12, 7)
     first, second = (
-        Distribution(rows[:6].view(2, 3, 7)),
+        DenseDistribution(rows[:6].view(2, 3, 7)),
         ChunkedDistribution(lambda i: rows[6:][i], 6, 7, torch.arange(6).view(2, 3)),
     )
     order = torch.tensor([2, 0, 3, 1])
     expected = rows.view(4, 3, 7)[order]
-    distribution = joined([first, second], order)
+    distribution = join([first, second], order)
     assert isinstance(distribution, ChunkedDistribution)
     assert torch.equal(distribution.logits, expected)
     assert torch.equal(distribution.greedy[0], expected.argmax(-1))
-    assert torch.equal(joined([first, Distribution(rows[6:].view(2, 3, 7))], order).logits, expected)
-    monkeypatch.setattr(chunked_distribution, "HELD", 8 * 7 * 4)  # each alone is held, all of them are not
-    assert isinstance(joined([first, Distribution(rows[6:].view(2, 3, 7))], order), ChunkedDistribution)
+    assert torch.equal(join([first, DenseDistribution(rows[6:].view(2, 3, 7))], order).logits, expected)
+    monkeypatch.setattr(chunked_distribution, "CHUNK_BYTES", 8 * 7 * 4)  # each alone is held, all of them are not
+    assert isinstance(join([first, DenseDistribution(rows[6:].view(2, 3, 7))], order), ChunkedDistribution)

@@ -1,6 +1,6 @@
 """How sure a model of pictures is of the next code, by what the cell shows: what relaxed acceptances have to relax.
 
-    python benchmarks/picture_laws.py [-n 100] [--markdown benchmarks/picture_laws.md]
+    python benchmarks/image_distributions.py [-n 100] [--markdown benchmarks/image_distributions.md]
 
 True pictures of held-out captions are encoded, and the law of each code behind the true ones before it is looked at, as
 the model says it, and as it is drawn from with the checkpoint's own guidance and temperature. A cell is `inside` a
@@ -88,7 +88,7 @@ def main() -> None:
     text = "\n".join(lines)
     print(text)
     if given.markdown:
-        head = f"`python benchmarks/picture_laws.py -n {given.n}` on {model.name}, drawn with "
+        head = f"`python benchmarks/image_distributions.py -n {given.n}` on {model.name}, drawn with "
         drawn = ", ".join(f"{key} {value:g}" for key, value in settings.items())
         given.markdown.write_text(f"# How sure a model of pictures is\n\n{head}{drawn}.\n\n{text}\n")
 

@@ -4,7 +4,7 @@ import pytest
 
 from pardec.models.errors import ModelError
 from pardec.models.families import FAMILIES
-from pardec.models.loading.decoding_config import establish
+from pardec.models.loading.decoding_config import build_decoding_config
 
 
 class Words:
@@ -24,7 +24,7 @@ class Words:
 
 
 def decoding_config(family, config, generation=None, tokenizer=None, vocab=200000, **more):
-    return establish(FAMILIES[family], config, generation or {}, tokenizer, vocab=vocab, **more)
+    return build_decoding_config(FAMILIES[family], config, generation or {}, tokenizer, vocab=vocab, **more)
 
 
 def test_the_mask_id_is_looked_for_in_order():

@@ -19,7 +19,7 @@ NAME = "table"
 def place(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("PARDEC_CACHE", str(folder))
-    cache_dir._tell.cache_clear()
+    cache_dir._warn_once.cache_clear()
     return folder
 
 
@@ -37,7 +37,7 @@ def write(content=b"mine"):
 
 def read():
     with cache_dir.private("below") as folder:
-        return cache_dir.own(folder / NAME).read_bytes()
+        return cache_dir.require_own(folder / NAME).read_bytes()
 
 
 def mode(path):
@@ -151,7 +151,7 @@ def test_its_path_leads_to_the_folder_that_was_looked_at(place, tmp_path):
         place.rename(tmp_path / "away")
         (place / "below").mkdir(parents=True)
         (place / "below" / NAME).write_bytes(b"planted")
-        assert cache_dir.own(folder / NAME).read_bytes() == b"mine"
+        assert cache_dir.require_own(folder / NAME).read_bytes() == b"mine"
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(place, monkeypatch):
@@ -194,7 +194,7 @@ def test_no_folder_stays_open(place):
 
 def test_it_is_said_once(place, caplog):
     for _ in range(3):
-        cache_dir.unkept(OSError(28, "No space left on device", "some file"))
+        cache_dir.warn_uncached(OSError(28, "No space left on device", "some file"))
     assert [record.getMessage() for record in caplog.records] == [
-        f"nothing is kept in {place}, every process prepares its own: No space left on device"
+        f"nothing is cached in {place}, every process prepares its own: No space left on device"
     ]

@@ -1,0 +1,127 @@
+"""The state of a continuous decode: the vectors of every image, and which of them are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models import finite
+from pardec.models.continuous.contracts import ContinuousModel
+from pardec.models.errors import ModelError
+
+from ..host_transfer import to_host
+from ..masked.canvas import NEVER
+from ..rng import Source
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """What one call of the loop samples. Checked by the caller."""
+
+    labels: tuple[int, ...]  # the class of each row
+    source: Source
+    temperature: float = 1.0  # every transition's deviation is multiplied by it; the first point's is not
+    cfg: float | None = None  # noise_u + cfg * (noise_c - noise_u); None is off
+    draft_model: ContinuousModel | None = None  # the checkpoint that drafts, where the method needs one
+
+
+class ImageState:
+    """The images of a request. Only `commit` writes their tokens."""
+
+    def __init__(self, model: ContinuousModel, request: ImageRequest) -> None:
+        rows, tokens, device = len(request.labels), model.backbone.tokens, model.device
+        self.source, self.device = request.source, device
+        self.models = {model.name: model}  # all whose states were computed
+        self.checksum = torch.zeros((), device=device)  # sum of all states and tokens: finite as long as they are
+        self.rows = np.arange(rows)  # [n] each live row's number in the request
+        self.labels = torch.tensor(request.labels, device=device)  # [n]
+        self.latents = torch.zeros(rows, tokens, model.head.size, device=device)  # [n, S, d] float32
+        self.rank = self._ranks(model.backbone.causal)  # [n, S] int64: when each token comes, 0 first
+        self.visits = torch.zeros_like(self.rank)  # [n, S] int64: how often a token was drafted and dropped again
+        self.count = np.zeros(rows, dtype=np.int64)  # [n] on the host: known tokens
+        self.nfe = np.zeros(rows, dtype=np.int64)  # [n] calls of the target's backbone that each took part in
+        self.commit_step = np.full((rows, tokens), NEVER, dtype=np.int16)
+        self.commit_score = np.zeros((rows, tokens), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def tokens(self) -> int:
+        """S."""
+        return self.latents.shape[1]
+
+    def _ranks(self, causal: bool) -> Tensor:
+        """Raster order for causal models, else a random order keyed by row."""
+        count, tokens = self.latents.shape[:2]
+        index = torch.arange(tokens, device=self.device).expand(count, tokens)
+        if causal:
+            return index.clone()
+        keys = self.source.uniform(self.rows, np.zeros_like(self.rows), index, "order")
+        return keys.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
+
+    def between(self, start: np.ndarray, stop: np.ndarray) -> Tensor:
+        """[n, S] bool: the tokens with ranks start[n] to stop[n] - 1."""
+        first, last = (torch.from_numpy(each).to(self.device)[:, None] for each in (start, stop))
+        return (self.rank >= first) & (self.rank < last)
+
+    def known(self, count: np.ndarray | None = None) -> Tensor:
+        """[n, S] bool: the first count[n] tokens of each row; None is what is known now."""
+        return self.between(np.zeros_like(self.count), self.count if count is None else count)
+
+    def noise(self, wanted: Tensor, purpose: str, width: int, *, again: int = 0) -> Tensor:
+        """[N, width] float32 standard normal noise for the tokens that `wanted` [n, S] marks, row after row.
+
+        Keyed by row, token, how often the token was visited, `again` and purpose: no value is used twice.
+        """
+        normal: Tensor = torch.special.ndtri(self.uniforms(wanted, purpose, width, again=again)).float()
+        return normal
+
+    def uniforms(self, wanted: Tensor, purpose: str, width: int = 0, *, again: int = 0) -> Tensor:
+        """[N], or [N, width], uniforms in (0, 1), float64; keyed as `noise` is."""
+        live = wanted.any(1).nonzero()[:, 0]  # one token of one row must not cost what all rows do
+        wanted, rows = wanted[live], self.rows[live.cpu().numpy()]
+        index = torch.where(wanted, torch.arange(self.tokens, device=self.device), self.tokens)
+        index = index.sort(1).values[:, : int(wanted.sum(1).max())]
+        real, index = index < self.tokens, index.clamp(max=self.tokens - 1)
+        key = index + self.tokens * self.visits[live].gather(1, index)
+        return self.source.uniform(rows, np.full_like(rows, again), key, purpose, width)[real]
+
+    def add_forward(self) -> None:
+        """Counts a call of the target's backbone for every live row."""
+        self.nfe += 1
+
+    def commit(self, which: Tensor, values: Tensor, score: Tensor | None = None) -> None:
+        """Writes `values` [N, d] to the tokens that `which` [n, S] marks: the next ones of each row's order.
+
+        `score` [N] is reported in results, 1 where nothing was tested. Raises ModelError for what is not finite.
+        """
+        self.latents[which] = values
+        self.checksum = self.checksum + values.sum(dtype=torch.float32)
+        parts = {"which": which, "checksum": self.checksum}
+        host = to_host(parts if score is None else {**parts, "score": score.float()})
+        if not np.isfinite(host["checksum"]):
+            raise self.failure("vectors")
+        marks = host["which"]
+        self.commit_step[marks] = np.repeat(self.nfe - 1, marks.sum(1)).astype(np.int16)
+        self.commit_score[marks] = host.get("score", 1.0)
+        self.count = self.count + marks.sum(1)
+
+    def failure(self, what: str) -> ModelError:
+        """The error for `what` that are not finite; it names the model whose weights are not, if there is one."""
+        for model in self.models.values():
+            if (error := finite.by_weights(model.name, what, model.backbone, model.head)) is not None:
+                return error
+        names = " or ".join(self.models)
+        return ModelError(f"{names} gives {what} that are not finite", "load it with dtype=float32, or lower cfg")
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Drops all live rows but these."""
+        at = torch.from_numpy(rows).to(self.device)
+        for name in ("labels", "latents", "rank", "visits"):
+            setattr(self, name, getattr(self, name)[at])
+        for name in ("rows", "count", "nfe", "commit_step", "commit_score"):
+            setattr(self, name, getattr(self, name)[rows])

@@ -1,0 +1,61 @@
+"""What a step writes to the canvas: tokens at some positions, and a revision of committed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import or_
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Tokens and scores for some positions: of the block, [B, W] each, or of the whole row, [B, L + 1]."""
+
+    which: Tensor  # bool
+    tokens: Tensor  # int64
+    scores: Tensor  # float32
+
+    def over(self, other: Writing) -> Writing:
+        """Both; this one where they overlap."""
+        tokens, scores = (
+            torch.where(self.which, *both) for both in ((self.tokens, other.tokens), (self.scores, other.scores))
+        )
+        return Writing(self.which | other.which, tokens, scores)
+
+    def only(self, where: Tensor) -> Writing:
+        """Restricted to `where` (bool, broadcast)."""
+        return replace(self, which=self.which & where)
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """Changes to what forwards have committed in the active block; tokens that the request gave never change."""
+
+    reopen: Tensor | None = None  # [B, W] bool: open again; nothing that this step chose there is committed
+    rewrite: Writing | None = None
+    hold: np.ndarray | None = None  # [B] bool: the row stays in the block though nothing in it is open
+
+    def also(self, other: Revision) -> Revision:
+        """Both at once: reopening wins over rewriting, and a later rewrite over an earlier one."""
+        rewrite = _join(self.rewrite, other.rewrite, lambda one, two: two.over(one))
+        return Revision(_join(self.reopen, other.reopen, or_), rewrite, _join(self.hold, other.hold, or_))
+
+    def only(self, rows: Tensor) -> Revision:
+        """Restricted to these rows ([B, 1] bool)."""
+        return Revision(
+            None if self.reopen is None else self.reopen & rows,
+            None if self.rewrite is None else self.rewrite.only(rows),
+            None if self.hold is None else self.hold & rows[:, 0].cpu().numpy(),
+        )
+
+
+_T = TypeVar("_T")
+
+
+def _join(one: _T | None, other: _T | None, both: Callable[[_T, _T], _T]) -> _T | None:
+    return other if one is None else one if other is None else both(one, other)

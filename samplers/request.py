@@ -1,0 +1,110 @@
+"""What one call of a loop decodes, whichever the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from pardec.models.images.conditioned import Prefix
+from pardec.models.images.contracts import Condition
+from pardec.models.model import LanguageModel
+
+from .rng import Source
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one call of a loop decodes. Checked by the caller; lengths are in tokens.
+
+    Attributes:
+        canvases: per row [L_i] int64: prompt, then mask ids (-1 for autoregressive models) where tokens are to come.
+        prompts: per row, where the generated region, and a prompt-aligned block grid, begins.
+        absolute: lay the block grid from position 0 instead of from the prompt's end.
+        min_p: leaves out tokens less likely than this share of the likeliest one.
+        repetition_penalty: makes tokens that stand in the row less likely; None is off.
+        min_new_tokens: at this many positions after the prompt no end token is committed.
+        cfg: guidance scale in l_u + cfg * (l_c - l_u); None is off.
+        cfg_interval: of images: tokens behind the first interval + 2 are not guided; None guides all.
+        conditions: of images: what each row shows; positions before the first image token hold -1.
+        prefix: what the model makes of the conditions.
+        draft_model: the checkpoint that drafts, where the sampler's drafter needs one.
+        stops: per row, what ends it beside `stop_ids`; () ends none.
+        processors: logits processors of transformers; autoregressive models only.
+        finished: [B, L + 1] int64: the finished text of `Select.reference_sampler`, -1 where it has none.
+    """
+
+    canvases: tuple[Tensor, ...]
+    prompts: tuple[int, ...]
+    block_length: int
+    source: Source
+    absolute: bool = False
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_new_tokens: int = 0
+    cfg: float | None = None
+    cfg_interval: int | None = None
+    conditions: tuple[Condition, ...] = ()
+    prefix: Prefix | None = None
+    draft_model: LanguageModel | None = None
+    stop_ids: tuple[int, ...] = ()
+    stops: tuple[Ending | None, ...] = ()
+    allowed: Allowed | None = None
+    processors: tuple[Callable[[Tensor, Tensor], Tensor] | ByRow, ...] = ()
+    finished: Tensor | None = None
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The filters that are on, as arguments of `ops.distribution.filtered`."""
+        every = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        return {name: value for name, value in every.items() if value is not None}
+
+
+class Ending(Protocol):
+    """What ends a row beside its end tokens."""
+
+    def first(self, ids: Sequence[int], known: int = 0) -> int | None:
+        """How many of the generated `ids`, more than `known`, stand when the row ends; None where it goes on.
+
+        The answer for a prefix of `ids` must not depend on what follows it.
+        """
+        ...
+
+
+class ByRow(Protocol):
+    """A logits processor that also receives the rows it sees."""
+
+    def by_row(self, rows: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [N, V] after the histories `ids` [N, L] of these `rows` [N] of the request."""
+        ...
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Which tokens may stand where; every position takes one of a few sets."""
+
+    sets: Tensor  # [S, V] bool; set 0 allows everything
+    at: tuple[Tensor, ...]  # per row [L_i] int64: the set of each position
+
+    @cached_property
+    def forced(self) -> Tensor | None:
+        """[R, L] int64: the only token allowed at a position, -1 where several are; None if no position has only one.
+
+        Positions behind a row's end hold -1.
+        """
+        only = torch.where(self.sets.sum(-1) == 1, self.sets.long().argmax(-1), -1)
+        if bool((only < 0).all()):
+            return None
+        return pad_sequence([only[at.to(only.device)] for at in self.at], batch_first=True, padding_value=-1)
+
+    def take(self, rows: Sequence[int]) -> Allowed:
+        """Only these rows."""
+        return Allowed(self.sets, tuple(self.at[row] for row in rows))

@@ -1,0 +1,171 @@
+"""Writes every generated table of the tree in place; a test fails while one is out of date.
+
+    python scripts/generate.py
+
+- `README.md`: the methods by stage, and the rows from the committed benchmarks;
+- `CONTRIBUTING.md`: the stages, with the signatures of their contracts;
+- `docs/images/frontier.svg`, from `benchmarks/samplers.json`;
+- the pages of `docs/` on methods, commands, families and benchmarks, which are not committed: every build of the
+  documentation writes them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import readme_figures
+
+import pardec
+from pardec.samplers.cards import AUTOREGRESSIVE, MASKED, STAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+FAMILIES = {
+    "masked": "masked diffusion models",
+    "ar": "autoregressive models",
+    "continuous": "models whose tokens are vectors",
+}
+SHOWN_MASKED = (
+    "sequential",
+    "threshold:tau=0.98",
+    "threshold:tau=0.9",
+    "threshold:tau=0.9@dual",
+    "credit+threshold:tau=0.9+localleap@dual",
+    "wino",
+)
+SHOWN_DRAFTING = ("sequential", "lookup", "recycling", "model:name=tiny-llama-draft,k=5")
+# Of each stage: what it decides, the methods that a loop calls, and what they return.
+CONTRACTS = {
+    "inputs": (
+        "what is added to the embeddings of open positions",
+        ("soft", "observe"),
+        "vectors [B, W, E], or None; nothing",
+    ),
+    "logits": ("how the distributions change", ("logits",), "a `Distribution` over [B, W, V]"),
+    "propose": ("a candidate and a score for each position", ("propose",), "a `Proposal`: tokens and scores [B, W]"),
+    "select": ("which candidates are committed", ("select",), "[B, W] bool, or a `Choice` with tokens of its own"),
+    "widen": ("which further candidates are committed", ("widen",), "[B, W] bool"),
+    "revise": ("which committed tokens are masked again or overwritten", ("revise",), "a `Revision`"),
+    "finish": ("which rows are done, or committed at once (`fill`)", ("done",), "[B] bool on the host"),
+    "cache": ("which positions a forward computes", ("query",), "a `QuerySpec`: a span of each row, or a mask"),
+    "draft": (
+        "where drafted tokens come from",
+        ("width", "propose", "observe"),
+        "the most nodes; a `Draft`; nothing",
+    ),
+    "shape": ("how a draft model's proposals form a chain or a tree", ("width", "grow"), "the most nodes; a `Draft`"),
+    "length": (
+        "how many tokens a round drafts",
+        ("budget", "stop", "observe"),
+        "[B] tokens; [B] bool, or None; nothing",
+    ),
+    "accept": ("which drafted tokens stand, and which one follows", ("accept",), "a `Verdict`"),
+    "vectors": ("how the vectors of an image are sampled", ("start", "round"), "its state; a `RoundResult`"),
+}
+
+
+def main() -> None:
+    for path, text in files().items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote {path.relative_to(ROOT)}")
+    if (ROOT / "docs" / "pages").is_dir():
+        sys.path.insert(0, str(ROOT / "docs"))
+        import pages  # type: ignore[import-not-found]
+
+        pages.write(ROOT / "docs")
+
+
+def files() -> dict[Path, str]:
+    """Every committed file with a generated part, as it should be."""
+    readme, contributing = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
+    return {
+        readme: _filled(readme, methods=methods(), measured=measured()),
+        contributing: _filled(contributing, stages=stages()),
+        readme_figures.FOLDER / "frontier.svg": readme_figures.plot(_read("samplers.json")),
+    }
+
+
+def _filled(page: Path, **tables: str) -> str:
+    """The page with each table between its marks."""
+    text = page.read_text()
+    for name, table in tables.items():
+        text, count = re.subn(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", rf"\1{table}\n\2", text, flags=re.S)
+        assert count == 1, f"{page.name} has {count} places for {name}"
+    return text
+
+
+def stages() -> str:
+    """What the loops call, with the parameters that the contracts give it."""
+    lines = [
+        "| stage | what it decides | folder in `samplers/` | base class | the loop calls | which returns |",
+        "|---|---|---|---|---|---|",
+    ]
+    for stage in STAGES:
+        decides, names, returns = CONTRACTS[stage]
+        wing = "masked" if stage in MASKED else "speculative" if stage in AUTOREGRESSIVE else "continuous"
+        folder = f"{wing}/{stage if wing != 'continuous' else 'methods'}"
+        assert (ROOT / "samplers" / folder).is_dir(), folder
+        base = _base(f"pardec.samplers.{wing}.contracts", names)
+        calls = ", ".join(f"`{_call(base, name)}`" for name in names)
+        lines.append(f"| {stage} | {decides} | `{folder}` | `{base.__name__}` | {calls} | {returns} |")
+    return "\n".join(lines)
+
+
+def _base(module: str, names: Iterable[str]) -> type:
+    """The last class of the contracts that has these methods: the stage's base."""
+    contracts = importlib.import_module(module)
+    classes = [cls for cls in vars(contracts).values() if inspect.isclass(cls) and cls.__module__ == module]
+    return [cls for cls in classes if all(inspect.isfunction(vars(cls).get(name)) for name in names)][-1]
+
+
+def _call(base: type, name: str) -> str:
+    return f"{name}({', '.join([*inspect.signature(getattr(base, name)).parameters][1:])})"
+
+
+def methods() -> str:
+    """The names of all methods, a line for each kind of model."""
+    lines = []
+    for family, name in FAMILIES.items():
+        cards = [card for card in pardec.list_samplers() if card.family == family]
+        stages = groupby(cards, key=lambda card: card.stage)
+        listed = "; ".join(f"*{stage}* {', '.join(f'`{card.name}`' for card in group)}" for stage, group in stages)
+        lines.append(f"- {len(cards)} for **{name}**: {listed}.")
+    return "\n".join(lines)
+
+
+def measured() -> str:
+    """A few rows of the committed benchmarks: accuracy, forwards, and time beside one token per forward."""
+    masked, drafting = _read("samplers.json"), _read("speculation.json")
+    lines = ["| model | sampler | right | forwards | times as fast |", "|---|---|---|---|---|"]
+    rows = {row["sampler"]: row for row in masked["rows"]}
+    for name in SHOWN_MASKED:
+        row = rows[name]
+        speed = rows["sequential"]["seconds"] / row["seconds"]
+        lines.append(_row(masked["model"], name, row["exact"], row["nfe"], speed))
+    rows = {row["sampler"]: row for row in drafting["tasks"]["arithmetic"]}
+    for name in SHOWN_DRAFTING:
+        row = rows[name]
+        lines.append(_row(drafting["model"], name, row["accuracy"], row["nfe"], row["speed_up"]))
+    return "\n".join(lines)
+
+
+def _row(model: str, sampler: str, share: float, forwards: float, speed: float) -> str:
+    digits = 2 if speed < 1 else 1 if speed < 10 else 0
+    return f"| {model} | `{sampler}` | {100 * share:.1f}% | {forwards:.1f} | {speed:.{digits}f} |"
+
+
+def _read(name: str) -> Mapping[str, Any]:
+    document: dict[str, Any] = json.loads((ROOT / "benchmarks" / name).read_text())
+    return document
+
+
+if __name__ == "__main__":
+    main()

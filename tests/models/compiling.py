@@ -1,0 +1,32 @@
+"""What the tests of compiled kernels have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pardec.models.kernels.cpu import compiler
+from pardec.models.kernels.cpu import library as compiled
+from pardec.models.loading import cache_dir
+
+
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where libraries are kept of a cache that is one test's, as is the compiler's time."""
+    monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
+    monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
+    cache_dir._warn_once.cache_clear()
+    return tmp_path / "own" / "kernels"
+
+
+def seven_in_c(tmp_path: Path) -> Path:
+    """The source of a function that says 7."""
+    source = tmp_path / "seven.c"
+    source.write_text("int seven(void) { return 7; }\n")
+    return source
+
+
+def fresh(source: Path) -> Any:
+    """The library of a source, as a process finds it that has none yet."""
+    return compiled.library.__wrapped__(source)
