@@ -16,8 +16,8 @@ from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.masked.select.klass import Klass
 from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_selects as naive
+from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # The laws stand still, so that from step `history` + 1 on every position with p > tau passes; before it, the best one.

@@ -19,7 +19,7 @@ from tests.reference import naive_relaxed as naive
 from tests.reference.naive_acceptance import Node
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.joints import drafting
-from tests.samplers.test_rrs import random_tree
+from tests.samplers.speculative.test_rrs import random_tree
 from tests.samplers.verdicts import Given, InOrder, distributions, pairs, tree
 
 Mode = Literal["vectorised", "reference"]

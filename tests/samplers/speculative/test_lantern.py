@@ -23,7 +23,7 @@ from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistr
 from tests.reference import naive_relaxed as naive
 from tests.samplers.ar_toys import counted, joint, rows, run, toy_ar, variation
 from tests.samplers.joints import drafting
-from tests.samplers.test_rrs import random_tree
+from tests.samplers.speculative.test_rrs import random_tree
 from tests.samplers.verdicts import Given, distributions, emitted, pairs, tree
 
 BOUNDS = [(0.02, None), (0.1, None), (0.4, None), (1.0, None), (0.2, 1.5), (0.1, 3.0)]  # delta and ratio

@@ -7,8 +7,8 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from tests.reference import naive_selects as naive
+from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Entropies in order: .99 .067, .95 .254, .91 .401, .901 .432, .85 .588, .60 1.113, .45 1.292, .30 1.380 nats.

@@ -19,7 +19,7 @@ from pardec.samplers.registry import resolve
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, latents_of, mar, pair, toy
 
 ROWS = {"seeds": (5, 6, 7), "labels": (3, 0, -1)}
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "mar" / "checkpoint"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
 
 
 @pytest.mark.parametrize(

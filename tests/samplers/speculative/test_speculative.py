@@ -11,7 +11,7 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.uniforms import RoundUniforms as Uniforms
 from tests.reference import naive_acceptance as naive
-from tests.samplers.test_rrs import random_tree
+from tests.samplers.speculative.test_rrs import random_tree
 from tests.samplers.verdicts import Given, InOrder, distributions, emitted, pairs, tree
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)

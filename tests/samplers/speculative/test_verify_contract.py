@@ -30,7 +30,7 @@ from tests.samplers.drafting import SETTINGS
 VOCAB = 8  # few tokens, so that copies and guesses are often right
 TIE = 1e-4  # two logits nearer than this may change places between a wide and a narrow forward
 NEEDS = {"model": "model:name=toy"}  # what a drafter cannot do without
-PICTURES = ("zipar",)  # what text cannot be drafted by; see test_picture_drafts.py
+PICTURES = ("zipar",)  # what text cannot be drafted by; see test_image_drafts.py
 LENGTHS, NEW = (3, 6, 1, 9, 4, 12, 2, 7), (9, 12, 7, 1, 10, 2, 11, 5)
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 2}),

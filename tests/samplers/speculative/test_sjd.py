@@ -195,7 +195,7 @@ class Literal(Sjd):
 
 
 def test_mutation_the_index_one_place_off_is_told_by_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.samplers.test_sjd.Sjd", Literal)
+    monkeypatch.setattr("tests.samplers.speculative.test_sjd.Sjd", Literal)
     assert scripted("coupled").worst() > 10
 
 
@@ -222,5 +222,5 @@ def test_mutation_a_stale_label_is_told_by_the_script(monkeypatch: pytest.Monkey
                 object.__setattr__(draft, "q", q)
             return draft
 
-    monkeypatch.setattr("tests.samplers.test_sjd.Sjd", Late)
+    monkeypatch.setattr("tests.samplers.speculative.test_sjd.Sjd", Late)
     assert scripted("coupled").worst() > 10

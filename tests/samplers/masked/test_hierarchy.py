@@ -8,8 +8,8 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from tests.reference import naive_selects as naive
+from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45

@@ -182,6 +182,6 @@ def test_the_statistics_know_a_right_law_from_a_wrong_one() -> None:
 @pytest.mark.slow
 def test_the_committed_table_is_current() -> None:
     """If not: python benchmarks/exact_joint.py --keep."""
-    text = (Path(__file__).resolve().parents[2] / "benchmarks" / "exact_joint.md").read_text()
+    text = (Path(__file__).resolve().parents[3] / "benchmarks" / "exact_joint.md").read_text()
     assert [spec for spec in leading() if f"`{spec}`" not in text] == []
     assert max(map(float, re.findall(r"z ([-+][\d.]+|[-+]?inf)", text))) < 4

@@ -17,7 +17,7 @@ from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "mar" / "checkpoint"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
 
 
 @pytest.fixture(scope="module")

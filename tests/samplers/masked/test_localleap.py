@@ -9,8 +9,8 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.masked.widen.localleap import LocalLeap
 from tests.reference import naive_selects as naive
+from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS, proposal
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.test_selects import LAWS, MASK, TOKENS, proposal
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45; a best position committed for want of a surer one is no anchor.

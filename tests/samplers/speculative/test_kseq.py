@@ -12,7 +12,7 @@ from pardec.samplers.speculative.accept import kseq
 from pardec.samplers.speculative.accept.kseq import KSeq
 from pardec.samplers.speculative.accept.rrs import RecursiveRejection
 from tests.reference import naive_acceptance as naive
-from tests.samplers.test_rrs import random_tree
+from tests.samplers.speculative.test_rrs import random_tree
 from tests.samplers.verdicts import Given, distributions, emitted, pairs, tree
 
 
