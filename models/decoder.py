@@ -76,7 +76,7 @@ class DecoderLayer(nn.Module):
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         qkv = matmul(ops.norm(h, self.attn_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
         qkv = qkv.view(*step.plan.tokens.shape, heads + 2 * kv_heads, dim)
-        if self.q_norm is not None and self.k_norm is not None:
+        if config.qk_norm and self.q_norm is not None and self.k_norm is not None:
             q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], 2)
             q, k = ops.norm(q, self.q_norm, config.norm_eps), ops.norm(k, self.k_norm, config.norm_eps)
             qkv = torch.cat((q, k, v), 2)

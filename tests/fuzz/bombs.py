@@ -17,8 +17,8 @@ from pardec.images import pngs
 from pardec.io.prompt_files import read_file
 from tests.fuzz.mutate import DEEP, text_of
 from tests.fuzz.surfaces import IDS, checkpoints
-from tests.models.test_janus import config as janus
-from tests.models.test_janus import processor
+from tests.models.images.test_janus import config as janus
+from tests.models.images.test_janus import processor
 from tests.models.toys import llama_folder
 
 HUGE = 10**9

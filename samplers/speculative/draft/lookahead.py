@@ -38,9 +38,7 @@ from ._window import random_tokens
 class LookaheadState:
     """The window of each row and its pool, on the host."""
 
-    grid: (
-        np.ndarray
-    )  # [B, R, W] int64: R iterates of the positions behind the text, iterate r at `r + c` behind its end
+    grid: np.ndarray  # [B, R, W] int64: R iterates; column c of iterate r is the token r + c behind the text
     lines: np.ndarray  # [B] the row's number of iterates, up to ngram - 1
     known: np.ndarray  # [B] the number of columns with iterates; the others are fresh
     nodes: np.ndarray  # [B, W] the draft's nodes of the row's last iterate, -1 if not fed

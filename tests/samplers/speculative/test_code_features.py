@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pardec.models.errors import ModelError
 from pardec.samplers.speculative import code_features
-from tests.models.test_cache_dir import give_away, mode
+from tests.models.loading.test_cache_dir import give_away, mode
 from tests.samplers.ar_toys import toy_ar
 
 Patch = pytest.MonkeyPatch

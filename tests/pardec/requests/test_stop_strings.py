@@ -14,7 +14,7 @@ from pardec.models.errors import SpecError
 from pardec.requests.stop_strings import StopStrings
 from pardec.samplers.events import RowFinished, Step
 from pardec.serving.streaming import Texts
-from tests.pardec.test_streaming import byte_fallback, byte_level, cleaning, pieces_of, run_of
+from tests.pardec.serving.test_streaming import byte_fallback, byte_level, cleaning, pieces_of, run_of
 
 QUESTION = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?"
 OTHER = "Ann has 8 cups. She loses 3. How many cups does Ann have now?"

@@ -20,7 +20,7 @@ from pardec.models.plan import Plan, Visible
 from pardec.models.rope import GridRope, apply_rotary, default_frequencies
 from tests.models.llamagen_files import ARGUMENTS, CELLS, VOCAB, WIDTH, tensors, write
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "llamagen" / "checkpoint"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "llamagen" / "checkpoint"
 
 
 def published(held: dict[str, Tensor]) -> dict[str, Published]:

@@ -17,7 +17,7 @@ from pardec.models.families.mar import describe, networks
 from pardec.models.load import load, load_any, load_continuous
 from pardec.models.loading.weights import inspect
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "mar" / "checkpoint"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
 FILE = "checkpoint-last.pth"
 
 

@@ -504,7 +504,7 @@ def test_the_script_compares_samplers(
 ) -> None:
     from importlib.util import module_from_spec, spec_from_file_location
 
-    file = Path(__file__).resolve().parents[2] / "scripts" / "generate_image.py"
+    file = Path(__file__).resolve().parents[3] / "scripts" / "generate_image.py"
     found = spec_from_file_location("generate_image", file)
     assert found is not None
     assert found.loader is not None

@@ -16,7 +16,7 @@ from pardec.models.images.vq_files import load_vq, published_tensors, save_vq
 from pardec.models.images.vq_shape import VQShape
 from tests.reference import naive_vq
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "llamagen" / "checkpoint"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "llamagen" / "checkpoint"
 SHAPES = [
     VQShape(24, 8, 32, 32, (1, 1, 2), 1),  # a level that widens, as the published one has
     VQShape(40, 4, 16, 32, (1, 2), 2),

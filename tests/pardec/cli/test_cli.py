@@ -92,7 +92,7 @@ def test_json_is_one_document_with_the_documented_fields(cli: Cli, folder: Path,
     code, out, _ = cli("generate", folder, "--prompts", problems, *SHORT, "--json", "--batch-size", 2, "--seed", 4)
     document = json.loads(out)
     assert code == 0
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "output.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "output.md").read_text()
     for name in (*document, *document["rows"][0], *document["timing"]):
         assert f"`{name}`" in page, f"{name} is not in the table of output fields"
     assert set(document) == {"model", "spec", "exact", "settings", "environment", "timing", "rows"}
@@ -130,7 +130,7 @@ def test_rows_are_kept_as_they_finish_and_printed_in_the_order_of_the_prompts(
 def test_prompts_come_from_a_pipe(folder: Path, model: pardec.Model, content: str) -> None:
     command = [sys.executable, "-m", "pardec", "generate", str(folder), *SHORT, "--quiet"]
     done = subprocess.run(
-        command, input=content, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+        command, input=content, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == model.generate([TEXT, "Ann"], max_new_tokens=6).text

@@ -35,8 +35,8 @@ from pardec.models.loading.catalog import TOKENIZER
 from pardec.models.model import LanguageModel
 from tests.samplers import toys
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-TASKS = Path(__file__).parent / "lm_eval_task"
+ROOT = Path(__file__).resolve().parents[3]
+TASKS = Path(__file__).parents[1] / "lm_eval_task"
 PROBLEMS = [json.loads(line) for line in (TASKS / "problems.jsonl").read_text().splitlines()]
 QUESTIONS = [problem["question"] for problem in PROBLEMS]
 COMMAS = "wino:draft=0.6,verify=0.9+eos@dual:refresh=8"

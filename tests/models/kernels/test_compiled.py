@@ -18,7 +18,7 @@ from pardec.models.kernels.cpu import layer as layer_c
 from pardec.models.kernels.cpu import library as compiled
 from pardec.samplers import ops as sampler_ops
 from tests.models.compiling import fresh, own_cache, seven_in_c
-from tests.models.test_cache_dir import give_away, mode
+from tests.models.loading.test_cache_dir import give_away, mode
 
 CAN = compiler.command() is not None and compiled._openmp() is not None
 needs_a_compiler = pytest.mark.skipif(not CAN, reason="no C compiler, or no OpenMP")

@@ -27,15 +27,15 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 def test_the_kernels_agree_with_their_definition_under_the_interpreter():
     # Triton decides on its interpreter when it is imported, so it needs a process of its own.
     here = Path(__file__)
-    stack = here.with_name("test_decoder.py")
-    samplers = here.parents[1] / "samplers"
+    stack = here.parents[1] / "test_decoder.py"
+    ops = here.parents[2] / "samplers" / "ops"
     again = [here, here.with_name("test_kernels_triton.py")]
-    again += [samplers / f"test_{name}_triton.py" for name in ("confidence", "verdict", "neighbourhood")]
+    again += [ops / f"test_{name}_triton.py" for name in ("confidence", "verdict", "neighbourhood")]
     again += [f"{stack}::test_a_tree_draft_equals_its_branches_as_chains"]
     again += [f"{stack}::test_a_row_alone_gives_what_it_gives_in_a_ragged_batch"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PARDEC_KERNELS": "triton", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, again)]
-    done = subprocess.run(command, cwd=here.parents[2], env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=here.parents[3], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
