@@ -181,7 +181,7 @@ def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.nda
     draft = clock.stage(sampler.draft, ("propose", "observe"), _DRAFTING)
     sampler = replace(sampler, draft=draft, accept=clock.stage(sampler.accept, ("accept",), "decision"))
     loop: Any = VerifyLoop(model, sampler, call.request)
-    for owner, name in ((loop, "process"), (loop, "_commit"), (loop.forward, "take")):
+    for owner, name in ((loop, "process"), (loop, "_commit"), (loop.forward, "keep_path")):
         setattr(owner, name, clock.clocked(getattr(owner, name), "decision"))
     try:
         deque(loop.retire(), maxlen=0)

@@ -17,8 +17,7 @@ _ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to 
 def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     """One object a stage; `sampling` chooses the acceptance if the spec names none.
 
-    Raises:
-        SpecError: two policies for one stage, a cache, or stages that cannot be combined.
+    Raises SpecError for two policies for one stage, a cache, or stages that cannot be combined.
     """
     if parsed.cache is not None:
         raise SpecError(
