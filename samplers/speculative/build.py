@@ -21,8 +21,7 @@ def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     """
     if parsed.cache is not None:
         raise SpecError(
-            f"{str(parsed)!r} names a cache, but autoregressive models keep all K/V",
-            hint="leave out what follows '@'",
+            f"{str(parsed)!r} names a cache, but autoregressive models keep all K/V", hint="leave out what follows '@'"
         )
     stages: dict[str, Named] = {stage: [] for stage in AUTOREGRESSIVE}
     for part in parsed.parts:
