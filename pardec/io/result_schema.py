@@ -10,16 +10,8 @@ from pardec.samplers.spec_values import MOST
 # A type; None; a tuple of alternatives; a list whose entries have one form; an object with the fields that are named.
 _SPAN = {"start": int, "stop": int}
 _COUNTS = (
-    "generated",
-    "nfe",
-    "forward_rows",
-    "tokens_fed",
-    "draft_forwards",
-    "prompts",
-    "seeds",
-    "lengths",
-    "stop_ids",
-)
+    "generated", "nfe", "forward_rows", "tokens_fed", "draft_forwards", "prompts", "seeds", "lengths", "stop_ids",
+)  # fmt: skip
 _FORMS: Mapping[str, Any] = {
     **{name: [int] for name in _COUNTS},
     **{name: [[int]] for name in ("clocks", "drafted", "accepted", "forced", "tokens")},

@@ -21,7 +21,7 @@ from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from . import allowed, draft_models
-from .early import check_block, check_family
+from .early import check_block, check_family, check_least
 from .image_layout import within
 from .images import Conditions, conditions, refuse_pictures
 from .prompts import Row, check_length, rows
@@ -270,11 +270,7 @@ def _stops(model: LanguageModel, settings: Settings) -> tuple[StopStrings | None
 
 def _min_new_tokens(settings: Settings, given: list[Row]) -> int:
     asked, shortest = settings.min_new_tokens or 0, min(len(row.rest) for row in given)
-    if asked > shortest:
-        raise SpecError(
-            f"min_new_tokens={asked} is more than the {shortest} tokens of a row",
-            hint="raise max_new_tokens, or ask for fewer",
-        )
+    check_least(asked, shortest)
     return asked
 
 
