@@ -17,8 +17,8 @@ from tests.grids import thinned
 from tests.samplers.ar_toys import floor, g_test, logits, run, speculation, variation
 from tests.samplers.joints import VARIANTS, WORLDS, Reading, acceptances, drafting, leading, measure, small, specs
 
-# Of `model`, with `speculative`: as many show the broken rule of test_verify_mutations that is the hardest to see, which
-# is the acceptance's; the rules that a drafter can break show in half of DRAWS.
+# Of `model`, with `speculative`: as many show the rule of test_verify_mutations that is the hardest to see broken, and
+# the rule is the acceptance's. What a drafter can break shows in half of DRAWS.
 MANY = 20_000
 DRAWS = 8_000  # of each other drafter, with `speculative` if it can go with that
 FEW = 4_000  # with each other acceptance
