@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -158,23 +158,18 @@ def test_samplers_of_vectors_are_listed(cli: Cli) -> None:
     ]  # fmt: skip
 
 
-def test_the_script_compares_samplers_of_vectors(folder: Path, tmp_path: Path) -> None:
-    script = Path(__file__).resolve().parents[2] / "scripts" / "generate_image.py"
-    asked = [
-        sys.executable,
-        str(script),
-        "--model",
-        str(folder),
-        "--class",
-        "1",
-        "--images",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+def test_the_script_compares_samplers_of_vectors(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = str(Path(__file__).resolve().parents[2] / "scripts" / "generate_image.py")
+    options = ("--model", str(folder), "--class", "1", "--images", "2", "--out", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [script, *options])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    out, err = capfd.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    lines = out.splitlines()
     assert [line.split()[0] for line in lines] == ["sequential", "mar:steps=64", "mar:steps=16", "mar:steps=16,head=25"]
     assert [line.split()[1] for line in lines] == ["32", "32", "32", "32"]  # two pictures of 16 tokens, one a forward
     assert all(re.search(r"s, backbone \d+\.\d\d s, head \d+\.\d\d s  distribution$", line) for line in lines)
@@ -303,7 +298,8 @@ def test_vectors_need_no_decoder_and_pictures_do(bare: Path) -> None:
 @pytest.mark.skipif("tiny-mar" not in embedded_names(), reason="the embedded model of vectors is being trained")
 def test_the_embedded_model_draws_its_classes(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "out.png"
-    code, _, err = cli("image", "tiny-mar", "--class", 3, "--num-images", 2, "--grid", "1x2", "-o", out)
+    fast = ("-s", "mar:steps=4,head=10")  # whether they are right is looked at below
+    code, _, err = cli("image", "tiny-mar", "--class", 3, "--num-images", 2, "--grid", "1x2", *fast, "-o", out)
     assert (code, Image.open(out).size) == (0, (2 * 48 + pngs.GAP, 48)), err
     assert "tiny-mar" in cli("list", "models")[1]
     samplers = ["mar:steps=36", "cspd:draft=tiny-mar-draft,k=8,steps=36"]
