@@ -59,7 +59,7 @@ def check(held: Mapping[str, Any], rows: int, length: int) -> None:
 
 
 def _check_grid(held: Mapping[str, Any], length: int) -> None:
-    """The cells of pictures lie inside the canvas."""
+    """The cells of images lie inside the canvas."""
     grid, stride = held.get("grid"), held.get("stride")
     if grid is None:
         if held.get("drawn"):

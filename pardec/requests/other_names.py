@@ -76,7 +76,7 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
         *("output_attentions", "logprobs", "prompt_logprobs", "return_timestamps"),
     ),
     _COUNT: ("n", "num_samples", "num_generations", "num_completions", "num_return"),
-    "num_images=4 draws four pictures of each prompt": ("num_images_per_prompt", "images_per_prompt"),
+    "num_images=4 draws four images of each prompt": ("num_images_per_prompt", "images_per_prompt"),
     _CFG: ("cfg_scale", "guidance_scale", "guidance", "w", "classifier_free_guidance"),
     _SEED: ("random_seed", "generator", "manual_seed", "seeds"),
     "label=207, or a list of classes": ("class_labels", "class_label", "labels"),
