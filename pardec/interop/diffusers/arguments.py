@@ -21,13 +21,13 @@ def defaults() -> dict[str, Any]:
     return {name: argument.default for name, argument in signature.parameters.items() if name != "self"}
 
 
-def called_alike(network: Any) -> bool:
+def accepts_pipeline_call(network: Any) -> bool:
     """Whether it is called as LLaDA2Pipeline calls its model."""
     if not callable(network):
         return False
-    names = inspect.signature(getattr(network, "forward", network)).parameters
-    anything = any(argument.kind is argument.VAR_KEYWORD for argument in names.values())
-    return anything or {"attention_mask", "position_ids"} <= names.keys()
+    parameters = inspect.signature(getattr(network, "forward", network)).parameters
+    takes_any = any(argument.kind is argument.VAR_KEYWORD for argument in parameters.values())
+    return takes_any or {"attention_mask", "position_ids"} <= parameters.keys()
 
 
 def refuse_unless_default(name: str, value: Any, hint: str) -> None:
@@ -36,7 +36,9 @@ def refuse_unless_default(name: str, value: Any, hint: str) -> None:
         raise SpecError(f"{name}={value!r} is not for a sampler that is given by its spec", hint=hint)
 
 
-def shaping(temperature: float, top_k: int | None, top_p: float | None, sampling_method: str) -> dict[str, Any]:
+def sampling_settings(
+    temperature: float, top_k: int | None, top_p: float | None, sampling_method: str
+) -> dict[str, Any]:
     """temperature, top_k and top_p in pardec's terms; "greedy" takes the likeliest token at any temperature."""
     if sampling_method not in ("auto", "greedy", "multinomial"):
         raise SpecError(f"unknown sampling_method {sampling_method!r}", hint='it is "auto", "greedy" or "multinomial"')
@@ -55,6 +57,6 @@ def shaping(temperature: float, top_k: int | None, top_p: float | None, sampling
 
 def draw_seeds(generator: torch.Generator | None, count: int) -> list[int]:
     """`count` seeds from the generator, or from torch's own stream as diffusers does without one."""
-    place = torch.device("cpu") if generator is None else generator.device
-    seeds: Tensor = torch.randint(2**62, (count,), generator=generator, device=place)
+    device = torch.device("cpu") if generator is None else generator.device
+    seeds: Tensor = torch.randint(2**62, (count,), generator=generator, device=device)
     return [int(seed) for seed in seeds.tolist()]

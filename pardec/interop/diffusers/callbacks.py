@@ -29,13 +29,13 @@ class StepView:
 
 
 @dataclass(frozen=True)
-class Watch(Widen):
+class RecordStep(Widen):
     """A widen stage that adds nothing and remembers the step."""
 
-    seen: list[StepView]
+    views: list[StepView]
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
-        self.seen[:] = [StepView(proposal, canvas.window_host.copy(), canvas.eligible_host.copy(), canvas.lo.copy())]
+        self.views[:] = [StepView(proposal, canvas.window_host.copy(), canvas.eligible_host.copy(), canvas.lo.copy())]
         return chosen
 
 
@@ -56,18 +56,18 @@ class StepCallbacks:
                 f"callback_on_step_end_tensor_inputs has {unknown}", hint=f"it may have {', '.join(TENSORS)}"
             )
         self.pipeline, self.callback = pipeline, callback
-        self.seen: list[StepView] = []
+        self.views: list[StepView] = []
         self.block: tuple[int, int] | None = None
         self.step = 0
         self.end = 0  # of the furthest block reached
 
-    def watched(self, sampler: MaskedSampler) -> MaskedSampler:
+    def with_recorder(self, sampler: MaskedSampler) -> MaskedSampler:
         """The sampler, with an eye on it if there is a callback."""
         if self.callback is None:
             return sampler
-        return replace(sampler, widen=(*sampler.widen, Watch(self.seen)))
+        return replace(sampler, widen=(*sampler.widen, RecordStep(self.views)))
 
-    def tell(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Hands a step on."""
         if self.callback is None:
             return
@@ -75,17 +75,17 @@ class StepCallbacks:
             self.tokens = event.tokens.copy()
         elif isinstance(event, Step):
             self.tokens[event.rows] = event.tokens
-            (view,) = self.seen
+            (view,) = self.views
             block = int(event.rows[0]), int(view.lo[0])
             self.step = self.step + 1 if block == self.block else 0
             self.block = block
             self.end = max(self.end, 1 + int(view.window[view.window < self.tokens.shape[1]].max()))
-            handed = {name: self._tensor(name, event, view) for name in self.names}
-            before = handed.get("block_x")
-            kept = None if before is None else before.clone()
-            answer = self.callback(self.pipeline, event.number, self.step, handed) or {}
-            given = answer.get("block_x", before)
-            if given is not None and (kept is None or not torch.equal(given, kept)):
+            tensors = {name: self._tensor(name, event, view) for name in self.names}
+            block_x = tensors.get("block_x")
+            original = None if block_x is None else block_x.clone()
+            answer = self.callback(self.pipeline, event.number, self.step, tensors) or {}
+            returned = answer.get("block_x", block_x)
+            if returned is not None and (original is None or not torch.equal(returned, original)):
                 raise SpecError(
                     "the callback changes block_x, and pardec's loop does not take tokens from outside",
                     hint="LLaDA2Pipeline with a PardecScheduler does",
@@ -95,17 +95,17 @@ class StepCallbacks:
         device = self.pipeline.device
         if name == "block_x":
             return torch.from_numpy(self.tokens[:, : self.end].copy()).to(device)
-        found: Any
+        values: Any
         if name in ("sampled_tokens", "sampled_probs"):
             tokens = view.proposal.tokens
-            found = tokens if name == "sampled_tokens" else view.proposal.evidence.filtered.probability(tokens)
+            values = tokens if name == "sampled_tokens" else view.proposal.evidence.filtered.probability(tokens)
         elif name == "active_block":
-            found = torch.from_numpy(view.active)
+            values = torch.from_numpy(view.active)
         else:
             flags = event.committed if name == "transfer_index" else event.revised
             flags = np.zeros_like(event.open) if flags is None else flags
             bin_added = np.concatenate([flags, np.zeros_like(flags[:, :1])], 1)
-            found = torch.from_numpy(np.take_along_axis(bin_added, view.window, 1))
-        made = torch.zeros((len(self.tokens), found.shape[1]), dtype=found.dtype, device=device)
-        made[torch.from_numpy(event.rows).to(device)] = found.to(device).clone()
-        return made
+            values = torch.from_numpy(np.take_along_axis(bin_added, view.window, 1))
+        result = torch.zeros((len(self.tokens), values.shape[1]), dtype=values.dtype, device=device)
+        result[torch.from_numpy(event.rows).to(device)] = values.to(device).clone()
+        return result

@@ -30,19 +30,19 @@ def parts(name: str | os.PathLike[str]) -> tuple[str | Path, dict[str, Any]]:
         return (folder if isinstance(name, os.PathLike) else name), {}
     if not (folder / "model").is_dir():
         raise ModelError(f"{folder} is a diffusers pipeline without a language model", "name the folder of the model")
-    beside: dict[str, Any] = {}
+    components: dict[str, Any] = {}
     match read_json(index).get("scheduler"):
-        case [_, str(called)]:
-            kind = _SCHEDULERS.get(called)
+        case [_, str(class_name)]:
+            kind = _SCHEDULERS.get(class_name)
         case _:
             kind = None
     if kind is not None:
-        beside["scheduler"] = kind.from_pretrained(folder / "scheduler")
+        components["scheduler"] = kind.from_pretrained(folder / "scheduler")
     if (folder / "tokenizer").is_dir():
         from transformers import AutoTokenizer
 
-        beside["tokenizer"] = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
-    return folder / "model", beside
+        components["tokenizer"] = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
+    return folder / "model", components
 
 
 def save(pipeline: Any, folder: Path) -> None:

@@ -20,7 +20,7 @@ from pardec.samplers.spec import Policy, Spec
 from ...api import Model, load
 from ...result import Result
 from . import llada2, own_loop
-from .arguments import called_alike, defaults
+from .arguments import accepts_pipeline_call, defaults
 from .callbacks import TENSORS
 from .chosen import lockstep
 from .folders import parts, save
@@ -47,7 +47,7 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
     def __init__(self, model: Any, scheduler: Any = None, tokenizer: Any = None) -> None:
         if isinstance(model, (str, os.PathLike)):
             model = load(Path(model) if isinstance(model, os.PathLike) else model)
-        if not (isinstance(model, Model) or called_alike(model)):
+        if not (isinstance(model, Model) or accepts_pipeline_call(model)):
             raise SpecError(
                 "model is a pardec Model, a name or a folder, or is called with attention_mask and position_ids; "
                 f"got {type(model).__name__}",
@@ -77,21 +77,23 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
             kwargs: scheduler and tokenizer, and what `pardec.load` takes; diffusers' names torch_dtype and
                 local_files_only are understood.
         """
-        own: dict[str, Any] = {name: kwargs.pop(name) for name in ("scheduler", "tokenizer") if name in kwargs}
+        components: dict[str, Any] = {name: kwargs.pop(name) for name in ("scheduler", "tokenizer") if name in kwargs}
         if kwargs.pop("trust_remote_code", False):
             raise SpecError("trust_remote_code=True, and pardec runs no remote code", hint="leave it out")
-        for theirs, ours in (("torch_dtype", "dtype"), ("local_files_only", "offline")):
-            if theirs in kwargs:
-                kwargs[ours] = kwargs.pop(theirs)
+        for diffusers_name, pardec_name in (("torch_dtype", "dtype"), ("local_files_only", "offline")):
+            if diffusers_name in kwargs:
+                kwargs[pardec_name] = kwargs.pop(diffusers_name)
         kwargs.pop("low_cpu_mem_usage", None)  # as always here
-        if isinstance(place := kwargs.get("device_map"), str) and place != "auto" and "device" not in kwargs:
+        if isinstance(device_map := kwargs.get("device_map"), str) and device_map != "auto" and "device" not in kwargs:
             kwargs["device"] = kwargs.pop("device_map")  # one device, as diffusers writes it
-        known = inspect.signature(load).parameters
+        parameters = inspect.signature(load).parameters
         for argument in kwargs:
-            if argument not in known:
-                raise SpecError(f"from_pretrained takes no {argument!r}", hint=f"pardec.load takes {', '.join(known)}")
-        name, beside = parts(pretrained_model_name_or_path)
-        return cls(load(name, **kwargs), **{**beside, **own})
+            if argument not in parameters:
+                raise SpecError(
+                    f"from_pretrained takes no {argument!r}", hint=f"pardec.load takes {', '.join(parameters)}"
+                )
+        name, saved_components = parts(pretrained_model_name_or_path)
+        return cls(load(name, **kwargs), **{**saved_components, **components})
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """As diffusers does it; with a pardec model the files that it was loaded from, for `from_pretrained`."""
@@ -109,8 +111,8 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        place: torch.device = self.model.language_model.device if isinstance(self.model, Model) else super().device
-        return place
+        device: torch.device = self.model.language_model.device if isinstance(self.model, Model) else super().device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,13 +126,13 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
             return self
         kwargs.pop("silence_dtype_warnings", None)
         for wanted in (*args, *kwargs.values()):
-            there = self.dtype if isinstance(wanted, torch.dtype) else self.device
+            current = self.dtype if isinstance(wanted, torch.dtype) else self.device
             if isinstance(wanted, (str, int)):
                 wanted = torch.device(wanted)
-            same = wanted in (None, there) or (
+            matches = wanted in (None, current) or (
                 isinstance(wanted, torch.device) and wanted.index is None and wanted.type == self.device.type
             )
-            if not same:
+            if not matches:
                 raise SpecError(
                     f"{self.model.name} is on {self.device} in {self.dtype}, asked for {wanted}",
                     hint="a model is placed when it is loaded: PardecPipeline.from_pretrained(..., device=, dtype=)",

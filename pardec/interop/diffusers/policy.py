@@ -49,9 +49,9 @@ def policy(
             f"{name} is no scheduler that a masked model can be decoded with",
             hint="BlockRefinementScheduler and EntropyBoundScheduler are",
         )
-    own = getattr(scheduler.config, "sampler", None)
-    if own is not None:
-        raise SpecError(f"this {name} runs the sampler {own!r}", hint=f"pass the spec itself, sampler={own!r}")
+    nested = getattr(scheduler.config, "sampler", None)
+    if nested is not None:
+        raise SpecError(f"this {name} runs the sampler {nested!r}", hint=f"pass the spec itself, sampler={nested!r}")
     if any(registry.find(part.name).stage == "select" for part in spec.parts):
         raise SpecError(f"{rest!r} names a select, and {name} is one", hint="leave it out")
     steps = int(scheduler.num_inference_steps) if steps is None else steps
@@ -70,28 +70,30 @@ def policy(
         if threshold is not None:
             raise SpecError(f"threshold={threshold}, and {name} has none", hint="set its entropy_bound")
         hot, cold = float(scheduler.config.t_max), float(scheduler.config.t_min)
-        select = Bound(altered(scheduler, t_max=1.0, t_min=1.0))
+        select = Bound(with_config(scheduler, t_max=1.0, t_min=1.0))
         logits = (Anneal(hot, cold, steps),)
         bound = float(scheduler.config.entropy_bound)
         parameters = {"entropy_bound": bound, "t_max": hot, "t_min": cold, "steps": steps}
     return _sampler(spec, Part(name, tuple((key, str(value)) for key, value in parameters.items())), select, logits)
 
 
-def altered(scheduler: Any, **values: Any) -> Any:
+def with_config(scheduler: Any, **values: Any) -> Any:
     """A scheduler like this one with other values in its config."""
-    kept = {name: value for name, value in scheduler.config.items() if not name.startswith("_")}
-    return type(scheduler).from_config({**kept, **values})
+    config = {name: value for name, value in scheduler.config.items() if not name.startswith("_")}
+    return type(scheduler).from_config({**config, **values})
 
 
-def _sampler(spec: Spec, named: Part, select: Any, logits: tuple[Any, ...]) -> MaskedSampler:
+def _sampler(spec: Spec, select_part: Part, select: Any, logits: tuple[Any, ...]) -> MaskedSampler:
     """`spec` resolved with a stand-in for the select, and this one in its place."""
     parts = spec.parts
     if all(registry.find(part.name).stage != "propose" for part in parts):
         parts = (Part("confidence", (("of", "filtered"),)), *parts)  # what the schedulers measure
     stand_in = Part("sequential")
     base = registry.resolve(Spec((*parts, stand_in), spec.cache))
-    shown = Spec(tuple(named if part.name == stand_in.name else part for part in base.spec.parts), base.spec.cache)
-    return replace(base, spec=shown, exact="relaxed", select=select, logits=(*base.logits, *logits))
+    full_spec = Spec(
+        tuple(select_part if part.name == stand_in.name else part for part in base.spec.parts), base.spec.cache
+    )
+    return replace(base, spec=full_spec, exact="relaxed", select=select, logits=(*base.logits, *logits))
 
 
 # --- the policies ---
@@ -111,13 +113,13 @@ class Clock:
 
 
 @dataclass
-class Running(Clock):
+class RunningScheduler(Clock):
     """The request's own copy of the scheduler beside the clock."""
 
     scheduler: Any
 
 
-def _alike(at: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def _group_by_step(at: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Each step index present, and the rows that are at it."""
     for step in np.unique(at):
         yield int(step), np.flatnonzero(at == step)
@@ -135,18 +137,18 @@ class Refinement(Select):
     steps: int
     threshold: float
 
-    def start(self, canvas: Canvas) -> Running:
-        own = copy.copy(self.scheduler)
-        own.set_timesteps(self.steps, block_length=canvas.block_length)
-        return Running(_start(canvas), own)
+    def start(self, canvas: Canvas) -> RunningScheduler:
+        scheduler = copy.copy(self.scheduler)
+        scheduler.set_timesteps(self.steps, block_length=canvas.block_length)
+        return RunningScheduler(_start(canvas), scheduler)
 
-    def select(self, proposal: Proposal, canvas: Canvas, state: Running) -> Tensor:
+    def select(self, proposal: Proposal, canvas: Canvas, state: RunningScheduler) -> Tensor:
         chosen = torch.zeros_like(proposal.eligible)
-        for step, rows in _alike(state.at(canvas, self.steps)):
+        for step, rows in _group_by_step(state.at(canvas, self.steps)):
             row = torch.from_numpy(rows).to(chosen.device)
             eligible, tokens = proposal.eligible[row], proposal.tokens[row]
             # The scheduler would take candidates from the logits; these have been made, so it is handed them.
-            state.scheduler._sample_from_logits = lambda *_, made=(tokens, proposal.score[row]), **__: made
+            state.scheduler._sample_from_logits = lambda *_, candidates=(tokens, proposal.score[row]), **__: candidates
             out = state.scheduler.step(
                 proposal.evidence.logits[row],
                 step,

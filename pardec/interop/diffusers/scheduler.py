@@ -22,11 +22,11 @@ from pardec.samplers import registry
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.rng import Keyed
 
-from .arguments import draw_seeds, refuse_unless_default, shaping
-from .block import Block, Share
+from .arguments import draw_seeds, refuse_unless_default, sampling_settings
+from .block import Block, EvenShare
 
 KIND = SchedulerMixin  # which diffusers looks up in this module when it loads a pipeline with this scheduler
-_PACE = ("threshold", "editing_threshold", "minimal_topk")  # what a spec says in its own words
+_RULE_ARGUMENTS = ("threshold", "editing_threshold", "minimal_topk")  # what a spec says in its own words
 
 
 class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
@@ -66,11 +66,11 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         self.register_to_config(_use_default_values=[])  # where diffusers counts what was given by position
         if sampler is not None:
             for name, default in inspect.signature(BlockRefinementScheduler.__init__).parameters.items():
-                if name in _PACE and (given := self.config[name]) != default.default:
-                    raise SpecError(f"{name}={given!r} beside a sampler", hint=f"write it into the spec {sampler!r}")
-        self._sampler = None if sampler is None else _runnable(sampler)
+                if name in _RULE_ARGUMENTS and (value := self.config[name]) != default.default:
+                    raise SpecError(f"{name}={value!r} beside a sampler", hint=f"write it into the spec {sampler!r}")
+        self._sampler = None if sampler is None else _resolve_spec(sampler)
         if sampler is not None:
-            self.check_eos_finished = _ended
+            self.check_eos_finished = _finished_rows
         self.set_timesteps(num_inference_steps, block_length=block_length)
 
     def set_timesteps(
@@ -136,19 +136,19 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         if mask_token_id is None:
             raise SpecError("mask_token_id is missing", hint="a masked model is decoded; pass the id of its mask token")
         block = self._block
-        if int(timestep) == 0 or block is None or not block.goes_on(sample):
-            distribution = shaping(temperature, top_k, top_p, sampling_method)
-            sampler = replace(self._sampler, widen=(*self._sampler.widen, Share(self.num_inference_steps)))
+        if int(timestep) == 0 or block is None or not block.continues(sample):
+            distribution = sampling_settings(temperature, top_k, top_p, sampling_method)
+            sampler = replace(self._sampler, widen=(*self._sampler.widen, EvenShare(self.num_inference_steps)))
             source = Keyed(tuple(draw_seeds(generator, len(sample))))
             block = self._block = Block(
                 sampler, sample, mask_token_id, model_output.shape[-1], source, distribution, prompt_mask
             )
             block.loop.canvas.step += min(int(timestep), self.num_inference_steps - 1)
-        filled, probability, tokens = block.step(model_output)
+        block_tokens, probability, tokens = block.step(model_output)
         open_before = sample == mask_token_id
-        changed = filled != sample
-        tokens = torch.where(changed, filled, tokens)
-        out = (filled, changed & open_before, changed & ~open_before, tokens, probability, model_output)
+        changed = block_tokens != sample
+        tokens = torch.where(changed, block_tokens, tokens)
+        out = (block_tokens, changed & open_before, changed & ~open_before, tokens, probability, model_output)
         return BlockRefinementSchedulerOutput(*out) if return_dict else out
 
     def check_block_should_continue(
@@ -166,7 +166,7 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         A callback that opens positions again in the last step of a block comes too late.
         """
         if self._sampler is None:
-            going: bool = super().check_block_should_continue(
+            again: bool = super().check_block_should_continue(
                 step_idx=step_idx,
                 masks_remaining=masks_remaining,
                 editing_enabled=editing_enabled,
@@ -175,14 +175,14 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
                 max_post_steps=max_post_steps,
                 finished=finished,
             )
-            return going
+            return again
         if self._block is None or bool(finished.all()) or (not masks_remaining and post_steps > max_post_steps):
             return False
-        self._block.ended = finished.cpu().numpy()
+        self._block.finished = finished.cpu().numpy()
         return self._block.live
 
 
-def _ended(
+def _finished_rows(
     cur_x: Tensor,
     sampled_tokens: Tensor,
     final_transfer: Tensor,
@@ -195,19 +195,19 @@ def _ended(
 
     diffusers' own also asks that the step committed an end token and the prompt holds none, and goes on longer.
     """
-    made = cur_x[:, prompt_length:]
-    ended = (made == eos_token_id).cumsum(1) > 0
-    before = (made == mask_token_id).cumsum(1) > 0
+    generated = cur_x[:, prompt_length:]
+    ended = (generated == eos_token_id).cumsum(1) > 0
+    before = (generated == mask_token_id).cumsum(1) > 0
     return finished | (ended & ~before).any(1)
 
 
-def _runnable(spec: str) -> MaskedSampler:
+def _resolve_spec(spec: str) -> MaskedSampler:
     """The sampler, if logits of a block are all it needs."""
     sampler = registry.resolve(spec)
     hint = f"PardecPipeline.from_pretrained(name)(..., sampler={spec!r}) runs it"
     if sampler.cache.stores:
         raise SpecError(f"{spec!r} has the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
-    shadowed = any(stage.needs_shadow for stage in sampler.revise)
-    if sampler.inputs or shadowed or sampler.select.reference_sampler is not None:
+    needs_shadow = any(stage.needs_shadow for stage in sampler.revise)
+    if sampler.inputs or needs_shadow or sampler.select.reference_sampler is not None:
         raise SpecError(f"{spec!r} has a stage that runs the model in its own way, which a scheduler cannot", hint=hint)
     return sampler

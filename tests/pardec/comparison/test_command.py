@@ -83,7 +83,7 @@ def test_an_interrupt_says_how_to_go_on(
     ("arguments", "words"),
     [
         (("-s", "thresold"), "did you mean 'threshold'"),
-        ((), "no sampler is given"),
+        ((), "no sampler is named"),
         (("-s", "threshold", "--seeds", "a"), "--seeds are whole numbers"),
         (("-s", "threshold", "--resume"), "needs a run's folder"),
     ],

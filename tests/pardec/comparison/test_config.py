@@ -213,7 +213,7 @@ def test_a_run_whose_config_is_damaged_is_told_so(tmp_path: Path, damage: dict[s
     whole = {"format": FORMAT, "generate": {}, "tasks": [{"name": "lists"}], "samplers": []}
     (tmp_path / "config.json").write_text(json.dumps(whole | damage))
     with pytest.raises(SpecError, match=r"config\.json is damaged"):
-        Folder(tmp_path, whole, print).found(resume=True)
+        Folder(tmp_path, whole, print).existing(resume=True)
 
 
 def test_a_key_that_is_a_path_leads_nowhere(tmp_path: Path) -> None:

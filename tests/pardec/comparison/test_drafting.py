@@ -189,7 +189,7 @@ def test_every_format_has_what_drafting_comes_to(run: Run) -> None:
     assert held[0]["acceptance[1]"] == ""
     assert held[2]["acceptance_length[lists]"] == str(table.rows[2]["by_task"]["lists"]["acceptance_length"])
     assert [note for note in table.notes if "simulated" in note] == [
-        f"{MODEL}: the simulated speed-up counts a forward of the drafter as 0.255, its size beside the model's"
+        f"{MODEL}: the simulated speed-up counts a forward of the drafter as 0.255, from the sizes of drafter and model"
     ]
 
 
@@ -208,7 +208,7 @@ def test_another_cost_ratio_makes_another_table_of_the_same_rows(home: Path, tmp
     spent = sum(row["draft_forwards"] + len(row["accepted"]) - 1 for row in mine)
     assert (found["cost_ratio"], found["simulated_speed_up"]) == (1.0, pytest.approx(gained / spent))
     assert (out / "rows.jsonl").read_bytes() == rows
-    assert table.notes == [f"{MODEL}: the simulated speed-up counts a forward of the drafter as 1, as asked"]
+    assert table.notes == [f"{MODEL}: the simulated speed-up counts a forward of the drafter as 1, as requested"]
     assert "  --cost-ratio 1.0 " in page(Run.load(out))
 
 
@@ -249,7 +249,7 @@ def test_a_relaxed_acceptance_tells_its_deviation_or_that_none_is_known(run: Run
     table = Table(run)
     shown = [dict(zip(table.cells()[0], line, strict=True))["deviation"] for line in table.cells()[1:]]
     assert shown == ["", "none known", "0.500"]
-    assert "lookup: relaxed, and how far its law is from the model's is not known" in table.notes
+    assert "lookup: relaxed, and how far its distribution is from the model's is not known" in table.notes
 
 
 def test_the_deviation_of_a_real_relaxed_run() -> None:

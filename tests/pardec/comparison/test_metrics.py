@@ -38,7 +38,7 @@ def failed(index: int = 0) -> dict[str, Any]:
 
 
 def places(rows: list[dict[str, Any]]) -> set[metrics.Place]:
-    return {metrics.place(one) for one in rows if one["error"] is None and one["score"] is not None}
+    return {metrics.problem_key(one) for one in rows if one["error"] is None and one["score"] is not None}
 
 
 # --- quality ---

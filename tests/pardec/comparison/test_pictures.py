@@ -36,7 +36,7 @@ def test_pictures_are_scored_and_shown_side_by_side(drawer: Path, tmp_path: Path
     assert {name: config["generate"][name] for name in DEFAULTS} == DEFAULTS
     html = page(table.run)
     assert html.count("data:image/png") >= 2 * 2 * 3  # a picture and a map, of two captions, by three samplers
-    assert html.count('id="pictures"') == 1
+    assert html.count('id="images"') == 1
     assert 'id="decode"' not in html
     again = pardec.compare(drawer, "captions", samplers, out=tmp_path / "run", resume=True, **given)
     assert again.rows == table.rows

@@ -18,7 +18,7 @@ import pardec
 from pardec.comparison.frontier import GAINS
 from pardec.comparison.report import page
 from pardec.comparison.report.columns import COLUMNS
-from pardec.comparison.report.commands import asked, python, shell
+from pardec.comparison.report.commands import call_arguments, python, shell
 from pardec.comparison.report.finding import finding
 from pardec.comparison.report.orders import acceptance, binned, commit_order
 from pardec.comparison.run import Run
@@ -444,7 +444,7 @@ def test_directions_are_those_of_the_frontier() -> None:
 
 
 def test_the_call_that_makes_it_again_is_the_one_that_made_it(run: Run) -> None:
-    told = asked(run.config)
+    told = call_arguments(run.config)
     assert told == {
         "task": ["arithmetic", "lists"],
         "samplers": SAMPLERS,
@@ -485,4 +485,4 @@ def test_the_command_has_every_flag_that_is_shown(run: Run) -> None:
     assert (read["executor"], read["workers"], read["limit"], read["batch_size"]) == ("torchrun", 2, 4, 2)
     handed_in = {**config, "tasks": [{**file, "file": None}]}
     assert shell(handed_in) == []
-    assert "    prompts=prompts,  # as they were handed in" in python(handed_in)
+    assert "    prompts=prompts,  # the prompts of this run" in python(handed_in)

@@ -232,7 +232,7 @@ def test_a_sampler_whose_rows_cannot_follow_each_other_says_so(model: pardec.Mod
     assert sorted(batch["rows"] for batch in batches.values()) == [1, 2, 2]
     table = pardec.comparison.Table(pardec.comparison.Run.load(tmp_path / "run"))
     assert [note for note in table.notes if "whole batches" in note] == [
-        "oracle: its speed is that of whole batches, since sequential decodes the rows of a request beforehand"
+        "oracle: its speed was measured on whole batches, since sequential decodes the rows of a request beforehand"
     ]
 
 
@@ -366,7 +366,7 @@ def test_the_environment_names_no_path_of_the_machine(small: Small, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"samplers": []}, "no sampler is given"),
+        ({"samplers": []}, "no sampler is named"),
         ({"samplers": ["thresold"]}, "did you mean 'threshold'"),
         ({"samplers": ["threshold", "threshold:tau=0.9"]}, "are the same sampler"),
         ({"prompts": None, "scorer": None}, "no task and no prompts"),
@@ -376,10 +376,10 @@ def test_the_environment_names_no_path_of_the_machine(small: Small, tmp_path: Pa
         ({"limit": 0}, "limit"),
         ({"limit": "8"}, "limit is a whole number"),
         ({"replays": 1.5}, "replays is a whole number"),
-        ({"prompts": []}, "prompts holds no prompt"),
+        ({"prompts": []}, "prompts is empty"),
         ({"samplers": (), "sampler": ["threshold"]}, "did you mean 'samplers'"),
         ({"batch_size": 0}, "batch_size is a whole number of at least 1"),
-        ({"seeds": (1, 1)}, "seeds are different"),
+        ({"seeds": (1, 1)}, "seeds must be distinct"),
         ({"temprature": 1.0}, "did you mean 'temperature'"),
         ({"temperature": -1.0}, "temperature must be at least 0"),
         ({"prompts": [{"text": "x"}]}, "prompt 0 is"),

@@ -15,10 +15,10 @@ import pytest
 import pardec
 from pardec.cli import run as command
 from pardec.comparison.tuning import halving
-from pardec.comparison.tuning.bench import deal
-from pardec.comparison.tuning.confirming import LOOKS, confirm, enough, level
+from pardec.comparison.tuning.bench import split_problems
+from pardec.comparison.tuning.confirming import MAX_CONFIRMED, confirm, level, problem_count
 from pardec.comparison.tuning.fit import Fit
-from pardec.comparison.tuning.halving import Outcome, Search, Trial, search
+from pardec.comparison.tuning.halving import Outcome, SearchResult, Trial, search
 from pardec.comparison.tuning.paired import drop, probability
 from pardec.comparison.tuning.space import Candidate, Space
 from pardec.models.errors import SpecError
@@ -141,7 +141,7 @@ def _world(count: int, **more: object) -> tuple[list[Candidate], World, Candidat
     return some, World(quality, cost, **more), best  # type: ignore[arg-type]
 
 
-def _search(some: Sequence[Candidate], world: World, budget: int = 2000, problems: int = 10_000) -> Search:
+def _search(some: Sequence[Candidate], world: World, budget: int = 2000, problems: int = 10_000) -> SearchResult:
     return search(some, BASE, world, budget=budget, problems=problems, max_drop=1.0, cost="nfe")
 
 
@@ -157,7 +157,9 @@ def test_search_spends_its_budget_and_never_more(count: int, budget: int) -> Non
     some, world, _ = _world(count)
     found = _search(some, world, budget)
     assert found.spent == world.decodes <= budget
-    assert found.spent > budget - halving.FINALISTS * halving.ETA - 2  # less is left than one problem more would cost
+    assert (
+        found.spent > budget - halving.FINALISTS * halving.REDUCTION - 2
+    )  # less is left than one problem more would cost
     assert found.problems == len(world.seen)
 
 
@@ -177,7 +179,7 @@ def test_fast_and_wrong_is_dropped_as_losing_too_much() -> None:
     poison = Candidate("prophet")
     found = _search([poison, *some], World({**world.quality, poison: 0.2}, {**world.cost, poison: 0.5}), budget=1500)
     (trial,) = [s for s in found.trials if s.candidate == poison]
-    assert trial.why == "loses too much"
+    assert trial.reason == "loses too much"
     assert found.trials[0].candidate == best
 
 
@@ -185,13 +187,13 @@ def test_failed_candidates_go_and_problems_the_baseline_failed_count_for_nobody(
     some, world, best = _world(20)
     world.fails = frozenset({best})
     found = _search(some, world)
-    assert next(s.why for s in found.trials if s.candidate == best) == "failed"
+    assert next(s.reason for s in found.trials if s.candidate == best) == "failed"
     partly = Trial(best, "nfe")
     partly.add([Outcome(1, 1, 1, 1)] * 2, [None, Outcome(1, 1, 1, 1)])
-    assert partly.why == "failed"
+    assert partly.reason == "failed"
     trial = Trial(best, "nfe")
     trial.add([None, Outcome(1, 1, 1, 1)], [Outcome(1, 1, 1, 1), Outcome(0, 3, 1, 1)])
-    assert (trial.points, trial.mean("nfe"), trial.why) == (100, 3, "")
+    assert (trial.points, trial.mean("nfe"), trial.reason) == (100, 3, "")
 
 
 def test_ties_go_to_the_simpler_then_to_the_earlier() -> None:
@@ -213,7 +215,7 @@ def test_where_quality_is_sure_cost_decides_and_a_gain_does_not_pay_for_it() -> 
 
     found = search([better, cheaper, bad], BASE, measure, budget=4000, problems=9999, max_drop=1.0, cost="nfe")
     assert [(s.candidate, s.points) for s in found.trials] == [(cheaper, 0), (better, -10), (bad, 5)]
-    assert [s.why for s in found.trials] == ["", "", "loses too much"]
+    assert [s.reason for s in found.trials] == ["", "", "loses too much"]
 
 
 def test_a_budget_without_a_problem_a_rung_is_refused() -> None:
@@ -226,9 +228,9 @@ def test_a_budget_without_a_problem_a_rung_is_refused() -> None:
 
 @pytest.mark.parametrize("budget", [200, 2500, 10_000])
 def test_room_leaves_the_first_rung_its_problems(budget: int) -> None:
-    count = halving.room(budget)
-    assert budget // halving.rungs(count) // (count + 1) >= halving.FIRST
-    assert budget // halving.rungs(count + 1) // (count + 2) < halving.FIRST
+    count = halving.max_candidates(budget)
+    assert budget // halving.rungs(count) // (count + 1) >= halving.MIN_PROBLEMS
+    assert budget // halving.rungs(count + 1) // (count + 2) < halving.MIN_PROBLEMS
 
 
 # --- the confirmation ---
@@ -246,7 +248,7 @@ def _confirm(lost: Sequence[int], n: int = 1000) -> tuple[str, Candidate | None,
     some = _candidates(len(lost))
     known = {one: _standing(one, count, n=n) for one, count in zip(some, lost, strict=True)}
     verdict = confirm(list(known.values()), lambda look, one: [known[one[0]]], 1.0)
-    return verdict.how, verdict.winner and verdict.winner.candidate, len(verdict.finalists_tried)
+    return verdict.verdict, verdict.winner and verdict.winner.candidate, len(verdict.trials)
 
 
 def test_the_first_that_holds_is_taken() -> None:
@@ -256,16 +258,16 @@ def test_the_first_that_holds_is_taken() -> None:
     # 8 of 1000 lie within one point, yet more than one point is possible.
     assert _confirm([8, 1]) == ("holds", some[1], 2)
     assert _confirm([9, 8, 30]) == ("within", some[1], 3)
-    assert _confirm([30, 30, 30, 0]) == ("none", None, LOOKS)
+    assert _confirm([30, 30, 30, 0]) == ("none", None, MAX_CONFIRMED)
 
 
 def test_looks_share_the_error() -> None:
     """Three looks at 1.67% each: z = 2.128, so 449 problems without a loss settle one point, and 448 do not."""
     assert 1 - level() == pytest.approx(2 * 0.05 / 3)
-    assert enough(1.0) == 449
+    assert problem_count(1.0) == 449
     one = Candidate("threshold")
     assert _standing(one, 0, n=449).drop(level()).high <= 1.0 < _standing(one, 0, n=448).drop(level()).high
-    assert (enough(10.0), enough(0.0)) == (100, 500)
+    assert (problem_count(10.0), problem_count(0.0)) == (100, 500)
 
 
 def test_false_advice_is_rarer_than_said() -> None:
@@ -274,7 +276,7 @@ def test_false_advice_is_rarer_than_said() -> None:
     for _ in range(200):
         losses = rng.binomial(450, 0.012, size=3)
         known = {one: _standing(one, int(lost), n=450) for one, lost in zip(some, losses, strict=True)}
-        wrong += confirm(list(known.values()), lambda look, one, known=known: [known[one[0]]], 1.0).how == "holds"
+        wrong += confirm(list(known.values()), lambda look, one, known=known: [known[one[0]]], 1.0).verdict == "holds"
     assert wrong <= 0.05 * 200
 
 
@@ -355,7 +357,7 @@ def test_what_a_preset_leaves_at_one_token_a_forward_is_filled_in(space: Space) 
 
 
 def test_confirmation_problems_are_never_seen_in_tuning() -> None:
-    tuning, confirmation = deal([task("arithmetic"), task("lists")], 80, 41, seed=3)
+    tuning, confirmation = split_problems([task("arithmetic"), task("lists")], 80, 41, seed=3)
     assert (len(tuning.owners), len(confirmation.owners)) == (80, 41)
     prompts = [{p.prompt for _, p in chosen.owners} for chosen in (tuning, confirmation)]
     assert not prompts[0] & prompts[1]
@@ -384,17 +386,17 @@ class Fixed(Task):
 
 @pytest.mark.parametrize(("count", "confirmed"), [(30, 15), (200, 40), (2, 1)])
 def test_a_file_is_cut_in_two_by_the_seed(count: int, confirmed: int) -> None:
-    tuning, confirmation = deal([Fixed(count)], 100, 40, seed=1)
+    tuning, confirmation = split_problems([Fixed(count)], 100, 40, seed=1)
     ids = [{p.id for _, p in chosen.owners} for chosen in (tuning, confirmation)]
     assert not ids[0] & ids[1]
     assert len(ids[1]) == confirmed
     assert len(ids[0]) == min(100, count - confirmed)
-    assert ids[1] != {p.id for _, p in deal([Fixed(count)], 100, 40, seed=4)[1].owners} or count == 2
+    assert ids[1] != {p.id for _, p in split_problems([Fixed(count)], 100, 40, seed=4)[1].owners} or count == 2
 
 
 def test_one_problem_cannot_be_cut() -> None:
     with pytest.raises(SpecError, match="fixed has 1 problem"):
-        deal([Fixed(1)], 10, 10, seed=0)
+        split_problems([Fixed(1)], 10, 10, seed=0)
 
 
 # --- true runs ---

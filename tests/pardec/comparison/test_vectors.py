@@ -75,7 +75,7 @@ def test_the_table_and_the_report_say_it(table: pardec.Table, home: Path) -> Non
     assert (config["family"], config["notes"]) == ("continuous", [])
     html = page(table.run)
     assert html.count("data:image/png") >= 2 * 2 * 3  # a picture and a map, of two classes, by three samplers
-    assert 'id="pictures"' in html
+    assert 'id="images"' in html
     assert 'id="rates"' in html
     assert 'id="accepted"' not in html
     assert "forward 2: 0.0%" in html or "forward 3: " in html
@@ -158,5 +158,5 @@ def test_samplers_of_other_models_are_refused(target: Path) -> None:
 
 
 def test_tune_is_for_tokens_that_have_ids(target: Path) -> None:
-    with pytest.raises(SpecError, match="target draws vectors, and tune searches samplers of tokens that have ids"):
+    with pytest.raises(SpecError, match="target draws vectors, and tune searches samplers of token ids"):
         pardec.tune(target, "classes")

@@ -366,7 +366,7 @@ def test_a_model_is_tried_once_and_anew_when_it_has_changed() -> None:
         ({"num_beams": 2}, "the call asks for beam search"),
         ({"prompt_lookup_num_tokens": 3}, "the call asks for assisted generation"),
         ({"assistant_model": "network"}, "an assistant_model is given beside a sampler"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not kept"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not supported"),
         ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor cannot be run on the nodes"),
         ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenaltyLogitsProcessor cannot be run"),
         ({"sampler": "lookup:k=0"}, "lookup: k must be at least 1"),
@@ -520,7 +520,7 @@ def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
         run(toy_ar(), candidates(lambda prompt: 3), [[1, 2]], 3)
     with pytest.raises(SpecError, match="one candidate generator cannot follow 2 rows"):
         run(toy_ar(), candidates(Fixed(0)), [[1, 2], [3]], 3)
-    with pytest.raises(SpecError, match="'lookup' is no acceptance"):
+    with pytest.raises(SpecError, match="'lookup' is no acceptance rule"):
         candidates(Fixed(0), accept="lookup")
     with pytest.raises(SpecError, match="candidates: k must be at least 1, got 0"):
         candidates(Fixed(0), k=0)

@@ -162,7 +162,7 @@ def test_autocast_is_refused() -> None:
 def test_a_part_in_training_mode_is_refused() -> None:
     model = new(attention_dropout=0.0)
     model.model.layers[0].mlp.drop = nn.Dropout(0.1).train()  # as an adapter is put into a model in evaluation mode
-    with pytest.raises(SpecError, match="a part of the model is in training mode"):
+    with pytest.raises(SpecError, match="a module of the model is in training mode"):
         both(model)
     model.eval()
     same(model)
@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a mask of another shape": ({"attention_mask": torch.tensor([[0, 1, 1]] * 3)}, "attention_mask is"),
     "beams": ({"num_beams": 3}, "beam search"),
     "guidance": ({"guidance_scale": 2.0, "negative_prompt_ids": IDS}, "UnbatchedClassifierFreeGuidance"),
-    "kept scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not kept"),
+    "kept scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not supported"),
     "kept states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
 }
 
