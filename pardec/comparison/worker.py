@@ -15,7 +15,7 @@ from pardec.samplers.registry import resolve
 from pardec.samplers.rng import row_seed
 
 from ..environment import processor
-from ..executors import describe_error
+from ..executors.base import describe_error
 from ..io.jsonl import Row
 from ..requests import draft_models
 from ..requests.continuous import VectorCall
@@ -158,13 +158,7 @@ class Worker:
             "batch": dict(timing),
             "peak_memory": memory,
         }
-        return {
-            **self._identity(unit, entry),
-            "spec": result.spec,
-            "exact": result.exact,
-            **figures,
-            **self._origin(None),
-        }
+        return {**self._identity(unit, entry), "spec": result.spec, "exact": result.exact, **figures, **self._origin()}
 
     def _drafting(self, entry: Entry, result: Result) -> Row:
         """The drafting figures of a one-row result of the verify loop; null for masked models and vectors."""
@@ -204,7 +198,7 @@ class Worker:
             "reference": unit.reference,
         }
 
-    def _origin(self, error: str | None) -> Row:
+    def _origin(self, error: str | None = None) -> Row:
         dtype = str(self.model.network.dtype).removeprefix("torch.")
         return {"device": self.device, "dtype": dtype, "quantize": self.model.quantized, "error": error}
 

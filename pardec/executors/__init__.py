@@ -9,18 +9,9 @@ from __future__ import annotations
 
 from pardec.models.errors import SpecError, did_you_mean
 
-from .base import BatchError, Executor, describe_error
+from .base import BatchError, Executor
 
-__all__ = [
-    "NAMES",
-    "STREAM",
-    "BatchError",
-    "Executor",
-    "batches_per_stream",
-    "check_name",
-    "describe_error",
-    "executor",
-]
+__all__ = ["NAMES", "STREAM", "BatchError", "Executor", "batches_per_stream", "check_name", "executor"]
 
 from ..requests.settings import check_whole
 

@@ -81,7 +81,7 @@ class Ray:
                 num_cpus=_cpus(workers),
             )
             for row in rows.iter_rows():
-                message = json.loads(row["told"])
+                message = json.loads(row["message"])
                 received.add(row["number"])
                 if "broken" in message:
                     raise BatchError(message["broken"], hint=message["hint"])
@@ -125,7 +125,7 @@ class Actor:
         """Runs one batch: `columns` are Ray Data's, with one entry each."""
         number = int(columns["number"][0])
         message = self._startup_error or self._run_batch(number, columns["batch"][0])
-        return {"number": [number], "told": [json.dumps(message)]}
+        return {"number": [number], "message": [json.dumps(message)]}
 
     def _run_batch(self, number: int, batch: bytes) -> dict[str, Any]:
         import ray

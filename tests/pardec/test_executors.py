@@ -50,7 +50,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def squares(folder: Path) -> dict[str, int]:
-    """What the rows file holds; a key that stands there twice is an error."""
+    """The content of the rows file; a duplicate key is an error."""
     rows = lines(folder)
     assert len({row["key"] for row in rows}) == len(rows)
     return {row["key"]: row["square"] for row in rows}

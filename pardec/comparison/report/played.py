@@ -67,14 +67,9 @@ def _figures(row: Row) -> dict[str, Any]:
 
 def _axes(keys: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The axes of the plot: title of a figure, which direction is better, and whether it is a share."""
-    by_key = {column.key: column for column in COLUMNS}
+    known = {column.key: column for column in COLUMNS}
     return [
-        {
-            "key": key,
-            "title": _LONG.get(key, by_key[key].title),
-            "better": by_key[key].better,
-            "share": key in QUALITIES,
-        }
+        {"key": key, "title": _LONG.get(key, known[key].title), "better": known[key].better, "share": key in QUALITIES}
         for key in keys
-        if by_key[key].worth_showing(rows)
+        if known[key].worth_showing(rows)
     ]

@@ -1,4 +1,4 @@
-"""The masked loop over one block whose logits are handed in."""
+"""The masked loop over one block whose logits are passed in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .callbacks import RecordStep, StepView
 
 @dataclass(frozen=True)
 class EvenShare(Widen):
-    """Commits at least an even share of what is left over the steps that are left."""
+    """Commits at least an even share of the open positions per remaining step."""
 
     steps: int
 
@@ -35,24 +35,24 @@ class EvenShare(Widen):
 
 
 class GivenLogits:
-    """A stack that gives the logits it was handed, in place of running a model."""
+    """A decoder that returns logits from outside instead of running a model."""
 
     logits: Tensor  # [n, W, V], live rows
 
     @property
     def embedding(self) -> Tensor:
-        raise SpecError("a scheduler has no embeddings", hint="PardecPipeline has them")
+        raise SpecError("a scheduler has no embeddings", hint="use PardecPipeline")
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if plan.tokens.shape != self.logits.shape[:2]:
             raise SpecError(
-                f"the sampler asks for {list(plan.tokens.shape)} positions of a block {list(self.logits.shape[:2])}",
-                hint="PardecPipeline runs it",
+                f"the sampler queries {list(plan.tokens.shape)} positions of a block {list(self.logits.shape[:2])}",
+                hint="use PardecPipeline",
             )
         return Hidden(plan, self.logits, lambda states: states)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        raise SpecError("a scheduler has no cache", hint="PardecPipeline has one")
+        raise SpecError("a scheduler has no cache", hint="use PardecPipeline")
 
     def parameters(self) -> tuple[Tensor, ...]:
         return ()
@@ -74,7 +74,7 @@ class Block:
         distribution: dict[str, Any],
         prompt: Tensor | None,
     ) -> None:
-        """What is no mask and not of the `prompt` ([W] bool) was committed before, and may be revised."""
+        """Positions that are neither masked nor in `prompt` ([W] bool) count as committed and may be revised."""
         rows, width = sample.shape
         self.decoder = GivenLogits()
         decoding_config = DecodingConfig(mask_id, (), 0, None, 0, "bidirectional")
@@ -110,7 +110,7 @@ class Block:
         return bool((~self.finished[self.loop.canvas.rows]).any())
 
     def continues(self, sample: Tensor) -> bool:
-        """Whether `sample` is what the last step left, in every row that has not ended."""
+        """Whether `sample` equals the output of the last step in every row that has not ended."""
         if sample.shape != self.block_tokens.shape:
             return False
         return not ((sample != self.block_tokens).any(1).cpu().numpy() & ~self.finished).any()
@@ -119,7 +119,7 @@ class Block:
         """Tokens of the block after the step, and each candidate's probability and token; [B, W] each."""
         live = torch.from_numpy(self.loop.canvas.rows).to(logits.device)
         probability, tokens = logits.float().softmax(-1).max(-1)
-        self.block_tokens = self.block_tokens.clone()  # what was given out stays as it was
+        self.block_tokens = self.block_tokens.clone()  # the caller has the previous tensor
         if len(live):
             self.decoder.logits = logits[live].float()
             self.loop.step()

@@ -1,4 +1,4 @@
-"""diffusers' callback_on_step_end, told of the steps of pardec's loop."""
+"""Calls diffusers' callback_on_step_end for the steps of pardec's loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TENSORS = ("block_x", "transfer_index", "editing_transfer_index", "sampled_token
 
 @dataclass
 class StepView:
-    """What the loop saw in its last step; [n, W] each, live rows."""
+    """The proposal, window and active positions of the loop's last step; [n, W] each, live rows."""
 
     proposal: Proposal
     window: np.ndarray
@@ -30,7 +30,7 @@ class StepView:
 
 @dataclass(frozen=True)
 class RecordStep(Widen):
-    """A widen stage that adds nothing and remembers the step."""
+    """A widen stage that adds nothing and records the step."""
 
     views: list[StepView]
 
@@ -42,8 +42,8 @@ class RecordStep(Widen):
 class StepCallbacks:
     """Calls the callback after every step, with tensors of LLaDA2Pipeline's names and shapes.
 
-    [B, W] tensors show each row's own active block; rows that have finished show padding, and nothing as active. What
-    stands for a position that is not active was not proposed and means nothing.
+    [B, W] tensors are of each row's own active block; finished rows have padding and no active positions. Values at
+    positions that are not active are meaningless.
     """
 
     def __init__(self, pipeline: Any, callback: Callable[..., Any] | None, names: Sequence[str] | None) -> None:
@@ -62,13 +62,13 @@ class StepCallbacks:
         self.end = 0  # of the furthest block reached
 
     def with_recorder(self, sampler: MaskedSampler) -> MaskedSampler:
-        """The sampler, with an eye on it if there is a callback."""
+        """The sampler, with a recorder if there is a callback."""
         if self.callback is None:
             return sampler
         return replace(sampler, widen=(*sampler.widen, RecordStep(self.views)))
 
     def on_event(self, event: Event) -> None:
-        """Hands a step on."""
+        """Calls the callback for a step."""
         if self.callback is None:
             return
         if isinstance(event, Started):
@@ -87,7 +87,7 @@ class StepCallbacks:
             returned = answer.get("block_x", block_x)
             if returned is not None and (original is None or not torch.equal(returned, original)):
                 raise SpecError(
-                    "the callback changes block_x, and pardec's loop does not take tokens from outside",
+                    "the callback changes block_x, which pardec's loop does not support",
                     hint="LLaDA2Pipeline with a PardecScheduler does",
                 )
 

@@ -1,4 +1,4 @@
-"""Which sampler a call of the pipeline asks for: by a spec, or by the arguments of LLaDA2Pipeline."""
+"""Selects the sampler of a pipeline call: from a spec, or from the arguments of LLaDA2Pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .scheduler import PardecScheduler
 
 
 def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | MaskedSampler | None) -> Any:
-    """The scheduler of a call that diffusers' loop decodes; None where pardec's own loop does."""
+    """The scheduler for a call that runs in diffusers' loop; None if it runs in pardec's own loop."""
     if sampler is None and isinstance(scheduler, PardecScheduler):
         sampler = scheduler.config.sampler
     if isinstance(model, Model):
@@ -44,10 +44,10 @@ def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | MaskedSa
 def select_sampler(
     scheduler: Any, sampler: str | Spec | Policy | MaskedSampler | None, arguments: dict[str, Any]
 ) -> MaskedSampler:
-    """The sampler of a call; `asked` has the arguments of LLaDA2Pipeline that say how a block is committed."""
+    """The sampler of a call; `arguments` are those of LLaDA2Pipeline that control how a block is committed."""
     editing = arguments["editing_threshold"]
     if editing is not None and editing <= 0:
-        editing = arguments["editing_threshold"] = None  # no editing, as diffusers reads it
+        editing = arguments["editing_threshold"] = None  # no editing, as in diffusers
     if sampler is None and isinstance(scheduler, PardecScheduler):
         sampler = scheduler.config.sampler
     if sampler is not None:
@@ -70,10 +70,10 @@ def select_sampler(
         registry.find("edit")
     except UnknownNameError as error:
         raise SpecError(
-            f"editing_threshold={editing} asks for the method 'edit', which is not there",
+            f"editing_threshold={editing} needs the method 'edit', which is not available",
             hint="pass editing_threshold=None",
         ) from error
-    # diffusers looks at a complete block once more than it says: the count is compared after the look.
+    # diffusers runs one more step on a complete block than max_post_steps: it compares the count after the step.
     edit = f"edit:tau={editing},post={arguments['max_post_steps'] + 1}"
     return policy(scheduler, f"{edit}+eos", steps=steps, threshold=arguments["threshold"])
 
@@ -95,7 +95,7 @@ def with_eos(sampler: MaskedSampler, early: bool) -> MaskedSampler:
 
 
 def display_sampler(call: Mapping[str, Any]) -> MaskedSampler:
-    """A sampler for a Result to show: diffusers' loop, with what a call of it says of the blocks."""
+    """A sampler that describes diffusers' loop in a Result, with the arguments of the call."""
     names = ("threshold", "editing_threshold", "max_post_steps", "num_inference_steps", "minimal_topk")
     part = Part("LLaDA2Pipeline", tuple((name, str(call[name])) for name in names))
     return replace(registry.resolve("threshold"), exact="relaxed", spec=Spec((part,), Part("block")))

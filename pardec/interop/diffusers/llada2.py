@@ -1,7 +1,7 @@
-"""diffusers' own loop, LLaDA2Pipeline's, over a pardec model or over a network of the caller's.
+"""Runs diffusers' own loop (LLaDA2Pipeline) on a pardec model or on a network of the caller.
 
-All rows of a batch are in the same block and wait for each other, a row is padded rather than shorter, and what stands
-behind its end stays as the loop left it: a call gives what diffusers gives, token for token.
+All rows of a batch are in the same block and wait for each other, shorter rows are padded, and tokens after a row's end
+are left as they are: the result equals that of diffusers, token for token.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from .prompts import pad
 
 
 def run(pipeline: Any, call: Mapping[str, Any], scheduler: Any) -> tuple[Tensor, list[str] | None, Result | None]:
-    """Sequences [B, gen_length] behind the prompts, their texts, and pardec's Result where the model is pardec's.
+    """The sequences [B, gen_length] after the prompts, their texts, and a Result if the model is a pardec model.
 
     Args:
         call: the arguments of LLaDA2Pipeline's call, by name.
 
     Raises:
-        SpecError: what LLaDA2Pipeline refuses, or pardec of its own model.
+        SpecError: for arguments that LLaDA2Pipeline, or pardec for its own model, does not accept.
     """
     model: Any = pipeline.model
     call = {**call, "block_length": _block_length(pipeline, call["block_length"])}
@@ -59,7 +59,7 @@ def run(pipeline: Any, call: Mapping[str, Any], scheduler: Any) -> tuple[Tensor,
     if not isinstance(model, Model):
         return *_run_loop(pipeline, model, scheduler, call), None
     sampler = display_sampler(call)
-    # The draws are diffusers': its generator is left as it is.
+    # diffusers does the sampling, so its generator must not be used here.
     ready = prepare(pipeline, ids.tolist(), sampler, {**call, "generator": None, "temperature": 0.0})
     editing = call["editing_threshold"] is not None and call["editing_threshold"] > 0
     network = Network(model.language_model, call["block_length"], max(ready.lengths))
@@ -93,7 +93,7 @@ def _check(pipeline: Any, call: Mapping[str, Any]) -> None:
 
 
 def _run_loop(pipeline: Any, network: Any, scheduler: Any, call: Mapping[str, Any]) -> tuple[Tensor, list[str] | None]:
-    """LLaDA2Pipeline's call with this network and scheduler; callbacks are told `pipeline`."""
+    """LLaDA2Pipeline's call with this network and scheduler; callbacks get `pipeline`."""
     inner_pipeline = LLaDA2Pipeline(model=network, scheduler=scheduler, tokenizer=pipeline.tokenizer)
     inner_pipeline._progress_bar_config = getattr(pipeline, "_progress_bar_config", {})
     callback, names = call["callback_on_step_end"], call["callback_on_step_end_tensor_inputs"]
@@ -111,30 +111,30 @@ def _run_loop(pipeline: Any, network: Any, scheduler: Any, call: Mapping[str, An
 
 
 class Network(nn.Module):
-    """A block-causal pardec model with the calling convention that LLaDA2Pipeline has for its own.
+    """A block-causal pardec model with the calling convention that LLaDA2Pipeline expects.
 
-    It is asked for the last block of what it is given and gives the logits of that alone, those of the mask token at
-    -inf. Blocks that are as they were in the forward before are read from its cache. Which forward committed what is
-    read off what the next one is given.
+    Returns the logits of the last block of its input only, with the mask token at -inf. Blocks that have not changed
+    since the previous forward are read from its cache. The forward that committed a token is inferred from the input of
+    the next one.
     """
 
     def __init__(self, model: LanguageModel, block: int, length: int) -> None:
-        """For rows of at most `length` tokens, and what is left of their last block."""
+        """For rows of at most `length` tokens, rounded up to whole blocks."""
         super().__init__()
         finite.demand_head(model)
         self.model, self.block, self.length = model, block, -(-length // block) * block
         self.device, self.dtype = model.device, model.dtype
-        self.always_run = True  # whether what it says of a block without open positions is read
+        self.always_run = True  # whether outputs for a block without open positions are used
         self.cache: KVCache | None = None
         self.inputs: list[Tensor] = []  # [B, n] ids of each forward
-        self.queried: list[range] = []  # positions of those that it queried
-        self.scores: list[Tensor] = []  # [B, W] probability of the token that its last block has after it
+        self.queried: list[range] = []  # positions that each forward queried
+        self.scores: list[Tensor] = []  # [B, W] probabilities of the last block's tokens after the forward
         self.logits: Tensor | None = None  # [B, W, V] of the last forward
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Any:
         open_positions = input_ids[:, -self.block :].eq(self.model.decoding_config.mask_id or 0)
         if not (self.always_run or self.logits is None or open_positions.any()):
-            return SimpleNamespace(logits=self.logits)  # the loop looks once more before it leaves a block
+            return SimpleNamespace(logits=self.logits)  # the loop runs one more step before it leaves a block
         self._record_scores(input_ids)
         model, (batch, end) = self.model, input_ids.shape
         positions = torch.arange(end - self.block, end, device=input_ids.device).expand(batch, -1)
@@ -161,7 +161,7 @@ class Network(nn.Module):
         return SimpleNamespace(logits=logits)
 
     def _cached_length(self, input_ids: Tensor) -> int:
-        """How many leading positions, in whole blocks, stand as in the last forward in every row."""
+        """The number of leading positions, in whole blocks, that equal the last forward's in every row."""
         if not self.inputs:
             return 0
         previous = self.inputs[-1]
@@ -170,7 +170,7 @@ class Network(nn.Module):
         return int(same.sum()) // self.block * self.block
 
     def _record_scores(self, tokens: Tensor) -> None:
-        """Tokens [B, m] as they stand after the last forward."""
+        """Records the scores of the last block for the tokens [B, m] after the last forward."""
         if self.logits is None:
             return
         width = self.inputs[-1].shape[1]
@@ -179,7 +179,7 @@ class Network(nn.Module):
         self.scores.append(distribution.gather(-1, block[..., None])[..., 0])
 
     def result(self, call: Call, sequences: Tensor, early: bool) -> Finished:
-        """What came of it: `sequences` [B, gen_length] behind the prompts; `early`: they may stop at an end token."""
+        """The outcome for `sequences` [B, gen_length] after the prompts; `early`: rows may stop at an end token."""
         tokens = torch.stack(call.request.canvases).to(sequences.device)
         start, length = tokens.shape[1] - sequences.shape[1], tokens.shape[1]
         outputs = [*self.inputs[1:], torch.cat((tokens[:, :start], sequences), 1)]

@@ -1,4 +1,4 @@
-"""pardec's loop behind the arguments of LLaDA2Pipeline's call."""
+"""Runs pardec's loop with the arguments of LLaDA2Pipeline's call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACE = ("num_inference_steps", "threshold", "minimal_topk", "editing_threshold"
 def run(
     pipeline: Any, call: Mapping[str, Any], sampler: str | Spec | Policy | MaskedSampler | None
 ) -> tuple[Tensor, list[str] | None, Result]:
-    """Sequences [B, gen_length] behind the prompts, their texts, and pardec's Result.
+    """The sequences [B, gen_length] after the prompts, their texts, and pardec's Result.
 
     Args:
         call: the arguments of LLaDA2Pipeline's call, by name.
@@ -61,11 +61,11 @@ def run(
 
 
 def prepare(pipeline: Any, rows: Sequence[Sequence[int]], sampler: MaskedSampler, call: Mapping[str, Any]) -> Call:
-    """The call as `Model.prepare` makes it of these rows of ids."""
+    """Prepares the call for these rows of ids with `Model.prepare`."""
     model, generator = pipeline.model, call["generator"]
     ends, new = call["eos_token_id"], call["gen_length"]
     prompt: dict[str, Any] = {"input_ids": rows, "max_new_tokens": new}
-    if not any(rows):  # what stands behind no prompt is a template
+    if not any(rows):  # without prompts, the canvas is passed as a template
         prompt = {"template": [[None] * new] * len(rows)}
         ends = model.language_model.decoding_config.eos_ids if ends is None else ends
     prepared = model.prepare(
@@ -76,12 +76,12 @@ def prepare(pipeline: Any, rows: Sequence[Sequence[int]], sampler: MaskedSampler
         **prompt,
         **sampling_settings(call["temperature"], call["top_k"], call["top_p"], call["sampling_method"]),
     )
-    assert isinstance(prepared, Call), "a language model has ids"
+    assert isinstance(prepared, Call), "a language model has token ids"
     return prepared
 
 
 def _block_length(pipeline: Any, requested: int | None, new: int) -> int | None:
-    """None leaves it to a block-causal model where the call names none."""
+    """The block length of the call; None to use that of a block-causal model."""
     block_causal = pipeline.model.language_model.decoding_config.attention == "block-causal"
     if requested is None and block_causal:
         return None

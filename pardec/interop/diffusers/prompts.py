@@ -18,11 +18,11 @@ def encode(
     use_chat_template: bool,
     add_generation_prompt: bool,
 ) -> list[list[int]]:
-    """Text or chat messages as ids; a text is a user's message where the tokenizer has a chat template."""
+    """Text or chat messages as ids; text becomes a user message if the tokenizer has a chat template."""
     if (prompt is None) == (messages is None):
         raise SpecError("give one of prompt, messages and input_ids")
     if tokenizer is None:
-        raise SpecError("the model comes without a tokenizer", hint="pass input_ids, or tokenizer=")
+        raise SpecError("the model has no tokenizer", hint="pass input_ids, or tokenizer=")
     if messages is None:
         texts = [prompt] if isinstance(prompt, str) else list(prompt or ())
         if not use_chat_template or not getattr(tokenizer, "chat_template", None):
@@ -40,7 +40,7 @@ def remove_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[lis
         kind = (
             f"{input_ids.dtype} {list(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
         )
-        raise SpecError(f"input_ids is a LongTensor [P] or [B, P], got {kind}")
+        raise SpecError(f"input_ids must be a LongTensor [P] or [B, P], got {kind}")
     ids = input_ids[None] if input_ids.ndim == 1 else input_ids
     if attention_mask is None:
         return [list(row) for row in ids.tolist()]
@@ -53,7 +53,7 @@ def remove_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[lis
 
 
 def pad(pipeline: Any, call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Ids and mask [B, P] as LLaDA2Pipeline makes them, and of lists of chats too; padded as the tokenizer pads."""
+    """Ids and mask [B, P] as in LLaDA2Pipeline, also for lists of conversations; padded by the tokenizer."""
     names = ("prompt", "messages", "input_ids", "attention_mask", "use_chat_template", "add_generation_prompt")
     texts = {name: call[name] for name in names}
     prompt: Any = texts["prompt"]
@@ -68,4 +68,4 @@ def pad(pipeline: Any, call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         )
     except ValueError as error:
         raise SpecError(str(error), hint="LLaDA2Pipeline's documentation has its arguments") from error
-    return ids.long(), mask  # of no text at all a tokenizer makes floats
+    return ids.long(), mask  # a tokenizer returns floats for empty text

@@ -1,8 +1,7 @@
-"""A sampler spec as a scheduler of diffusers, for the loop of its own LLaDA2Pipeline.
+"""A sampler spec as a diffusers scheduler, for the loop of diffusers' LLaDA2Pipeline.
 
-The pipeline hands the scheduler the logits of one block. Here they stand in for the model of a masked loop whose whole
-canvas is that block, so that every stage runs as it does in pardec. A block is a request of its own: states of stages
-begin anew with it.
+The pipeline passes the logits of one block to the scheduler. They replace the model of a masked loop whose canvas is
+that block, so every stage runs as it does in pardec. Each block is a separate request: the states of stages start anew.
 """
 
 from __future__ import annotations
@@ -25,25 +24,24 @@ from pardec.samplers.rng import Keyed
 from .arguments import draw_seeds, refuse_unless_default, sampling_settings
 from .block import Block, EvenShare
 
-KIND = SchedulerMixin  # which diffusers looks up in this module when it loads a pipeline with this scheduler
-_RULE_ARGUMENTS = ("threshold", "editing_threshold", "minimal_topk")  # what a spec says in its own words
+KIND = SchedulerMixin  # diffusers looks this up when it loads a pipeline with this scheduler
+_RULE_ARGUMENTS = ("threshold", "editing_threshold", "minimal_topk")  # a spec has its own parameters for these
 
 
 class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
     """diffusers' BlockRefinementScheduler with a sampler spec in place of its rule.
 
     Args:
-        sampler: a spec such as "credit+threshold:tau=0.9"; None is diffusers' own rule. A cache cannot be run from a
-            scheduler, and neither can a stage that adds to the model's inputs or asks it for a second forward:
-            PardecPipeline runs them. What counts over a whole canvas, such as the steps of `fixed`, counts over a block
-            here.
-        block_length: the block where the pipeline's call names none.
-        num_inference_steps: steps a block may take. The spec sets the pace, but each step commits at least an even
-            share of what is left, so that a block is complete when its steps are over.
-        threshold, editing_threshold, minimal_topk: of diffusers' rule; a spec says them itself.
+        sampler: a spec such as "credit+threshold:tau=0.9"; None is diffusers' own rule. Caches, and stages that add
+            to the model's inputs or need a second forward, require PardecPipeline. Parameters that refer to the whole
+            canvas, such as the steps of `fixed`, refer to a block here.
+        block_length: the default if the pipeline's call has none.
+        num_inference_steps: most steps per block. The spec sets the pace, but each step commits at least an even share
+            of the open positions, so that a block is complete after its steps.
+        threshold, editing_threshold, minimal_topk: of diffusers' rule; not allowed with a spec.
 
-    With a spec, `threshold` and `editing_threshold` of the pipeline's call must stay at their defaults, and draws are
-    keyed by a seed for each row and block, which comes from the call's generator.
+    With a spec, `threshold` and `editing_threshold` of the pipeline's call must keep their defaults, and draws are
+    keyed by a seed per row and block from the call's generator.
     """
 
     @register_to_config  # type: ignore[untyped-decorator]
@@ -63,7 +61,7 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
             editing_threshold=editing_threshold,
             minimal_topk=minimal_topk,
         )
-        self.register_to_config(_use_default_values=[])  # where diffusers counts what was given by position
+        self.register_to_config(_use_default_values=[])  # diffusers counts positional arguments there
         if sampler is not None:
             for name, default in inspect.signature(BlockRefinementScheduler.__init__).parameters.items():
                 if name in _RULE_ARGUMENTS and (value := self.config[name]) != default.default:
@@ -107,8 +105,8 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
             model_output: logits [B, W, V].
             timestep: the step's index within the block; 0 begins one.
             sample: the block's tokens [B, W] int64, the mask id where open.
-            minimal_topk: has done its work in the pipeline, which lowers num_inference_steps by it.
-            prompt_mask: [W] bool, what is given and never revised.
+            minimal_topk: not used here: the pipeline has reduced num_inference_steps by it.
+            prompt_mask: [W] bool, prompt positions, which are never revised.
 
         Returns:
             BlockRefinementSchedulerOutput, or its fields as a tuple.
@@ -130,11 +128,11 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
                 generator=generator,
                 return_dict=return_dict,
             )
-        hint = f"the spec says it; this scheduler runs {self.config.sampler!r}"
+        hint = f"write it into the spec; this scheduler runs {self.config.sampler!r}"
         refuse_unless_default("threshold", threshold, hint)
         refuse_unless_default("editing_threshold", editing_threshold, hint)
         if mask_token_id is None:
-            raise SpecError("mask_token_id is missing", hint="a masked model is decoded; pass the id of its mask token")
+            raise SpecError("mask_token_id is missing", hint="pass the id of the model's mask token")
         block = self._block
         if int(timestep) == 0 or block is None or not block.continues(sample):
             distribution = sampling_settings(temperature, top_k, top_p, sampling_method)
@@ -191,9 +189,9 @@ def _finished_rows(
     mask_token_id: int,
     prompt_length: int,
 ) -> Tensor:
-    """Rows [B] that are done: an end token stands behind the prompt, and nothing open before it.
+    """Finished rows [B]: there is an end token after the prompt, and no open position before it.
 
-    diffusers' own also asks that the step committed an end token and the prompt holds none, and goes on longer.
+    diffusers' own rule also requires that the step committed an end token and that the prompt has none.
     """
     generated = cur_x[:, prompt_length:]
     ended = (generated == eos_token_id).cumsum(1) > 0
@@ -202,9 +200,9 @@ def _finished_rows(
 
 
 def _resolve_spec(spec: str) -> MaskedSampler:
-    """The sampler, if logits of a block are all it needs."""
+    """The sampler; raises SpecError if it needs more than the logits of a block."""
     sampler = registry.resolve(spec)
-    hint = f"PardecPipeline.from_pretrained(name)(..., sampler={spec!r}) runs it"
+    hint = f"use PardecPipeline.from_pretrained(name)(..., sampler={spec!r})"
     if sampler.cache.stores:
         raise SpecError(f"{spec!r} has the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
     needs_shadow = any(stage.needs_shadow for stage in sampler.revise)

@@ -130,9 +130,7 @@ class Likelihood:
         return list(zip(values, greedy or [False] * len(units), strict=True))
 
     def _exact(self, units: Sequence[Unit]) -> list[tuple[float, bool]]:
-        answers = self.distributions.log_probabilities(
-            [Query((u.prefix + u.target)[:-1], u.positions, u.target) for u in units]
-        )
+        answers = self.distributions.query([Query((u.prefix + u.target)[:-1], u.positions, u.target) for u in units])
         return [
             (float(answer.log_prob.sum()), answer.best.tolist() == unit.target)
             for unit, answer in zip(units, answers, strict=True)
@@ -149,7 +147,7 @@ class Likelihood:
                 filled = [mask if i in hidden else token for i, token in enumerate(unit.target)]
                 at = [unit.positions[i] for i in pattern.queried]
                 queries.append(Query(unit.prefix + filled, at, [unit.target[i] for i in pattern.queried], unit.context))
-        answers = iter(self.distributions.log_probabilities(queries))
+        answers = iter(self.distributions.query(queries))
         return [
             sum(pattern.weight * float(next(answers).log_prob.sum()) for pattern in several) for several in patterns
         ]
@@ -161,9 +159,7 @@ class Likelihood:
         progresses = [_Progress(unit, list(range(len(unit.target)))) for unit in units]
         active = progresses
         while active:
-            for progress, answer in zip(
-                active, self.distributions.log_probabilities([p.query(mask) for p in active]), strict=True
-            ):
+            for progress, answer in zip(active, self.distributions.query([p.query(mask) for p in active]), strict=True):
                 progress.take(answer)
             active = [p for p in active if p.open and (p.greedy or not while_greedy)]
         return progresses

@@ -71,7 +71,7 @@ class TokenProbabilities:
     def __init__(self, model: LanguageModel, batches: Batches, *, cfg: float | None = None) -> None:
         self.model, self.batches, self.cfg = model, batches, cfg
 
-    def log_probabilities(self, queries: Sequence[Query]) -> list[Answer]:
+    def query(self, queries: Sequence[Query]) -> list[Answer]:
         """One answer per query, in their order; rows of similar length share a forward.
 
         Raises ModelError, naming where they come from, for logits that are not finite.

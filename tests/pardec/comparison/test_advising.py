@@ -110,10 +110,10 @@ def _advised(
         return {BASE: searching.decode_if_needed("", rows, start, stop), **rows}
 
     candidates = [one for one in known if one != BASE]
-    found = search(candidates, BASE, measure, budget=budget, problems=budget // 2, max_drop=1.0, cost="nfe")
+    result = search(candidates, BASE, measure, budget=budget, problems=budget // 2, max_drop=1.0, cost="nfe")
     bench.decodes.clear()
     stand = Confirmation(Baseline(bench, BASE, _chosen(problem_count(1.0), "fresh")), DEFAULT, "nfe", lambda text: None)
-    return stand.judge(found.trials[: found.finalists], 1.0), bench
+    return stand.judge(result.trials[: result.finalists], 1.0), bench
 
 
 ARITHMETIC = {Candidate(f"{spec}+eos"): figures for spec, figures in MEASURED.items()} | {BASE: (1.0, 32.0)}

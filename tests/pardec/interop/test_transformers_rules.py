@@ -36,7 +36,7 @@ class Once(StoppingCriteria):
 
 
 class Counting(StoppingCriteria):
-    """Stops row r when it has been asked r + 3 times."""
+    """Stops row r at its call r + 3."""
 
     def __init__(self) -> None:
         self.asked = 0
