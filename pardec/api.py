@@ -25,7 +25,7 @@ from .requests.settings import Arguments, Settings
 from .requests.text import Call
 from .result import Result
 from .serving.batch import Serving
-from .serving.queue import Prompts, Waiting
+from .serving.queue import Prompts, QueuedRow
 
 __all__ = ["Model", "OutOfMemory", "load"]
 
@@ -220,10 +220,10 @@ class Model(Engine):
 
     def serve(self, calls: Iterable[Call | VectorCall], *, batch_size: int = 8) -> Serving:
         """Decodes as `serve_batch` does what is prepared already: calls of one row each, with one sampler."""
-        rows = (Waiting(index, call, call.request) for index, call in enumerate(calls))
+        rows = (QueuedRow(index, call, call.request) for index, call in enumerate(calls))
         return self._serving(rows, batch_size, "decode fewer prompts at once (--batch-size), or fewer tokens")
 
-    def _serving(self, rows: Iterator[Waiting], batch_size: int, hint: str) -> Serving:
+    def _serving(self, rows: Iterator[QueuedRow], batch_size: int, hint: str) -> Serving:
         @contextmanager
         def guard() -> Iterator[None]:
             with memory_errors(f"a batch of {batch_size} rows", hint), using(self.set_threads):
