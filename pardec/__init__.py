@@ -53,10 +53,7 @@ _HOME = {
     "pardec.samplers.registry": ("sampler",),
     "pardec.tasks": ("Problem", "Task", "list_tasks", "task"),
 }
-_EARLIER = {
-    "pngs": "pardec.images.pngs",
-    "pictures": "pardec.images",
-}  # former documented names of modules
+_EARLIER = {"pngs": "pardec.images.pngs", "pictures": "pardec.images"}  # former names of modules
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [

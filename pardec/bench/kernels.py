@@ -82,13 +82,7 @@ def cases(device: torch.device, dtype: torch.dtype, *, width: int, vocab: int) -
     both: tuple[Backend, ...] = ("triton", "c")
     cases = [
         _matmul(x, normal(6 * width, width)),
-        Case(
-            "norm",
-            f"{WINDOW} x {width}",
-            lambda backend: _ops(backend).norm(x, gain, 1e-5),
-            2 * x.nbytes,
-            both,
-        ),
+        Case("norm", f"{WINDOW} x {width}", lambda kind: _ops(kind).norm(x, gain, 1e-5), 2 * x.nbytes, both),
         Case("swiglu", f"{WINDOW} x 2 x {3 * width}", partial(_swiglu, gate_up), gate_up.nbytes * 3 // 2, both),
         Case("confidence", f"{WINDOW} x {vocab}", partial(_confidence, logits), logits.nbytes),
         _rotary(normal(1, WINDOW, 3 * heads, dim), heads, dim),

@@ -136,11 +136,7 @@ def test_other_commands_say_what_to_use(cli: Cli, folder: Path, bare: Path, tmp_
     code, _, err = cli("tune", folder, "--task", "classes", "--quiet")
     assert (code, "vectors draws vectors, and tune searches" in err, "pardec compare" in err) == (2, True, True)
     code, _, err = cli("image", bare, "--class", 1, "-o", tmp_path / "out.png", "--quiet")
-    assert (
-        code,
-        "so its vectors cannot be decoded to images" in err,
-        "--decoder FILE" in err,
-    ) == (
+    assert (code, "so its vectors cannot be decoded to images" in err, "--decoder FILE" in err) == (
         1,
         True,
         True,
