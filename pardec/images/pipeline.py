@@ -27,7 +27,7 @@ from ..requests.continuous import VectorCall
 from ..requests.images import check_drawable, enlarged, scale_of, with_defaults
 from ..requests.text import Call
 from ..result import Result
-from ..views.unfinished import Codes, decodable, gridded, unfinished
+from ..views.unfinished import Codes, decodable, to_grid, unfinished
 
 _TENSORS = ("latents", "committed")
 _TYPES = ("pil", "np", "pt", "latent")
@@ -279,7 +279,7 @@ class _Progress:
     def tell(self, event: Step) -> None:
         if self.callback is None:
             return
-        held = {"latents": self.codes.tensor(), "committed": gridded(self.codes.fresh, self.codes.layout)}
+        held = {"latents": self.codes.tensor(), "committed": to_grid(self.codes.fresh, self.codes.layout)}
         handed = {name: held[name].clone().to(self.pipe.device) for name in self.names}
         before = {name: tensor.clone() for name, tensor in handed.items()}
         behind = int((self.codes.codes < 0).sum(1).max())

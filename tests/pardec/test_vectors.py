@@ -269,8 +269,8 @@ def test_what_was_tested_and_accepted_is_told(speculated: pardec.Result) -> None
     assert speculated.acceptance_length is None
     assert all(forwards > 0 for forwards in speculated.draft_forwards)
     assert {"backbone", "head", "draft backbone", "draft head"} <= set(speculated.timing.parts)
-    assert image_view.accepted(speculated, 0).endswith(" drafts accepted")
-    assert image_view.accepted(speculated, 0).split(" of ")[0] == str(sum(speculated.trace.accepted[0]))
+    assert image_view.acceptance_text(speculated, 0).endswith(" drafts accepted")
+    assert image_view.acceptance_text(speculated, 0).split(" of ")[0] == str(sum(speculated.trace.accepted[0]))
     (first, _) = image_view.data(speculated)["pictures"]
     assert (first["drafted"], first["accepted"]) == (speculated.trace.drafted[0], speculated.trace.accepted[0])
     assert "drafts accepted" in fragment(speculated)
@@ -297,7 +297,7 @@ def test_the_page_draws_a_bar_for_each_test_of_drafts(speculated: pardec.Result,
         assert [bars.nth(at).get_attribute("title") for at in range(bars.count())] == [
             f"forward {at + 1}: {taken} of {many} drafts accepted" for many, taken, at in tested
         ]
-        assert image_view.accepted(speculated, 0) in first.inner_text()
+        assert image_view.acceptance_text(speculated, 0) in first.inner_text()
         heights = [bars.nth(at).evaluate("bar => bar.style.height") for at in range(bars.count())]
         assert [float(height.rstrip("%")) for height in heights] == pytest.approx(
             [100 * taken / many for many, taken, _ in tested]
