@@ -367,7 +367,7 @@ def test_an_animation_shows_what_each_forward_knew(result: pardec.Result) -> Non
     assert result.images is not None
     last = max(int(image_view.steps(result, row).max()) for row in range(3))
     assert film.n_frames == last + 2
-    side = -(-image_view.LEAST // result.images[0].height) * result.images[0].height
+    side = -(-image_view.MIN_HEIGHT // result.images[0].height) * result.images[0].height
     top, cell = image_view.MARGIN + image_view.LINE, side // SIDE
     when = image_view.steps(result, 0)
     for frame in range(last + 1):  # the last frame is the whole image, whose colours a palette may move
