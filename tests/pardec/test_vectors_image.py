@@ -41,9 +41,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pipe(folder: Path) -> pardec.ImagePipeline:
-    made = pardec.ImagePipeline.from_pretrained(folder, device="cpu")
-    made.set_progress_bar_config(disable=True)
-    return made
+    pipe = pardec.ImagePipeline.from_pretrained(folder, device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -245,7 +245,7 @@ def test_inference_steps_are_mar_s(pipe: pardec.ImagePipeline) -> None:
     with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and a sampler is given as well"):
         pipe(class_labels=1, num_inference_steps=7, sampler=STEPS)
     codes = pardec.ImagePipeline("tiny-llamagen")
-    with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and tokens of this model have ids"):
+    with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and the tokens of this model are ids"):
         codes("a small red circle on grey", num_inference_steps=7)
 
 
