@@ -40,10 +40,10 @@ def features(pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 def _features(image: NDArray[np.float32], reading: Reading) -> NDArray[np.float64]:
     rim = np.concatenate([image[0], image[-1], image[1:-1, 0], image[1:-1, -1]])
-    ground = np.median(rim, 0)
+    background = np.median(rim, 0)
     nearest = np.linalg.norm(image[:, :, None] - _PALETTE, axis=-1).argmin(-1)
     shares = np.bincount(nearest.ravel(), minlength=len(_PALETTE)) / nearest.size
-    off = np.linalg.norm(image - ground, axis=-1) > _OFF
+    off = np.linalg.norm(image - background, axis=-1) > _OFF
     step = SIDE // _FIELDS
     fields = off.reshape(_FIELDS, step, _FIELDS, step).mean((1, 3)).ravel()
     grey = image.mean(-1)
@@ -56,7 +56,7 @@ def _features(image: NDArray[np.float32], reading: Reading) -> NDArray[np.float6
     radius = sum(thing.radius for thing in reading.things) / max(count, 1)
     shapes = [sum(thing.shape == shape for thing in reading.things) for shape in SHAPES]
     sizes = [sum(thing.size == size for thing in reading.things) for size in SIZES]
-    return np.array([*shares, *fields, *ground, *rough, radius, *shapes, *sizes[:1]], np.float64)
+    return np.array([*shares, *fields, *background, *rough, radius, *shapes, *sizes[:1]], np.float64)
 
 
 def distance(pictures: NDArray[np.uint8], true: NDArray[np.uint8]) -> float:

@@ -56,9 +56,9 @@ def _render_batch(scenes: Sequence[Scene], seeds: Sequence[int]) -> NDArray[np.u
         rng.random(dtype=np.float32, out=u[row])
         rng.random(dtype=np.float32, out=blotches[row])
         rng.standard_normal(dtype=np.float32, out=noise[row])
-    ground = np.array([BACKGROUNDS[scene.background] for scene in scenes], np.float32).reshape(count, 1, 1, 3)
+    background = np.array([BACKGROUNDS[scene.background] for scene in scenes], np.float32).reshape(count, 1, 1, 3)
     level = TEXTURE[0] + (TEXTURE[1] - TEXTURE[0]) * u[:, 0, None, None]
-    canvas = ground + (level * _texture(u[:, 1:5], blotches))[..., None]
+    canvas = background + (level * _texture(u[:, 1:5], blotches))[..., None]
     layouts = [_layout(scene, u[row]) for row, scene in enumerate(scenes)]
     for index in range(2):
         for shape in SHAPES:

@@ -22,8 +22,8 @@ FAINT = 0.15  # share of a shape's colour below which a pixel counts as backgrou
 CORE = 10  # pixels of a shape after erosion by one pixel, at least
 OVERLAP = 0.72  # of a component and its best outline (intersection over union), at least
 ASIDE = 6.5  # pixels from the middle of the image beyond which a shape is at a side
-_NAMES = tuple(COLOURS)
-_GROUNDS = tuple(BACKGROUNDS)
+_COLOUR_NAMES = tuple(COLOURS)
+_BACKGROUND_NAMES = tuple(BACKGROUNDS)
 _PALETTE = np.array([*COLOURS.values(), *BACKGROUNDS.values()], np.float32)
 _PLACE_OF = {sides: place for place, sides in PLACES.items()}
 
@@ -89,17 +89,17 @@ def read(pictures: NDArray[np.uint8]) -> list[Reading]:
 
 
 def _read(image: Array) -> Reading:
-    ground = np.median(_rim(image), 0)
+    ground = np.median(_rim(image), 0)  # colour of the background
     distance = np.linalg.norm(image[:, :, None] - _PALETTE, axis=-1)  # [S, S, colours and backgrounds]
-    named = np.linalg.norm(_PALETTE[len(_NAMES) :] - ground, axis=-1)
-    background = _GROUNDS[int(named.argmin())] if named.min() < NEAR / 2 else None
+    named = np.linalg.norm(_PALETTE[len(_COLOUR_NAMES) :] - ground, axis=-1)
+    background = _BACKGROUND_NAMES[int(named.argmin())] if named.min() < NEAR / 2 else None
     off_ground = np.linalg.norm(image - ground, axis=-1)
-    distance[..., len(_NAMES) :] = off_ground[..., None]
+    distance[..., len(_COLOUR_NAMES) :] = off_ground[..., None]
     nearest = distance.argmin(-1)
-    nearest[distance.min(-1) > NEAR] = len(_NAMES)
-    components = [(index, part) for index in range(len(_NAMES)) for part in _components(nearest == index)]
+    nearest[distance.min(-1) > NEAR] = len(_COLOUR_NAMES)
+    components = [(index, part) for index in range(len(_COLOUR_NAMES)) for part in _components(nearest == index)]
     things = [
-        _detect(_NAMES[index], part, [other for _, other in components if other is not part], image, ground)
+        _detect(_COLOUR_NAMES[index], part, [other for _, other in components if other is not part], image, ground)
         for index, part in components
     ]
     return Reading(tuple(sorted(things, key=lambda thing: -thing.radius)), background)

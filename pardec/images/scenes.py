@@ -117,19 +117,19 @@ def words_of(caption: str) -> list[str]:
     return re.findall(r"\w+", caption.lower())
 
 
-def _word(words: list[str], known: tuple[str, ...], what: str, caption: str) -> tuple[str, list[str]]:
+def _word(words: list[str], known: tuple[str, ...], kind: str, caption: str) -> tuple[str, list[str]]:
     if not words or words[0] not in known:
         word = repr(words[0]) if words else "the end"
         near = did_you_mean(words[0], known) if words else ""
-        raise SpecError(f"{word} is no {what} in {caption!r}{near}", hint=f"{what}s: {', '.join(known)}")
+        raise SpecError(f"{word} is no {kind} in {caption!r}{near}", hint=f"{kind}s: {', '.join(known)}")
     return words[0], words[1:]
 
 
-def _phrase(words: list[str], known: tuple[str, ...], what: str, caption: str) -> tuple[str, list[str]]:
+def _phrase(words: list[str], known: tuple[str, ...], kind: str, caption: str) -> tuple[str, list[str]]:
     """The longest known phrase that the words begin with."""
     matches = [phrase for phrase in known if words[: phrase.count(" ") + 1] == phrase.split()]
     if not matches:
-        raise SpecError(f"no {what} after the first shape in {caption!r}", hint=f"{what}s: {', '.join(known)}")
+        raise SpecError(f"no {kind} after the first shape in {caption!r}", hint=f"{kind}s: {', '.join(known)}")
     best = max(matches, key=len)
     return best, words[best.count(" ") + 1 :]
 

@@ -26,13 +26,13 @@ def shade(step: int, last: int) -> str:
     return _hex(DARK + (LIGHT - DARK) * fraction, fraction)
 
 
-def ink(ground: str) -> str:
-    """Black or white, whichever has more contrast with the background `ground`.
+def ink(background: str) -> str:
+    """Black or white, whichever has more contrast with the `background`.
 
     >>> ink("#ffe680"), ink("#203080")
     ('#000000', '#ffffff')
     """
-    return max(("#000000", "#ffffff"), key=lambda text: contrast(text, ground))
+    return max(("#000000", "#ffffff"), key=lambda text: contrast(text, background))
 
 
 def glow(step: int, last: int) -> str:
@@ -56,7 +56,7 @@ def luminance(colour: str) -> float:
 @cache
 def ramp() -> list[tuple[str, str]]:
     """The scale in RAMP steps, early to late: each background with its text colour."""
-    return [(ground, ink(ground)) for ground in (shade(step, RAMP - 1) for step in range(RAMP))]
+    return [(background, ink(background)) for background in (shade(step, RAMP - 1) for step in range(RAMP))]
 
 
 def _fraction(step: int, last: int) -> float:

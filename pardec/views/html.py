@@ -70,6 +70,6 @@ def _span(cell: Cell, last: int) -> str:
     text = escape(cell.text)
     if cell.step < 0:
         return f'<span class="given">{text}</span>'
-    ground = shade(cell.step, last)
+    background = shade(cell.step, last)
     title = f"forward {cell.step + 1}, score {cell.score:.3f}"
-    return f'<span style="background:{ground};color:{ink(ground)}" title="{title}">{text}</span>'
+    return f'<span style="background:{background};color:{ink(background)}" title="{title}">{text}</span>'

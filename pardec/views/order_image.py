@@ -85,9 +85,9 @@ class _Drawing:
             elif box.cell.step > step:
                 draw.rectangle(area, fill="#eaeef2")
             else:
-                ground = shade(box.cell.step, self.last)
-                draw.rectangle(area, fill=ground)
-                draw.text((box.left, box.top), _flat(box.cell.text), fill=ink(ground), font=self.font)
+                background = shade(box.cell.step, self.last)
+                draw.rectangle(area, fill=background)
+                draw.text((box.left, box.top), _flat(box.cell.text), fill=ink(background), font=self.font)
         return image
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def scale() -> dict[str, list[str]]:
     """The colours of a replay, early to late: backgrounds, and the text colours on them."""
-    return {"grounds": [ground for ground, _ in ramp()], "inks": [ink for _, ink in ramp()]}
+    return {"grounds": [background for background, _ in ramp()], "inks": [ink for _, ink in ramp()]}
 
 
 def run(result: ResultData, row: int, name: str) -> dict[str, Any]:
