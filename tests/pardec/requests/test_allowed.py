@@ -199,7 +199,7 @@ def test_the_command_line_reads_a_file(
     [
         (None, "No such file"),
         ("{", "it is not JSON"),
-        ('{"first": ["he"]}', "names index 'first'"),
+        ('{"first": ["he"]}', "has the index 'first'"),
         ('{"9": ["he"]}', "names index 9, and 4 positions"),
         ('[["18"]]', "splits into"),
         ("[5]", "no list of choices"),
