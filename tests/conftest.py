@@ -5,6 +5,7 @@ What they prepare is saved in a folder of the session, and not in the user's.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -21,6 +22,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PARDEC_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_collections() -> None:
+    """The collector of cycles leaves alone what was there before a file: all other tests, and the libraries."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

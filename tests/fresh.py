@@ -1,13 +1,12 @@
-"""Pieces of code, each run as in a fresh interpreter, for the price of one start.
+"""Pieces of code, each run as in a fresh interpreter, for the price of one start a test process.
 
 This script imports what is slow and not ours (torch, transformers, diffusers) and then forks for each piece: in the
-child pardec is not imported yet, no name is bound, and what it does to its process ends with it. Pieces share the
-working folder.
+child pardec is not imported yet, no name is bound, and what it does to its process ends with it. Pieces of one call
+share the working folder.
 
-    python fresh.py < pieces.json > results.json
-
-A piece is {"language": "python" or "bash", "code": ...}; each line of bash is a `pardec` command, in a child of its
-own. A result is {"code": exit status, "told": what the piece wrote on stdout and stderr}.
+Each line on stdin is {"folder": ..., "pieces": [...]}. A piece is {"language": "python" or "bash", "code": ...}; each
+line of bash is a `pardec` command, in a child of its own. The answer is a line of results, {"code": exit status,
+"told": what the piece wrote on stdout and stderr} for each piece.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,19 +42,26 @@ SLOW = (
 )
 
 
-def results(pieces: list[dict[str, str]], folder: Path) -> list[dict[str, Any]]:
-    """What becomes of pieces in `folder`, by way of a new process."""
-    done = subprocess.run(
+@cache
+def _starter() -> subprocess.Popen[str]:
+    """The process that forks; it ends with its stdin, which is to say with this process."""
+    return subprocess.Popen(
         [sys.executable, __file__],
-        input=json.dumps(pieces),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        check=True,
-        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"},
     )
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+
+
+def results(pieces: list[dict[str, str]], folder: Path) -> list[dict[str, Any]]:
+    """What becomes of pieces in `folder`."""
+    starter = _starter()
+    assert starter.stdin is not None
+    assert starter.stdout is not None
+    print(json.dumps({"folder": str(folder), "pieces": pieces}), file=starter.stdin, flush=True)
+    made: list[dict[str, Any]] = json.loads(starter.stdout.readline())
+    return made
 
 
 def _python(code: str) -> None:
@@ -75,6 +82,7 @@ def _forked(work: Any, text: str) -> dict[str, Any]:
         if child == 0:
             status = 1
             try:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.dup2(told.fileno(), 1)
                 os.dup2(told.fileno(), 2)
                 work(text)
@@ -97,16 +105,18 @@ def main() -> None:
 
     assert not any(name.partition(".")[0] == "pardec" for name in sys.modules)
     torch.set_num_threads(1)
-    found = []
-    with tempfile.TemporaryDirectory() as compiled:  # by the first child, for all
-        sys.pycache_prefix, sys.dont_write_bytecode = compiled, False
-        for piece in json.load(sys.stdin):
+    for line in sys.stdin:
+        request = json.loads(line)
+        os.chdir(request["folder"])
+        made = []
+        for piece in request["pieces"]:
             if piece["language"] == "python":
-                found.append(_forked(_python, piece["code"]))
+                made.append(_forked(_python, piece["code"]))
                 continue
-            lines = [_forked(_command, line) for line in piece["code"].splitlines() if line.strip()]
-            found.append({"code": max(line["code"] for line in lines), "told": "".join(line["told"] for line in lines)})
-    json.dump(found, sys.stdout)
+            commands = [_forked(_command, command) for command in piece["code"].splitlines() if command.strip()]
+            told = "".join(command["told"] for command in commands)
+            made.append({"code": max(command["code"] for command in commands), "told": told})
+        print(json.dumps(made), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -11,3 +12,8 @@ import pytest
 def thinned(cases: Iterable[tuple[Any, ...]], always: Callable[..., bool]) -> list[Any]:
     """The cases in their order; those of which `always` says no are slow ones."""
     return [pytest.param(*case, marks=() if always(*case) else pytest.mark.slow) for case in cases]
+
+
+def one_in(count: int, *case: Any) -> bool:
+    """Whether the case is of the one in `count` that runs always: the same cases on every machine."""
+    return crc32(repr(case).encode()) % count == 0

@@ -11,6 +11,7 @@ from pardec.api import Model
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
+from tests.grids import thinned
 from tests.models.traced import captured
 from tests.samplers import ar_toys, picture_toys, toys
 
@@ -25,6 +26,7 @@ MASKED = (
     ("dream", "credit+localleap+prophet@dual:refresh=2"),
     ("sdar", "threshold:tau=0.2@dual"),
 )
+SELDOM = ("sequential", "sequential@dkv", "threshold:tau=0.2@dual")  # in parts what others do too
 CHAINS = (("sequential", 1.0), ("lookup", 0.0), ("jacobi:window=4", 0.0), ("sjd:window=4", 1.0), ("recycling", 0.0))
 CHAINS += (("layerskip", 0.0),)
 
@@ -42,13 +44,14 @@ def equal(one: Finished, two: Finished) -> None:
     assert (one.tokens_fed, one.forward_rows, one.reasons) == (two.tokens_fed, two.forward_rows, two.reasons)
 
 
-@pytest.mark.parametrize(("family", "spec"), MASKED)
+@pytest.mark.parametrize(("family", "spec"), thinned(MASKED, lambda family, spec: spec not in SELDOM))
 def test_masked_models_decode_the_same(family: str, spec: str) -> None:
     plain = toys.toy(family)
     other = captured(plain)
     given = toys.prompts([5, 3])
+    whole = toys.fill(plain, spec, given, [8, 16])
     for _ in range(2):  # the second request finds the recordings of the first
-        equal(toys.fill(plain, spec, given, [8, 16]), toys.fill(other, spec, given, [8, 16]))
+        equal(whole, toys.fill(other, spec, given, [8, 16]))
     found = counts(other)
     assert found["replayed"] >= 2
     assert found["recorded"] == found["the first of its shape"]

@@ -141,15 +141,6 @@ def test_every_composition_keeps_the_contract(spec: str, temperature: float) -> 
     assert same(fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **distribution), 0, whole, row)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """What was there before is not gone through again by every collection."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 class Exit(Exception):
     """A consumer's own."""
 

@@ -22,7 +22,7 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Accepted, Finished, RowFinished, Started
 from pardec.samplers.speculative.loop import VerifyLoop, decode
-from tests.grids import thinned
+from tests.grids import one_in, thinned
 from tests.models.toys import SMALL
 from tests.samplers.ar_toys import logits, prompts, request, rows, run, toy_ar
 from tests.samplers.drafting import SETTINGS
@@ -86,6 +86,11 @@ EACH = [
     *(f"{NEEDS['model']}+{more}" for stage in ("shape", "length") for more in names(stage)),
 ]
 DRAFTERS = [draft for draft in names("draft") if resolves(draft, sampling=False)]
+
+
+def in_turn(spec: str) -> bool:
+    """Everything with something ordinary, and a third of the other pairs."""
+    return spec in EACH or one_in(3, spec)
 
 
 @pytest.fixture(autouse=True)
@@ -189,7 +194,7 @@ def same(one: Finished, row: int, other: Finished, at: int) -> bool:
     )
 
 
-@pytest.mark.parametrize("spec", GREEDY)
+@pytest.mark.parametrize("spec", thinned(((spec,) for spec in GREEDY), in_turn))
 def test_exact_ones_are_plain_greedy_and_all_keep_the_contract(spec: str) -> None:
     """Eight unequal prompts, each with its own limit, so that rows finish while others go on."""
     model, given = target(), prompts(LENGTHS, vocab=VOCAB, seed=mark(spec) % 5)
@@ -233,7 +238,7 @@ def test_batches_of_one_to_eight_give_the_same(spec: str, count: int) -> None:
         check_greedy(target(), done, given, spec)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SAMPLED if not coupled_sample(spec)])
+@pytest.mark.parametrize("spec", thinned(((spec,) for spec in SAMPLED if not coupled_sample(spec)), in_turn))
 def test_a_sampled_row_is_the_same_alone_and_in_any_batch(spec: str) -> None:
     distribution = ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 5, "top_p": 0.8})[mark(spec) % 2]
     model, given = target(), prompts(LENGTHS, vocab=VOCAB, seed=mark(spec) % 5)
