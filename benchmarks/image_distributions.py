@@ -49,14 +49,14 @@ A code belongs to the background or to the inside of a shape; those next to a co
 """
 
 
-def regions(shown: np.ndarray, side: int) -> np.ndarray:
+def regions(contents: np.ndarray, side: int) -> np.ndarray:
     """[B, codes] the index in `REGIONS` of each code, from what it shows."""
-    inside = (shown != GROUND).reshape(-1, side, side)
+    inside = (contents != GROUND).reshape(-1, side, side)
     padded = np.pad(inside, ((0, 0), (1, 1), (1, 1)), mode="edge")
     shifts = (0, 1), (0, -1), (1, 0), (-1, 0)
     neighbours = [padded[:, 1 + dy : side + 1 + dy, 1 + dx : side + 1 + dx] for dy, dx in shifts]
     edge = np.any([neighbour != inside for neighbour in neighbours], axis=0)
-    return np.where(edge, 1, np.where(inside, 2, 0)).reshape(len(shown), -1)
+    return np.where(edge, 1, np.where(inside, 2, 0)).reshape(len(contents), -1)
 
 
 @torch.inference_mode()
@@ -85,8 +85,8 @@ def main() -> None:
     settings, vq = imaging.defaults, load_vq("tiny-vq")
     texts = captions("heldout", options.n, SEED)
     images = fresh(texts, SEED)
-    shown = shown_by([parse(text) for text in texts], images, vq.shape.downsample)
-    region_of = regions(shown, imaging.layout.rows)
+    contents = shown_by([parse(text) for text in texts], images, vq.shape.downsample)
+    region_of = regions(contents, imaging.layout.rows)
     guided = settings["cfg"], settings["temperature"]
     distributions = {"without guidance, temperature 1": (None, 1.0), "as sampled": guided}
     lines = [
