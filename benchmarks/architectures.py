@@ -1,11 +1,11 @@
-"""Which causal architectures of transformers run through pardec: a tiny random model of each, decoded by both.
+"""Checks which causal architectures of transformers pardec runs, by decoding a tiny random model of each with both.
 
     python benchmarks/architectures.py [NAME ...] [--markdown]
 
-Each is made from its own config class with random weights, saved, and decoded greedily by transformers' `generate` and
-by pardec: a token at a time (`sequential`), and in drafts that a forward verifies (`lookup`). "equal": all tokens are
-the same. "refused": pardec says, while loading, why it cannot run the model faithfully. Families that pardec has of its
-own are not here. Exits with 1 where a model gives other tokens or an error that is no refusal.
+Each model is built from its config class with random weights, saved, and decoded greedily by transformers' `generate`
+and by pardec: one token per forward (`sequential`), and with drafts (`lookup`). "equal": all tokens are the same.
+"refused": while loading, pardec says why it cannot run the model faithfully. Families that pardec implements itself are
+left out. Exits with 1 if a model gives other tokens, or fails with an error that is not a refusal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +37,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 95,
     "pad_token_id": 0,
 }
-# What a config class needs beside the sizes that all share, or calls by another name.
+# Settings of a config class besides the shared sizes, or under other names.
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "arcee": {},
@@ -111,7 +110,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one architecture."""
+    """The result for one architecture."""
 
     name: str
     model: str  # transformers' class
@@ -122,8 +121,8 @@ class Outcome:
         return f"{self.name:14} {self.model:28} {self.result:9} {self.why}".rstrip()
 
 
-def tried(name: str) -> Outcome:
-    """One architecture by its model_type."""
+def check(name: str) -> Outcome:
+    """Decodes one architecture, named by its model_type, with both libraries."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     import pardec
@@ -134,7 +133,9 @@ def tried(name: str) -> Outcome:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         for weight in model.parameters():
             if weight.ndim > 1:
-                torch.nn.init.normal_(weight, std=0.2)  # as made, most say one token whatever they are fed
+                torch.nn.init.normal_(
+                    weight, std=0.2
+                )  # with the default weights, most repeat one token whatever the prompt
     kind = type(model).__name__
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -142,14 +143,12 @@ def tried(name: str) -> Outcome:
         try:
             loaded = pardec.load(folder, device="cpu", dtype="float32")
             for sampler in ("sequential", "lookup:k=4"):
-                found = loaded.generate(
-                    input_ids=list(PROMPTS), sampler=sampler, max_new_tokens=NEW, stop_ids=[]
-                ).tokens
-                if found != expected:
-                    return Outcome(name, kind, "differs", f"{sampler}: {found} in place of {expected}")
+                result = loaded.generate(input_ids=list(PROMPTS), sampler=sampler, max_new_tokens=NEW, stop_ids=[])
+                if result.tokens != expected:
+                    return Outcome(name, kind, "differs", f"{sampler}: {result.tokens} in place of {expected}")
         except pardec.ModelError as error:
             return Outcome(name, kind, "refused", _reason(str(error)))
-        except Exception as error:  # what is looked for
+        except Exception as error:  # any other error is a bug
             return Outcome(name, kind, "crashed", f"{type(error).__name__}: {error}")
     return Outcome(name, kind, "equal")
 
@@ -159,37 +158,33 @@ def _greedy(model: Any, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = model.generate(
+        tokens = model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW, min_new_tokens=NEW,
             eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
-    return [int(token) for token in made[0, len(prompt) :]]
+    return [int(token) for token in tokens[0, len(prompt) :]]
 
 
 def _reason(message: str) -> str:
-    """What a refusal says behind the model's name."""
+    """The reason in a refusal's message."""
     return message.partition("cannot be run: ")[2] or message
 
 
-def outcomes(names: list[str]) -> Iterator[Outcome]:
-    for name in names or ARCHITECTURES:
-        yield tried(name)
-
-
 def markdown(rows: list[Outcome]) -> str:
-    """A table of them."""
+    """The outcomes as a table."""
     lines = ["| model_type | class of transformers | greedy tokens | why |", "|---|---|---|---|"]
     return "\n".join([*lines, *(f"| `{row.name}` | `{row.model}` | {row.result} | {row.why} |" for row in rows)])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="model_type; all of them if not given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="model_type; all if none is given")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     rows = []
-    for row in outcomes(options.names):
+    for name in options.names or ARCHITECTURES:
+        row = check(name)
         rows.append(row)
         print(row, file=sys.stderr if options.markdown else sys.stdout, flush=True)
     if options.markdown:

@@ -1,12 +1,9 @@
-"""How far methods for vectors are from the law that they speed up, on toys whose target is known or can be sampled.
+"""Compares the distributions that samplers of continuous tokens give with the target's, on toy models.
 
     python benchmarks/continuous_distributions.py [-n 50000] [--markdown benchmarks/continuous_distributions.md]
 
-Toys: six tokens in four groups, each depending on all tokens before it; draft and target differ in means and in
-deviations. Each row draws as many pictures with a method, and with `mar` under other seeds, and compares them: the
-largest distance of Kolmogorov and Smirnov over all numbers of a picture with its p times the numbers compared, the
-energy distance of whole pictures in standard errors, and the largest shift of a mean and of a deviation, in target
-deviations.
+Each row compares the images of one sampler with as many images that `mar` samples from the target. `PAGE` explains the
+columns.
 """
 
 from __future__ import annotations
@@ -25,13 +22,13 @@ sys.path.insert(0, str(ROOT))
 from tests.samplers.vector_toys import energy, generate, kolmogorov, latents_of, pair  # noqa: E402
 
 TOKENS, STEPS = 6, 4
-TOYS = {  # numbers a token, transitions, curved, how far apart
+TOYS = {  # dimensions of a token, denoising steps, nonlinear, how far draft and target are apart
     "T=1, d=1": (1, 1, False, 1.0),
     "T=6, d=2, curved": (2, 6, True, 1.0),
     "T=20, d=2, curved": (2, 20, True, 1.0),
 }
 CSPD = f"cspd:draft=d,steps={STEPS},prefill=0,k="
-METHODS = {  # spec, and what `last` the `mar` that it is compared with has
+METHODS = {  # spec, and the `last` of the `mar` that it is compared with
     f"mar:steps={STEPS}": "map",
     "draft alone": "map",
     f"{CSPD}3": "map",
@@ -44,59 +41,98 @@ METHODS = {  # spec, and what `last` the `mar` that it is compared with has
     f"{CSPD}3,mode=exact,slack=2": "x1",
     f"seeded_jacobi:steps={STEPS},window=3,tol=0.1": "map",
 }
+HEAD = (
+    *("toy", "method", "accepted", "largest KS", "p"),
+    *("energy distance", "standard errors", "mean shift", "deviation change"),
+)
+SIGNIFICANT = 0.001
+PAGE = """# Distributions of samplers for continuous tokens
+
+This page compares the images that a sampler gives with the target's distribution, on toy models: six tokens in four
+groups, each depending on all tokens before it. Draft and target differ in means and in deviations. It is made by
+`python benchmarks/continuous_distributions.py -n {count}` on one thread of a CPU, with {count} images per row; they are
+compared with as many images that `mar` samples from the target with another seed.
+
+No significant difference from the target on any toy, with p of at least {significant:g}:
+
+{equal}
+
+A significant difference on some toy:
+
+{different}
+
+Columns:
+
+- `accepted`: the share of drafted tokens that were accepted.
+- `largest KS`: the largest Kolmogorov-Smirnov statistic over all dimensions of an image, and its `p`, times the
+  number of dimensions (Bonferroni).
+- `energy distance`: of whole images, also in `standard errors`.
+- `mean shift`, `deviation change`: the largest shift of a mean, in standard deviations of the target, and the largest
+  relative change of a standard deviation.
+
+{table}
+"""
 
 
-def compared(made: np.ndarray, other: np.ndarray) -> str:
-    """The figures of a row."""
-    ours, theirs = (each.reshape(len(each), -1) for each in (made, other))
+def compare(images: np.ndarray, others: np.ndarray) -> tuple[str, float]:
+    """The figures of a row, and its p."""
+    ours, theirs = (each.reshape(len(each), -1) for each in (images, others))
     tests = [kolmogorov(x, y) for x, y in zip(ours.T, theirs.T, strict=True)]
-    gaps = [distance(x, y) for x, y in zip(ours.T, theirs.T, strict=True)]
+    largest = max(ks_statistic(x, y) for x, y in zip(ours.T, theirs.T, strict=True))
     shift = np.abs(ours.mean(0) - theirs.mean(0)) / theirs.std(0)
-    wider = np.abs(ours.std(0) / theirs.std(0) - 1)
-    found = energy(ours, theirs)
+    change = np.abs(ours.std(0) / theirs.std(0) - 1)
+    distance, errors = energy(ours, theirs)
     p = min(1.0, min(tests) * len(tests))
-    return f"{max(gaps):.4f} | {p:.1e} | {found[0]:.5f} | {found[1]:.1f} | {shift.max():.3f} | {wider.max():.3f}"
+    return f"{largest:.4f} | {p:.1e} | {distance:.5f} | {errors:.1f} | {shift.max():.3f} | {change.max():.3f}", p
 
 
-def distance(sample: np.ndarray, other: np.ndarray) -> float:
+def ks_statistic(sample: np.ndarray, other: np.ndarray) -> float:
     """The largest difference of two distribution functions."""
     both = np.concatenate((sample, other))
-    reached = [np.searchsorted(np.sort(each), both, "right") / len(each) for each in (sample, other)]
-    return float(np.abs(reached[0] - reached[1]).max())
+    ours, theirs = (np.searchsorted(np.sort(each), both, "right") / len(each) for each in (sample, other))
+    return float(np.abs(ours - theirs).max())
+
+
+def page(count: int, table: str, p_values: dict[str, float]) -> str:
+    """The page, from its table and the least p of each method."""
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for name, p in p_values.items():
+        names[p >= SIGNIFICANT].append(name)
+    equal, different = ("\n".join(f"- {name}" for name in names[same]) or "- none" for same in (True, False))
+    return PAGE.format(count=count, significant=SIGNIFICANT, equal=equal, different=different, table=table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("-n", type=int, default=50_000, help="pictures")
-    parser.add_argument("--markdown", type=Path)
-    given = parser.parse_args()
+    parser.add_argument("-n", type=int, default=50_000, help="images per row, at least 2000")
+    parser.add_argument("--markdown", type=Path, help="file to write the page to")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    head = ["toy", "method", "accepted", "largest KS", "p", "energy", "in errors", "mean", "deviation"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
+    p_values: dict[str, float] = {}
     for toy, (size, steps, curved, far) in TOYS.items():
         target, draft = pair(TOKENS, size, steps, curved=curved, far=far)
-        base = {}
+        references = {}
         for number, (spec, last) in enumerate(METHODS.items()):
             if steps == 1 and "mode=exact" in spec and last != "noise":
-                continue  # no transition before the last one is random
+                continue  # with one denoising step, only the noise of the last step is random
             started = time.perf_counter()
-            if last not in base:
-                base[last] = latents_of(generate(target, f"mar:steps={STEPS},last={last}", count=given.n, seed=1))
-            model, call = (draft, f"mar:steps={STEPS}") if spec == "draft alone" else (target, spec)
-            end = generate(model, call, draft=draft, count=given.n, seed=100 + number)
-            tested = sum(map(sum, end.trace.drafted))
-            share = f"{sum(map(sum, end.trace.accepted)) / tested:.3f}" if tested else ""
+            if last not in references:
+                result = generate(target, f"mar:steps={STEPS},last={last}", count=options.n, seed=1)
+                references[last] = latents_of(result)
+            model, sampler = (draft, f"mar:steps={STEPS}") if spec == "draft alone" else (target, spec)
+            result = generate(model, sampler, draft=draft, count=options.n, seed=100 + number)
+            drafted = sum(map(sum, result.trace.drafted))
+            accepted = f"{sum(map(sum, result.trace.accepted)) / drafted:.3f}" if drafted else ""
             name = spec if spec == "draft alone" else f"`{spec}`"
-            lines.append(f"| {toy} | {name} | {share} | {compared(latents_of(end), base[last])} |")
+            figures, p = compare(latents_of(result), references[last])
+            p_values[name] = min(p, p_values.get(name, 1.0))
+            lines.append(f"| {toy} | {name} | {accepted} | {figures} |")
             print(lines[-1], f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-    text = "\n".join(lines)
-    print(text)
-    if given.markdown:
-        told = " ".join((__doc__ or "").split("\n\n")[2].split())
-        given.markdown.write_text(
-            "# How far methods for vectors are from the target's distribution\n\n"
-            f"`python benchmarks/continuous_distributions.py -n {given.n}`. {told}\n\n{text}\n"
-        )
+    table = "\n".join(lines)
+    print(table)
+    if options.markdown:
+        options.markdown.write_text(page(options.n, table, p_values))
 
 
 if __name__ == "__main__":

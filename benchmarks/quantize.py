@@ -1,10 +1,10 @@
-"""Accuracy, memory and speed of the embedded models in fewer bits, beside the same models whole; on one CPU thread.
+"""Measures accuracy, memory and speed of quantized embedded models against unquantized ones, on one CPU thread.
 
     python benchmarks/quantize.py [-n 50] [--rounds 10] [--out benchmarks/quantize.json]
 
-Accuracy and forwards are of held-out arithmetic. The milliseconds are of one forward without cache over 32 positions:
-in each round every variant of a model takes its turn, and the median over rounds is kept, with its ratio to the whole
-model in the same dtype round by round. Needs the extra `quant`.
+Accuracy and forwards are those of held-out arithmetic problems. Milliseconds are those of one forward over 32 positions
+without a KV cache. The variants of a model alternate in each round; the figures are medians over the rounds, of the
+time and of its ratio to the unquantized model in the same dtype. Needs the extra `quant`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POSITIONS = 32
 
 
 def forward_ms(model: LanguageModel, batch: int, repeats: int = 5) -> float:
-    """Milliseconds of one forward with its logits."""
+    """Milliseconds of one forward with logits at all positions."""
     ids = torch.arange(batch * POSITIONS).view(batch, POSITIONS) % model.vocab_size
     plan = Plan.full(ids, model.visible())
     started = time.perf_counter()
@@ -42,26 +42,27 @@ def forward_ms(model: LanguageModel, batch: int, repeats: int = 5) -> float:
 
 
 def measure(name: str, sampler: str, count: int, rounds: int) -> list[dict[str, Any]]:
-    """A row a variant of the model."""
+    """One row per variant of the model."""
     variants = [pardec.load(name, device="cpu", dtype=dtype, quantize=kind) for dtype, kind in VARIANTS]
     times: dict[tuple[int, int], list[float]] = {}
-    for turn in range(rounds + 1):
+    for index in range(rounds + 1):
         for batch in BATCHES:
-            for at, model in enumerate(variants):
-                taken = forward_ms(model.language_model, batch)
-                if turn:  # the first round warms up
-                    times.setdefault((at, batch), []).append(taken)
+            for variant, model in enumerate(variants):
+                duration = forward_ms(model.language_model, batch)
+                if index:  # the first round warms up
+                    times.setdefault((variant, batch), []).append(duration)
     rows = []
-    for at, (model, (dtype, kind)) in enumerate(zip(variants, VARIANTS, strict=True)):
-        whole = VARIANTS.index((dtype, None))
-        given: dict[str, Any] = {"limit": count, "batch_size": 10, "references": False, "replays": 0}
-        found = pardec.compare(model, "arithmetic", sampler, max_new_tokens=64, **given).rows[0]
-        row = {"model": name, "dtype": dtype, "quantize": kind, "sampler": found["sampler"], "problems": count}
-        row |= {"accuracy": found["accuracy"], "forwards": round(found["nfe_to_end"], 2)}
+    for variant, (model, (dtype, kind)) in enumerate(zip(variants, VARIANTS, strict=True)):
+        unquantized = VARIANTS.index((dtype, None))
+        arguments: dict[str, Any] = {"limit": count, "batch_size": 10, "references": False, "replays": 0}
+        result = pardec.compare(model, "arithmetic", sampler, max_new_tokens=64, **arguments).rows[0]
+        row = {"model": name, "dtype": dtype, "quantize": kind, "sampler": result["sampler"], "problems": count}
+        row |= {"accuracy": result["accuracy"], "forwards": round(result["nfe_to_end"], 2)}
         row["weight_bytes"] = model.language_model.weight_bytes
         for batch in BATCHES:
-            ratios = [mine / theirs for mine, theirs in zip(times[at, batch], times[whole, batch], strict=True)]
-            row[f"forward_ms_batch_{batch}"] = round(statistics.median(times[at, batch]), 3)
+            pairs = zip(times[variant, batch], times[unquantized, batch], strict=True)
+            ratios = [own / other for own, other in pairs]
+            row[f"forward_ms_batch_{batch}"] = round(statistics.median(times[variant, batch]), 3)
             row[f"times_whole_batch_{batch}"] = round(statistics.median(ratios), 2)
         row["said"] = model.network.describe().partition("(as asked), ")[2]
         rows.append(row)
@@ -71,7 +72,7 @@ def measure(name: str, sampler: str, count: int, rounds: int) -> list[dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("-n", type=int, default=50, help="problems")
+    parser.add_argument("-n", type=int, default=50, help="problems per model")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""What it is worth that rows enter a batch as others leave: tokens a second of `serve_batch` and of whole batches.
-
-Prompts of one task ask for very unequal numbers of tokens, log-uniform between two bounds, and nothing ends a row
-early. Seconds are those of the processor, so that what else runs on the machine counts little; one thread. The whole
-batches are the same rows, in the same order and by the same loop, where each batch is decoded to its
-end before the next begins. The tokens of both are compared. Runs alternate; each figure is the median.
+"""Times continuous batching (`serve_batch`) against static batches, in tokens per second.
 
     python benchmarks/serving.py --out benchmarks/serving.json
+
+Prompts of one task request very unequal numbers of tokens, log-uniform between two bounds, and no row ends early. The
+static batches are the same rows in the same order, decoded by the same loop; each batch ends before the next begins.
+The tokens of both are compared. Runs alternate; each figure is the median. Seconds are process time of one thread,
+which other load on the machine changes little.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ CASES = (
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="serve_batch beside whole batches")
-    options.add_argument("--out", type=Path)
-    options.add_argument("--problems", type=int, default=64)
-    options.add_argument("--batch-size", type=int, default=8)
-    options.add_argument("--least", type=int, default=4)
-    options.add_argument("--most", type=int, default=128)
-    options.add_argument("--repeats", type=int, default=1)
-    options.add_argument("--threads", type=int, default=1)
-    given = options.parse_args()
-    torch.set_num_threads(given.threads)
-    rows = [measured(*case, given) for case in CASES]
-    said = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
-    made = {"command": said, "machine": machine(), "versions": versions(), "rows": rows}
-    if given.out:
-        given.out.write_text(json.dumps(made, indent=1) + "\n")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--problems", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--least", type=int, default=4, help="fewest tokens of a row")
+    parser.add_argument("--most", type=int, default=128, help="most tokens of a row")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = [measure(*case, options) for case in CASES]
+    command = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    document = {"command": command, "machine": machine(), "versions": versions(), "rows": rows}
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def measured(name: str, sampler: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Both ways in turn, after a run of each that is not counted."""
+def measure(name: str, sampler: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The row of one model and sampler; the first run of each kind warms up."""
     model = pardec.load(name, device="cpu")
-    items = asked(given)
+    items = requests(options)
     rates: dict[bool, list[float]] = {True: [], False: []}
     tokens: dict[bool, list[list[int]]] = {}
-    for turn in range(given.repeats + 1):
-        for joined in (True, False):
-            part = items if turn else items[: given.batch_size]
-            began = time.process_time()
-            with whole(joined):
-                serving = model.serve_batch(part, batch_size=given.batch_size, sampler=sampler, stop_ids=[])
-                found = {row.index: row.tokens for row in serving}
-            if turn:
-                rates[joined].append(serving.tokens / (time.process_time() - began))
-                tokens[joined] = [found[at] for at in range(len(items))]
+    for repeat in range(options.repeats + 1):
+        for continuous in (True, False):
+            part = items if repeat else items[: options.batch_size]
+            start = time.process_time()
+            with batching(continuous):
+                serving = model.serve_batch(part, batch_size=options.batch_size, sampler=sampler, stop_ids=[])
+                by_index = {row.index: row.tokens for row in serving}
+            if repeat:
+                rates[continuous].append(serving.tokens / (time.process_time() - start))
+                tokens[continuous] = [by_index[index] for index in range(len(items))]
     served, batches = statistics.median(rates[True]), statistics.median(rates[False])
     row = {
         "model": name,
@@ -85,18 +85,18 @@ def measured(name: str, sampler: str, given: argparse.Namespace) -> dict[str, An
     return row
 
 
-def asked(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Problems, each with a number of tokens of its own."""
-    problems = pardec.task("arithmetic").problems(split="heldout", n=given.problems, seed=7)
-    draw = np.random.default_rng(0).uniform(np.log(given.least), np.log(given.most), given.problems)
-    lengths = np.exp(draw).round().astype(int).tolist()
+def requests(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Problems, each with its own number of tokens."""
+    problems = pardec.task("arithmetic").problems(split="heldout", n=options.problems, seed=7)
+    exponents = np.random.default_rng(0).uniform(np.log(options.least), np.log(options.most), options.problems)
+    lengths = np.exp(exponents).round().astype(int).tolist()
     return [{"prompt": one.prompt, "max_new_tokens": new} for one, new in zip(problems, lengths, strict=True)]
 
 
 @contextmanager
-def whole(joined: bool) -> Iterator[None]:
-    """Without `joined`, no row joins a batch under way."""
-    if joined:
+def batching(continuous: bool) -> Iterator[None]:
+    """Unless `continuous`, no row joins a running batch."""
+    if continuous:
         yield
         return
     with (

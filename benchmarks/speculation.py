@@ -1,14 +1,9 @@
-"""Compares every drafter on held-out problems of an embedded autoregressive model, and holds it to what it is to reach.
+"""Compares every drafter on held-out problems of an embedded autoregressive model, with targets for some of them.
 
     python benchmarks/speculation.py [-n 200] [--tasks arithmetic,lists,records,copies] [--specs SPEC ...]
         [--run FOLDER] [--out benchmarks/speculation]
 
-`copies` are the held-out problems of `lists` that ask for the list again: whole answers that stand in the prompt.
-Greedy decoding in batches of 8, float32, one thread. Plain decoding is the first row, which the measured speed-up
-refers to; every registered drafter runs as it is by default, and what stands in `MORE` beside it. A row of the table:
-acceptance length (tokens gained a round, the prompt's left out), tokens drafted a round, forwards a token, forwards of
-the drafter a problem, positions fed for each token, the share of problems of which every token is that of plain
-decoding, and the speed-up, simulated and measured. Figures and tables are written to OUT.json and OUT.md.
+Writes the figures to OUT.json and the page to OUT.md; `PAGE` explains the columns.
 """
 
 from __future__ import annotations
@@ -30,15 +25,15 @@ from pardec.tasks.lists import PHRASINGS
 
 HERE = Path(__file__).resolve().parent
 TASKS = ("arithmetic", "lists", "records", "copies")
-COPIES = ("lists", "records", "copies")  # answers that repeat some or all of what the prompt says
+COPIES = ("lists", "records", "copies")  # answers that repeat some or all of the prompt
 NAMED = {"model": "model:name=tiny-llama-draft,k=5"}  # a drafter that needs an argument
 MORE = ("copyspec:suffix=3", "lookup:k=5,max_ngram=2", "model:name=tiny-llama-draft,k=5+dyspec")
-BARS = (  # the least acceptance length, and on what
+TARGETS = (  # sampler, least acceptance length, tasks
     ("model:name=tiny-llama-draft,k=5", 3.0, TASKS),
     ("recycling", 1.5, COPIES),
     ("copyspec", 1.5, COPIES),
 )
-KEPT = (
+FIGURES = (
     "sampler",
     "exact",
     "problems",
@@ -62,36 +57,55 @@ KEPT = (
 )
 COLUMNS = (
     ("acceptance length", "acceptance_length", "{:.2f}"),
-    ("drafted", "draft_depth", "{:.1f}"),
-    ("forwards a token", "forwards_per_token", "{:.3f}"),
-    ("drafter's forwards", "draft_forwards", "{:.1f}"),
-    ("fed a token", "fed_per_token", "{:.1f}"),
+    ("draft length", "draft_depth", "{:.1f}"),
+    ("forwards per token", "forwards_per_token", "{:.3f}"),
+    ("draft forwards per problem", "draft_forwards", "{:.1f}"),
+    ("positions per token", "fed_per_token", "{:.1f}"),
     ("identical", "identical", "{:.1%}"),
     ("simulated speed-up", "simulated_speed_up", "{:.2f}"),
     ("measured speed-up", "speed_up", "{:.2f}"),
 )
+PAGE = """# Speculative decoding with {model}
+
+This page compares the drafters for autoregressive models on {problems} held-out problems of each task. Decoding is
+greedy, in batches of {batch_size}, in float32 on one thread of a CPU ({processor}). It is made by `{command}`.
+
+{results}
+
+The tasks are those of pardec; `copies` are the problems of `lists` that ask to repeat the list, so that the answer
+stands in the prompt. Each drafter runs with its default parameters, and some with others. Columns:
+
+- `acceptance length`: tokens gained per round of drafting and verifying, the verifier's own token included, the round
+  of the prompt left out. `draft length`: tokens of the longest drafted path per round.
+- `forwards per token` of the target model; `draft forwards per problem` of the draft model.
+- `positions per token`: positions computed in the target's forwards, per token.
+- `identical`: the share of problems whose tokens all equal those of `sequential`.
+- `simulated speed-up`: the speed-up if the cost of a forward did not depend on the number of its positions.
+  `measured speed-up`: tokens per second over those of the first row.
+
+"""
 
 
 class Copies(Task):
-    """The problems of `lists` that ask for the list again."""
+    """The problems of `lists` that ask to repeat the list."""
 
     name = "copies"
-    summary = "a list of three to eight items, again"
+    summary = "repeat a list of three to eight items"
     lists = pardec.task("lists")
-    begins = tuple(phrase.partition("{")[0] for phrase in PHRASINGS["copy"])
+    prefixes = tuple(phrase.partition("{")[0] for phrase in PHRASINGS["copy"])
 
     def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:
-        found = self.lists.problems(split, 10 * n, seed)
-        return [problem for problem in found if str(problem.prompt).startswith(self.begins)][:n]
+        problems = self.lists.problems(split, 10 * n, seed)
+        return [problem for problem in problems if str(problem.prompt).startswith(self.prefixes)][:n]
 
     def score(self, problem: Problem, text: str) -> float | None:
         return self.lists.score(problem, text)
 
 
 def specs() -> list[str]:
-    """Plain decoding, every registered drafter, and more."""
+    """Sequential decoding, every registered drafter, and `MORE`."""
     drafters = [card.name for card in registry.cards() if card.stage == "draft"]
-    names = [name for name in drafters if name not in ("sequential", "zipar")]  # the latter draws pictures only
+    names = [name for name in drafters if name not in ("sequential", "zipar")]  # zipar is for images only
     return ["sequential", *(NAMED.get(name, name) for name in names), *MORE]
 
 
@@ -113,7 +127,7 @@ def measure(model: pardec.Model, task: str, options: argparse.Namespace) -> Tabl
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The rows of one task."""
+    """The table of one task."""
     lines = [f"| sampler | {' | '.join(head for head, _, _ in COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for row in rows:
         cells = ("" if row[name] is None else form.format(row[name]) for _, name, form in COLUMNS)
@@ -121,50 +135,82 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def bars(found: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """A line for each acceptance length that is to be reached, and was measured."""
+def results(tasks: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """The best samplers of each task, and whether targets were reached, as a list."""
     lines = []
-    for spec, least, tasks in BARS:
-        for task in tasks:
-            for row in found.get(task, []):
-                if row["sampler"] == spec and row["acceptance_length"] is not None:
-                    reached = row["acceptance_length"]
-                    verdict = "reached" if reached >= least else "missed"
-                    lines.append(f"- `{spec}` on {task}: {reached:.2f}, at least {least:.1f} is asked: {verdict}")
+    for task, rows in tasks.items():
+        best = []
+        for name, figure in (
+            ("longest acceptance length", "acceptance_length"),
+            ("highest measured speed-up", "speed_up"),
+        ):
+            row = max(rows, key=lambda row: row[figure] or 0.0)
+            best.append(f"{name} {row[figure] or 0.0:.2f} (`{row['sampler']}`)")
+        lines.append(f"- {task}: {', '.join(best)}")
+    shares = [row["identical"] for rows in tasks.values() for row in rows if row["identical"] is not None]
+    if shares:
+        lines.append(
+            f"- tokens equal to those of `sequential` on {min(shares):.1%} of the problems or more, with every sampler"
+        )
+    for spec, least, names in TARGETS:
+        reached = {
+            task: row["acceptance_length"]
+            for task in names
+            for row in tasks.get(task, [])
+            if row["sampler"] == spec and row["acceptance_length"] is not None
+        }
+        figures = (
+            f"{task} {length:.2f} ({'reached' if length >= least else 'missed'})" for task, length in reached.items()
+        )
+        if reached:
+            lines.append(f"- `{spec}`, target acceptance length of at least {least:.1f}: {', '.join(figures)}")
     return lines
+
+
+def page(document: dict[str, Any]) -> str:
+    """The page, from what the JSON file has."""
+    tasks = document["tasks"]
+    text = PAGE.format(**{**document, "results": "\n".join(results(tasks))})
+    text += "\n".join(f"## {task}\n\n{markdown(rows)}" for task, rows in tasks.items())
+    return text + "\n## Notes\n\n" + "\n".join(document["notes"]) + "\n" if document["notes"] else text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="tiny-llama")
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("-n", type=int, default=200, help="problems a task")
+    parser.add_argument("-n", type=int, default=200, help="problems per task")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--specs", nargs="*", default=specs(), help="the first is what the speed-up refers to")
-    parser.add_argument("--out", type=Path, default=HERE / "speculation", help="without its ending")
-    parser.add_argument("--run", type=Path, help="folder that keeps the comparisons, and goes on with them")
+    parser.add_argument("--specs", nargs="*", default=specs(), help="speed-ups are relative to the first")
+    parser.add_argument("--out", type=Path, default=HERE / "speculation", help="path without suffix")
+    parser.add_argument("--run", type=Path, help="folder that keeps the comparisons, and from which they continue")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = pardec.load(options.model, device="cpu", dtype="float32")
-    found: dict[str, list[dict[str, Any]]] = {}
-    notes: list[str] = []
+    tasks: dict[str, list[dict[str, Any]]] = {}
+    notes: dict[str, list[str]] = {}
     for task in options.tasks.split(","):
         table = measure(model, task, options)
-        found[task] = [{name: row[name] for name in KEPT} for row in table.rows]
-        notes += [f"- {task}: {note}" for note in table.notes]
-        print(f"\n{task}\n\n{markdown(found[task])}")
-    held = bars(found)
-    print("\n".join([*held, *notes]))
-    head = {"model": options.model, "problems": options.n, "seed": options.seed, "batch_size": options.batch_size}
-    head |= {"command": " ".join(["python", "benchmarks/speculation.py", *sys.argv[1:]]), "torch": torch.__version__}
-    head |= {"processor": processor(), "threads": 1}
-    options.out.with_suffix(".json").write_text(json.dumps({**head, "tasks": found, "notes": notes}, indent=1) + "\n")
-    parts = [f"# Drafting for {options.model}\n", f"{options.n} held-out problems a task; `{head['command']}`.\n"]
-    parts += ["\n".join(held) + "\n"] if held else []
-    parts += [f"## {task}\n\n{markdown(rows)}" for task, rows in found.items()]
-    parts += ["## Notes\n", "\n".join(notes) + "\n"] if notes else []
-    options.out.with_suffix(".md").write_text("\n".join(parts))
+        tasks[task] = [{name: row[name] for name in FIGURES} for row in table.rows]
+        for note in table.notes:
+            notes.setdefault(note, []).append(task)
+        print(f"\n{task}\n\n{markdown(tasks[task])}")
+    document = {
+        "model": options.model,
+        "problems": options.n,
+        "seed": options.seed,
+        "batch_size": options.batch_size,
+        "command": " ".join(["python", "benchmarks/speculation.py", *sys.argv[1:]]),
+        "torch": torch.__version__,
+        "processor": processor(),
+        "threads": 1,
+        "tasks": tasks,
+        "notes": [f"- {', '.join(names)}: {note}" for note, names in notes.items()],
+    }
+    print("\n".join([*results(tasks), *document["notes"]]))
+    options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(page(document))
 
 
 if __name__ == "__main__":

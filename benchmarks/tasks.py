@@ -1,8 +1,8 @@
-"""Measures how many held-out problems an embedded model answers exactly, and in how many forwards.
+"""Measures how many held-out problems the embedded models answer exactly, and in how many forwards.
 
     python benchmarks/tasks.py [--models tiny-dream,...] [-n 200] [--out benchmarks/tasks.json] [--cards]
 
-Forwards are counted up to the one that completes a row's first end token. With `--cards` the figures go into the
+Forwards are counted up to the one that commits a row's first end token. With `--cards` the figures are written into the
 models' cards too.
 """
 
@@ -27,11 +27,11 @@ TASKS = ("arithmetic", "lists", "records")
 
 
 def measure(model: pardec.Model, task: str, count: int, seed: int, batch: int) -> list[dict[str, Any]]:
-    """A row a sampler: share of problems answered exactly, and mean forwards a problem."""
-    given: dict[str, Any] = {"limit": count, "problem_seed": seed, "batch_size": batch, "max_new_tokens": 64}
-    drafts_for_itself = f"model:name={model.name}"
-    samplers = [spec for spec in SPECS[model.language_model.decoding_config.masked] if spec != drafts_for_itself]
-    table = pardec.compare(model, task, samplers, references=False, replays=0, **given)
+    """One row per sampler: the share of problems answered exactly, and mean forwards per problem."""
+    arguments: dict[str, Any] = {"limit": count, "problem_seed": seed, "batch_size": batch, "max_new_tokens": 64}
+    own_draft = f"model:name={model.name}"
+    samplers = [spec for spec in SPECS[model.language_model.decoding_config.masked] if spec != own_draft]
+    table = pardec.compare(model, task, samplers, references=False, replays=0, **arguments)
     return [
         {
             "model": model.name,
@@ -46,23 +46,27 @@ def measure(model: pardec.Model, task: str, count: int, seed: int, batch: int) -
 
 
 def write_figures(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Puts the rows of one model into its card."""
+    """Writes the rows of one model into its card."""
     sys.path.insert(0, str(ROOT / "scripts"))
     from text_training.export import write_card
 
     card = json.loads((folder / "card.json").read_text())
     card["accuracy"] = {}
     for row in rows:
-        found = card["accuracy"].setdefault(row["sampler"], {"problems": {}})
+        figures = card["accuracy"].setdefault(row["sampler"], {"problems": {}})
         task = row["task"]
-        found[task], found[f"{task}_nfe"], found["problems"][task] = row["exact"], row["forwards"], row["problems"]
+        figures[task], figures[f"{task}_nfe"], figures["problems"][task] = (
+            row["exact"],
+            row["forwards"],
+            row["problems"],
+        )
     write_card(folder, card)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", default="tiny-llama,tiny-llama-draft,tiny-dream,tiny-llada")
-    parser.add_argument("-n", type=int, default=200, help="problems a task")
+    parser.add_argument("-n", type=int, default=200, help="problems per task")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=25)
     parser.add_argument("--out", type=Path)
@@ -73,11 +77,10 @@ def main() -> None:
     for name in options.models.split(","):
         model = pardec.load(name, device="cpu", dtype="float32")
         for task in TASKS:
-            made = measure(model, task, options.n, options.seed, options.batch_size)
-            rows += made
-            for r in made:
-                figures = f"{100 * r['exact']:5.1f}% exact, {r['forwards']:5.2f} forwards"
-                print(f"{name:16} {task:10} {r['sampler']:28} {figures}", flush=True)
+            for row in measure(model, task, options.n, options.seed, options.batch_size):
+                rows.append(row)
+                figures = f"{100 * row['exact']:5.1f}% exact, {row['forwards']:5.2f} forwards"
+                print(f"{name:16} {task:10} {row['sampler']:28} {figures}", flush=True)
         if options.cards:
             write_figures(Path(str(model.path)), [row for row in rows if row["model"] == model.name])
     if options.out:

@@ -1,10 +1,10 @@
-"""Times a batch of unequal rows in the verify loop against the same rows one by one, and against transformers.
+"""Times a batch of unequal rows in speculative decoding against the same rows one by one, and against transformers.
 
     python benchmarks/verify_batch.py [--model tiny-llama] [--pairs 5] [--out benchmarks/verify_batch.json]
 
-Batch and single runs take turns and must give the same tokens. `fed` counts the positions of all forwards with their
-padding, over what the rows need alone. Times are of this process on a processor, which other load on the machine
-changes little, and of the clock; both are medians over the pairs. transformers runs the same weights, greedily.
+Batched and single runs alternate and must give the same tokens. `fed` is the number of positions of all forwards,
+padding included, over what the rows need alone. Times are process time, which other load on the machine changes little,
+and wall time (`clock_s`), both medians over the pairs. transformers decodes the same weights greedily.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ PROMPTS = [
     "Bob runs 3 miles a day. How many miles does Bob run in 6 days? Bob runs 3 miles a day.",
 ]
 SAMPLERS = ("sequential", "lookup", "recycling")
-Clock = tuple[float, float]  # seconds of the process, seconds of the clock
+Clock = tuple[float, float]  # seconds of process time, of wall time
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, Clock]:
     process, clock = time.process_time(), time.perf_counter()
-    made = run()
-    return made, (time.process_time() - process, time.perf_counter() - clock)
+    result = run()
+    return result, (time.process_time() - process, time.perf_counter() - clock)
 
 
-def middle(times: list[Clock]) -> dict[str, float]:
+def medians(times: list[Clock]) -> dict[str, float]:
     return {
         "process_s": statistics.median(process for process, _ in times),
         "clock_s": statistics.median(clock for _, clock in times),
@@ -52,7 +52,7 @@ def middle(times: list[Clock]) -> dict[str, float]:
 
 
 def measure(model: pardec.Model, sampler: str, new: int, pairs: int) -> dict[str, Any]:
-    """One sampler: eight rows at once, and each alone."""
+    """The row of one sampler: eight prompts in a batch, and each alone."""
 
     def together() -> pardec.Result:
         return model.generate(PROMPTS, sampler=sampler, max_new_tokens=new, stop_ids=[])
@@ -60,20 +60,20 @@ def measure(model: pardec.Model, sampler: str, new: int, pairs: int) -> dict[str
     def alone() -> list[pardec.Result]:
         return [model.generate(text, sampler=sampler, max_new_tokens=new, stop_ids=[]) for text in PROMPTS]
 
-    whole, single = together(), alone()  # warm-up
-    assert whole.tokens == [result.tokens[0] for result in single], "a row in a batch is the row alone"
+    batched, single = together(), alone()  # warm-up
+    assert batched.tokens == [result.tokens[0] for result in single], "a row gives the same tokens in a batch and alone"
     batch_times, single_times = [], []
     for _ in range(pairs):
         batch_times.append(timed(together)[1])
         single_times.append(timed(alone)[1])
     needed = sum(result.tokens_fed[0] for result in single)
-    batch, singles, tokens = middle(batch_times), middle(single_times), new * len(PROMPTS)
+    batch, singles, tokens = medians(batch_times), medians(single_times), new * len(PROMPTS)
     return {
-        "sampler": whole.spec,
+        "sampler": batched.spec,
         "tokens": tokens,
-        "nfe": whole.nfe,
-        "acceptance_length": whole.acceptance_length,
-        "fed": (sum(whole.tokens_fed) + whole.padding) / needed,
+        "nfe": batched.nfe,
+        "acceptance_length": batched.acceptance_length,
+        "fed": (sum(batched.tokens_fed) + batched.padding) / needed,
         "batch": batch,
         "single": singles,
         "tokens_per_second": tokens / batch["process_s"],
@@ -83,17 +83,17 @@ def measure(model: pardec.Model, sampler: str, new: int, pairs: int) -> dict[str
 
 
 def peer(model: pardec.Model, count: int, new: int, pairs: int) -> dict[str, Any]:
-    """`sequential` beside transformers' greedy generate over `count` rows."""
+    """`sequential` against transformers' greedy `generate`, over `count` rows."""
     assert model.path is not None
     network = transformers.AutoModelForCausalLM.from_pretrained(str(model.path), dtype=torch.float32).eval()
     ids = model.tokenizer(PROMPTS[:count], return_tensors="pt", padding=True, padding_side="left")
-    given = {name: ids[name] for name in ("input_ids", "attention_mask")}
+    inputs = {name: ids[name] for name in ("input_ids", "attention_mask")}
 
     def theirs() -> list[list[int]]:
         with torch.inference_mode():
-            out = network.generate(**given, max_new_tokens=new, min_new_tokens=new, do_sample=False)
-        made: list[list[int]] = out[:, given["input_ids"].shape[1] :].tolist()
-        return made
+            out = network.generate(**inputs, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+        tokens: list[list[int]] = out[:, inputs["input_ids"].shape[1] :].tolist()
+        return tokens
 
     def ours() -> pardec.Result:
         ends = sorted({*model.language_model.decoding_config.eos_ids})
@@ -105,7 +105,7 @@ def peer(model: pardec.Model, count: int, new: int, pairs: int) -> dict[str, Any
     for _ in range(pairs):
         own_times.append(timed(lambda: model.generate(PROMPTS[:count], max_new_tokens=new, stop_ids=[]))[1])
         their_times.append(timed(theirs)[1])
-    own, other = middle(own_times), middle(their_times)
+    own, other = medians(own_times), medians(their_times)
     return {
         "rows": count,
         "same_tokens": same,
@@ -128,15 +128,15 @@ def main() -> None:
     model = pardec.load(options.model, device="cpu", dtype="float32")
     rows = []
     for sampler in SAMPLERS:
-        rows.append(made := measure(model, sampler, options.max_new_tokens, options.pairs))
+        rows.append(row := measure(model, sampler, options.max_new_tokens, options.pairs))
         print(
-            f"{sampler:10} fed {made['fed']:.2f}x of alone, {made['tokens_per_second']:.0f} tokens/s in a batch, "
-            f"{made['tokens_per_second_single']:.0f} one by one: {made['speed_up']:.2f}x"
+            f"{sampler:10} {row['fed']:.2f}x the positions, {row['tokens_per_second']:.0f} tokens/s in a batch, "
+            f"{row['tokens_per_second_single']:.0f} one by one: {row['speed_up']:.2f}x as fast"
         )
     peers = []
     for count in (1, len(PROMPTS)):
-        peers.append(made := peer(model, count, options.max_new_tokens, options.pairs))
-        print(f"{count} rows: {made['speed_up']:.2f}x of transformers' greedy generate; same: {made['same_tokens']}")
+        peers.append(row := peer(model, count, options.max_new_tokens, options.pairs))
+        print(f"{count} rows: {row['speed_up']:.2f}x as fast as transformers; same tokens: {row['same_tokens']}")
     if options.out:
         machine = {"processor": processor(), "threads": 1}
         command = " ".join(["python", "benchmarks/verify_batch.py", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""What benchmarks/architectures.py says of other people's architectures, on some of them; on all with -m slow."""
+"""benchmarks/architectures.py on a few architectures of transformers; on all with -m slow."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FEW = {"llama4_text": "equal", "gpt2": "equal", "mamba": "refused", "gemma2": "r
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FEW)
 def test_a_model_gives_its_own_greedy_tokens_or_is_refused(name: str) -> None:
-    found = architectures.tried(name)
-    assert found.result == FEW[name], found
-    assert bool(found.why) == (found.result == "refused")
+    outcome = architectures.check(name)
+    assert outcome.result == FEW[name], outcome
+    assert bool(outcome.why) == (outcome.result == "refused")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", architectures.ARCHITECTURES)
 def test_no_architecture_crashes_or_gives_other_tokens(name: str) -> None:
-    assert architectures.tried(name).result in ("equal", "refused")
+    assert architectures.check(name).result in ("equal", "refused")
 
 
 def test_what_goes_wrong_inside_a_foreign_model_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,5 +36,5 @@ def test_what_goes_wrong_inside_a_foreign_model_is_a_refusal(monkeypatch: pytest
         raise AttributeError("no such output")
 
     monkeypatch.setattr(HFAdapter, "_run", broken)
-    found = architectures.tried("gpt2")
-    assert (found.result, found.why) == ("refused", "run with pardec's attention, it fails: no such output")
+    outcome = architectures.check("gpt2")
+    assert (outcome.result, outcome.why) == ("refused", "run with pardec's attention, it fails: no such output")

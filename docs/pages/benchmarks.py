@@ -9,11 +9,14 @@ from pathlib import Path
 # Tables quoted on methods' pages: the family whose methods they measure, and the columns worth quoting.
 QUOTED = {
     "samplers": ("masked", ("exact", "forwards", "tokens a forward", "share of the floor")),
-    "speculation": ("ar", ("acceptance length", "forwards a token", "identical", "measured speed-up")),
+    "speculation": ("ar", ("acceptance length", "forwards per token", "identical", "measured speed-up")),
     "pictures": ("ar", ("exact", "accuracy", "FID", "forwards", "acceptance length", "speed-up", "deviation")),
     "exact_joint": ("ar", ("5 tokens, length 4", "3 tokens, length 6")),
     "vectors": ("continuous", ("exact", "accuracy", "FID", "forwards", "accepted", "seconds", "speed-up")),
-    "continuous_distributions": ("continuous", ("toy", "accepted", "largest KS", "p", "energy", "in errors")),
+    "continuous_distributions": (
+        "continuous",
+        ("toy", "accepted", "largest KS", "p", "energy distance", "standard errors"),
+    ),
 }
 _SPEC = re.compile(r"^`([^`]+)`$")
 _COMMAND = re.compile(r"```bash\n(.*?)```|`((?:python|pardec|torchrun) [^`]+)`", re.DOTALL)

@@ -91,7 +91,7 @@ def cases(device: torch.device, dtype: torch.dtype, *, width: int, vocab: int) -
     for kind, kv_heads in (("bidirectional", heads), ("causal", heads), ("tree", heads), ("bidirectional", heads // 4)):
         q, k, v = normal(1, WINDOW, heads, dim), normal(1, CANVAS, kv_heads, dim), normal(1, CANVAS, kv_heads, dim)
         run = partial(_attention, q, k, v, _plan(kind, device))
-        shape = f"{WINDOW} of {CANVAS}, {heads} heads of {dim}, {kv_heads} kept"
+        shape = f"{WINDOW} queries of {CANVAS}, {heads} heads of {dim}, {kv_heads} KV heads"
         versions: tuple[Backend, ...] = both if kind == "bidirectional" else ("triton",)
         cases.append(Case(f"attention, {kind}", shape, run, 2 * WINDOW * kv + k.nbytes + v.nbytes, versions))
     return cases
@@ -110,7 +110,7 @@ def _matmul(x: Tensor, matrix: Tensor) -> Case:
         return packed[0].matmul(x)
 
     moved = x.nbytes + matrix.nbytes + len(x) * rows * x.element_size()
-    return Case("product", f"{len(x)} x {columns}, {rows} x {columns}", run, moved, ("c",))
+    return Case("matmul", f"{len(x)} x {columns}, {rows} x {columns}", run, moved, ("c",))
 
 
 def _ops(backend: Backend) -> Ops:

@@ -99,7 +99,7 @@ def test_a_row_says_what_was_measured(model: pardec.Model) -> None:
         assert row["over_predicted"] is None
     (cached,) = bench(model, ["sequential@dual"], batches=(1,), new=(8,), block_length=8, pairs=1, beside=False)
     assert cached["over_predicted"] > 0 < cached["uncached_step_s"]
-    assert "over predicted" in markdown(DECODE, [cached])
+    assert "time / predicted" in markdown(DECODE, [cached])
     json.dumps([*rows, cached])
 
 
@@ -185,7 +185,7 @@ def test_versions_in_c_stand_beside_their_definitions(in_c: None, monkeypatch: p
     monkeypatch.setattr(kernels, "bandwidth", lambda device, size: 1e9)
     rows = list(kernels.bench(torch.device("cpu"), torch.float32))
     timed = {row["kernel"] for row in rows if row["c_s"] is not None}
-    assert timed == {"product", "norm", "swiglu", "rotary_and_cache", "attention, bidirectional"}
+    assert timed == {"matmul", "norm", "swiglu", "rotary_and_cache", "attention, bidirectional"}
     assert all(row["furthest"] < 1e-3 for row in rows if row["c_s"] is not None)
     assert not [row for row in kernels.bench(torch.device("cpu"), torch.bfloat16) if row["c_s"] is not None]
 
@@ -203,7 +203,7 @@ def test_the_command_writes_json_with_machine_versions_and_command(cli: Cli, fol
     assert made["rows"][0]["beside"]["plain"]["speed_up"] > 0
     code, out, err = cli("bench", "decode", folder, "-s", "threshold", *size, "--no-beside")
     assert (code, out.splitlines()[0].split(" | ")[:2]) == (0, ["| model", "sampler"])
-    assert "ms a step" in err
+    assert "ms per step" in err
     code, out, _ = cli("bench", "decode", folder, "--memory", "--device", "cpu", "--json")
     assert [(row["batch"], row["new"]) for row in json.loads(out)["rows"]] == [(1, 127), (2, 127), (4, 127), (8, 127)]
 
