@@ -100,7 +100,7 @@ def measure(model: pardec.Model, specs: list[str], options: argparse.Namespace) 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| sampler | exact | forwards | tokens a forward | fed a token | share of the floor |",
+        "| sampler | exact | forwards | tokens per forward | positions per token | share of the floor |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -130,7 +130,7 @@ def main() -> None:
     for r in rows:
         print(
             f"{r['sampler']:42} {100 * r['exact']:5.1f}% {r['nfe']:6.2f} forwards {r['tokens_per_forward']:6.2f} "
-            f"tokens each {r['fed_per_token']:7.1f} fed a token"
+            f"tokens each {r['fed_per_token']:7.1f} positions each"
         )
     head = {"model": options.model, "task": options.task, "problems": options.n, "seed": options.seed}
     head |= {"command": "python " + " ".join(sys.argv), "torch": torch.__version__}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 # Tables quoted on methods' pages: the family whose methods they measure, and the columns worth quoting.
 QUOTED = {
-    "samplers": ("masked", ("exact", "forwards", "tokens a forward", "share of the floor")),
+    "samplers": ("masked", ("exact", "forwards", "tokens per forward", "share of the floor")),
     "speculation": ("ar", ("acceptance length", "forwards per token", "identical", "measured speed-up")),
     "pictures": ("ar", ("exact", "accuracy", "FID", "forwards", "acceptance length", "speed-up", "deviation")),
     "exact_joint": ("ar", ("5 tokens, length 4", "3 tokens, length 6")),

@@ -26,7 +26,7 @@ def snippets(measured: Sequence[Table]) -> dict[str, str]:
     (vectors,) = (one for one in measured if one.page == "vectors")
     drafting = [one for one in measured if one.page == "speculation"]
     found = {
-        "masked": _figure(masked) + _rows(masked, MASKED, ("exact", "forwards", "fed a token", "share of the floor")),
+        "masked": _figure(masked) + _rows(masked, MASKED, ("exact", "forwards", "positions per token", "share of the floor")),
         "ar": _tasks(drafting),
         "codes": _rows(codes, CODES, ("exact", "accuracy", "forwards", "speed-up", "deviation")),
         "vectors": _rows(vectors, [row.spec for row in vectors.rows], ("exact", "accuracy", "forwards", "speed-up")),
@@ -40,10 +40,7 @@ def _row(one: Table, spec: str) -> Row:
 
 def _rows(one: Table, specs: Sequence[str], columns: Sequence[str]) -> str:
     cells = [(f"`{spec}`", *(_row(one, spec).cells[column] for column in columns)) for spec in specs]
-    names = [
-        {"exact": "right", "fed a token": "positions per token"}.get(name, name) if one.page == "samplers" else name
-        for name in columns
-    ]
+    names = ["right" if name == "exact" and one.page == "samplers" else name for name in columns]
     return table(("spec", *names), cells) + f"\n\nBy `{one.command}`.\n"
 
 
