@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 from zlib import crc32
 
@@ -17,3 +18,12 @@ def thinned(cases: Iterable[tuple[Any, ...]], always: Callable[..., bool]) -> li
 def one_in(count: int, *case: Any) -> bool:
     """Whether the case is of the one in `count` that runs always: the same cases on every machine."""
     return crc32(repr(case).encode()) % count == 0
+
+
+def chequered(*axes: Iterable[Any]) -> list[Any]:
+    """All combinations, of which every second one runs always: each value with every second one of another axis."""
+    squares = product(*(enumerate(axis) for axis in axes))
+    return [
+        pytest.param(*(value for _, value in square), marks=pytest.mark.slow if sum(at for at, _ in square) % 2 else ())
+        for square in squares
+    ]

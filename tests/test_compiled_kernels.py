@@ -312,12 +312,13 @@ def seldom(case: str) -> bool:
     if case.startswith("attention"):
         _, kind, *rest = case.split()
         return (
-            (kind in ("causal", "blocks") and rest == ["dim=64"])
+            (kind in ("causal", "blocks", "mask") and rest == ["dim=64"])
             or (kind != "tree" and rest == ["float32", "dim=64"])
-            or (kind in ("blocks", "bidirectional") and rest[-1] == "apart=True")
-            or (kind == "bidirectional" and rest == ["float16"])
+            or (kind in ("blocks", "bidirectional", "mask") and rest[-1] == "apart=True")
+            or (kind == "bidirectional" and rest in (["float16"], ["float32"]))
         )
-    return case.startswith(("statistics float16", "norms float16", "gate float16", "turn float16", "stack float16"))
+    halves = ("statistics float16", "norms float16", "gate float16", "turn float16", "stack float16")
+    return case.startswith((*halves, "neighbours float64 1 ", "neighbours float64 2000"))
 
 
 QUICK = [case for case in CASES if not seldom(case)]

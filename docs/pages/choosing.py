@@ -26,7 +26,8 @@ def snippets(measured: Sequence[Table]) -> dict[str, str]:
     (vectors,) = (one for one in measured if one.page == "vectors")
     drafting = [one for one in measured if one.page == "speculation"]
     found = {
-        "masked": _figure(masked) + _rows(masked, MASKED, ("exact", "forwards", "positions per token", "share of the floor")),
+        "masked": _figure(masked)
+        + _rows(masked, MASKED, ("exact", "forwards", "positions per token", "share of the floor")),
         "ar": _tasks(drafting),
         "codes": _rows(codes, CODES, ("exact", "accuracy", "forwards", "speed-up", "deviation")),
         "vectors": _rows(vectors, [row.spec for row in vectors.rows], ("exact", "accuracy", "forwards", "speed-up")),

@@ -20,12 +20,17 @@ from pardec.samplers.events import Event, RowFinished, Started, Step
 from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
 from pardec.serving.streaming import Texts
+from tests.grids import chequered
 from tests.samplers.toys import names, toy
 
 TEXTS = ["Tom has 3 cups.", "Sara buys 12 apples and finds 4 more apples.", "Ann"]
 UNK, EOS, MASK = 0, 1, 2
 SPECIAL = {"<unk>": UNK, "<eos>": EOS, "<mask>": MASK}
 LOOKS = "a€😀 é\n…"
+MODEL_OF = {
+    **dict.fromkeys(("threshold", "leftmost", "wino+eos", "remdm+threshold+eos@dual"), "tiny-dream"),
+    **dict.fromkeys(("sequential", "jacobi", "lookup", "earlyexit"), "tiny-llama"),
+}
 
 
 def wrapped(tokenizer: Tokenizer, **options: Any) -> Any:
@@ -161,17 +166,10 @@ def test_pieces_make_up_the_results_text(model: pardec.Model, spec: str) -> None
 
 
 @pytest.mark.filterwarnings("ignore::pardec.EmptyAnswer")
-@pytest.mark.parametrize("stop", [None, ["1", "om", "never"]])
-@pytest.mark.parametrize(
-    ("name", "sampler"),
-    [
-        *(("tiny-dream", spec) for spec in ("threshold", "leftmost", "wino+eos", "remdm+threshold+eos@dual")),
-        *(("tiny-llama", spec) for spec in ("sequential", "jacobi", "lookup", "earlyexit")),
-    ],
-)
-def test_a_stream_tells_every_row_of_several_sequences(name: str, sampler: str, stop: list[str] | None) -> None:
+@pytest.mark.parametrize(("sampler", "stop"), chequered(MODEL_OF, [None, ["1", "om", "never"]]))
+def test_a_stream_tells_every_row_of_several_sequences(sampler: str, stop: list[str] | None) -> None:
     """Numbers, texts and ends are those of `generate`; what is left for `RowFinished` may be nothing."""
-    decoded = pardec.load(name, device="cpu")
+    decoded = pardec.load(MODEL_OF[sampler], device="cpu")
     given: dict[str, Any] = {"sampler": sampler, "temperature": 1.2, "seed": 3, "max_new_tokens": 24}
     given |= {"num_return_sequences": 3} | ({} if stop is None else {"stop": stop})
     result = decoded.generate(TEXTS[:2], **given)

@@ -12,6 +12,7 @@ from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.ops.distribution import DenseDistribution
 from pardec.samplers.registry import build_method, resolve
 from pardec.samplers.spec import parse
+from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.schedules import EIGHT, agree, steps_of
 from tests.samplers.toys import FAMILIES, request, run, table, toy
@@ -82,8 +83,7 @@ def test_a_threshold_of_nothing_is_the_fixed_schedule(steps: int) -> None:
         assert taken == steps_of(f"fixed:steps={steps}", block_length=block_length)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("steps", [None, 1, 3, 5, 40])
+@pytest.mark.parametrize(("family", "steps"), chequered(FAMILIES, [None, 1, 3, 5, 40]))
 def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
     text = "none" if steps is None else steps
     model = toy(family, seed=3, sharp=1.2)

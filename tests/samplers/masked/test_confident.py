@@ -7,6 +7,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
+from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.schedules import agree, check_a_held_row, steps_of
 from tests.samplers.toys import FAMILIES, fill, prompts, request, run, same, table, toy
@@ -50,8 +51,7 @@ def test_the_threshold_is_strict() -> None:
     assert run(table(distributions), "confident:tau=0.249", query).nfe == (1,)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("steps", [None, 1, 3, 7, 40])
+@pytest.mark.parametrize(("family", "steps"), chequered(FAMILIES, [None, 1, 3, 7, 40]))
 def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
     text = "none" if steps is None else steps
     model = toy(family, seed=3, sharp=1.2)

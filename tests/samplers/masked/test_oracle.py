@@ -7,14 +7,16 @@ import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
+from tests.grids import chequered
 from tests.samplers.toys import BLOCK, EOS, FAMILIES, biased, fill, prompts, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
 
 
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
-@pytest.mark.parametrize("family", list(FAMILIES))
-@pytest.mark.parametrize("of", ["sequential", "threshold:tau=0.4", "factor"])
+@pytest.mark.parametrize(
+    ("cache", "family", "of"),
+    chequered(["none", "prefix", "dual"], list(FAMILIES), ["sequential", "threshold:tau=0.4", "factor"]),
+)
 def test_the_text_is_the_reference_s(of: str, family: str, cache: str) -> None:
     for seed in range(3):
         model, given = toy(family, seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)

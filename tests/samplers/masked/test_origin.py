@@ -7,13 +7,13 @@ import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
+from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.schedules import EIGHT, agree, steps_of
 from tests.samplers.toys import FAMILIES, request, run, table, toy
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("steps", [None, 1, 3, 7, 50, 200])
+@pytest.mark.parametrize(("family", "steps"), chequered(FAMILIES, [None, 1, 3, 7, 50, 200]))
 def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
     """The naive decoder makes the idle forwards; the same commits come out, by the forwards that are left."""
     text = "none" if steps is None else steps

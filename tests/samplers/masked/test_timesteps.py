@@ -12,6 +12,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.ops.rank import top_as_published
 from pardec.samplers.ops.schedule import times, transfer
 from pardec.samplers.registry import resolve
+from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.schedules import SURE, agree, check_a_held_row, first_sets, steps_of
 from tests.samplers.toys import FAMILIES, fill, prompts, same, toy
@@ -47,8 +48,7 @@ def test_a_count_is_of_open_positions() -> None:
     assert steps_of("timesteps:steps=4", row=[6, 0, 6, 0, 6, 0, 6, 0]) == [1, -1, 2, -1, 0, -1, 2, -1]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("steps", [None, 1, 3, 5, 12, 64])
+@pytest.mark.parametrize(("family", "steps"), chequered(FAMILIES, [None, 1, 3, 5, 12, 64]))
 def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
     text = "none" if steps is None else steps
     model = toy(family, seed=3, sharp=1.2)
