@@ -67,7 +67,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--out", type=Path, help="export folder (default models/embedded/<model>)")
     parser.add_argument("--state", type=Path, help="folder of state and log (default runs/<model>)")
     parser.add_argument("--compile", action="store_true", help="compile the step: a third faster on a CPU")
-    parser.add_argument("--measure", action="store_true", help="train nothing: draw, read back, write the card anew")
+    parser.add_argument("--measure", action="store_true", help="train nothing: draw, score, rewrite the card")
     parser.add_argument("--fresh", action="store_true", help="start over though there is a state")
     parser.add_argument("--chunks", type=int, default=40, help="of 2048 images, that a model of images learns from")
     parser.add_argument("--corpus", type=Path, help="folder of these, where other runs made them already")

@@ -98,8 +98,8 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, monkeypat
 def test_a_run_learns_two_pictures_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "WARMUP", 5)
     made_run = made(tmp_path, 60)
-    pictures = made_run.pictures(0)
-    made_run.pictures = lambda step: pictures  # type: ignore[method-assign]
+    pictures = made_run.images(0)
+    made_run.images = lambda step: pictures  # type: ignore[method-assign]
     losses = [made_run.advance() for _ in range(35)]
     assert losses[-1] < 0.25 * losses[0]
     assert torch.equal(made_run.model.codebook.weight, F.normalize(made_run.codes.total, dim=1))

@@ -85,8 +85,8 @@ def test_an_autoencoder_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 def test_an_autoencoder_learns_two_pictures_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "WARMUP", 5)
     made = autoencoder(tmp_path, 60)
-    pictures = made.pictures(0)
-    made.pictures = lambda step: pictures  # type: ignore[method-assign]
+    pictures = made.images(0)
+    made.images = lambda step: pictures  # type: ignore[method-assign]
     losses = [made.advance() for _ in range(14)]
     assert losses[-1] < 0.7 * losses[0]
 

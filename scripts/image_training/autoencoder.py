@@ -23,7 +23,7 @@ SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and 
 NARROW = 0.01
 QUIET = -8.0  # log variance that latents start with: the decoder hears them from the first step on
 FREE, RISING = 300, 700  # steps without that weight, and steps in which it rises: else latents first learn to be silent
-MEASURED = 512  # pictures that the scale of the latents is measured on
+MEASURED = 512  # images that the scale of the latents is measured on
 
 
 class AutoencoderRun(Training):
@@ -44,7 +44,7 @@ class AutoencoderRun(Training):
     def parts(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer}
 
-    def pictures(self, step: int) -> Tensor:
+    def images(self, step: int) -> Tensor:
         """What a step sees, [B, 3, S, S] in [-1, 1]."""
         return to_pixels(data.batch(self.o.seed, step, self.o.batch)[1]).to(self.device)
 
@@ -56,20 +56,20 @@ class AutoencoderRun(Training):
     def take(self) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = self.o.lr * self.rate()
-        pixels = self.pictures(self.step)
+        pixels = self.images(self.step)
         cells = [side // self.model.downsample for side in pixels.shape[2:]]
         noise = torch.randn(len(pixels), *cells, self.model.channels, generator=self.noise()).to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16):
             made, mean, deviation = self.remade(pixels, noise)
         error = made - pixels
-        told = error.abs().mean() + SQUARED * error.square().mean()
+        reconstruction = error.abs().mean() + SQUARED * error.square().mean()
         weight = NARROW * min(1.0, max(0.0, (self.step - FREE) / RISING))
-        loss = told + weight * apart(mean, deviation) / pixels.numel()
+        loss = reconstruction + weight * apart(mean, deviation) / pixels.numel()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return told.detach()
+        return reconstruction.detach()
 
     # -- what comes out ----------------------------------------------------------------------------------------
 
@@ -86,17 +86,18 @@ class AutoencoderRun(Training):
     def card(self, found: dict[str, Any], scale: float) -> dict[str, Any]:
         recipe = {
             "script": "scripts/train_image.py",
-            "data": "pictures of captions of the train split, drawn on the fly",
-            "pictures a step": self.o.batch,
+            "data": "images of captions of the train split, drawn on the fly",
+            "images per step": self.o.batch,
             "steps": self.step,
             "pictures": self.step * self.o.batch,
-            "loss": f"absolute error + {SQUARED:g} squared error of what a sample of the latents is decoded to "
-            f"+ {NARROW:g} divergence of the latents' laws from standard normal ones, in nats a number of the picture",
-            "scale": f"{scale:g}, which brings samples of the latents of {MEASURED} pictures to unit deviation",
+            "loss": f"absolute error + {SQUARED:g} squared error of the image decoded from sampled latents "
+            f"+ {NARROW:g} KL divergence of the latents from a standard normal distribution, in nats "
+            "per value of the image",
+            "scale": f"{scale:g}, which brings sampled latents of {MEASURED} images to unit standard deviation",
             "optimizer": f"AdamW, peak learning rate {self.o.lr:g}, linear decay",
             "seconds": round(self.seconds),
             "device": self.device.type,
-            "precision": "float32 weights, bfloat16 products",
+            "precision": "float32 weights, bfloat16 matmuls",
             "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
             "seed": self.o.seed,
         }
@@ -106,13 +107,13 @@ class AutoencoderRun(Training):
 
 
 def apart(mean: Tensor, deviation: Tensor) -> Tensor:
-    """The divergence of normal laws from standard ones, in nats, summed."""
+    """KL divergence of normal distributions from the standard one, in nats, summed."""
     return (0.5 * (mean.square() + deviation.square() - 1) - deviation.log()).sum()
 
 
 @torch.inference_mode()
 def spread(model: KL) -> float:
-    """The deviation of samples of latents of training pictures, over all their numbers."""
+    """The standard deviation of sampled latents of training images."""
     pixels = to_pixels(data.batch(0, 0, MEASURED)[1])
     found = [model.encode(some) for some in pixels.split(64)]
     mean, deviation = (torch.cat([getattr(part, name) for part in found]) for name in ("mean", "deviation"))

@@ -1,4 +1,4 @@
-"""How the codebook learns: by k-means at first, by moving averages then, and codes that nothing uses start anew."""
+"""How the codebook learns: by k-means at first, then by moving averages; unused codes are restarted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 DECAY = 0.98  # of the moving averages, a step
-DEAD = 0.03  # share of an even share of the features below which a code starts anew
+DEAD = 0.03  # share of an even share of the features below which a code is restarted
 EVERY = 25  # steps between looks for dead codes
 
 

@@ -1,4 +1,4 @@
-"""Training pictures as codes: drawn and encoded once, in chunks that lie beside the run's state."""
+"""Training images as codes: rendered and encoded once, in chunks saved beside the run's state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from image_training import data, words
 from pardec.images.scenes import BACKGROUNDS, COLOURS, Scene
 from pardec.models.images.vq import VQ, to_pixels
 
-CHUNK = 2048  # pictures
+CHUNK = 2048  # images
 TOGETHER = 64  # encoded at a time
 CHUNK_SEEDS = 1 << 20  # steps of the tokenizer's own training stay below
 GROUND = len(COLOURS)  # what a cell shows that is of no thing's colour
@@ -25,7 +25,7 @@ GROUND = len(COLOURS)  # what a cell shows that is of no thing's colour
 
 @dataclass(frozen=True)
 class Batch:
-    """Captions as words and pictures as codes."""
+    """Captions as words and images as codes."""
 
     captions: Tensor  # [B, 16] int64
     codes: Tensor  # [B, cells] int64
@@ -34,7 +34,7 @@ class Batch:
 
 
 class Chunks(ABC):
-    """`chunks` times `size` pictures, gone through in another order each time; a chunk is made once, as a file."""
+    """`chunks` times `size` images, in a new order each pass; a chunk is made once, as a file."""
 
     def __init__(self, folder: Path, *, seed: int, chunks: int, size: int = CHUNK) -> None:
         self.folder, self.seed, self.chunks, self.size = folder, seed, chunks, size
@@ -63,7 +63,7 @@ class Chunks(ABC):
 
     @abstractmethod
     def _made(self, number: int) -> dict[str, Tensor]:
-        """A chunk's tensors by name, pictures first."""
+        """A chunk's tensors by name, images first."""
 
 
 class Corpus(Chunks):
@@ -74,7 +74,7 @@ class Corpus(Chunks):
         self.vq = vq
 
     def batch(self, step: int, count: int) -> Batch:
-        """The pictures that a step sees."""
+        """The images that a step trains on."""
         rows = self.rows(step, count)
         captions, codes, shown = (rows[name].long() for name in ("captions", "codes", "shown"))
         return Batch(captions, codes, words.said(words.read(captions)), shown)

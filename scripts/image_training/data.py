@@ -1,4 +1,4 @@
-"""Training pictures, a pure function of (seed, step): a resumed run sees what an unbroken one would."""
+"""Training images, a pure function of (seed, step): a resumed run trains on the same ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRESH = 1 << 40  # picture seeds from here on are drawn for measuring alone
 
 
 def batch(seed: int, step: int, count: int) -> tuple[list[Scene], NDArray[np.uint8]]:
-    """`count` scenes of the train split and their pictures [B, S, S, 3]."""
+    """`count` scenes of the train split and their images [B, S, S, 3]."""
     rng = random.Random(f"{seed}/{step}")
     scenes = [sample(rng, "train") for _ in range(count)]
     return scenes, draw(scenes, [rng.randrange(FRESH) for _ in scenes])

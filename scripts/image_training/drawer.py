@@ -1,4 +1,4 @@
-"""How a model of pictures is trained: captions and codes, guidance by captions left out, evaluation, card."""
+"""How an image model is trained: captions and codes, captions dropped for guidance, evaluation, card."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 TOKENIZER = "tiny-vq"
 FEATURES, READING = 128, 2  # width and layers of the text encoder
-UNSAID = 0.1  # share of the captions that are left out
+DROPPED = 0.1  # share of the captions that are dropped
 NAMING = 0.2  # weight of the losses that name what the next cell shows, and the cell below it
 NAMED = (GROUND + 1, words.KINDS[0])  # colours, and kinds of things; the ground is one of either
 UNNAMED = -100  # what lies below the last row
@@ -34,7 +34,7 @@ TELLING = 0.1  # weight of the loss that tells what is said from the mean of its
 
 
 class DrawerRun(Descent):
-    """Trains a model of pictures; with a teacher, on its codes' laws beside the codes, and with its text encoder."""
+    """Trains an image model; with a teacher, also on its distributions of codes, and with its text encoder."""
 
     def __init__(self, options: Options) -> None:
         device = device_of(options)
@@ -75,7 +75,7 @@ class DrawerRun(Descent):
     def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What is minimised, and of it the cross entropy of the codes in nats."""
         captions, codes, shown = (each.to(self.device) for each in (batch.captions, batch.codes, batch.shown))
-        left_out = (torch.rand(len(codes), 1, 1, generator=self.noise()) < UNSAID).to(self.device)
+        left_out = (torch.rand(len(codes), 1, 1, generator=self.noise()) < DROPPED).to(self.device)
         known = captions != words.PAD
         drawer = self.model["drawer"]
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -97,7 +97,7 @@ class DrawerRun(Descent):
         return loss, told.detach()
 
     def _drawn(self, given: Tensor, places: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of every code, and of what its cell and the one below show."""
+        """Logits of every code, and of colour and shape at its grid position and the one below."""
         drawer = self.model["drawer"]
         states = drawer.states(given, places, codes)
         return drawer.output(states), self.model["namer"](states)
@@ -136,21 +136,25 @@ class DrawerRun(Descent):
         recipe = {
             "script": "scripts/train_image.py",
             "started from": "random weights" if self.o.init is None else "the run before",
-            "data": f"{self.o.chunks * self.corpus.size} pictures of captions of the train split, as {TOKENIZER} codes",
-            "pictures a step": self.o.batch,
+            "data": f"{self.o.chunks * self.corpus.size} images of captions of the train split, as {TOKENIZER} codes",
+            "images per step": self.o.batch,
             "steps": self.step,
-            "pictures seen": self.step * self.o.batch,
+            "images seen": self.step * self.o.batch,
             "captions": f"read by a text encoder of {READING} layers"
             + (", trained along" if self.taught_by is None else ", the teacher's")
-            + f"; {UNSAID:.0%} are left out, for guidance",
-            "loss": f"cross entropy of the next code + {NAMING:g} of the colour and the kind of thing that its cell "
-            f"and the one below show + {TELLING:g} of "
-            "what the caption says, told from the mean of its states (both training only)"
-            + ("" if self.o.teacher is None else f"; half of it, and the cross entropy to {self.o.teacher.name}'s law"),
+            + f"; {DROPPED:.0%} are dropped, for classifier-free guidance",
+            "loss": f"cross entropy of the next code + {NAMING:g} x predicting colour and shape at its own "
+            f"grid position and the one below + {TELLING:g} "
+            "x predicting the caption's words from the mean hidden state (both in training only)"
+            + (
+                ""
+                if self.o.teacher is None
+                else f"; half of that, half cross entropy against {self.o.teacher.name}'s distribution"
+            ),
             "optimizer": f"Muon for the layers, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
             "seconds": round(self.seconds),
             "device": self.device.type,
-            "precision": "float32 weights, bfloat16 products",
+            "precision": "float32 weights, bfloat16 matmuls",
             "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
             "seed": self.o.seed,
         }

@@ -1,4 +1,4 @@
-"""How often a model of pictures draws what captions say: pictures of held-out captions, read back."""
+"""How often an image model draws what captions say: images of held-out captions, recognized."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pardec.images.scenes import captions, parse
 from pardec.images.scoring import score
 
 SEED = 7
-TOGETHER = 25  # pictures at a time
+TOGETHER = 25  # images at a time
 
 
 def drawn_right(folder: Path, count: int) -> dict[str, Any]:
-    """Shares of `count` held-out captions that their pictures show in full, drawn one token a forward."""
+    """Shares of `count` held-out captions whose images show all of it, decoded one token per forward."""
     model = pardec.load(folder, device="cpu")
     said = captions("heldout", count, SEED)
     imaging = model.language_model.imaging
-    assert imaging is not None, "a model of pictures"
+    assert imaging is not None, "an image model"
     settings = dict(imaging.defaults)
     made, forwards = [], 0
     for start in range(0, count, TOGETHER):

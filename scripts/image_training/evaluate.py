@@ -1,4 +1,4 @@
-"""How well a tokenizer keeps what a picture shows: reconstructions of fresh pictures, read back."""
+"""How well a tokenizer keeps what an image shows: reconstructions of fresh images, recognized."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pardec.models.images.kl import KL
 from pardec.models.images.vq import VQ, to_images, to_pixels
 
 SEED = 7
-TOGETHER = 25  # pictures at a time
+TOGETHER = 25  # images at a time
 
 
 @torch.inference_mode()
 def reconstruction(model: VQ, count: int) -> dict[str, Any]:
-    """Share of `count` fresh pictures of held-out captions whose reconstruction reads back as the caption says.
+    """Share of `count` fresh images of held-out captions whose reconstruction still shows what the caption says.
 
-    Captions are gone through again, with other pictures, where there are fewer than `count`.
+    Captions are repeated, with other images, where there are fewer than `count`.
     """
     wanted, pictures = _asked(count)
     used = np.zeros(model.shape.codebook_size, np.int64)
@@ -66,14 +66,14 @@ def kept(model: KL, count: int) -> dict[str, Any]:
 
 
 def _asked(count: int) -> tuple[list[Scene], NDArray[np.uint8]]:
-    """Scenes, in their canonical form, and their pictures."""
+    """Scenes, in their canonical form, and their images."""
     held = captions("heldout", min(count, 500), SEED)
     wanted = [held[i % len(held)] for i in range(count)]
     return [parse(caption).canonical() for caption in wanted], fresh(wanted, SEED)
 
 
 def _right(pictures: NDArray[np.uint8], scenes: list[Scene]) -> float:
-    """Share of the pictures that read back as their scenes."""
+    """Share of the images that are recognized as their scenes."""
     return sum(seen.scene() == scene for seen, scene in zip(read(pictures), scenes, strict=True)) / len(scenes)
 
 

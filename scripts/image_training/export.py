@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from text_training.export import items, rounded, write_pages
+from text_training.export import items, opening, rounded, write_pages
 
 from pardec.models.images.kl import KL
 from pardec.models.images.kl_files import save_kl
@@ -16,12 +16,12 @@ from pardec.models.images.vq_files import save_vq
 __all__ = ["SUMMARY", "export", "export_kl", "rounded"]
 
 SUMMARY = {
-    "tiny-vq": "An image tokenizer for the package's own pictures of coloured shapes, in LlamaGen's VQ format.",
-    "tiny-kl": "A KL autoencoder for the package's own pictures of coloured shapes, in latent diffusion's format.",
-    "tiny-mar": "Draws the package's own pictures of one coloured shape from its class, in MAR's format.",
-    "tiny-mar-draft": "A small model of pictures that drafts for tiny-mar, in MAR's format.",
-    "tiny-llamagen": "Draws the package's own pictures of coloured shapes from captions, in LlamaGen's format.",
-    "tiny-llamagen-draft": "A small model of pictures that drafts for tiny-llamagen, in LlamaGen's format.",
+    "tiny-vq": "An image tokenizer for pardec's own images of coloured shapes, in LlamaGen's VQ format.",
+    "tiny-kl": "A KL autoencoder for pardec's own images of coloured shapes, in latent diffusion's format.",
+    "tiny-mar": "Draws pardec's own images of one coloured shape from its class, in MAR's format.",
+    "tiny-mar-draft": "A small image model that drafts for tiny-mar, in MAR's format.",
+    "tiny-llamagen": "Draws pardec's own images of coloured shapes from captions, in LlamaGen's format.",
+    "tiny-llamagen-draft": "A small image model that drafts for tiny-llamagen, in LlamaGen's format.",
 }
 
 
@@ -41,10 +41,10 @@ def export_kl(folder: Path, model: KL, card: dict[str, Any]) -> None:
 
 def _readme(card: dict[str, Any]) -> str:
     found = card["reconstruction"]
-    lines = [f"# {card['name']}", "", card["summary"], "", "## Measured", ""]
-    lines += ["Reconstructions of fresh pictures of held-out captions, with these very weights.", ""]
+    lines = opening(card, 'pardec image tiny-llamagen -p "a red circle on white" -o circle.png')
+    lines += ["Reconstructions of fresh images of held-out captions, measured with these weights.", ""]
     lines += [
-        "| pictures | read back right | mean error (of 255) | codes used | entropy of a code |",
+        "| images | recognized | mean error (of 255) | codes used | entropy of a code |",
         "|---|---|---|---|---|",
     ]
     lines += [
@@ -52,7 +52,7 @@ def _readme(card: dict[str, Any]) -> str:
         f"| {found['code_entropy_nats']} nats |"
     ]
     lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
-    lines += ["| seconds | step | loss | read back right | mean error |", "|---|---|---|---|---|"]
+    lines += ["| seconds | step | loss | recognized | mean error |", "|---|---|---|---|---|"]
     for point in card["curve"]:
         shown = (
             f"{point['seconds']:.0f}",
@@ -67,12 +67,12 @@ def _readme(card: dict[str, Any]) -> str:
 
 def _page(card: dict[str, Any]) -> str:
     found = card["reconstruction"]
-    lines = [f"# {card['name']}", "", card["summary"], "", "## Measured", ""]
-    lines += ["Reconstructions of fresh pictures of held-out captions, with these very weights.", ""]
-    lines += ["| pictures | read back right | from samples of the latents | mean error (of 255) |", "|---|---|---|---|"]
+    lines = opening(card, "pardec image tiny-mar --class 3 -o class.png")
+    lines += ["Reconstructions of fresh images of held-out captions, measured with these weights.", ""]
+    lines += ["| images | recognized | recognized from sampled latents | mean error (of 255) |", "|---|---|---|---|"]
     lines += [f"| {found['pictures']} | {found['right']:.1%} | {found['right_sampled']:.1%} | {found['error']} |"]
     lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
-    lines += ["| seconds | step | loss | read back right | from samples | mean error |", "|---|---|---|---|---|---|"]
+    lines += ["| seconds | step | loss | recognized | from samples | mean error |", "|---|---|---|---|---|---|"]
     for point in card["curve"]:
         shown = f"{point['seconds']:.0f} | {point['step']} | {point['loss']:.3f} | {point['right']:.1%}"
         lines.append(f"| {shown} | {point['right_sampled']:.1%} | {point['error']} |")

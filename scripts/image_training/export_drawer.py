@@ -1,4 +1,4 @@
-"""Write a trained model of pictures in LlamaGen's format, with its text encoder and a card; read one back to teach."""
+"""Write a trained image model in LlamaGen's format, with its text encoder and a card; load one as a teacher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from text_training.export import items, write_pages
+from text_training.export import items, opening, write_pages
 from torch import Tensor, nn
 
 from image_training import words
@@ -16,7 +16,7 @@ from image_training.network import Drawer, text_encoder
 from pardec.models.hf.hf_logging import silence
 from pardec.models.loading.catalog import EMBEDDED
 
-DEFAULTS = {"temperature": 0.7, "top_k": 64, "cfg": 2.5}  # what its pictures are drawn with where nothing is said
+DEFAULTS = {"temperature": 0.7, "top_k": 64, "cfg": 2.5}  # the model's generation defaults
 
 
 def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], card: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], car
 
 
 def with_figures(card: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The card with what was measured of its pictures."""
+    """The card with what was measured on its images."""
     accuracy = {}
     if found:
         counted = {"captions": found["pictures"]}
@@ -77,11 +77,14 @@ def _part(weights: dict[str, Tensor], name: str) -> dict[str, Tensor]:
 
 def _readme(card: dict[str, Any]) -> str:
     found = card["captions"]
-    lines = [f"# {card['name']}", "", card["summary"], "", "## Measured", ""]
+    name = card["name"]
+    draft = f" -s model:name={name}" if name.endswith("-draft") else ""
+    base = name.removesuffix("-draft")
+    lines = opening(card, f'pardec image {base}{draft} -p "a red circle on white" -o circle.png')
     if found:
-        lines += [f"Pictures of held-out captions ({found['settings']}), with these very weights, read back.", ""]
+        lines += [f"Images of held-out captions ({found['settings']}), measured with these weights.", ""]
         lines += [
-            "| pictures | captions fully right | of one thing | of two | FID (own features) |",
+            "| images | captions fully right | one object | two objects | FID (own features) |",
             "|---|---|---|---|---|",
         ]
         lines += [
@@ -89,7 +92,7 @@ def _readme(card: dict[str, Any]) -> str:
             f"| {found['one']:.1%} of {found['ones']} | {found['two']:.1%} of {found['twos']} | {found['distance']} |"
         ]
     lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
-    lines += ["| seconds | step | loss | captions right | of one thing |", "|---|---|---|---|---|"]
+    lines += ["| seconds | step | loss | captions right | one object |", "|---|---|---|---|---|"]
     for point in card["curve"]:
         shown = (f"{point['seconds']:.0f}", point["step"], f"{point['loss']:.3f}", f"{point['right']:.1%}")
         lines.append(f"| {' | '.join(map(str, shown))} | {point['one']:.1%} |")

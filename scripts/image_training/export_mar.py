@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
-from text_training.export import items, write_pages
+from text_training.export import items, opening, write_pages
 from torch import Tensor, nn
 
 from pardec.models.continuous.diffusion_head import MARHead
@@ -15,7 +15,7 @@ from pardec.models.continuous.mar import MARBackbone
 from pardec.models.families.mar import networks
 from pardec.models.images.weight_files import write_tensors
 
-DEFAULTS = {"temperature": 1.0, "cfg": 3.0}  # what its pictures are drawn with where nothing is said
+DEFAULTS = {"temperature": 1.0, "cfg": 3.0}  # the model's generation defaults
 _HEAD = "diffloss.net."  # what the head's tensors are published under
 
 
@@ -56,7 +56,7 @@ def loaded(folder: Path) -> Network:
 
 
 def with_figures(card: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The card with what was measured of its pictures."""
+    """The card with what was measured on its images."""
     accuracy = {}
     if found:
         counted = {"classes": found["pictures"]}
@@ -71,11 +71,13 @@ def write_card(folder: Path, card: dict[str, Any]) -> None:
 
 def _readme(card: dict[str, Any]) -> str:
     found = card["classes"]
-    lines = [f"# {card['name']}", "", card["summary"], "", "## Measured", ""]
+    name = card["name"]
+    draft = f" -s cspd:draft={name}" if name.endswith("-draft") else ""
+    lines = opening(card, f"pardec image {name.removesuffix('-draft')}{draft} --class 3 -o class.png")
     if found:
-        lines += [f"Pictures of classes drawn evenly ({found['settings']}), with these very weights, read back.", ""]
+        lines += [f"Images of classes drawn evenly ({found['settings']}), measured with these weights.", ""]
         lines += [
-            "| pictures | right | one thing | shape | colour | size | FID (own features) |",
+            "| images | right | one object | shape | colour | size | FID (own features) |",
             "|---|---|---|---|---|---|---|",
         ]
         shares = " | ".join(f"{found[of]:.1%}" for of in ("count", "shape", "colour", "size"))

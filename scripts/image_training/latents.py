@@ -1,4 +1,4 @@
-"""Training pictures of one thing as latents: drawn and encoded once, in chunks that lie beside the run's state."""
+"""Training images of one object as latents: rendered and encoded once, in chunks saved beside the run's state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LatentCorpus(Chunks):
         self.kl = kl
 
     def batch(self, step: int, count: int) -> Batch:
-        """The pictures that a step sees."""
+        """The images that a step trains on."""
         rows = self.rows(step, count)
         return Batch(rows["labels"].long(), Latents(rows["mean"].float(), rows["deviation"].float()))
 

@@ -31,9 +31,9 @@ SHAPES: dict[str, dict[str, int]] = {
     "tiny-mar-draft": {"width": 96, "depth": 1, "heads": 3, "diffloss_d": 2, "diffloss_w": 128},
 }
 BUFFER = 8  # places of the class
-UNSAID = 0.1  # share of the classes that are left out
+DROPPED = 0.1  # share of the classes that are dropped
 # The share of a picture that is masked: normal about 1 with this deviation, cut at 0 and 1. The paper's is 0.25, cut at
-# 0.7; a model this small draws better where it has seen nearly whole pictures too.
+# 0.7; a model this small draws better where it has also seen nearly complete images.
 SPREAD = 0.5
 LOUD = 6.0  # see guess_the_point
 LEVELS = 4  # of noise, that each token is seen with
@@ -88,7 +88,7 @@ class MARRun(Descent):
         rng = self.noise()
         rows, tokens, size = batch.latents.mean.shape
         latents = batch.latents.sample(torch.randn(rows, tokens, size, generator=rng)).to(self.device)
-        labels = torch.where(torch.rand(rows, generator=rng) < UNSAID, -1, batch.labels).to(self.device)
+        labels = torch.where(torch.rand(rows, generator=rng) < DROPPED, -1, batch.labels).to(self.device)
         # One share for the whole step, as in the authors' code: no row is padded.
         masked = masked_of(self.step, tokens)
         order = torch.rand(rows, tokens, generator=rng).argsort(1)
@@ -123,7 +123,7 @@ class MARRun(Descent):
     def bound(self, said: Tensor, share: Tensor, clean: Tensor, points: Tensor, times: Tensor) -> Tensor:
         """The variational bound, which only the variance learns from; bits a number.
 
-        Each transition's law is held against that of the true one, and the last one's against the token.
+        Each transition's distribution is compared with the true one, the last one's with the token.
         """
         alpha_bar, from_noise, of_clean, most, least = self.table[times].unsqueeze(-1).unbind(1)
         guess = points / alpha_bar.sqrt() - from_noise * said
@@ -150,20 +150,22 @@ class MARRun(Descent):
         recipe = {
             "script": "scripts/train_image.py",
             "started from": "random weights" if self.o.init is None else "the run before",
-            "data": f"{self.o.chunks * self.corpus.size} pictures of one thing, places and backgrounds drawn evenly, "
-            f"as {AUTOENCODER} latents; a fresh sample each time",
-            "pictures a step": self.o.batch,
+            "data": f"{self.o.chunks * self.corpus.size} images of one object, positions and backgrounds drawn evenly, "
+            f"as {AUTOENCODER} latents sampled anew each time",
+            "images per step": self.o.batch,
             "steps": self.step,
-            "pictures seen": self.step * self.o.batch,
-            "masks": f"a share that is normal about 1 with deviation {SPREAD:g}, cut at 0 and 1; one a step",
-            "classes": f"{UNSAID:.0%} are left out, for guidance",
-            "loss": f"squared error of the noise at {LEVELS} levels a masked token, one in each part of {TRAINED} "
-            f"steps, over the share of signal, at most {HEAVIEST:g}-fold, + the variational bound for the variance, in "
-            "bits" + ("" if self.o.teacher is None else f" + squared distance to what {self.o.teacher.name} says"),
+            "images seen": self.step * self.o.batch,
+            "masks": "the masked share is drawn per step from a normal distribution (mean 1, deviation "
+            f"{SPREAD:g}), cut at 0 and 1",
+            "classes": f"{DROPPED:.0%} are dropped, for classifier-free guidance",
+            "loss": f"squared error of the predicted noise at {LEVELS} noise levels per masked "
+            f"token, one from each quarter of the {TRAINED} steps, divided by the share of signal (at most "
+            f"{HEAVIEST:g}-fold) + the variational bound for the variance, in bits"
+            + ("" if self.o.teacher is None else f" + squared distance to {self.o.teacher.name}'s prediction"),
             "optimizer": f"Muon for the blocks, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
             "seconds": round(self.seconds),
             "device": self.device.type,
-            "precision": "float32 weights, bfloat16 products",
+            "precision": "float32 weights, bfloat16 matmuls",
             "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
             "seed": self.o.seed,
         }
@@ -176,7 +178,7 @@ _HALVES = {"embed_dim": "width", "depth": "depth", "num_heads": "heads"}
 
 
 def masked_of(step: int, tokens: int) -> int:
-    """How many tokens a step masks, 1 to `tokens`: quantiles of the law of shares, evenly spread over steps."""
+    """How many tokens a step masks, 1 to `tokens`: evenly spread quantiles of the distribution of shares."""
     normal = torch.distributions.Normal(0.0, 1.0)
     lowest = float(normal.cdf(torch.tensor(-1 / SPREAD)))
     even = ((step + 0.5) * GOLDEN) % 1.0

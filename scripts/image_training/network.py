@@ -1,6 +1,6 @@
 """The network that is trained: LlamaGen's transformer behind a small text encoder, tensors named as LlamaGen publishes.
 
-Written for training alone: every position at once, attention by two matrix products. pardec's own stack runs what comes
+Written for training alone: every position at once, attention by two matmuls. pardec's own stack runs what comes
 out of it, and a test compares the two.
 """
 

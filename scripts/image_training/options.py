@@ -1,4 +1,4 @@
-"""What a training run is told."""
+"""The options of a training run."""
 
 from __future__ import annotations
 

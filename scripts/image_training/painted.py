@@ -1,4 +1,4 @@
-"""How often a model of classes draws what it is asked for: pictures of each class in turn, read back."""
+"""How often a class-conditional model draws its class: images of each class in turn, recognized."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pardec.images.drawing import draw
 
 SEED = 7
 STEPS = 18  # forwards of a picture
-TOGETHER = 36  # pictures at a time
+TOGETHER = 36  # images at a time
 _FIELDS = ("count", "shape", "colour", "size")
 
 
@@ -31,7 +31,7 @@ def painted_right(
     cfg: float = DEFAULTS["cfg"],
     temperature: float = DEFAULTS["temperature"],
 ) -> dict[str, Any]:
-    """Shares of `count` pictures that show what their class says."""
+    """Shares of `count` images that show their class."""
     model = pardec.load(folder, device="cpu", decoder=None if autoencoder is None else str(autoencoder))
     labels = [row % len(NAMES) for row in range(count)]
     made, forwards = [], 0

@@ -156,7 +156,7 @@ class Descent(Training):
 
     @abstractmethod
     def loss_of(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """What is minimised, and of it what is told."""
+        """The loss, and the part of it that is logged."""
 
     def passing(self) -> AbstractContextManager[Any]:
         """What a forward and its way back run in."""

@@ -28,7 +28,7 @@ SHAPE: dict[str, Any] = {
 PLAIN = 400  # steps that train the network alone, before features are rounded to codes ...
 SOFT = 0.1  # ... with noise of this length added, so that nearby features mean the same
 GATHER = 24  # batches that the first codebook is made of
-REVIVE_UNTIL = 0.6  # share of the run after which no code starts anew
+REVIVE_UNTIL = 0.6  # share of the run after which no code is restarted
 COMMIT = 0.25  # weight of the distance between features and their codes
 SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and colours count more than texture
 
@@ -56,7 +56,7 @@ class TokenizerRun(Training):
     def ready(self) -> bool:
         return self.step > PLAIN
 
-    def pictures(self, step: int) -> Tensor:
+    def images(self, step: int) -> Tensor:
         """What a step sees, [B, 3, S, S] in [-1, 1]."""
         return to_pixels(data.batch(self.o.seed, step, self.o.batch)[1]).to(self.device)
 
@@ -67,7 +67,7 @@ class TokenizerRun(Training):
     @torch.no_grad()
     def found_codebook(self) -> None:
         """Put the first codebook where features of coming batches gather."""
-        some = [self.features(self.pictures(self.step + i)) for i in range(GATHER)]
+        some = [self.features(self.images(self.step + i)) for i in range(GATHER)]
         points = torch.cat([rearrange(part, "b c h w -> (b h w) c") for part in some]).cpu()
         rows = codebook.kmeans(points, self.model.shape.codebook_size, self.noise()).to(self.device)
         self.model.codebook.weight.copy_(rows)
@@ -79,7 +79,7 @@ class TokenizerRun(Training):
             self.found_codebook()
         for group in self.optimizer.param_groups:
             group["lr"] = self.o.lr * self.rate()
-        pixels = self.pictures(self.step)
+        pixels = self.images(self.step)
         features = self.features(pixels)
         flat = rearrange(features, "b c h w -> (b h w) c")
         if self.step < PLAIN:
@@ -119,17 +119,17 @@ class TokenizerRun(Training):
     def card(self, found: dict[str, Any]) -> dict[str, Any]:
         recipe = {
             "script": "scripts/train_image.py",
-            "data": "pictures of captions of the train split, drawn on the fly",
-            "pictures a step": self.o.batch,
+            "data": "images of captions of the train split, drawn on the fly",
+            "images per step": self.o.batch,
             "steps": self.step,
             "pictures": self.step * self.o.batch,
             "first": f"{PLAIN} steps without a codebook, then k-means for the first one",
-            "codebook": f"moving averages (decay {codebook.DECAY}); unused codes start anew, {self.revived} did",
+            "codebook": f"moving averages (decay {codebook.DECAY}); unused codes are restarted ({self.revived} were)",
             "loss": f"absolute error + {SQUARED:g} squared error + {COMMIT:g} distance of features to their codes",
             "optimizer": f"AdamW, peak learning rate {self.o.lr:g}, linear decay",
             "seconds": round(self.seconds),
             "device": self.device.type,
-            "precision": "float32 weights, bfloat16 products",
+            "precision": "float32 weights, bfloat16 matmuls",
             "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
             "seed": self.o.seed,
         }

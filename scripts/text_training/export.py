@@ -15,11 +15,12 @@ from text_training.data import BOS, EOS, MASK
 from text_training.networks import ROPE_THETA
 
 PAD = 0
+EXAMPLE = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?"
 SUMMARY = {
-    "tiny-llama": "A causal language model that answers the package's own tasks, in Llama's format.",
+    "tiny-llama": "A causal language model that answers pardec's own tasks, in Llama's format.",
     "tiny-llama-draft": "A small causal language model that drafts for tiny-llama, in Llama's format.",
-    "tiny-dream": "A masked diffusion model that answers the package's own tasks, in Dream's format (shifted logits).",
-    "tiny-llada": "A masked diffusion model that answers the package's own tasks, in LLaDA's format.",
+    "tiny-dream": "A masked diffusion model that answers pardec's own tasks, in Dream's format (shifted logits).",
+    "tiny-llada": "A masked diffusion model that answers pardec's own tasks, in LLaDA's format.",
 }
 _LLADA = {
     "self_attn.q_proj": "q_proj",
@@ -175,8 +176,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def _readme(card: dict[str, Any]) -> str:
-    lines = [f"# {card['name']}", "", card["summary"], "", "## Measured", ""]
-    lines += ["Exact answers on held-out problems (seed 7), with these very weights.", ""]
+    name = card["name"]
+    draft = f" -s model:name={name}" if name.endswith("-draft") else ""
+    lines = opening(card, f'pardec generate {name.removesuffix("-draft")}{draft} -p "{EXAMPLE}"')
+    lines += ["Exact answers on held-out problems (seed 7), measured with these weights.", ""]
     lines += ["| decoding | task | problems | exact | forwards |", "|---|---|---|---|---|"]
     for sampler, found in card["accuracy"].items():
         for kind, count in found["problems"].items():
@@ -187,6 +190,12 @@ def _readme(card: dict[str, Any]) -> str:
         shares = " | ".join(f"{point[k]:.0%}" if k in point else "" for k in ("arithmetic", "lists", "records"))
         lines.append(f"| {point['seconds']:.0f} | {point['step']} | {point['loss']:.3f} | {shares} |")
     return "\n".join(lines)
+
+
+def opening(card: dict[str, Any], command: str) -> list[str]:
+    """A card's first lines: what the model is, how large, and a command that runs it."""
+    about = f"{card['summary']} {card['parameters']:,} parameters, trained as [below](#recipe); Apache-2.0."
+    return [f"# {card['name']}", "", about, "", "```bash", command, "```", "", "## Measured", ""]
 
 
 def items(recipe: dict[str, Any], indent: str = "") -> list[str]:

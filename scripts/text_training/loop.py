@@ -19,7 +19,10 @@ from text_training.evaluate import measure
 from text_training.export import SUMMARY, export, read_weights, rounded
 from text_training.options import Options
 
-MASKS = "half the rows (on cached prompts all) in states that decoding visits, the others at random or after a prefix"
+MASKS = (
+    "half of the rows (all on cached prompts) as decoding leaves them, masked where the model is least sure; "
+    "the others at random or after a prefix"
+)
 SAVE_EVERY = 120.0  # seconds
 PROMPT_WEIGHT = 0.1
 WARMUP = 100  # steps
@@ -75,7 +78,7 @@ class Run:
 
     def _network(self, name: str) -> torch.nn.Module:
         model = networks.build(name, self.tokenizer.get_vocab_size(), **self.o.shape).to(self.device)
-        # 2-byte SDPA is slow backwards on a CPU: matrix products take half the time of a step's attention there
+        # 2-byte SDPA is slow backwards on a CPU: matmuls take half the time of a step's attention there
         model.set_attn_implementation("eager" if self.device.type == "cpu" else "sdpa")
         return model
 
@@ -240,14 +243,14 @@ class Run:
             "data": "train splits, drawn on the fly: "
             + "; ".join(f"from step {step} on {shares}" for step, shares in self.mixes),
             "masks": MASKS if self.masked else "none",
-            "steps on cached prompts": f"{self.o.stale:.0%}" if self.masked else "none",
+            "steps with a cached prompt": f"{self.o.stale:.0%}" if self.masked else "none",
             "optimizer": f"{self.o.optimizer}, peak learning rate {self.o.lr:g}, linear decay",
-            "tokens a step": self.o.batch,
+            "tokens per step": self.o.batch,
             "steps": self.step,
             "tokens": self.tokens,
             "seconds": round(self.seconds),
             "device": self.device.type,
-            "precision": "float32 weights, bfloat16 products",
+            "precision": "float32 weights, bfloat16 matmuls",
             "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
             "seed": self.o.seed,
         }
