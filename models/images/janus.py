@@ -85,7 +85,7 @@ class JanusImaging:
             nothing = ids.where(special, self.pad)
             away = nothing if condition.negative is None else self.ids(condition.negative).to(ids.device)
             uncond.append(table(away))
-        finite.conditions(self.name, (*cond, *uncond), self.model)
+        finite.conditioning(self.name, (*cond, *uncond), self.model)
         return Prefix(tuple(cond), tuple(uncond))
 
     def ids(self, caption: str) -> Tensor:

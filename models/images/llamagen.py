@@ -124,7 +124,7 @@ class LlamaGenImaging:
             prefix = self._of_classes(self.embedder, conditions)
         else:
             prefix = self._of_captions(self.embedder, conditions)
-        finite.conditions(self.name, (*prefix.cond, *(prefix.uncond or ())), self.embedder)
+        finite.conditioning(self.name, (*prefix.cond, *(prefix.uncond or ())), self.embedder)
         return prefix
 
     @torch.inference_mode()

@@ -59,10 +59,10 @@ def check_device_map(policy: str) -> None:
         raise ArgumentError(f"unknown device_map {policy!r}{near}", 'use "auto" or a dictionary of parts and devices')
 
 
-def check_whole(name: str, given: object) -> None:
+def check_whole(name: str, value: object) -> None:
     """Refuses an id or a length that is no whole number (ArgumentError)."""
-    if given is not None and (not isinstance(given, Integral) or isinstance(given, bool)):
-        raise ArgumentError(f"{name} is a whole number, got {given!r}", f"leave {name} out for the checkpoint's own")
+    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+        raise ArgumentError(f"{name} is a whole number, got {value!r}", f"leave {name} out for the checkpoint's own")
 
 
 def check_torchrun() -> None:

@@ -78,10 +78,10 @@ def check(
         ("of the wrong shape", misshapen),
         ("not floating-point", foreign),
     )
-    found = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems if names]
-    if found:
+    mismatches = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems if names]
+    if mismatches:
         raise ModelError(
-            f"the tensors do not match a {spec.name} model of this config; {'; '.join(found)}",
+            f"the tensors do not match a {spec.name} model of this config; {'; '.join(mismatches)}",
             "check that config.json and the weights belong together",
         )
     return used

@@ -53,7 +53,7 @@ def generate(
     torchrun --nproc-per-node 8 -m pardec generate MODEL --prompts problems.jsonl -o rows.jsonl --executor torchrun
     """
     if tp:
-        tensor_parallel_cli.check(executor, output, prompts, given=bool(prompt))
+        tensor_parallel_cli.check(executor, output, prompts, has_prompt=bool(prompt))
     items = inputs.read(prompt or [], prompts, chat=chat)
     to_rows = output is not None and output.suffix == ".jsonl"
     count = len(items) * (num_return_sequences or 1)
@@ -89,7 +89,7 @@ def generate(
 
     runner = tensor_parallel_cli.TensorParallel() if tp else create_executor(executor, workers=workers)
     if executor != "local":
-        dispatch.check(executor, output, prompts, given=bool(prompt), stream=stream)
+        dispatch.check(executor, output, prompts, has_prompt=bool(prompt), stream=stream)
     quiet = quiet or not runner.leads
     loaded = dispatch.load_model(runner, model, load_arguments, quiet=quiet)
     if loaded.imaging is not None:

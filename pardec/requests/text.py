@@ -23,7 +23,7 @@ from pardec.samplers.speculative.contracts import SpeculativeSampler
 from . import allowed, draft_models
 from .early import check_block, check_family, check_least
 from .image_layout import within
-from .images import Conditions, conditions, refuse_images
+from .images import ImageInputs, image_inputs, refuse_images
 from .prompts import Row, check_length, encode
 from .settings import Settings, several
 from .stop_strings import StopStrings, special_ids
@@ -142,10 +142,10 @@ class Call:
 
 def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     """Reads the prompt and resolves every argument for this model; SpecError names what cannot work."""
-    images: Conditions | None = None
+    images: ImageInputs | None = None
     sampler = _sampler(model, settings)
     if model.imaging is not None:
-        images = conditions(model, model.imaging, prompt, settings)
+        images = image_inputs(model, model.imaging, prompt, settings)
         rows = images.rows
     else:
         refuse_images(model, settings)

@@ -262,7 +262,7 @@ class Serving(Iterator[Served]):
 
     def _admit(self, rows: list[QueuedRow]) -> list[QueuedRow]:
         """These rows, with the batch's time now as that of their admission."""
-        return [replace(row, admission=self.batch.seconds) for row in rows]
+        return [replace(row, admitted_at=self.batch.seconds) for row in rows]
 
     def _start_loop(self, rows: list[QueuedRow], running: Loop | None = None) -> Loop:
         """A loop for these rows, made to join the `running` one where there is one."""
@@ -284,5 +284,5 @@ class Serving(Iterator[Served]):
             loop.step()
 
     def _row(self, loop: Loop, row: QueuedRow, end: RowFinished) -> Served:
-        seconds = self.batch.seconds - row.admission
+        seconds = self.batch.seconds - row.admitted_at
         return Served(row.index, self.model.result(row.call, loop.finished(end.row), seconds), row.sample)

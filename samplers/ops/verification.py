@@ -60,7 +60,7 @@ def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
         first = torch.zeros_like(draft.tokens)
         return Verdict(first, first[:, 0], uniforms.draw(p[:, 0], "next"), draft.tested, first.float())
     if (draft.parents is not None and draft.q is not None) or not isinstance(uniforms, BatchedUniforms):
-        return replace(in_turn(draft, p, uniforms, Exact()), deviation=None)
+        return replace(judge_siblings(draft, p, uniforms, Exact()), deviation=None)
     # Chains and trees of point masses, where the residual that a node is tested against is known beforehand.
     rows = torch.arange(len(p), device=p.device)
     target = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T] the target's probability of each node
@@ -179,7 +179,7 @@ def drafted_probs(draft: Draft) -> Tensor:
     return at if draft.point is None else torch.where(draft.point, 1, at)
 
 
-def in_turn(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
+def judge_siblings(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
     """`judge` by any rule: level by level, and within a level sibling by sibling, each against the residual r.
 
     The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's probability.

@@ -332,7 +332,7 @@ class Imaging:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         said = pngs.about(
-            model="m", spec="s", exact="greedy", settings={}, environment={}, pictures=[{"caption": "a", "seed": 1}]
+            model="m", spec="s", exact="greedy", settings={}, environment={}, images=[{"caption": "a", "seed": 1}]
         )
         self.said, self.picture = said, Image.new("RGB", (8, 8))
 

@@ -27,7 +27,7 @@ from pardec.views import image_view
 from pardec.views.html import fragment, page
 from pardec.views.order_image import gif, png
 from pardec.views.terminal import finished
-from pardec.views.token_grid import cells
+from pardec.views.token_grid import traced_tokens
 from tests.pardec.vector_painters import CLASSES, SIDE, SIZE, vector_painter
 
 TOKENS = SIDE**2
@@ -378,7 +378,7 @@ def test_views_of_vectors_without_a_decoder_show_the_decode_order(
     bare = pardec.load(vector_painter(tmp_path / "bare", channels=None), device="cpu")
     result = bare.generate(label=[1, 2], sampler=MAR, seed=0)
     assert result.images is None
-    rows = cells(result)
+    rows = traced_tokens(result)
     assert [[cell.step for cell in row] for row in rows] == result.trace.commit_step.tolist()
     assert "".join(cell.text for cell in rows[0]).count("\n") == SIDE
     for text in (page(result), fragment(result)):

@@ -44,7 +44,7 @@ def page(run: Run) -> str:
         "rates": ("Acceptance over forwards", rate_section(rows, run.rows)),
         "tasks": ("By task", tables.by_task(rows)),
         "again": ("Run it again", _again(run.config)),
-        "made": ("Made with", _made_with(run)),
+        "made": ("Made with", _provenance(run)),
     }
     sections = {name: section for name, section in candidates.items() if section[1]}
     title = f"{run.config['model']}: {_count(len(rows), 'sampler')} on {_words(tasks)}"
@@ -95,7 +95,7 @@ def _again(config: Row) -> str:
     )
 
 
-def _made_with(run: Run) -> str:
+def _provenance(run: Run) -> str:
     config = dict(run.config)
     entries, tasks = config.pop("samplers"), config.pop("tasks")
     tasks = [f"{task['name']}: {_count(task['problems'], 'problem')}, digest {task['digest']}" for task in tasks]

@@ -27,7 +27,7 @@ from ...ops.denoising_paths import Last, walk, width
 from ...ops.unmasking import Guidance
 from ...registry import register
 from ..contracts import ContinuousContext, RoundResult
-from ._ahead import LookaheadMethod, group_numbers, group_states
+from ._ahead import LookaheadMethod, group_indices, group_states
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +64,7 @@ class SeededJacobi(LookaheadMethod):
     def round(self, context: ContinuousContext, state: Iterate) -> RoundResult:
         images = context.images
         groups = self.next_groups(context, self.window)
-        number, known = group_numbers(groups), images.known()
+        number, known = group_indices(groups), images.known()
         latents = torch.where(known[..., None], images.latents, state.latents)
         states, rows = group_states(context, groups, latents, known | state.sampled)
         images.add_forward()
