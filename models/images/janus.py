@@ -63,8 +63,8 @@ class JanusImaging:
     def defaults(self) -> Mapping[str, Any]:
         settings = self.model.generation_config
         own = {name: getattr(settings, name, None) for name in ("temperature", "top_k", "top_p")}
-        stated = {name: value for name, value in own.items() if value is not None}
-        return {"temperature": 1.0, "cfg": float(getattr(settings, "guidance_scale", None) or _GUIDANCE), **stated}
+        known = {name: value for name, value in own.items() if value is not None}
+        return {"temperature": 1.0, "cfg": float(getattr(settings, "guidance_scale", None) or _GUIDANCE), **known}
 
     @property
     def codebook(self) -> Tensor:

@@ -80,8 +80,8 @@ def unknown_device(device: object) -> ArgumentError:
     return ArgumentError(f"unknown device {str(device)!r}{near}", "use auto, cpu, cuda, cuda:N or mps")
 
 
-def exclusive(wanted: str, **others: object) -> None:
-    """Refuses arguments that cannot be combined with the argument `wanted` (ArgumentError)."""
+def exclusive(argument: str, **others: object) -> None:
+    """Refuses arguments that cannot be combined with `argument` (ArgumentError)."""
     for name, value in others.items():
         if value is not None:
-            raise ArgumentError(f"{wanted} and {name}={value} cannot be combined", f"leave {name} out")
+            raise ArgumentError(f"{argument} and {name}={value} cannot be combined", f"leave {name} out")

@@ -80,19 +80,19 @@ def check(model: Model, name: str) -> None:
 
 def lines() -> Iterator[str]:
     """The lines that are typed or piped in, without empty ones."""
-    typed = sys.stdin.isatty()
-    if typed:
+    interactive = sys.stdin.isatty()
+    if interactive:
         with suppress(ImportError):
             import readline  # noqa: F401  # enables line editing
     while True:
         try:
-            line = input("> " if typed and sys.stdout.isatty() else "").strip()
+            line = input("> " if interactive and sys.stdout.isatty() else "").strip()
         except EOFError:
-            if typed:
+            if interactive:
                 print()
             return
         except KeyboardInterrupt:  # discards the unfinished line
-            if not typed:
+            if not interactive:
                 raise
             print()
             continue

@@ -34,7 +34,7 @@ def image(
     num_images: o.NumImages = None,
     output: o.OutputImage = None,
     each: o.Each = None,
-    save: o.SavedResult = None,
+    save: o.SavePath = None,
     grid: o.Grid = None,
     scale: o.Scale = 1,
     json_: Json = False,

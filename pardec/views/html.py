@@ -45,7 +45,7 @@ def _page(result: ResultData, name: str, data: dict[str, Any]) -> str:
         model=escape(result.model),
         heading=spec(heading(result).partition(" | ")[2]),
         replay=asset("pardec.views", f"web/{name}.html"),
-        facts=details,
+        details=details,
     )
     return document(
         heading(result),

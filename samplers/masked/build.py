@@ -74,8 +74,8 @@ def _by_stage(spec: Spec) -> dict[str, Named]:
 
 def _add_defaults(stages: dict[str, Named], spec: Spec) -> None:
     """Fills the stages that the spec leaves out; a select may say which proposer, and which of its measures."""
-    wishes = (method.default_select for named in stages.values() for _, method in named)
-    add_default(stages, "select", next(filter(None, wishes), "threshold"), "masked")
+    defaults = (method.default_select for named in stages.values() for _, method in named)
+    add_default(stages, "select", next(filter(None, defaults), "threshold"), "masked")
     select = stages["select"][0][1]
     add_default(stages, "propose", select.default_propose, "masked")
     (name, propose), explicit = stages["propose"][0], {part.name: dict(part.params) for part in spec.parts}

@@ -151,11 +151,11 @@ class Exact:
     def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
         if trial.q is not None and trial.point is None:
             return residual(r, trial.q)
-        spared = without(r, torch.zeros_like(r, dtype=torch.bool).scatter_(1, trial.token[:, None], True))
-        spared = spared / total(spared)
+        rest = without(r, torch.zeros_like(r, dtype=torch.bool).scatter_(1, trial.token[:, None], True))
+        rest = rest / total(rest)
         if trial.q is None or trial.point is None:
-            return spared
-        return torch.where(trial.point[:, None], spared, residual(r, trial.q))
+            return rest
+        return torch.where(trial.point[:, None], rest, residual(r, trial.q))
 
 
 def _residual_after(draft: Draft, r: Tensor, rejected: Tensor) -> Tensor:
