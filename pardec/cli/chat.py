@@ -161,6 +161,6 @@ class Conversation:
         more = f"; cut at {len(tokens)} tokens, a larger -n gives more" if cut and generated == len(tokens) else ""
         plural = "" if end.nfe == 1 else "s"
         say(f"{generated} tokens in {end.nfe} forward{plural}, {seconds:.1f} s{more}", quiet=self.quiet)
-        reason = None if generated else empty_answer.why(self.model, plain=False, way_out="")
+        reason = None if generated else empty_answer.explain_empty(self.model, plain=False, way_out="")
         if reason is not None:
             say(f"warning: the answer is empty: {reason}", quiet=self.quiet)

@@ -84,7 +84,7 @@ class Drawing:
 
     def record(self, records: list[pngs.Metadata], grid: tuple[int, int]) -> pngs.Metadata:
         """The record that a file with these images contains."""
-        return pngs.about(
+        return pngs.file_metadata(
             model=self.model.name,
             spec=str(self.call.sampler.spec),
             exact=self.call.sampler.exact,

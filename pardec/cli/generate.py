@@ -11,7 +11,7 @@ from pardec.models.errors import SpecError
 from ..executors import check_name
 from ..io import output_paths
 from ..requests import early
-from ..requests.settings import several
+from ..requests.settings import repeat_each
 from . import inputs, tensor_parallel_cli
 from . import options as o
 from .common import Json, dump, say
@@ -95,7 +95,7 @@ def generate(
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is an image model", hint=f'try "pardec image {model} -o out.png"')
     call = loaded.prepare([item.prompt for item in items], **arguments)
-    run = Batches(loaded, call, several(items, settings.num_return_sequences), stream=stream, quiet=quiet)
+    run = Batches(loaded, call, repeat_each(items, settings.num_return_sequences), stream=stream, quiet=quiet)
     if to_rows and output is not None:
         dispatch.open_rows(run, runner, output, overwrite=overwrite)
     try:

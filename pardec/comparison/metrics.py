@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..images.distance import apart
+from ..images.distance import feature_distance
 from ..io.jsonl import Row
 
 Rows = Sequence[Row]
@@ -184,7 +184,7 @@ def distance(rows: Rows) -> float | None:
     if len(usable) < 2:
         return None
     generated, references = (np.array([row[name] for row in usable]) for name in ("features", "true_features"))
-    return apart(generated, references)
+    return feature_distance(generated, references)
 
 
 def part(name: str) -> Callable[[Rows], float | None]:

@@ -65,10 +65,10 @@ def distance(images: NDArray[np.uint8], true: NDArray[np.uint8]) -> float:
     Raises:
         SpecError: fewer than two images in a set, or arrays that are no images.
     """
-    return apart(features(images), features(true))
+    return feature_distance(features(images), features(true))
 
 
-def apart(generated: NDArray[np.float64], true: NDArray[np.float64]) -> float:
+def feature_distance(generated: NDArray[np.float64], true: NDArray[np.float64]) -> float:
     """`distance` computed from the features of both sets, [B, 37] each."""
     spread = np.maximum(true.std(0), _MIN_SPREAD)
     return frechet(generated / spread, true / spread)

@@ -118,7 +118,7 @@ def condition_entry(condition: str | int | None) -> Metadata:
     return {"caption": condition} if isinstance(condition, str) else {} if condition is None else {"class": condition}
 
 
-def about(
+def file_metadata(
     *,
     model: str,
     spec: str,
@@ -149,7 +149,7 @@ def about(
 
 def of_result(result: Any, row: int) -> Metadata:
     """The metadata of a file of one image of a ResultData."""
-    return about(
+    return file_metadata(
         model=result.model,
         spec=result.spec,
         exact=result.exact,
@@ -216,7 +216,7 @@ def read(file: Path | str) -> Metadata:
         raise PictureError(f"cannot read {file}: {reason}", hint=hint) from error
 
 
-def again(record: Metadata) -> dict[str, Any]:
+def generate_arguments(record: Metadata) -> dict[str, Any]:
     """The arguments of `Model.generate` that reproduce the images of a file with the same model and decoder.
 
     Raises:

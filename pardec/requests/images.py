@@ -17,7 +17,7 @@ from pardec.models.images.vq import to_images
 from pardec.samplers.presets import preset
 
 from .prompts import Row
-from .settings import MAX_NEW_TOKENS, Settings, several
+from .settings import MAX_NEW_TOKENS, Settings, repeat_each
 
 if TYPE_CHECKING:
     from pardec.models.images.conditioned import Prefix
@@ -136,7 +136,7 @@ def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settin
     else:
         prompts = _with_negative(_captions(model, prompt, settings), settings)
     prefix = imaging.prefix(prompts)
-    each = several(range(len(prompts)), settings.num_images)
+    each = repeat_each(range(len(prompts)), settings.num_images)
     rows = [Row(torch.full((length,), -1), torch.full((count,), -1)) for length in prefix.lengths]
     return ImageInputs(tuple(prompts[row] for row in each), prefix.take(each), [rows[row] for row in each])
 

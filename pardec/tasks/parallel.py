@@ -90,7 +90,7 @@ class WaitingLine(Generator):
         """One of the right lines."""
         return rng.choice(self.right(query))
 
-    def forgiven(self, query: Query) -> list[tuple[str, ...]]:
+    def lenient_answers(self, query: Query) -> list[tuple[str, ...]]:
         """Every line that the lenient score takes for right."""
         return self.right(query)
 
@@ -133,7 +133,7 @@ class WaitingLine(Generator):
 
     def lenient(self, problem: Problem, text: str) -> float:
         """The same in any form: quotes, brackets and spaces may differ or be missing; shuffle may keep the order."""
-        return float(leniently(text) in self.forgiven(self.query(problem.prompt)))
+        return float(leniently(text) in self.lenient_answers(self.query(problem.prompt)))
 
 
 class Insert(WaitingLine):
@@ -185,7 +185,7 @@ class Shuffle(WaitingLine):
             line = tuple(rng.sample(query.items, len(query.items)))
         return line
 
-    def forgiven(self, query: Query) -> list[tuple[str, ...]]:
+    def lenient_answers(self, query: Query) -> list[tuple[str, ...]]:
         return [query.items, *self.right(query)]
 
 

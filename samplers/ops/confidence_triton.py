@@ -19,8 +19,8 @@ def _confidence(
     top2_ptr,
     mass_ptr,
     entropy_ptr,
-    tokens_ptr,  # [N, K], read if RAISED
-    by_ptr,  # [N, K], read if RAISED
+    tokens_ptr,  # [N, K], read if BOOSTED
+    by_ptr,  # [N, K], read if BOOSTED
     vocab,
     stride,
     temperature,

@@ -351,7 +351,7 @@ def test_a_file_s_metadata_reproduces_its_image(model: pardec.Model, result: par
     assert (record["pictures"], record["temperature"], record["cfg"]) == (
         [{"class": 3, "seed": 5, "nfe": 5, "generated": TOKENS}], 1.0, 2.5,
     )  # fmt: skip
-    again = model.generate(**pngs.again(record)).images
+    again = model.generate(**pngs.generate_arguments(record)).images
     assert again is not None
     assert result.images is not None
     assert np.abs(np.asarray(again[0]).astype(int) - np.asarray(result.images[0])).max() <= 1

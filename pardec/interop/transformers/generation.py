@@ -19,7 +19,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.events import Accepted, Event, RowFinished
 
 from ...requests.text import Call
-from .lending import borrow
+from .lending import model_view
 from .refusals import real_tokens, refuse
 from .rules import PaddedProcessors, Stopping
 from .stateless import require_stateless
@@ -87,7 +87,7 @@ def generate(
     row_tokens = _RowTokens(
         stopping, None if pad is None else int(pad), streamer or caller.get("streamer"), len(input_ids)
     )
-    with borrow(model) as view:
+    with model_view(model) as view:
         call = view.prepare(
             input_ids=[ids[row_mask] for ids, row_mask in zip(input_ids, is_token, strict=True)],
             sampler=sampler,

@@ -16,7 +16,7 @@ _VIEW_ATTRIBUTE = "_pardec_view"  # the attribute of the model that holds pardec
 
 
 @contextmanager
-def borrow(model: Any) -> Iterator[Model]:
+def model_view(model: Any) -> Iterator[Model]:
     """pardec's view of `model`: the same layers and weights, with pardec's attention until the block ends.
 
     Raises:

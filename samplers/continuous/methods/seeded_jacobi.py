@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.denoising_paths import Last, walk, width
+from ...ops.denoising_paths import Last, denoise, width
 from ...ops.unmasking import Guidance
 from ...registry import register
 from ..contracts import ContinuousContext, RoundResult
@@ -71,7 +71,7 @@ class SeededJacobi(LookaheadMethod):
         wanted = number < len(groups)
         with context.watch("head"):
             noise = images.noise(wanted, "token", width(context.head))
-            tokens = walk(context.head, states, noise, temperature=context.request.temperature, last=self.last)
+            tokens = denoise(context.head, states, noise, temperature=context.request.temperature, last=self.last)
             change = torch.full_like(latents[..., 0], math.inf)
             change[wanted] = (tokens - latents[wanted]).abs().amax(1)
             settled = (change <= self.tol) & state.sampled
