@@ -109,7 +109,7 @@ class MARHead(nn.Module):
         return h
 
 
-class _Walk:
+class _ModulationCache:
     """The modulations of conditions in every transition, computed for some transitions at a time as they count down."""
 
     def __init__(self, network: MARHead, times: Tensor, conditioning: Tensor) -> None:
@@ -134,7 +134,7 @@ class _Walk:
 class _Ready(States):
     """States whose modulations are computed for many transitions at a time."""
 
-    walk: _Walk = field(kw_only=True)
+    modulation_cache: _ModulationCache = field(kw_only=True)
 
 
 class DiffusionHead:
@@ -182,8 +182,8 @@ class DiffusionHead:
 
     @torch.inference_mode()
     def ready(self, states: States) -> States:
-        walk = _Walk(self.network, self._times, _conditioning(states))
-        return _Ready(states.cond, states.uncond, states.scale, walk=walk)
+        modulation_cache = _ModulationCache(self.network, self._times, _conditioning(states))
+        return _Ready(states.cond, states.uncond, states.scale, modulation_cache=modulation_cache)
 
     @torch.inference_mode()
     def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
@@ -204,7 +204,7 @@ class DiffusionHead:
 
     def _modulations(self, index: int | Tensor, states: States) -> Sequence[Modulations]:
         if isinstance(states, _Ready) and isinstance(index, int):
-            return states.walk.at(index)
+            return states.modulation_cache.at(index)
         return self.network.modulations(self._times[index] + _conditioning(states))
 
 

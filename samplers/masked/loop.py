@@ -21,7 +21,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.finite import demand_head
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, take_rows, unjoinable
+from ..batching import put_rows, take_rows, unbatchable
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..ops.rank import best
@@ -290,7 +290,7 @@ class MaskedLoop:
             return "what is allowed is laid out for the rows of one request"
         if (reference := self.sampler.select.reference_sampler) is not None:
             return f"{reference} decodes the rows of a request beforehand"
-        name = next((name for state in self.memory.values() if (name := unjoinable(state))), None)
+        name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
 
     def put(self, where: np.ndarray, other: MaskedLoop) -> None:

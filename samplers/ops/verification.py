@@ -198,7 +198,7 @@ def judge_siblings(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> V
             active, node = mark.any(1) & ~accepted.any(1), mark.long().argmax(1)
             trial = Trial.of(draft, rows, node, walk.node, bars)
             target = rule.weight(r, trial)
-            u = _one(uniforms, node, active, trial.token) if known is None else known[rows, node]
+            u = _uniforms_at(uniforms, node, active, trial.token) if known is None else known[rows, node]
             passed = active & (u * trial.bar < target)
             mark &= active[:, None]
             tested |= mark
@@ -212,7 +212,7 @@ def judge_siblings(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> V
     return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio, gap)
 
 
-def _one(uniforms: Uniforms, node: Tensor, active: Tensor, token: Tensor) -> Tensor:
+def _uniforms_at(uniforms: Uniforms, node: Tensor, active: Tensor, token: Tensor) -> Tensor:
     """[B] uniforms, of another `node` [B] in each row, for sources that know one at a time."""
     u = torch.ones(len(node), dtype=torch.float64, device=node.device)
     for at in set(node[active].tolist()):

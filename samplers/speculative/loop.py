@@ -21,7 +21,7 @@ from pardec.models.errors import ModelError, PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, take_rows, unjoinable
+from ..batching import put_rows, take_rows, unbatchable
 from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
@@ -251,7 +251,7 @@ class VerifyLoop:
             return "what is allowed is laid out for the rows of one request"
         if any(hasattr(processor, "by_row") for processor in self.request.processors):
             return "a logits processor counts the rows of one request"
-        name = next((name for state in self.memory.values() if (name := unjoinable(state))), None)
+        name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
 
     @torch.inference_mode()

@@ -130,10 +130,10 @@ def test_fresh_guesses_stand_behind_the_known_ones(init: Any, expected: list[lis
 
 
 def test_an_ngram_goes_on_where_two_tokens_stood_before_rather_than_one() -> None:
-    assert _window._behind(np.array([1, 2, 9, 5, 2, 8, 1, 2])) == 2
-    assert _window._behind(np.array([5, 2, 8, 1, 2])) == 2
-    assert _window._behind(np.array([5, 2, 8])) == 3 - 1  # nothing: the last token again
-    assert _window._behind(np.array([4])) == 0
+    assert _window._copy_source(np.array([1, 2, 9, 5, 2, 8, 1, 2])) == 2
+    assert _window._copy_source(np.array([5, 2, 8, 1, 2])) == 2
+    assert _window._copy_source(np.array([5, 2, 8])) == 3 - 1  # nothing: the last token again
+    assert _window._copy_source(np.array([4])) == 0
 
 
 def test_ahead_moves_each_row_by_its_own() -> None:
