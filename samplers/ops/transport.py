@@ -30,9 +30,7 @@ def move_probability(
     child = torch.where(draft.tested, index, draft.width)
     first = _lowest(draft, child)
     sampled = draft.tested & ~_points(draft)
-    leading = draft.tested & (
-        index < _lowest(draft, torch.where(sampled, index, draft.width)).gather(1, _parent(draft))
-    )
+    leading = draft.tested & (index < _lowest(draft, torch.where(sampled, index, draft.width)).gather(1, _above(draft)))
     distribution, off = p.clone(), torch.zeros_like(p[..., 0])
     row, node = (first < draft.width).nonzero(as_tuple=True)
     if not len(row) or not nearest.shape[1]:
@@ -42,7 +40,7 @@ def move_probability(
     # Each point mass wants 1 - p(x), and only other tokens give.
     giver, taker = leading.nonzero(as_tuple=True)
     wanted = torch.zeros_like(target, dtype=torch.bool)
-    wanted[problem[giver, _parent(draft)[giver, taker]], draft.ids[giver, taker]] = True
+    wanted[problem[giver, _above(draft)[giver, taker]], draft.ids[giver, taker]] = True
     room = torch.where(wanted, 1 - target, 0)
     spare = target.masked_fill(wanted, 0)
     if draft.q is not None:
@@ -117,7 +115,7 @@ def _points(draft: Draft) -> Tensor:
     return torch.zeros_like(draft.tested) if draft.point is None else draft.point
 
 
-def _parent(draft: Draft) -> Tensor:
+def _above(draft: Draft) -> Tensor:
     return draft.parent.clamp(min=0)
 
 
@@ -126,4 +124,4 @@ def _lowest(draft: Draft, value: Tensor) -> Tensor:
     if draft.parents is None:
         return pad(value[:, 1:], (0, 1), value=draft.width)
     none = torch.full_like(value, draft.width)
-    return none.scatter_reduce(1, _parent(draft), torch.where(draft.tested, value, draft.width), "amin")
+    return none.scatter_reduce(1, _above(draft), torch.where(draft.tested, value, draft.width), "amin")
