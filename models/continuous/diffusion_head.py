@@ -113,7 +113,7 @@ class _ModulationCache:
     """The modulations of conditions in every transition, computed for some transitions at a time as they count down."""
 
     def __init__(self, network: MARHead, times: Tensor, conditioning: Tensor) -> None:
-        """`times` [T, W] and `conditions` [..., N, W], which the network adds."""
+        """`times` [T, W] and `conditioning` [..., N, W], which the network adds."""
         self._network, self._times, self._conditioning = network, times, conditioning
         self._cache: dict[int, tuple[Modulations, ...]] = {}
 

@@ -14,7 +14,7 @@ Report = Callable[[int], None]  # takes the number of finished rows
 
 @contextmanager
 def progress(visible: bool | None, total: int, before: int, references: int = 0) -> Iterator[Report]:
-    """Yields a function to call with the number of finished rows, of `total`; `done` were finished before this run.
+    """Yields a function to call with the number of finished rows, of `total`; `before` were finished before this run.
 
     Args:
         references: how many of the rows belong to references.

@@ -22,7 +22,7 @@ from .shapes import SIDE
 _PALETTE = np.array([*COLOURS.values(), *BACKGROUNDS.values()], np.float32)
 _FIELDS = 4  # per side, for the share of pixels that differ from the background
 _OFF = 50.0  # colour levels from which a pixel differs from the background
-_PATCH = 4  # pixels along a side of a cell, for the texture
+_PATCH = 4  # pixels along a side of a patch, for the texture
 _MIN_SPREAD = 1e-3  # standard deviation below which a feature counts as constant
 
 
@@ -47,7 +47,7 @@ def _features(image: NDArray[np.float32], reading: Reading) -> NDArray[np.float6
     step = SIDE // _FIELDS
     fields = off.reshape(_FIELDS, step, _FIELDS, step).mean((1, 3)).ravel()
     grey = image.mean(-1)
-    # Averages over cells hide the pixel noise: a tokenizer that drops it is not judged by that alone.
+    # Averages over patches hide the pixel noise: a tokenizer that drops it is not judged by that alone.
     patches = grey.reshape(SIDE // _PATCH, _PATCH, SIDE // _PATCH, _PATCH).mean((1, 3))
     steps = [np.median(np.abs(np.diff(patches, axis=axis))) for axis in (0, 1)]
     edges = np.square(np.diff(grey, axis=0)).mean() + np.square(np.diff(grey, axis=1)).mean()

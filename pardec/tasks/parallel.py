@@ -34,7 +34,7 @@ _STRICT = re.compile(r'"[^"]*"(?:, "[^"]*")*')
 def formatted(items: Iterable[str]) -> str:
     """The items in the asked form.
 
-    >>> written(("Anna", "Tom"))
+    >>> formatted(("Anna", "Tom"))
     '["Anna", "Tom"]'
     """
     return "[" + ", ".join(f'"{item}"' for item in items) + "]"
