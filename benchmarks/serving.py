@@ -100,8 +100,8 @@ def batching(continuous: bool) -> Iterator[None]:
         yield
         return
     with (
-        patch.object(MaskedLoop, "alone", lambda loop: "measured"),
-        patch.object(VerifyLoop, "alone", lambda loop: "measured"),
+        patch.object(MaskedLoop, "batching_obstacle", lambda loop: "measured"),
+        patch.object(VerifyLoop, "batching_obstacle", lambda loop: "measured"),
     ):
         yield
 

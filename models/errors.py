@@ -70,5 +70,5 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 def listed(names: Iterable[str], limit: int = 10) -> str:
     """Names joined by commas: the first `limit`, then how many more there are."""
     entries = list(names)
-    shown = ", ".join(entries[:limit])
-    return shown if len(entries) <= limit else f"{shown} and {len(entries) - limit} more"
+    text = ", ".join(entries[:limit])
+    return text if len(entries) <= limit else f"{text} and {len(entries) - limit} more"

@@ -84,8 +84,8 @@ def demand_head(model: LanguageModel) -> None:
             continue
         if bool(plain.detach().sum().isfinite()):
             continue
-        if (found := by_weights(model.name, "logits", model.decoder, head)) is not None:  # else many that are huge
-            raise found
+        if (error := by_weights(model.name, "logits", model.decoder, head)) is not None:  # else many that are huge
+            raise error
     model.head_read = True
 
 
@@ -98,7 +98,7 @@ def pixels(name: str, image: Tensor, decoder: Any) -> Tensor:
     return image
 
 
-def conditions(name: str, outputs: Iterable[Tensor], reader: Any) -> None:
+def conditioning(name: str, outputs: Iterable[Tensor], reader: Any) -> None:
     """Raises ModelError where weights of `reader`, of the model called `name`, are why its `outputs` are not finite."""
     if all(bool(states.isfinite().all()) for states in outputs):
         return

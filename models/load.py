@@ -242,11 +242,11 @@ def _native(
     finish: Quantizer | Shares | None,
 ) -> Decoder:
     decoder = assemble.empty(spec.decoder(config))
-    wanted = assemble.targets(spec, decoder)
-    used = assemble.check(spec, wanted, published, decoder.config.tied)
+    expected = assemble.targets(spec, decoder)
+    used = assemble.check(spec, expected, published, decoder.config.tied)
     if device_map is None:
         more: Any = {"memory": assemble.matmul_memory} if finish is None else {"finish": finish}
-        assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=lambda name: device, **more)
+        assemble.fill(spec, decoder, expected, used, dtype=dtype, device_of=lambda name: device, **more)
         if finish is None:
             assemble.copy_tied_head(decoder)
         elif isinstance(finish, Quantizer) and decoder.config.tied:
@@ -258,5 +258,5 @@ def _native(
         decoder,
         device_map,
         dtype,
-        lambda device_of: assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=device_of),
+        lambda device_of: assemble.fill(spec, decoder, expected, used, dtype=dtype, device_of=device_of),
     )

@@ -14,12 +14,12 @@ def plain(text: str) -> str:
     >>> print(plain("\x1b[31mred"))
     \x1b[31mred
     """
-    return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def in_json(text: str) -> str:
     """JSON with those characters as JSON's own escapes: the same value."""
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def line(text: str, limit: int = 1000) -> str:

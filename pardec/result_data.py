@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 R = TypeVar("R", bound="ResultData")
-CELL = "■ "  # stands for a continuous token where there is no image
+PLACEHOLDER = "■ "  # stands for a continuous token where there is no image
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class ResultData:
     grid: tuple[int, int] | None = None
     stride: int | None = None
     tokenizer: Any = field(default=None, repr=False)
-    saved_pieces: list[list[str]] | None = field(default=None, repr=False)
+    stored_texts: list[list[str]] | None = field(default=None, repr=False)
     latents: Tensor | None = None
     draft_forwards: list[int] = field(default_factory=list)
     deviation: list[float | None] = field(default_factory=list)
@@ -128,9 +128,9 @@ class ResultData:
     def pieces(self) -> list[list[str]] | None:
         if self.latents is not None and self.grid is not None:
             rows, columns = self.grid
-            return [([CELL] * (columns - 1) + [f"{CELL}\n"]) * rows for _ in self.tokens]
-        if self.saved_pieces is not None or self.tokenizer is None:
-            return self.saved_pieces
+            return [([PLACEHOLDER] * (columns - 1) + [f"{PLACEHOLDER}\n"]) * rows for _ in self.tokens]
+        if self.stored_texts is not None or self.tokenizer is None:
+            return self.stored_texts
         texts_of = TokenTexts(self.tokenizer)
         lengths = self.trace.lengths.tolist()
         return [texts_of(row[:end]) for row, end in zip(self.sequences.tolist(), lengths, strict=True)]

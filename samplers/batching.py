@@ -1,7 +1,7 @@
 """Rows leave and join what stages remember of a request: `take_rows` and `put_rows`.
 
 Every tensor and array in a state has the live rows first. An object with methods `keep` and `put` of its own does it
-itself. Rows cannot join a state that says `joins = False`, or one with `keep` and without `put`.
+itself. Rows cannot join a state that says `accepts_rows = False`, or one with `keep` and without `put`.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def put_rows(value: Any, where: np.ndarray, other: Any) -> Any:
     return value
 
 
-def unjoinable(value: Any) -> str | None:
+def unbatchable(value: Any) -> str | None:
     """The name of the state in `value` that no row can join; None if all can."""
-    if not getattr(value, "joins", True):
+    if not getattr(value, "accepts_rows", True):
         return type(value).__name__
     if callable(getattr(value, "put", None)) or isinstance(value, Tensor | np.ndarray | type):
         return None
@@ -76,7 +76,7 @@ def unjoinable(value: Any) -> str | None:
         items = [getattr(value, field.name) for field in dataclasses.fields(value)]
     elif isinstance(value, tuple | dict):
         items = list(value.values()) if isinstance(value, dict) else list(value)
-    return next((name for item in items if (name := unjoinable(item))), None)
+    return next((name for item in items if (name := unbatchable(item))), None)
 
 
 def _put(mine: Tensor, where: Tensor, other: Tensor | None) -> Tensor:

@@ -189,11 +189,11 @@ def _read(module: str, finder: Any) -> None:
     """The cards of one file, from its text; by importing it where the text is not enough."""
     spec = finder.find_spec(module)
     try:
-        outlined = list(outlines(module, spec.origin))
+        infos = list(outlines(module, spec.origin))
     except Unreadable:
         importlib.import_module(module)
         return
-    for one in outlined:
+    for one in infos:
         parameters = tuple(
             {**field, "default": format_value(field["default"]) if "default" in field else ""}
             for field in one.parameters

@@ -16,7 +16,7 @@ class Endings:
         self.each: list[Ending | None] = list(stops) or [None] * rows
         self.known = np.zeros(rows, dtype=np.int64)  # generated tokens that have been read and end nothing
 
-    def within(self, tokens: Sequence[np.ndarray]) -> np.ndarray:
+    def find(self, tokens: Sequence[np.ndarray]) -> np.ndarray:
         """[B] how many of each row's generated `tokens`, which are final, remain when it ends; -1 where it goes on."""
         counts = np.full(len(self.each), -1)
         for at, ending in enumerate(self.each):

@@ -165,9 +165,9 @@ def parse(text: str | Spec | Policy) -> Spec:
         parts.append(_part(tokens))
     cache = _part(tokens) if tokens.take("@") else None
     if tokens.left:
-        seen = tokens.left[0][1]
+        actual = tokens.left[0][1]
         reason = "the cache after '@' stands last and once" if cache else "expected '+', '@' or the end"
-        raise SpecError(f"unexpected {seen!r} in sampler {text!r}: {reason}", hint=_GRAMMAR)
+        raise SpecError(f"unexpected {actual!r} in sampler {text!r}: {reason}", hint=_GRAMMAR)
     return Spec(tuple(parts), cache)
 
 
@@ -204,8 +204,8 @@ class _Tokens:
             if kind == "quoted" and quoted:
                 self.left.pop(0)
                 return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
-        seen = repr(self.left[0][1]) if self.left else "nothing"
-        raise SpecError(f"expected {what} in sampler {self.text!r}, got {seen}", hint=_GRAMMAR)
+        actual = repr(self.left[0][1]) if self.left else "nothing"
+        raise SpecError(f"expected {what} in sampler {self.text!r}, got {actual}", hint=_GRAMMAR)
 
 
 def _part(tokens: _Tokens) -> Part:

@@ -109,22 +109,22 @@ class MARHead(nn.Module):
         return h
 
 
-class _Walk:
+class _ModulationCache:
     """The modulations of conditions in every transition, computed for some transitions at a time as they count down."""
 
-    def __init__(self, network: MARHead, times: Tensor, conditions: Tensor) -> None:
-        """`times` [T, W] and `conditions` [..., N, W], which the network adds."""
-        self._network, self._times, self._conditions = network, times, conditions
+    def __init__(self, network: MARHead, times: Tensor, conditioning: Tensor) -> None:
+        """`times` [T, W] and `conditioning` [..., N, W], which the network adds."""
+        self._network, self._times, self._conditioning = network, times, conditioning
         self._cache: dict[int, tuple[Modulations, ...]] = {}
 
     def at(self, index: int) -> tuple[Modulations, ...]:
         """Of the transition of this index."""
         if index not in self._cache:
-            conditions = self._conditions
-            count = conditions.numel() // conditions.shape[-1]
+            conditioning = self._conditioning
+            count = conditioning.numel() // conditioning.shape[-1]
             start = max(0, index + 1 - max(1, _TOGETHER // max(1, count)))
-            times = self._times[start : index + 1].view(-1, *[1] * (conditions.dim() - 1), conditions.shape[-1])
-            blocks = self._network.modulations(times + conditions)
+            times = self._times[start : index + 1].view(-1, *[1] * (conditioning.dim() - 1), conditioning.shape[-1])
+            blocks = self._network.modulations(times + conditioning)
             each = zip(*(zip(*(part.unbind() for part in block), strict=True) for block in blocks), strict=True)
             self._cache = dict(enumerate(each, start))
         return self._cache[index]
@@ -134,7 +134,7 @@ class _Walk:
 class _Ready(States):
     """States whose modulations are computed for many transitions at a time."""
 
-    walk: _Walk = field(kw_only=True)
+    modulation_cache: _ModulationCache = field(kw_only=True)
 
 
 class DiffusionHead:
@@ -182,8 +182,8 @@ class DiffusionHead:
 
     @torch.inference_mode()
     def ready(self, states: States) -> States:
-        walk = _Walk(self.network, self._times, _conditions(states))
-        return _Ready(states.cond, states.uncond, states.scale, walk=walk)
+        modulation_cache = _ModulationCache(self.network, self._times, _conditioning(states))
+        return _Ready(states.cond, states.uncond, states.scale, modulation_cache=modulation_cache)
 
     @torch.inference_mode()
     def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
@@ -204,10 +204,10 @@ class DiffusionHead:
 
     def _modulations(self, index: int | Tensor, states: States) -> Sequence[Modulations]:
         if isinstance(states, _Ready) and isinstance(index, int):
-            return states.walk.at(index)
-        return self.network.modulations(self._times[index] + _conditions(states))
+            return states.modulation_cache.at(index)
+        return self.network.modulations(self._times[index] + _conditioning(states))
 
 
-def _conditions(states: States) -> Tensor:
+def _conditioning(states: States) -> Tensor:
     """[N, W], or [2, N, W] with guidance: with and without the condition."""
     return states.cond if states.uncond is None else torch.stack((states.cond, states.uncond))

@@ -18,7 +18,7 @@ from ..kv_cache import KVCache
 
 _SLOTS = 128  # capacities are multiples of this, so that requests of about one length share memory
 _IDLE = 2  # stores that wait for a request
-_numbers = count(1)
+_store_ids = count(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Store:
 
     k: list[Tensor]
     v: list[Tensor]
-    number: int = field(default_factory=lambda: next(_numbers))
+    number: int = field(default_factory=lambda: next(_store_ids))
 
     @property
     def size(self) -> tuple[int, int]:

@@ -60,9 +60,9 @@ def read_config(file: Path, published: Mapping[str, Published]) -> Config:
     }
     if width in HEADS:
         config["n_head"] = HEADS[width]
-    stated = file.with_name(file.name.removesuffix(file.suffix) + ".args.json")
-    if stated.is_file():
-        config |= _arguments(stated)
+    sidecar = file.with_name(file.name.removesuffix(file.suffix) + ".args.json")
+    if sidecar.is_file():
+        config |= _arguments(sidecar)
     rows, uncond = published.get("freqs_cis"), published.get(CONDITION + "uncond_embedding")
     config.setdefault("cls_token_num", uncond.shape[0] if uncond is not None else 1)
     if "block_size" not in config and rows is not None:
@@ -73,7 +73,7 @@ def read_config(file: Path, published: Mapping[str, Published]) -> Config:
     for key, what in (("n_head", "how many heads"), ("block_size", "how many tokens an image")):
         if key not in config:
             raise ModelError(
-                f"{file} does not say {what} it has", f'write {{"{key}": ...}} into {stated.name} beside it'
+                f"{file} does not say {what} it has", f'write {{"{key}": ...}} into {sidecar.name} beside it'
             )
     return {"model_type": "llamagen", **config}
 

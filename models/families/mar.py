@@ -168,14 +168,14 @@ def load_mar(
         find_kl(decoder)  # a missing one is reported before weights are read
     with torch.device("meta"):
         backbone, net = networks(config)
-    wanted: dict[str, tuple[nn.Module, str]] = {name: (backbone, name) for name in backbone.state_dict()}
-    wanted |= {_HEAD + name: (net, name) for name in net.state_dict()}
+    expected: dict[str, tuple[nn.Module, str]] = {name: (backbone, name) for name in backbone.state_dict()}
+    expected |= {_HEAD + name: (net, name) for name in net.state_dict()}
     used = {name: entry for name, entry in published.items() if not name.startswith(_HARMLESS)}
-    shapes = {name: tuple(part.get_parameter(own).shape) for name, (part, own) in wanted.items()}
+    shapes = {name: tuple(part.get_parameter(own).shape) for name, (part, own) in expected.items()}
     check_names(source.name, used, shapes)
 
     def load(name: str, tensor: Tensor) -> None:
-        part, own = wanted[name]
+        part, own = expected[name]
         linear = isinstance(part.get_submodule(own.rpartition(".")[0]), nn.Linear)
         make = layout.empty if linear else torch.empty
         weight = make(tensor.shape, dtype=dtype, device=device)

@@ -63,8 +63,8 @@ class JanusImaging:
     def defaults(self) -> Mapping[str, Any]:
         settings = self.model.generation_config
         own = {name: getattr(settings, name, None) for name in ("temperature", "top_k", "top_p")}
-        stated = {name: value for name, value in own.items() if value is not None}
-        return {"temperature": 1.0, "cfg": float(getattr(settings, "guidance_scale", None) or _GUIDANCE), **stated}
+        known = {name: value for name, value in own.items() if value is not None}
+        return {"temperature": 1.0, "cfg": float(getattr(settings, "guidance_scale", None) or _GUIDANCE), **known}
 
     @property
     def codebook(self) -> Tensor:
@@ -85,7 +85,7 @@ class JanusImaging:
             nothing = ids.where(special, self.pad)
             away = nothing if condition.negative is None else self.ids(condition.negative).to(ids.device)
             uncond.append(table(away))
-        finite.conditions(self.name, (*cond, *uncond), self.model)
+        finite.conditioning(self.name, (*cond, *uncond), self.model)
         return Prefix(tuple(cond), tuple(uncond))
 
     def ids(self, caption: str) -> Tensor:

@@ -124,7 +124,7 @@ class LlamaGenImaging:
             prefix = self._of_classes(self.embedder, conditions)
         else:
             prefix = self._of_captions(self.embedder, conditions)
-        finite.conditions(self.name, (*prefix.cond, *(prefix.uncond or ())), self.embedder)
+        finite.conditioning(self.name, (*prefix.cond, *(prefix.uncond or ())), self.embedder)
         return prefix
 
     @torch.inference_mode()
@@ -158,7 +158,7 @@ class LlamaGenImaging:
             )
         if negatives and self.encode is None:
             raise ModelError(f"{self.name} has no text encoder, so it cannot encode a negative prompt", "leave it out")
-        encoded, avoided = (
+        encoded, negative = (
             dict(zip(rows, self.encode([str(text) for text in rows.values()]), strict=True)) if self.encode else {}
             for rows in (texts, negatives)
         )
@@ -175,7 +175,7 @@ class LlamaGenImaging:
                 positions = torch.arange(len(weight) - len(features), len(weight))
             cond.append(captions(features.to(weight)))
             nothing = weight[positions.to(weight.device)]
-            uncond.append(captions(avoided[row].to(weight) if row in avoided else nothing))
+            uncond.append(captions(negative[row].to(weight) if row in negative else nothing))
         return Prefix(tuple(cond), tuple(uncond))
 
 

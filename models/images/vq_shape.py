@@ -55,9 +55,9 @@ class VQShape(LevelShape):
             "ch_mult": multiples(tensors, "encoder.conv_blocks", "res.0.conv1.weight", ch, _WHAT),
             "num_res_blocks": count_parts(tensors, "encoder.conv_blocks.0.res"),
         }
-        stated = dict(arguments or {})
+        known = dict(arguments or {})
         for name, value in shape.items():
-            argument = stated.get(name, value)
+            argument = known.get(name, value)
             if (tuple(argument) if isinstance(argument, list) else argument) != value:
                 raise ModelError(f"the arguments say {name} {argument}, the tensors {value}")
-        return VQShape(**shape, codebook_l2_norm=bool(stated.get("codebook_l2_norm", True)))
+        return VQShape(**shape, codebook_l2_norm=bool(known.get("codebook_l2_norm", True)))

@@ -56,16 +56,16 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def check_names(
-    file: Path | str, tensors: Mapping[str, Tensor | Published], wanted: dict[str, tuple[int, ...]]
+    file: Path | str, tensors: Mapping[str, Tensor | Published], expected: dict[str, tuple[int, ...]]
 ) -> None:
     """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape."""
-    missing = [name for name in wanted if name not in tensors]
+    missing = [name for name in expected if name not in tensors]
     if missing:
-        raise ModelError(f"{file}: {len(missing)} of {len(wanted)} tensors are missing: {listed(missing, 3)}")
-    unknown = [name for name in tensors if name not in wanted]
+        raise ModelError(f"{file}: {len(missing)} of {len(expected)} tensors are missing: {listed(missing, 3)}")
+    unknown = [name for name in tensors if name not in expected]
     if unknown:
         raise ModelError(f"{file}: {len(unknown)} tensors belong to no part of the model: {listed(unknown, 3)}")
-    for name, shape in wanted.items():
+    for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
             raise ModelError(f"{file}: {name} has shape {list(tensors[name].shape)}, expected {list(shape)}")
 

@@ -77,7 +77,7 @@ def attention_pattern(
             return AttentionPattern(chosen, extent, plan.rows, mask=causal_lower_right(plan.width, extent))
     if chosen == "triton":
         tree = plan.visible.parents is not None
-        ruled = tree or plan.visible.kind in ("bidirectional", "causal") or plan.visible.block is not None
+        by_rule = tree or plan.visible.kind in ("bidirectional", "causal") or plan.visible.block is not None
         index = torch.arange(plan.width, device=plan.positions.device)
         return AttentionPattern(
             chosen,
@@ -86,7 +86,7 @@ def attention_pattern(
             positions=plan.positions,
             lengths=plan.lengths,
             visible=plan.visible,
-            allowed=None if ruled else visible_slots(plan, extent),
+            allowed=None if by_rule else visible_slots(plan, extent),
             nodes=index.expand(plan.positions.shape) if tree else None,
         )
     allowed = visible_slots(plan, extent)

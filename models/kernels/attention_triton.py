@@ -146,18 +146,18 @@ def _attend(
         higher = tl.maximum(top, tl.max(score, 1))
         level = tl.where(higher == float("-inf"), 0.0, higher)  # a query that has seen nothing yet
         weight = tl.exp(score - level[:, None])
-        kept = tl.exp(top - level)
-        mass = mass * kept + tl.sum(weight, 1)
-        total = total * kept[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        correction = tl.exp(top - level)
+        mass = mass * correction + tl.sum(weight, 1)
+        total = total * correction[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         top = higher
-    place = (row * queries + i) * (KV * GROUP) + head
+    offset = (row * queries + i) * (KV * GROUP) + head
     if SPLITS:
-        place += tl.program_id(2) * (tl.num_programs(1) // KV).to(tl.int64) * queries * (KV * GROUP)
-        tl.store(top_ptr + place, top, mask=present)
-        tl.store(mass_ptr + place, mass, mask=present)
+        offset += tl.program_id(2) * (tl.num_programs(1) // KV).to(tl.int64) * queries * (KV * GROUP)
+        tl.store(top_ptr + offset, top, mask=present)
+        tl.store(mass_ptr + offset, mass, mask=present)
     else:
         total = total / tl.where(mass == 0.0, 1.0, mass)[:, None]
-    tl.store(out_ptr + place[:, None] * D + d[None, :], total.to(out_ptr.dtype.element_ty), mask=both)
+    tl.store(out_ptr + offset[:, None] * D + d[None, :], total.to(out_ptr.dtype.element_ty), mask=both)
 
 
 @triton.jit
@@ -181,10 +181,10 @@ def _combine(
         new = tl.load(top_ptr + at)
         higher = tl.maximum(top, new)
         level = tl.where(higher == float("-inf"), 0.0, higher)
-        kept = tl.exp(top - level)
+        correction = tl.exp(top - level)
         added = tl.exp(new - level)
-        mass = mass * kept + tl.load(mass_ptr + at) * added
-        total = total * kept + tl.load(total_ptr + at * D + d, mask=d < D, other=0.0) * added
+        mass = mass * correction + tl.load(mass_ptr + at) * added
+        total = total * correction + tl.load(total_ptr + at * D + d, mask=d < D, other=0.0) * added
         top = higher
     total = total / tl.where(mass == 0.0, 1.0, mass)
     tl.store(out_ptr + n * D + d, total.to(out_ptr.dtype.element_ty), mask=d < D)
@@ -219,16 +219,16 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, *,
     if split is None:
         split = parts_of(stacked)
     parts = triton.cdiv(pattern.extent, split) if split else 1
-    found, top, mass = out, out, out
+    partial, top, mass = out, out, out
     if parts > 1:
-        found = torch.empty((parts, *out.shape), dtype=torch.float32, device=q.device)
+        partial = torch.empty((parts, *out.shape), dtype=torch.float32, device=q.device)
         top, mass = torch.empty((2, parts, batch, queries, heads), dtype=torch.float32, device=q.device)
     launch: Any = _attend[(triton.cdiv(stacked, block_q), batch * kv, parts)]
     launch(
         q,
         k,
         v,
-        found,
+        partial,
         top,
         mass,
         positions.contiguous(),
@@ -262,7 +262,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, *,
     )
     if parts > 1:
         combine: Any = _combine[(batch * queries * heads,)]
-        combine(found, top, mass, out, parts, D=dim, D_PAD=triton.next_power_of_2(dim), num_warps=1)
+        combine(partial, top, mass, out, parts, D=dim, D_PAD=triton.next_power_of_2(dim), num_warps=1)
     return out
 
 

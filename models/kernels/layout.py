@@ -21,7 +21,7 @@ _STRIP = 64  # rows that are transposed at once, so that what is written stays i
 
 def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory for weights; a matrix [N, K] is laid out for the fastest matmuls of few rows."""
-    if panels.pays(shape, dtype, device):
+    if panels.is_faster(shape, dtype, device):
         return panels.empty(*shape)
     if device.type != "cpu" or dtype != torch.float32 or len(shape) != 2:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -34,7 +34,7 @@ def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> 
 
 def repacked(weight: Tensor) -> Tensor | None:
     """A copy of `weight` [N, K] in panels; None where matmuls are as fast without."""
-    if not panels.pays(weight.shape, weight.dtype, weight.device):
+    if not panels.is_faster(weight.shape, weight.dtype, weight.device):
         return None
     copy = panels.empty(*weight.shape)
     copy.fill(weight.detach())

@@ -59,10 +59,10 @@ def check_device_map(policy: str) -> None:
         raise ArgumentError(f"unknown device_map {policy!r}{near}", 'use "auto" or a dictionary of parts and devices')
 
 
-def check_whole(name: str, given: object) -> None:
+def check_whole(name: str, value: object) -> None:
     """Refuses an id or a length that is no whole number (ArgumentError)."""
-    if given is not None and (not isinstance(given, Integral) or isinstance(given, bool)):
-        raise ArgumentError(f"{name} is a whole number, got {given!r}", f"leave {name} out for the checkpoint's own")
+    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+        raise ArgumentError(f"{name} is a whole number, got {value!r}", f"leave {name} out for the checkpoint's own")
 
 
 def check_torchrun() -> None:
@@ -80,8 +80,8 @@ def unknown_device(device: object) -> ArgumentError:
     return ArgumentError(f"unknown device {str(device)!r}{near}", "use auto, cpu, cuda, cuda:N or mps")
 
 
-def exclusive(wanted: str, **others: object) -> None:
-    """Refuses arguments that cannot be combined with the argument `wanted` (ArgumentError)."""
+def exclusive(argument: str, **others: object) -> None:
+    """Refuses arguments that cannot be combined with `argument` (ArgumentError)."""
     for name, value in others.items():
         if value is not None:
-            raise ArgumentError(f"{wanted} and {name}={value} cannot be combined", f"leave {name} out")
+            raise ArgumentError(f"{argument} and {name}={value} cannot be combined", f"leave {name} out")

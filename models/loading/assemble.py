@@ -38,7 +38,7 @@ def empty(config: DecoderConfig) -> Decoder:
 
 def targets(spec: FamilySpec, decoder: Decoder) -> dict[str, Target]:
     """The target of every tensor that a checkpoint of this family and shape must hold."""
-    wanted: dict[str, Target] = {}
+    expected: dict[str, Target] = {}
     for name, parameter in decoder.named_parameters():  # a tied head appears once, as the embedding
         layer, generic = _generic(name)
         stems = spec.names.get(generic)
@@ -49,27 +49,27 @@ def targets(spec: FamilySpec, decoder: Decoder) -> dict[str, Target]:
         sizes = (shape[0],) if len(parts) == 1 else decoder.config.fused_rows(generic)
         start = 0
         for stem, size in zip(parts, sizes, strict=True):
-            wanted[stem.replace("{i}", layer)] = Target(name, start, (size, *shape[1:]))
+            expected[stem.replace("{i}", layer)] = Target(name, start, (size, *shape[1:]))
             start += size
-    return wanted
+    return expected
 
 
 def check(
-    spec: FamilySpec, wanted: dict[str, Target], published: dict[str, Published], tied: bool
+    spec: FamilySpec, expected: dict[str, Target], published: dict[str, Published], tied: bool
 ) -> dict[str, Published]:
     """The tensors to read. Raises ModelError naming what is missing, surplus, misshapen or not floating-point."""
     harmless = list(spec.harmless)
     if tied:
         harmless.append(re.escape(str(spec.names["head.weight"])))  # some files repeat the tied embedding
     surplus = [
-        name for name in published if name not in wanted and not any(re.fullmatch(entry, name) for entry in harmless)
+        name for name in published if name not in expected and not any(re.fullmatch(entry, name) for entry in harmless)
     ]
-    missing = [name for name in wanted if name not in published]
-    used = {name: entry for name, entry in published.items() if name in wanted}
+    missing = [name for name in expected if name not in published]
+    used = {name: entry for name, entry in published.items() if name in expected}
     misshapen = [
-        f"{name} {list(entry.shape)} instead of {list(wanted[name].shape)}"
+        f"{name} {list(entry.shape)} instead of {list(expected[name].shape)}"
         for name, entry in used.items()
-        if entry.shape != wanted[name].shape
+        if entry.shape != expected[name].shape
     ]
     foreign = [name for name, entry in used.items() if entry.dtype is None]
     problems = (
@@ -78,10 +78,10 @@ def check(
         ("of the wrong shape", misshapen),
         ("not floating-point", foreign),
     )
-    found = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems if names]
-    if found:
+    mismatches = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems if names]
+    if mismatches:
         raise ModelError(
-            f"the tensors do not match a {spec.name} model of this config; {'; '.join(found)}",
+            f"the tensors do not match a {spec.name} model of this config; {'; '.join(mismatches)}",
             "check that config.json and the weights belong together",
         )
     return used
@@ -90,7 +90,7 @@ def check(
 def fill(
     spec: FamilySpec,
     decoder: Decoder,
-    wanted: dict[str, Target],
+    expected: dict[str, Target],
     published: dict[str, Published],
     *,
     dtype: torch.dtype,
@@ -108,7 +108,7 @@ def fill(
     filled: dict[str, Tensor] = {}
 
     def load(name: str, tensor: Tensor) -> None:
-        target = wanted[name]
+        target = expected[name]
         if target.parameter not in filled:
             filled[target.parameter] = memory(target.parameter)(
                 shapes[target.parameter], dtype=dtype, device=device_of(target.parameter)

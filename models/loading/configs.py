@@ -37,7 +37,7 @@ _WHOLE = frozenset(
         *("sliding_window", "n_positions"),
     )
 )
-_NUMBERS = frozenset(
+_POSITIVE = frozenset(
     (
         *("rope_theta", "rope_base", "rms_norm_eps", "norm_eps", "layer_norm_eps", "mlp_ratio", "factor"),
         *("partial_rotary_factor", "ffn_dim_multiplier", "low_freq_factor", "high_freq_factor", "attention_factor"),
@@ -98,7 +98,7 @@ def _problem(key: str, entry: Any, value: Any, layers: int, sizes: int) -> str:
     if key in _KINDS:
         kind, description = _KINDS[key]
         return "" if isinstance(value, kind) else f"and {description} is needed"
-    if isinstance(value, list) and (key in _WHOLE or key in _NUMBERS):
+    if isinstance(value, list) and (key in _WHOLE or key in _POSITIVE):
         return "and one number is needed"
     if key in _LAYERS or key in _SIZES or key in _WHOLE or key == "eos_token_id":
         if not isinstance(entry, int) or isinstance(entry, bool):
@@ -108,7 +108,7 @@ def _problem(key: str, entry: Any, value: Any, layers: int, sizes: int) -> str:
         if key in _SIZES and not 0 <= entry <= sizes:
             return "and no tensor of the weights is as large" if entry > 0 else "and a size is needed"
         return "" if abs(entry) < 2**63 else "which is too large"
-    if key in _NUMBERS:
+    if key in _POSITIVE:
         number = isinstance(entry, int | float) and not isinstance(entry, bool)
         if not number or not math.isfinite(entry) or not 0 <= entry <= 1e30:
             return "and a positive number is needed"

@@ -54,9 +54,9 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
         flat = {**config, **inner} if isinstance(inner, Mapping) else config
         return Kind(name, "ar", positions=_whole(flat, "max_position_embeddings"))
     if spec.imaging:
-        conditions: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
+        conditioning: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
         beside = None if folder is None or config.get("clean_captions") else folder / "text_encoder"
-        return Kind(name, "ar", conditions.get(config.get("gpt_type"), "either"), reader=beside)
+        return Kind(name, "ar", conditioning.get(config.get("gpt_type"), "either"), reader=beside)
     try:
         positions = spec.positions(config)
     except (KeyError, TypeError, ValueError):  # loading reports what is wrong with the config

@@ -97,8 +97,8 @@ def read(published: dict[str, Published], load: Callable[[str, Tensor], None]) -
 
 def count_parts(names: Iterable[str], part: str) -> int:
     """How many parts `<part>.0`, `<part>.1` and so on the names of tensors name."""
-    numbers = (re.match(re.escape(part) + r"\.(\d+)\.", name) for name in names)
-    return max((int(number[1]) + 1 for number in numbers if number), default=0)
+    indices = (re.match(re.escape(part) + r"\.(\d+)\.", name) for name in names)
+    return max((int(number[1]) + 1 for number in indices if number), default=0)
 
 
 def _portions(names: list[str], published: dict[str, Published]) -> Iterator[list[str]]:

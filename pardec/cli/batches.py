@@ -64,16 +64,16 @@ class Batches:
     def decode(self, batch_size: int, *, show: bool) -> None:
         """Decodes the missing rows; with `show`, prints their text in the order of the prompts."""
         missing = [index for index in range(len(self.items)) if index not in self.rows]
-        last_shown, live = time.monotonic(), show and self._prints_while_decoding()
+        last_report, live = time.monotonic(), show and self._prints_while_decoding()
         unprinted = deque(missing if show and not live else ())  # prompts whose text is not printed yet
         continuous = 1 < batch_size < len(missing) and not self.shows_canvas  # a canvas is shown batch by batch
         for _ in self._serve(missing, batch_size) if continuous else self._in_batches(missing, batch_size, live=live):
             while unprinted and unprinted[0] in self.rows:
                 row = self.rows[unprinted.popleft()]
                 show_text(" ".join(map(str, row["tokens"])) if row["text"] is None else row["text"])
-            if time.monotonic() - last_shown > EVERY_S:
+            if time.monotonic() - last_report > EVERY_S:
                 say(f"{len(self.rows)} of {len(self.items)} rows", quiet=self.quiet)
-                last_shown = time.monotonic()
+                last_report = time.monotonic()
         if self.file is not None and missing:
             self.file.append([])  # writes the rows again if the file was deleted after the last one
 
@@ -170,7 +170,7 @@ class Batches:
         """Warns on stderr of empty answers where the form of the prompts may be the reason."""
         empty = sum(not row["generated"] for row in self.rows.values())
         plain = any(isinstance(item.prompt, str) for item in self.items)
-        reason = empty_answer.why(self.model, plain=plain, way_out="try --chat") if empty else None
+        reason = empty_answer.explain_empty(self.model, plain=plain, way_out="try --chat") if empty else None
         if reason is not None:
             say(f"warning: {empty_answer.sentence(empty, len(self.rows))}: {reason}", quiet=self.quiet)
 

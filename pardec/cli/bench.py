@@ -19,7 +19,7 @@ from ..io.prompt_files import read_file
 from ..requests import early
 from . import options as o
 from .common import Json, print_table, say
-from .inputs import whole_numbers
+from .inputs import integers
 
 bench = typer.Typer(help="Time decoding and kernels, next to the hardware's minimum.")
 
@@ -63,14 +63,14 @@ def decode(
     output_paths.check_file(output)
     if not model and not shape:
         raise SpecError("there is nothing to time", hint="name a model, or a shape, such as --shape random-100m")
-    numbers = {name: _read_numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
+    sizes = {name: _read_sizes(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
     distribution = o.to_arguments(randomness)
     for name in shape or ():
         config_of(name)
     for name in model or ():
         kind = early.check(name, sampler or (), distribution, {"device": device, "dtype": dtype})
         if kind is not None and kind.family == "masked" and block_length is not None:
-            early.check_block(kind.name, block_length, min(numbers["new"]), kind.block)
+            early.check_block(kind.name, block_length, min(sizes["new"]), kind.block)
     loading.check(device, dtype)
     texts = [item.prompt for item in read_file(prompts)] if prompts else []
 
@@ -97,9 +97,9 @@ def decode(
             measurements = timing.bench(
                 loaded,
                 sampler or (),
-                batches=numbers["batch"],
-                contexts=numbers["context"],
-                new=numbers["new"],
+                batches=sizes["batch"],
+                contexts=sizes["context"],
+                new=sizes["new"],
                 prompts=texts,
                 block_length=block_length,
                 distribution=distribution,
@@ -156,11 +156,11 @@ def _output(data: dict[str, Any], columns: Sequence[Any], json_: bool, output: P
     print_table(json_, lambda: data, lambda: report.render_table(columns, rows), lambda: report.markdown(columns, rows))
 
 
-def _read_numbers(name: str, text: str) -> list[int]:
+def _read_sizes(name: str, text: str) -> list[int]:
     """Whole numbers separated by commas, at least 1 except for contexts."""
     least = 0 if name == "context" else 1
     message = f"--{name} takes whole numbers from {least} to {MOST}, separated by commas, got {text!r}"
-    numbers = whole_numbers(text, message, f"--{name} 1,8")
-    if min(numbers) < least or max(numbers) > MOST:
+    sizes = integers(text, message, f"--{name} 1,8")
+    if min(sizes) < least or max(sizes) > MOST:
         raise SpecError(message, hint=f"--{name} 1,8")
-    return numbers
+    return sizes

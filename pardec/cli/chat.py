@@ -80,19 +80,19 @@ def check(model: Model, name: str) -> None:
 
 def lines() -> Iterator[str]:
     """The lines that are typed or piped in, without empty ones."""
-    typed = sys.stdin.isatty()
-    if typed:
+    interactive = sys.stdin.isatty()
+    if interactive:
         with suppress(ImportError):
             import readline  # noqa: F401  # enables line editing
     while True:
         try:
-            line = input("> " if typed and sys.stdout.isatty() else "").strip()
+            line = input("> " if interactive and sys.stdout.isatty() else "").strip()
         except EOFError:
-            if typed:
+            if interactive:
                 print()
             return
         except KeyboardInterrupt:  # discards the unfinished line
-            if not typed:
+            if not interactive:
                 raise
             print()
             continue
@@ -161,6 +161,6 @@ class Conversation:
         more = f"; cut at {len(tokens)} tokens, a larger -n gives more" if cut and generated == len(tokens) else ""
         plural = "" if end.nfe == 1 else "s"
         say(f"{generated} tokens in {end.nfe} forward{plural}, {seconds:.1f} s{more}", quiet=self.quiet)
-        reason = None if generated else empty_answer.why(self.model, plain=False, way_out="")
+        reason = None if generated else empty_answer.explain_empty(self.model, plain=False, way_out="")
         if reason is not None:
             say(f"warning: the answer is empty: {reason}", quiet=self.quiet)

@@ -12,7 +12,7 @@ from ..requests import early
 from . import options as o
 from .common import Json, dump, print_table, say, show
 from .config import Config, DryRun
-from .inputs import whole_numbers
+from .inputs import integers
 
 
 @o.command
@@ -59,7 +59,7 @@ def compare(
     for name, value in (("block_length", block_length), ("cfg_interval", cfg_interval)):
         if value is not None:
             arguments[name] = value
-    numbers = whole_numbers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "for example --seeds 0,1")
+    seed_list = integers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "for example --seeds 0,1")
     check_name(executor)
     early.check_run(model, task or (), sampler or (), arguments, load_arguments, **vars(problems), split=split)
 
@@ -71,7 +71,7 @@ def compare(
 
     options: dict[str, Any] = {
         "limit": limit,
-        "seeds": numbers,
+        "seeds": seed_list,
         "split": split,
         "problem_seed": problem_seed,
         "batch_size": batch_size,

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ..requests.text import Call
 
 
-def check(name: str, output: Path | None, prompts: Path | None, *, given: bool, stream: bool) -> None:
+def check(name: str, output: Path | None, prompts: Path | None, *, has_prompt: bool, stream: bool) -> None:
     """Refuses a run without a .jsonl file, prompts that only one process can read, and --stream."""
     if output is None or output.suffix != ".jsonl":
         raise SpecError(f"the {name} executor writes rows to a .jsonl file", hint="add -o rows.jsonl")
     if stream:
         raise SpecError(f"--stream shows this process, and {name} decodes in others", hint="leave --stream out")
-    if name == "torchrun" and not given and (prompts is None or str(prompts) == "-"):
+    if name == "torchrun" and not has_prompt and (prompts is None or str(prompts) == "-"):
         raise SpecError("only one process of torchrun can read standard input", hint="name a file with --prompts")
 
 
@@ -110,15 +110,15 @@ def decode(run: Batches, executor: Executor, job: Generation) -> None:
     size, batches = job.batch_size, -(-len(missing) // job.batch_size)
     size *= batches_per_stream(batches, executor.workers) if missing and size > 1 else 1
     streams = [missing[start : start + size] for start in range(0, len(missing), size)]
-    last_shown = time.monotonic()
+    last_report = time.monotonic()
     others = file.count() - len(run.rows)  # the file may have rows of other prompts
 
     def sink(rows: list[dict[str, Any]]) -> None:
-        nonlocal last_shown
+        nonlocal last_report
         file.append([run.file_row(row.pop("at"), row) for row in rows])
-        if time.monotonic() - last_shown > EVERY_S:
+        if time.monotonic() - last_report > EVERY_S:
             say(f"{file.count() - others} of {len(run.items)} rows", quiet=run.quiet)
-            last_shown = time.monotonic()
+            last_report = time.monotonic()
 
     started = time.perf_counter()
     try:

@@ -35,7 +35,7 @@ class Drawing:
         """`scale`: the factor by which images are enlarged in files."""
         self.model, self.call, self.each, self.loaded, self.scale = model, call, each, loaded, scale
         self.images: list[Image] = []
-        self.records: list[pngs.Made] = []
+        self.records: list[pngs.Metadata] = []
         self.files: list[Path] = []
         self.result: Result | None = None  # of the latest batch
         self.seconds = 0.0
@@ -65,7 +65,7 @@ class Drawing:
 
     def _store(self, result: Result) -> None:
         assert result.images is not None, "a model without a decoder was refused"
-        batch = pngs.made_by(result)
+        batch = pngs.image_metadata(result)
         images = [enlarged(image, self.scale) for image in result.images]
         for image, record in zip(images, batch, strict=True):
             if self.each is not None:
@@ -82,15 +82,15 @@ class Drawing:
             self.tested += sum(map(sum, result.trace.drafted))
             self.accepted += sum(map(sum, result.trace.accepted))
 
-    def record(self, records: list[pngs.Made], grid: tuple[int, int]) -> pngs.Made:
+    def record(self, records: list[pngs.Metadata], grid: tuple[int, int]) -> pngs.Metadata:
         """The record that a file with these images contains."""
-        return pngs.about(
+        return pngs.file_metadata(
             model=self.model.name,
             spec=str(self.call.sampler.spec),
             exact=self.call.sampler.exact,
             settings=self.call.settings,
             environment=self.model.environment(),
-            pictures=records,
+            images=records,
             grid=grid,
             loaded=self.loaded,
             scale=self.scale,

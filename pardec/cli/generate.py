@@ -11,7 +11,7 @@ from pardec.models.errors import SpecError
 from ..executors import check_name
 from ..io import output_paths
 from ..requests import early
-from ..requests.settings import several
+from ..requests.settings import repeat_each
 from . import inputs, tensor_parallel_cli
 from . import options as o
 from .common import Json, dump, say
@@ -53,7 +53,7 @@ def generate(
     torchrun --nproc-per-node 8 -m pardec generate MODEL --prompts problems.jsonl -o rows.jsonl --executor torchrun
     """
     if tp:
-        tensor_parallel_cli.check(executor, output, prompts, given=bool(prompt))
+        tensor_parallel_cli.check(executor, output, prompts, has_prompt=bool(prompt))
     items = inputs.read(prompt or [], prompts, chat=chat)
     to_rows = output is not None and output.suffix == ".jsonl"
     count = len(items) * (num_return_sequences or 1)
@@ -89,13 +89,13 @@ def generate(
 
     runner = tensor_parallel_cli.TensorParallel() if tp else create_executor(executor, workers=workers)
     if executor != "local":
-        dispatch.check(executor, output, prompts, given=bool(prompt), stream=stream)
+        dispatch.check(executor, output, prompts, has_prompt=bool(prompt), stream=stream)
     quiet = quiet or not runner.leads
     loaded = dispatch.load_model(runner, model, load_arguments, quiet=quiet)
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is an image model", hint=f'try "pardec image {model} -o out.png"')
     call = loaded.prepare([item.prompt for item in items], **arguments)
-    run = Batches(loaded, call, several(items, settings.num_return_sequences), stream=stream, quiet=quiet)
+    run = Batches(loaded, call, repeat_each(items, settings.num_return_sequences), stream=stream, quiet=quiet)
     if to_rows and output is not None:
         dispatch.open_rows(run, runner, output, overwrite=overwrite)
     try:

@@ -34,7 +34,7 @@ def image(
     num_images: o.NumImages = None,
     output: o.OutputImage = None,
     each: o.Each = None,
-    save: o.SavedResult = None,
+    save: o.SavePath = None,
     grid: o.Grid = None,
     scale: o.Scale = 1,
     json_: Json = False,
@@ -68,7 +68,7 @@ def image(
     settings = {**o.to_arguments(sampling), "seed": _read_seeds(seed, seeds)}
     kind = early.check(model, [sampler], settings, load_arguments, draws=True)
     if kind is not None:
-        early.check_shown(kind, class_)
+        early.check_conditions(kind, class_)
         if loading.text_encoder is None:
             early.check_captions(kind, [*([] if class_ else labels), *([negative_prompt] if negative_prompt else [])])
         if negative_prompt is not None and kind.draws == "class":
@@ -140,7 +140,7 @@ def _read_seeds(seed: int | None, seeds: str | None) -> int | list[int]:
         return seed or 0
     if seed is not None:
         raise SpecError("--seed and --seeds cannot be combined", hint="--seed 0 derives a seed for each image")
-    return inputs.whole_numbers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "--seeds 5,12 for two images")
+    return inputs.integers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "--seeds 5,12 for two images")
 
 
 def _load(name: str, load_arguments: dict[str, Any], *, quiet: bool) -> Model:

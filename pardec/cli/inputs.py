@@ -35,7 +35,7 @@ def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
     return items
 
 
-def whole_numbers(text: str, message: str, hint: str) -> list[int]:
+def integers(text: str, message: str, hint: str) -> list[int]:
     """Whole numbers separated by commas. Raises SpecError with the message and the hint."""
     try:
         return [int(part) for part in text.split(",")]

@@ -75,7 +75,7 @@ Classes = Annotated[list[int] | None, _option(IO, "A class; may be repeated; -1 
 NumImages = Annotated[int | None, _option(IO, "Images of each, by default as many as fill --grid.", min=1)]
 OutputImage = Annotated[Path | None, _option(IO, "FILE.png for all images, side by side.", "--output", "-o")]
 Each = Annotated[Path | None, _option(IO, "A folder with one file for each image.", metavar="DIR")]
-SavedResult = Annotated[Path | None, _option(IO, "Save the run for pardec view.", metavar="RESULT")]
+SavePath = Annotated[Path | None, _option(IO, "Save the run for pardec view.", metavar="RESULT")]
 Scale = Annotated[int, _option(IO, "Enlarge: each pixel becomes N by N pixels.", metavar="N", min=1, max=64)]
 NegativePrompt = Annotated[str | None, _option(SHAPE, "A caption that guidance moves away from.")]
 Grid = Annotated[str | None, _option(IO, "Layout of FILE.png, by default square.", metavar="ROWSxCOLUMNS")]

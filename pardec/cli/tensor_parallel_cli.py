@@ -18,7 +18,7 @@ class TensorParallel(Local):
         self.leads = os.environ.get("RANK", "0") == "0"
 
 
-def check(executor: str, output: Path | None, prompts: Path | None, *, given: bool) -> None:
+def check(executor: str, output: Path | None, prompts: Path | None, *, has_prompt: bool) -> None:
     """Refuses another executor, prompts that only one process can read, and a .jsonl file."""
     if executor != "local":
         raise SpecError(
@@ -30,5 +30,5 @@ def check(executor: str, output: Path | None, prompts: Path | None, *, given: bo
             f"--tp decodes all prompts in one run, and {output} would resume an earlier one",
             hint="name a folder, or use --json > rows.json",
         )
-    if not given and (prompts is None or str(prompts) == "-"):
+    if not has_prompt and (prompts is None or str(prompts) == "-"):
         raise SpecError("only one process of torchrun can read standard input", hint="name a file with --prompts")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..images.distance import apart
+from ..images.distance import feature_distance
 from ..io.jsonl import Row
 
 Rows = Sequence[Row]
@@ -156,14 +156,14 @@ def simulated(rows: Rows, cost_ratio: float | None) -> dict[str, float | None]:
 
     c is `cost_ratio`, or what the rows say of it; 0 where no drafting model ran, and with nothing known no speed-up.
     """
-    held, own = rounds(rows), drafting(rows)
-    if not held:
+    gains, own = rounds(rows), drafting(rows)
+    if not gains:
         return dict.fromkeys(("cost_ratio", "simulated_speed_up"))
-    asked = sum(row["draft_forwards"] for row in own)
+    runs = sum(row["draft_forwards"] for row in own)
     known = cost_ratio if cost_ratio is not None else mean("cost_ratio")(own)
-    cost = known if asked else 0.0
-    gained = sum(gained for _, _, gained in held)
-    return {"cost_ratio": cost, "simulated_speed_up": None if cost is None else gained / (asked * cost + len(held))}
+    cost = known if runs else 0.0
+    gained = sum(gain for _, _, gain in gains)
+    return {"cost_ratio": cost, "simulated_speed_up": None if cost is None else gained / (runs * cost + len(gains))}
 
 
 # What rows of the verify loop say besides.
@@ -184,7 +184,7 @@ def distance(rows: Rows) -> float | None:
     if len(usable) < 2:
         return None
     generated, references = (np.array([row[name] for row in usable]) for name in ("features", "true_features"))
-    return apart(generated, references)
+    return feature_distance(generated, references)
 
 
 def part(name: str) -> Callable[[Rows], float | None]:

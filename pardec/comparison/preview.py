@@ -39,7 +39,7 @@ def preview(
     grid = Grid(**{field.name: arguments[field.name] for field in fields(Grid) if field.name in arguments})
     loading = Loading(**{field.name: arguments[field.name] for field in fields(Loading) if field.name in arguments})
     sources.refuse_unnamed(arguments.get("scorer"), arguments.get("executor", "local"))
-    made = plan(
+    grid_plan = plan(
         str(model) if isinstance(model, Path) else model,
         [samplers] if isinstance(samplers, SamplerLike) else samplers,
         sources.tasks(task, arguments.get("prompts"), arguments.get("scorer")),
@@ -51,16 +51,16 @@ def preview(
     out, finished = arguments.get("out"), {}
     check_folder(out, arguments.get("resume", False))
     if out is not None:
-        folder = Folder(Path(out), made.config, lambda text: None)
+        folder = Folder(Path(out), grid_plan.config, lambda text: None)
         if folder.existing(resume=arguments.get("resume", False)) is not None:
             finished = folder.rows().rows
         if arguments.get("retry_failed"):
             finished = {key: row for key, row in finished.items() if row["error"] is None}
     loadable(loading)
-    all_units = [unit for batch in made.batches for unit in batch]
+    all_units = [unit for batch in grid_plan.batches for unit in batch]
     references = sum(unit.reference for unit in all_units)
-    to_do = sum(map(len, units.remaining(made.batches, finished)))
-    config = made.config
+    to_do = sum(map(len, units.remaining(grid_plan.batches, finished)))
+    config = grid_plan.config
     return {
         "model": config["model"],
         "family": config["family"],

@@ -13,8 +13,8 @@ Report = Callable[[int], None]  # takes the number of finished rows
 
 
 @contextmanager
-def progress(visible: bool | None, total: int, done: int, references: int = 0) -> Iterator[Report]:
-    """Yields a function to call with the number of finished rows, of `total`; `done` were finished before this run.
+def progress(visible: bool | None, total: int, before: int, references: int = 0) -> Iterator[Report]:
+    """Yields a function to call with the number of finished rows, of `total`; `before` were finished before this run.
 
     Args:
         references: how many of the rows belong to references.
@@ -22,20 +22,20 @@ def progress(visible: bool | None, total: int, done: int, references: int = 0) -
     """
     note = f" ({references} of references)" if references else ""  # explains why there are more rows than problems
     terminal = sys.stderr is not None and sys.stderr.isatty()
-    if visible is False or (visible is None and not terminal) or total == done:
+    if visible is False or (visible is None and not terminal) or total == before:
         yield lambda now: None
     elif terminal:
-        with _bar(total, done, note) as report:
+        with _bar(total, before, note) as report:
             yield report
     else:
-        yield Lines(total, done, note)
+        yield Lines(total, before, note)
 
 
 class Lines:
     """Prints a line every few seconds: finished rows, and the remaining time at the current pace."""
 
-    def __init__(self, total: int, done: int, note: str = "") -> None:
-        self.total, self.before, self.suffix = total, done, note
+    def __init__(self, total: int, before: int, note: str = "") -> None:
+        self.total, self.before, self.suffix = total, before, note
         self.started = self.reported = time.monotonic()
 
     def __call__(self, finished: int) -> None:
@@ -60,11 +60,11 @@ def clock(seconds: float) -> str:
 
 
 @contextmanager
-def _bar(total: int, done: int, note: str) -> Iterator[Report]:
+def _bar(total: int, before: int, note: str) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(f"rows{note}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("rows", total=total, completed=done)
+        task = bar.add_task("rows", total=total, completed=before)
         yield lambda now: bar.update(task, completed=now)

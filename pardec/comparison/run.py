@@ -45,10 +45,10 @@ class Run:
         rows = RowsFile(home / "rows.jsonl").rows
         environment = _read(home / "environment.json")
         folder = home / "traces"
-        saved = (
+        names = (
             {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         )  # a key that is a path is in none
-        traces = {key: Result.load(folder / key) for key in rows if key in saved and (folder / key).is_dir()}
+        traces = {key: Result.load(folder / key) for key in rows if key in names and (folder / key).is_dir()}
         return cls(config, environment, [{"key": key, **row} for key, row in rows.items()], traces)
 
 

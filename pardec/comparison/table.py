@@ -164,16 +164,16 @@ class Table:
 
     def legend(self) -> dict[str, str]:
         """The meanings of the visible columns of the short table, by heading."""
-        return {short.head: short.meaning for short, _ in self._shown()}
+        return {short.head: short.meaning for short, _ in self._visible()}
 
     def cells(self, mark: str = "`") -> list[list[str]]:
         """The short table as text: a line of headings, then one per sampler. Empty columns are left out."""
-        (names, *columns) = self._shown()
+        (names, *columns) = self._visible()
         marked = [_code_marks(cell, mark) for cell in names[1]]
         lines = zip(marked, *(cells for _, cells in columns), strict=True)
         return [[short.head for short, _ in (names, *columns)], *map(list, lines)]
 
-    def _shown(self) -> list[tuple[_Short, list[str]]]:
+    def _visible(self) -> list[tuple[_Short, list[str]]]:
         columns = [(short, [_single(short.write(row)) for row in self.rows]) for short in _SHORT]
         return [(short, cells) for short, cells in columns if any(cells)]
 

@@ -70,7 +70,7 @@ class Ray:
         items = [{"number": number, "batch": cloudpickle.dumps(batch)} for number, batch in enumerate(batches)]
         received: set[int] = set()
         errors: list[str] = []
-        with _quiet_context():
+        with _data_context():
             rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
                 Actor,
                 fn_constructor_args=(job, attempts),
@@ -160,7 +160,7 @@ def _cpus(workers: int) -> float:
 
 
 @contextmanager
-def _quiet_context() -> Iterator[None]:
+def _data_context() -> Iterator[None]:
     """Configures Ray Data: no progress bars and reports, continue after a lost batch, no timeout."""
     from ray.data import DataContext
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pardec.models.errors import SpecError
 
 from .reading import Reading, read
-from .scenes import BACKGROUNDS, COLOURS, PLACES, SHAPES, SIZES, Scene, Thing
+from .scenes import BACKGROUNDS, COLOURS, POSITIONS, SHAPES, SIZES, Scene, Thing
 
 THINGS = tuple(Thing(*each) for each in product(SIZES, COLOURS, SHAPES))
 NAMES = tuple(map(str, THINGS))
@@ -49,19 +49,19 @@ def thing(label: int) -> Thing:
 
 def scene(label: int, rng: random.Random) -> Scene:
     """A scene of the class, its position and background chosen uniformly; advances rng. Raises what `thing` raises."""
-    return Scene((thing(label),), rng.choice(tuple(PLACES)), rng.choice(tuple(BACKGROUNDS)))
+    return Scene((thing(label),), rng.choice(tuple(POSITIONS)), rng.choice(tuple(BACKGROUNDS)))
 
 
-def score(pictures: NDArray[np.uint8], labels: Sequence[int]) -> list[Score]:
+def score(images: NDArray[np.uint8], labels: Sequence[int]) -> list[Score]:
     """Score images [B, S, S, 3] of 0..255 against one class each.
 
     Raises:
         SpecError: not as many labels as images, a label that is no class, or arrays that are no images.
     """
-    if len(labels) != len(pictures):
-        raise SpecError(f"{len(pictures)} images but {len(labels)} labels", hint="give one label per image")
+    if len(labels) != len(images):
+        raise SpecError(f"{len(images)} images but {len(labels)} labels", hint="give one label per image")
     targets = [thing(label) for label in labels]
-    return [compare(reading, target) for reading, target in zip(read(pictures), targets, strict=True)]
+    return [compare(reading, target) for reading, target in zip(read(images), targets, strict=True)]
 
 
 def compare(reading: Reading, target: Thing) -> Score:

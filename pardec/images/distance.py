@@ -22,11 +22,11 @@ from .shapes import SIDE
 _PALETTE = np.array([*COLOURS.values(), *BACKGROUNDS.values()], np.float32)
 _FIELDS = 4  # per side, for the share of pixels that differ from the background
 _OFF = 50.0  # colour levels from which a pixel differs from the background
-_CELL = 4  # pixels along a side of a cell, for the texture
+_PATCH = 4  # pixels along a side of a patch, for the texture
 _MIN_SPREAD = 1e-3  # standard deviation below which a feature counts as constant
 
 
-def features(pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
+def features(images: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Feature vectors [B, 37] of images [B, S, S, 3] of 0..255.
 
     Shares of the named colours, where pixels differ from the background, roughness, and the detected shapes.
@@ -34,7 +34,7 @@ def features(pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
     Raises:
         SpecError: arrays that are no images.
     """
-    pairs = zip(pictures, read(pictures), strict=True)
+    pairs = zip(images, read(images), strict=True)
     return np.array([_features(image.astype(np.float32), reading) for image, reading in pairs], np.float64)
 
 
@@ -47,9 +47,9 @@ def _features(image: NDArray[np.float32], reading: Reading) -> NDArray[np.float6
     step = SIDE // _FIELDS
     fields = off.reshape(_FIELDS, step, _FIELDS, step).mean((1, 3)).ravel()
     grey = image.mean(-1)
-    # Averages over cells hide the pixel noise: a tokenizer that drops it is not judged by that alone.
-    cells = grey.reshape(SIDE // _CELL, _CELL, SIDE // _CELL, _CELL).mean((1, 3))
-    steps = [np.median(np.abs(np.diff(cells, axis=axis))) for axis in (0, 1)]
+    # Averages over patches hide the pixel noise: a tokenizer that drops it is not judged by that alone.
+    patches = grey.reshape(SIDE // _PATCH, _PATCH, SIDE // _PATCH, _PATCH).mean((1, 3))
+    steps = [np.median(np.abs(np.diff(patches, axis=axis))) for axis in (0, 1)]
     edges = np.square(np.diff(grey, axis=0)).mean() + np.square(np.diff(grey, axis=1)).mean()
     rough = [*steps, rim.std(0).mean(), edges**0.5]
     count = len(reading.things)
@@ -59,16 +59,16 @@ def _features(image: NDArray[np.float32], reading: Reading) -> NDArray[np.float6
     return np.array([*shares, *fields, *background, *rough, radius, *shapes, *sizes[:1]], np.float64)
 
 
-def distance(pictures: NDArray[np.uint8], true: NDArray[np.uint8]) -> float:
+def distance(images: NDArray[np.uint8], true: NDArray[np.uint8]) -> float:
     """The Fréchet distance of images from true ones, both [B, S, S, 3] of 0..255, at least two each.
 
     Raises:
         SpecError: fewer than two images in a set, or arrays that are no images.
     """
-    return apart(features(pictures), features(true))
+    return feature_distance(features(images), features(true))
 
 
-def apart(generated: NDArray[np.float64], true: NDArray[np.float64]) -> float:
+def feature_distance(generated: NDArray[np.float64], true: NDArray[np.float64]) -> float:
     """`distance` computed from the features of both sets, [B, 37] each."""
     spread = np.maximum(true.std(0), _MIN_SPREAD)
     return frechet(generated / spread, true / spread)

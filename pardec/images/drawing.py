@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pardec.models.errors import SpecError
 
-from .scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, Scene
+from .scenes import BACKGROUNDS, COLOURS, POSITIONS, RELATIONS, SHAPES, Scene
 from .shapes import EXTENT, RADII, SIDE, Array, coverage
 
 MARGIN = 1.5  # pixels between a shape and the edge
@@ -25,7 +25,7 @@ INNER = 14.5  # pixels between an edge and the centre of a shape at that edge, a
 SHADE = 10.0  # levels by which each channel differs from the named colour, at most
 TEXTURE = (6.0, 13.0)  # levels, amplitude
 NOISE = (2.0, 4.5)  # levels, standard deviation
-_CELLS = 7  # random values per side of the blotches
+_BLOTCHES = 7  # random values per side of the blotches
 _BATCH = 32  # images drawn at once: they fit in a core's cache
 
 
@@ -50,7 +50,7 @@ def _render_batch(scenes: Sequence[Scene], seeds: Sequence[int]) -> NDArray[np.u
     count = len(scenes)
     noise = np.empty((count, SIDE, SIDE, 3), np.float32)
     u = np.empty((count, 32), np.float32)
-    blotches = np.empty((count, _CELLS, _CELLS), np.float32)
+    blotches = np.empty((count, _BLOTCHES, _BLOTCHES), np.float32)
     for row, seed in enumerate(seeds):
         rng = np.random.Generator(np.random.SFC64(seed))
         rng.random(dtype=np.float32, out=u[row])
@@ -94,11 +94,11 @@ def _texture(u: Array, blotches: Array) -> Array:
     return texture
 
 
-def _smooth(cells: Array) -> Array:
+def _smooth(values: Array) -> Array:
     """Values [B, n, n] in [0, 1], bilinearly interpolated to [B, S, S] in [-1, 1]."""
-    position = np.linspace(0, _CELLS - 1, SIDE, dtype=np.float32)
-    weight = np.clip(1 - np.abs(position[:, None] - np.arange(_CELLS, dtype=np.float32)), 0, 1)  # [S, n]
-    surface: Array = weight @ (2 * cells - 1) @ weight.T
+    position = np.linspace(0, _BLOTCHES - 1, SIDE, dtype=np.float32)
+    weight = np.clip(1 - np.abs(position[:, None] - np.arange(_BLOTCHES, dtype=np.float32)), 0, 1)  # [S, n]
+    surface: Array = weight @ (2 * values - 1) @ weight.T
     return surface
 
 
@@ -107,10 +107,10 @@ def _layout(scene: Scene, u: Array) -> list[tuple[float, float, float]]:
     radii = [low + (high - low) * u[12 + i] for i, (low, high) in enumerate(RADII[t.size] for t in scene.things)]
     half = [tuple(e * r for e in EXTENT[t.shape]) for t, r in zip(scene.things, radii, strict=True)]
     if len(scene.things) == 1:
-        sides = PLACES[scene.place]
+        sides = POSITIONS[scene.position]
         x, y = (_coordinate(sides[axis], half[0][axis], u[14 + axis]) for axis in (0, 1))
         return [(x, y, radii[0])]
-    step = RELATIONS[scene.place]
+    step = RELATIONS[scene.position]
     axis = 0 if step[0] else 1
     order = (0, 1) if sum(step) < 0 else (1, 0)
     slack = SIDE - 2 * MARGIN - GAP - 2 * (half[0][axis] + half[1][axis])

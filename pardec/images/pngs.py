@@ -31,7 +31,7 @@ BLANK = (234, 238, 242)  # colour of areas without an image
 _SETTINGS = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
 _OPTIONAL = ("min_p", "negative_prompt")  # only in files of requests that set them
 
-Made = dict[str, Any]
+Metadata = dict[str, Any]
 
 
 class PictureError(PardecError, ValueError):
@@ -80,18 +80,18 @@ def check_grid(grid: tuple[int, int], count: int) -> None:
 
 
 def sheet(
-    pictures: Sequence[Image.Image],
+    images: Sequence[Image.Image],
     grid: tuple[int, int],
     *,
     gap: int = GAP,
     ground: tuple[int, int, int] = BLANK,
 ) -> Image.Image:
     """The images row by row; positions after the last one stay blank. A 1x1 sheet is the image itself."""
-    check_grid(grid, len(pictures))
+    check_grid(grid, len(images))
     rows, columns = grid
-    width, height = max(image.width for image in pictures), max(image.height for image in pictures)
+    width, height = max(image.width for image in images), max(image.height for image in images)
     canvas = Image.new("RGB", (columns * (width + gap) - gap, rows * (height + gap) - gap), ground)
-    for index, image in enumerate(pictures):
+    for index, image in enumerate(images):
         row, column = divmod(index, columns)
         canvas.paste(image, (column * (width + gap), row * (height + gap)))
     return canvas
@@ -100,11 +100,11 @@ def sheet(
 # --- metadata ---
 
 
-def made_by(result: Any) -> list[Made]:
+def image_metadata(result: Any) -> list[Metadata]:
     """The metadata of each image of a ResultData: caption or class, seed, forwards, number of tokens."""
     return [
         {
-            **named(result.shown[row] if result.shown else None),
+            **condition_entry(result.shown[row] if result.shown else None),
             "seed": result.seeds[row],
             "nfe": result.nfe[row],
             "generated": result.generated[row],
@@ -113,23 +113,23 @@ def made_by(result: Any) -> list[Made]:
     ]
 
 
-def named(shown: str | int | None) -> Made:
+def condition_entry(condition: str | int | None) -> Metadata:
     """A caption or a class as an entry of the metadata."""
-    return {"caption": shown} if isinstance(shown, str) else {} if shown is None else {"class": shown}
+    return {"caption": condition} if isinstance(condition, str) else {} if condition is None else {"class": condition}
 
 
-def about(
+def file_metadata(
     *,
     model: str,
     spec: str,
     exact: str,
     settings: Mapping[str, Any],
     environment: Mapping[str, str],
-    pictures: Sequence[Made],
+    images: Sequence[Metadata],
     grid: tuple[int, int] = (1, 1),
     loaded: Mapping[str, Any] | None = None,
     scale: int = 1,
-) -> Made:
+) -> Metadata:
     """The metadata of a file of these images. `loaded` is the model's name and the arguments of its loading, if known;
     `scale` is the factor by which the images were enlarged."""
     return {
@@ -142,24 +142,24 @@ def about(
         **{name: settings[name] for name in _OPTIONAL if name in settings},
         "grid": list(grid),
         "scale": scale,
-        "pictures": list(pictures),
+        "pictures": list(images),
         "environment": dict(environment),
     }
 
 
-def of_result(result: Any, row: int) -> Made:
+def of_result(result: Any, row: int) -> Metadata:
     """The metadata of a file of one image of a ResultData."""
-    return about(
+    return file_metadata(
         model=result.model,
         spec=result.spec,
         exact=result.exact,
         settings=result.settings,
         environment=result.environment,
-        pictures=[made_by(result)[row]],
+        images=[image_metadata(result)[row]],
     )
 
 
-def png(picture: Image.Image, record: Made | None = None) -> bytes:
+def png(image: Image.Image, record: Metadata | None = None) -> bytes:
     """A PNG file of the image, with its metadata."""
     info = PngInfo()
     if record is not None:
@@ -168,7 +168,7 @@ def png(picture: Image.Image, record: Made | None = None) -> bytes:
         info.add_itxt("Description", "\n".join(text for text in labels if text))
         info.add_itxt(KEY, json.dumps(record, ensure_ascii=False))
     buffer = BytesIO()
-    picture.save(buffer, "PNG", pnginfo=info)
+    image.save(buffer, "PNG", pnginfo=info)
     return buffer.getvalue()
 
 
@@ -182,16 +182,16 @@ def opened(file: Path | str | BytesIO) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
-            picture = Image.open(file, formats=["PNG"])
+            image = Image.open(file, formats=["PNG"])
         except Image.DecompressionBombError:
             raise ValueError(f"it has more than {PIXELS} pixels") from None
-    if picture.width * picture.height > PIXELS:
-        picture.close()
-        raise ValueError(f"it has more than {PIXELS} pixels, {picture.width} by {picture.height}")
-    return picture
+    if image.width * image.height > PIXELS:
+        image.close()
+        raise ValueError(f"it has more than {PIXELS} pixels, {image.width} by {image.height}")
+    return image
 
 
-def read(file: Path | str) -> Made:
+def read(file: Path | str) -> Metadata:
     """The metadata of a PNG file that pardec wrote.
 
     Raises:
@@ -199,8 +199,8 @@ def read(file: Path | str) -> Made:
     """
     hint = "name a PNG file that pardec image wrote"
     try:
-        with opened(file) as picture:
-            text = picture.text.get(KEY) if isinstance(picture, PngImageFile) else None
+        with opened(file) as image:
+            text = image.text.get(KEY) if isinstance(image, PngImageFile) else None
         if text is None:
             raise PictureError(f"{file} has no metadata of pardec", hint=hint)
         record = parse(text)
@@ -216,22 +216,22 @@ def read(file: Path | str) -> Made:
         raise PictureError(f"cannot read {file}: {reason}", hint=hint) from error
 
 
-def again(record: Made) -> dict[str, Any]:
+def generate_arguments(record: Metadata) -> dict[str, Any]:
     """The arguments of `Model.generate` that reproduce the images of a file with the same model and decoder.
 
     Raises:
         PictureError: the metadata is incomplete, or the images have embeddings for prompts, which no file contains.
     """
     try:
-        pictures = record["pictures"]
-        arguments: dict[str, Any] = {"sampler": record["spec"], "seed": [one["seed"] for one in pictures]}
+        entries = record["pictures"]
+        arguments: dict[str, Any] = {"sampler": record["spec"], "seed": [one["seed"] for one in entries]}
         arguments |= {name: record[name] for name in _SETTINGS if record[name] is not None}
         arguments |= {name: record[name] for name in _OPTIONAL if record.get(name) is not None}
     except (KeyError, TypeError) as error:
         hint = "read another file that pardec image wrote"
         raise PictureError(f"the metadata of the file is incomplete: {error!r}", hint=hint) from error
-    if all("caption" in one for one in pictures):
-        return {"prompt": [one["caption"] for one in pictures], **arguments}
-    if all("class" in one for one in pictures):
-        return {"label": [one["class"] for one in pictures], **arguments}
+    if all("caption" in one for one in entries):
+        return {"prompt": [one["caption"] for one in entries], **arguments}
+    if all("class" in one for one in entries):
+        return {"label": [one["class"] for one in entries], **arguments}
     raise PictureError("the prompts of the images are prompt_embeds, which no file contains", hint="pass them")

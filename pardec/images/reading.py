@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pardec.models.errors import SpecError
 
-from .scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, Scene, Thing
+from .scenes import BACKGROUNDS, COLOURS, POSITIONS, RELATIONS, Scene, Thing
 from .shapes import AREA, BETWEEN, CENTROID, SIDE, Array, coverage
 
 NEAR = 75.0  # levels within which a pixel has a named colour
@@ -25,7 +25,7 @@ ASIDE = 6.5  # pixels from the middle of the image beyond which a shape is at a 
 _COLOUR_NAMES = tuple(COLOURS)
 _BACKGROUND_NAMES = tuple(BACKGROUNDS)
 _PALETTE = np.array([*COLOURS.values(), *BACKGROUNDS.values()], np.float32)
-_PLACE_OF = {sides: place for place, sides in PLACES.items()}
+_POSITION_OF = {sides: position for position, sides in POSITIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class DetectedShape:
         return "large" if self.radius > BETWEEN else "small"
 
     @property
-    def place(self) -> str:
-        """The part of the image that it lies in, one of PLACES."""
+    def position(self) -> str:
+        """The part of the image that it lies in, one of POSITIONS."""
         column, row = (int(np.sign(shift) * (abs(shift) > ASIDE)) for shift in (self.x - SIDE / 2, self.y - SIDE / 2))
-        return _PLACE_OF[column, row]
+        return _POSITION_OF[column, row]
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Reading:
         if self.background is None or None in shapes or not 1 <= len(shapes) <= 2:
             return None
         things = tuple(Thing(thing.size, thing.colour, thing.shape) for thing in self.things if thing.shape)
-        place = self.things[0].place if len(things) == 1 else relation(*self.things)
-        return Scene(things, place, self.background).canonical()
+        position = self.things[0].position if len(things) == 1 else relation(*self.things)
+        return Scene(things, position, self.background).canonical()
 
 
 def relation(first: DetectedShape, second: DetectedShape) -> str:
@@ -74,18 +74,18 @@ def relation(first: DetectedShape, second: DetectedShape) -> str:
     return next((name for name, direction in RELATIONS.items() if direction == step), "left of")
 
 
-def read(pictures: NDArray[np.uint8]) -> list[Reading]:
+def read(images: NDArray[np.uint8]) -> list[Reading]:
     """Read images [B, S, S, 3] of 0..255.
 
     Raises:
         SpecError: arrays of another shape or type.
     """
-    if pictures.ndim != 4 or pictures.shape[1:] != (SIDE, SIDE, 3) or pictures.dtype != np.uint8:
+    if images.ndim != 4 or images.shape[1:] != (SIDE, SIDE, 3) or images.dtype != np.uint8:
         raise SpecError(
-            f"cannot read images of shape {list(pictures.shape)} and type {pictures.dtype}",
+            f"cannot read images of shape {list(images.shape)} and type {images.dtype}",
             hint=f"images are [count, {SIDE}, {SIDE}, 3] of uint8",
         )
-    return [_read(image.astype(np.float32)) for image in pictures]
+    return [_read(image.astype(np.float32)) for image in images]
 
 
 def _read(image: Array) -> Reading:

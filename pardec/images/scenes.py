@@ -24,7 +24,7 @@ COLOURS = {
 }
 SHAPES = ("circle", "square", "triangle")
 BACKGROUNDS = {"black": (30, 30, 30), "grey": (128, 128, 128), "white": (230, 230, 230)}
-PLACES = {  # column and row of a 3x3 grid, from its middle
+POSITIONS = {  # column and row of a 3x3 grid, from its middle
     "at the top left": (-1, -1),
     "at the top": (0, -1),
     "at the top right": (1, -1),
@@ -60,19 +60,19 @@ class Scene:
     """One shape with its position, or two of different colours with the relation of the first to the second."""
 
     things: tuple[Thing, ...]
-    place: str  # one of PLACES for a single shape, of RELATIONS for two
+    position: str  # one of POSITIONS for a single shape, of RELATIONS for two
     background: str
 
     @property
     def caption(self) -> str:
         """The scene as a caption."""
         first, *others = map(str, self.things)
-        return " ".join([first, self.place, *others, "on", self.background])
+        return " ".join([first, self.position, *others, "on", self.background])
 
     def canonical(self) -> Scene:
         """The same scene with the left or upper shape first."""
-        if self.place in ("right of", "below"):
-            return Scene(self.things[::-1], _OPPOSITE[self.place], self.background)
+        if self.position in ("right of", "below"):
+            return Scene(self.things[::-1], _OPPOSITE[self.position], self.background)
         return self
 
     @property
@@ -93,9 +93,9 @@ def parse(caption: str) -> Scene:
     """
     words = words_of(caption)
     first, rest = _thing(words, caption)
-    place, rest = _phrase(rest, (*PLACES, *RELATIONS), "place", caption)
+    position, rest = _phrase(rest, (*POSITIONS, *RELATIONS), "position", caption)
     things = [first]
-    if place in RELATIONS:
+    if position in RELATIONS:
         second, rest = _thing(rest, caption)
         things.append(second)
         if first.colour == second.colour:
@@ -105,7 +105,7 @@ def parse(caption: str) -> Scene:
     background, rest = _word(rest[1:], tuple(BACKGROUNDS), "background", caption)
     if rest:
         raise SpecError(f"the caption {caption!r} continues after its background: {' '.join(rest)!r}", hint=_HINT)
-    return Scene(tuple(things), place, background)
+    return Scene(tuple(things), position, background)
 
 
 def words_of(caption: str) -> list[str]:
@@ -149,8 +149,8 @@ def sample(rng: random.Random, split: str | None = "train") -> Scene:
         two = rng.random() >= ONE
         colours = rng.sample(tuple(COLOURS), 2 if two else 1)
         things = tuple(Thing(rng.choice(SIZES), colour, rng.choice(SHAPES)) for colour in colours)
-        place = rng.choice(tuple(RELATIONS if two else PLACES))
-        scene = Scene(things, place, rng.choice(tuple(BACKGROUNDS)))
+        position = rng.choice(tuple(RELATIONS if two else POSITIONS))
+        scene = Scene(things, position, rng.choice(tuple(BACKGROUNDS)))
         if split is None or scene.split == split:
             return scene
 

@@ -28,16 +28,16 @@ class Score:
     background: bool
 
 
-def score(pictures: NDArray[np.uint8], captions: Sequence[str]) -> list[Score]:
+def score(images: NDArray[np.uint8], captions: Sequence[str]) -> list[Score]:
     """Score images [B, S, S, 3] of 0..255 against one caption each.
 
     Raises:
         SpecError: not as many captions as images, a caption that cannot be read, or arrays that are no images.
     """
-    if len(captions) != len(pictures):
-        raise SpecError(f"{len(pictures)} images but {len(captions)} captions", hint="give one caption per image")
+    if len(captions) != len(images):
+        raise SpecError(f"{len(images)} images but {len(captions)} captions", hint="give one caption per image")
     scenes = [parse(caption) for caption in captions]
-    return [compare(reading, scene) for reading, scene in zip(read(pictures), scenes, strict=True)]
+    return [compare(reading, scene) for reading, scene in zip(read(images), scenes, strict=True)]
 
 
 def compare(reading: Reading, scene: Scene) -> Score:
@@ -58,7 +58,7 @@ def compare(reading: Reading, scene: Scene) -> Score:
     if first is None or None in others:
         place = False
     else:
-        place = (relation(first, *(o for o in others if o)) if others else first.place) == scene.place
+        place = (relation(first, *(o for o in others if o)) if others else first.position) == scene.position
     return Score(
         right=reading.scene() == scene.canonical(),
         count=len(reading.things) == len(targets),

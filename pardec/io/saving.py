@@ -186,7 +186,7 @@ def _build(kind: type[R], data: dict[str, Any], stored: dict[str, Any], images: 
         trace=trace,
         timing=Timing(float(timing["total_s"]), int(timing["tokens"]), parts),
         stop_ids=tuple(data["stop_ids"]),
-        saved_pieces=data["pieces"],
+        stored_texts=data["pieces"],
         padding=int(data["padding"]),
         images=images,
         shown=data.get("shown"),

@@ -13,7 +13,7 @@ from pardec.samplers.rng import Keyed
 
 from . import draft_models
 from .images import FOREIGN, labels, refuse_negative, refuse_sequences
-from .settings import MAX_NEW_TOKENS, Settings, several
+from .settings import MAX_NEW_TOKENS, Settings, repeat_each
 from .text import seeds_of
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
     sampler.method.check_model(model)
     model.head.respaced(sampler.method.head_steps or model.head.steps)
     classes = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
-    rows = tuple(several(classes, settings.num_images))
+    rows = tuple(repeat_each(classes, settings.num_images))
     seeds = seeds_of(settings, len(rows))
     request = ImageRequest(
         labels=rows,

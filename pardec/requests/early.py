@@ -150,15 +150,15 @@ def check_mask(kind: Kind, mask_id: int | None) -> None:
         )
 
 
-def check_answers(kind: Kind, given: str, draws: bool) -> None:
+def check_answers(kind: Kind, name: str, draws: bool) -> None:
     """Refuses images from a text model, and text from an image model."""
     if draws and kind.draws is None:
-        raise SpecError(f"{kind.name} is a text model and draws no images", hint=f'try "pardec generate {given}"')
+        raise SpecError(f"{kind.name} is a text model and draws no images", hint=f'try "pardec generate {name}"')
     if not draws and kind.draws is not None:
-        raise SpecError(f"{kind.name} is an image model", hint=f'try "pardec image {given} -o out.png"')
+        raise SpecError(f"{kind.name} is an image model", hint=f'try "pardec image {name} -o out.png"')
 
 
-def check_shown(kind: Kind, classes: list[int] | None) -> None:
+def check_conditions(kind: Kind, classes: list[int] | None) -> None:
     """Refuses captions for a model that draws classes, classes for one that draws captions, and unknown ones."""
     if kind.draws == "text" and classes:
         raise SpecError(f"{kind.name} draws captions and has no classes", hint='pass -p "..." in place of --class')

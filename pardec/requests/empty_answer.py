@@ -16,7 +16,7 @@ class EmptyAnswer(UserWarning):
     """Some answers have no tokens; another form of prompt may help."""
 
 
-def why(model: Engine, *, plain: bool, way_out: str) -> str | None:
+def explain_empty(model: Engine, *, plain: bool, way_out: str) -> str | None:
     """The likely reason of an empty answer, in words; None where none is known.
 
     Args:
@@ -47,7 +47,7 @@ def warn(model: Engine, result: Result, prompt: Any, *, stacklevel: int) -> None
     if not count or result.text is None:
         return
     plain = isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(one, str) for one in prompt))
-    reason = why(model, plain=plain, way_out='pass messages, [{"role": "user", "content": "..."}]')
+    reason = explain_empty(model, plain=plain, way_out='pass messages, [{"role": "user", "content": "..."}]')
     if reason is not None:
         silence = 'warnings.simplefilter("ignore", pardec.EmptyAnswer)'
         message = f"{sentence(count, len(result.generated))}: {reason} ({silence} silences this)"

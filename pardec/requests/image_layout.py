@@ -13,7 +13,7 @@ from pardec.samplers.request import Allowed
 from .prompts import Row
 
 
-def within(layout: ImageLayout, allowed: Allowed | None, rows: Sequence[Row], vocabulary: int) -> Allowed | None:
+def intersect(layout: ImageLayout, allowed: Allowed | None, rows: Sequence[Row], vocabulary: int) -> Allowed | None:
     """The intersection of `allowed` with the layout's constraints; `allowed` itself where the layout has none.
 
     Raises SpecError where it is empty.

@@ -17,7 +17,7 @@ from pardec.models.images.vq import to_images
 from pardec.samplers.presets import preset
 
 from .prompts import Row
-from .settings import MAX_NEW_TOKENS, Settings, several
+from .settings import MAX_NEW_TOKENS, Settings, repeat_each
 
 if TYPE_CHECKING:
     from pardec.models.images.conditioned import Prefix
@@ -33,7 +33,7 @@ FOREIGN = (
 
 
 @dataclass(frozen=True)
-class Conditions:
+class ImageInputs:
     """The conditions of a request, one row an image."""
 
     conditions: tuple[Condition, ...]
@@ -66,7 +66,7 @@ def scale_of(name: str, imaging: Imaging, height: int | None, width: int | None)
     """
     if height is None and width is None:
         return 1
-    rows, columns = (cells * imaging.downsample for cells in imaging.layout.grid)
+    rows, columns = (codes * imaging.downsample for codes in imaging.layout.grid)
     for what, size, own in (("height", height, rows), ("width", width, columns)):
         whole = isinstance(size, int) and not isinstance(size, bool)
         if size is not None and (not whole or size < own or size % own):
@@ -118,7 +118,7 @@ def refuse_images(model: LanguageModel, settings: Settings) -> None:
         raise SpecError(f"{names[0]} is for image models and {model.name} is a text model", hint=hint)
 
 
-def conditions(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings: Settings) -> Conditions:
+def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings: Settings) -> ImageInputs:
     """Reads the classes, captions or features of a request. Raises SpecError for what the model cannot draw."""
     for name in FOREIGN:
         if getattr(settings, name) is not None:
@@ -136,9 +136,9 @@ def conditions(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings
     else:
         prompts = _with_negative(_captions(model, prompt, settings), settings)
     prefix = imaging.prefix(prompts)
-    each = several(range(len(prompts)), settings.num_images)
+    each = repeat_each(range(len(prompts)), settings.num_images)
     rows = [Row(torch.full((length,), -1), torch.full((count,), -1)) for length in prefix.lengths]
-    return Conditions(tuple(prompts[row] for row in each), prefix.take(each), [rows[row] for row in each])
+    return ImageInputs(tuple(prompts[row] for row in each), prefix.take(each), [rows[row] for row in each])
 
 
 def refuse_sequences(name: str, settings: Settings) -> None:

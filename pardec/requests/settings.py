@@ -189,7 +189,7 @@ def check_count(name: str, value: Any) -> None:
         )
 
 
-def several(items: Sequence[_T], count: int) -> list[_T]:
+def repeat_each(items: Sequence[_T], count: int) -> list[_T]:
     """Each item `count` times in a row: the rows of `num_return_sequences` and `num_images`."""
     return [item for item in items for _ in range(count)]
 

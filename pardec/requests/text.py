@@ -22,10 +22,10 @@ from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from . import allowed, draft_models
 from .early import check_block, check_family, check_least
-from .image_layout import within
-from .images import Conditions, conditions, refuse_images
+from .image_layout import intersect
+from .images import ImageInputs, image_inputs, refuse_images
 from .prompts import Row, check_length, encode
-from .settings import Settings, several
+from .settings import Settings, repeat_each
 from .stop_strings import StopStrings, special_ids
 from .stop_strings import read as read_stops
 
@@ -142,16 +142,16 @@ class Call:
 
 def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     """Reads the prompt and resolves every argument for this model; SpecError names what cannot work."""
-    images: Conditions | None = None
+    images: ImageInputs | None = None
     sampler = _sampler(model, settings)
     if model.imaging is not None:
-        images = conditions(model, model.imaging, prompt, settings)
+        images = image_inputs(model, model.imaging, prompt, settings)
         rows = images.rows
     else:
         refuse_images(model, settings)
         check_family(model.name, model.decoding_config.masked, settings)
         prompts = encode(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
-        rows = several(prompts, settings.num_return_sequences)
+        rows = repeat_each(prompts, settings.num_return_sequences)
     check_length(model, [len(row.canvas) for row in rows])
     stops, special = _stops(model, settings)
     stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *special)))
@@ -187,7 +187,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
 
 def _allowed(model: LanguageModel, settings: Settings, rows: list[Row]) -> Allowed | None:
     sets = allowed.read(model, settings.allowed, rows)
-    return sets if model.imaging is None else within(model.imaging.layout, sets, rows, model.vocab_size)
+    return sets if model.imaging is None else intersect(model.imaging.layout, sets, rows, model.vocab_size)
 
 
 def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:

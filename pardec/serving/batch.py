@@ -210,14 +210,14 @@ class Serving(Iterator[Served]):
         with self._timed():
             slots, loop = self._admit(rows), self._start_loop(rows)
         try:
-            yield from self._remove_finished(loop, slots, loop.over())
+            yield from self._remove_finished(loop, slots, loop.finished_rows())
             first = True
             while len(loop.rows):
                 with self._timed():
                     self._advance(loop)
                     if first:
-                        self.waits, first = loop.alone(), False
-                    over = loop.over()
+                        self.waits, first = loop.batching_obstacle(), False
+                    over = loop.finished_rows()
                     ends = list(loop.leave(over))
                 for end in ends:
                     yield self._row(loop, slots[end.row], end)
@@ -240,11 +240,11 @@ class Serving(Iterator[Served]):
     ) -> Generator[Served, None, np.ndarray]:
         """Moves the rows of `new_loop` in; yields those that finish at once, and returns the slots that stay free."""
         if isinstance(new_loop, VerifyLoop):
-            yield from self._remove_finished(new_loop, new_rows, new_loop.over())
+            yield from self._remove_finished(new_loop, new_rows, new_loop.finished_rows())
             if len(new_loop.rows):
                 with self._timed():
                     self._advance(new_loop)  # their prompts
-        yield from self._remove_finished(new_loop, new_rows, new_loop.over())
+        yield from self._remove_finished(new_loop, new_rows, new_loop.finished_rows())
         targets, free = free[: len(new_loop.rows)], free[len(new_loop.rows) :]
         if len(targets):
             with self._timed():
@@ -262,7 +262,7 @@ class Serving(Iterator[Served]):
 
     def _admit(self, rows: list[QueuedRow]) -> list[QueuedRow]:
         """These rows, with the batch's time now as that of their admission."""
-        return [replace(row, admission=self.batch.seconds) for row in rows]
+        return [replace(row, admitted_at=self.batch.seconds) for row in rows]
 
     def _start_loop(self, rows: list[QueuedRow], running: Loop | None = None) -> Loop:
         """A loop for these rows, made to join the `running` one where there is one."""
@@ -284,5 +284,5 @@ class Serving(Iterator[Served]):
             loop.step()
 
     def _row(self, loop: Loop, row: QueuedRow, end: RowFinished) -> Served:
-        seconds = self.batch.seconds - row.admission
+        seconds = self.batch.seconds - row.admitted_at
         return Served(row.index, self.model.result(row.call, loop.finished(end.row), seconds), row.sample)

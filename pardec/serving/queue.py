@@ -39,7 +39,7 @@ class QueuedRow:
     index: int
     call: Call | VectorCall
     request: Any
-    admission: float = 0.0  # seconds on the batch's clock
+    admitted_at: float = 0.0  # seconds on the batch's clock
     sample: int = 0  # index among the prompt's return sequences
 
     @property

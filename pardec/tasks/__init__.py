@@ -19,8 +19,8 @@ from .records import Records
 __all__ = ["GROUPS", "FileTask", "Generator", "Problem", "Task", "expand", "list_tasks", "task"]
 
 _TASKS: dict[str, Task] = {
-    made.name: made
-    for made in (
+    each.name: each
+    for each in (
         Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort(), Captions(), Classes()
     )
 }  # fmt: skip

@@ -20,7 +20,7 @@ THINGS = (
 
 
 @dataclass(frozen=True)
-class Scene:
+class Story:
     """Sentences that fit together. Slots: name, he, him (the person), other, things, and the number n."""
 
     openings: tuple[str, ...]
@@ -28,7 +28,7 @@ class Scene:
     questions: tuple[str, ...]
 
 
-PERSON = Scene(
+PERSON = Story(
     openings=(
         "{name} has {n} {things}.",
         "{name} starts with {n} {things}.",
@@ -68,7 +68,7 @@ PERSON = Scene(
         "How many are left with {name}?",
     ),
 )
-PLACE = Scene(
+CONTAINER = Story(
     openings=(
         "There are {n} {things} in a box.",
         "A shop has {n} {things}.",
@@ -103,7 +103,7 @@ PLACE = Scene(
         "How many {things} remain?",
     ),
 )
-SCENES = (PERSON, PLACE)
+STORIES = (PERSON, CONTAINER)
 SYMBOLS = "+-*/"
 _ANSWER = re.compile(r"\s*[:=]?\s*(-?(?:0|[1-9][0-9]*))(?![A-Za-z0-9_%]|\s*[-+*/=^]|[.,:][0-9])")
 
@@ -133,16 +133,16 @@ class Arithmetic(Generator):
         "answer he him she her He She",
         *THINGS,
         *PEOPLE,
-        *(text for s in SCENES for text in (*s.openings, *s.questions)),
-        *(text for s in SCENES for group in s.sentences.values() for text in group),
+        *(text for s in STORIES for text in (*s.openings, *s.questions)),
+        *(text for s in STORIES for group in s.sentences.values() for text in group),
     )
 
     def draw(self, rng: random.Random) -> Draw:
-        scene = rng.choice(SCENES)
+        story = rng.choice(STORIES)
         count = rng.choice((1, 2, 2, 3))
         start = x = rng.randint(2, 49) if count > 1 or rng.random() < 0.5 else rng.randint(2, 99)
-        picks = [rng.choice(scene.openings)]
-        numbers, symbols = [start], ""
+        picks = [rng.choice(story.openings)]
+        operands, symbols = [start], ""
         steps: list[str] = []
         while len(steps) < count:
             symbol = rng.choice("++--*/")
@@ -151,21 +151,21 @@ class Arithmetic(Generator):
             symbols += symbol
             result = apply(x, symbol, y)
             steps.append(f"{x} {symbol} {y} = {result}")
-            picks.append(rng.choice(scene.sentences[symbol]))
-            numbers.append(y)
+            picks.append(rng.choice(story.sentences[symbol]))
+            operands.append(y)
             x = result
-        picks.append(rng.choice(scene.questions))
+        picks.append(rng.choice(story.questions))
         name, other = rng.sample(tuple(PEOPLE), 2)
         he, him = PEOPLE[name]
         slots = {"name": name, "other": other, "he": he, "He": he.title(), "him": him, "things": rng.choice(THINGS)}
         text = " ".join(
-            template.format(n=number, **slots) for template, number in zip(picks, [*numbers, None], strict=True)
+            template.format(n=number, **slots) for template, number in zip(picks, [*operands, None], strict=True)
         )
-        key = "|".join([*picks, *map(str, numbers)])
+        key = "|".join([*picks, *map(str, operands)])
         return Draw(key, text, f"{'; '.join(steps)}; answer {x}")
 
     def score(self, problem: Problem, text: str) -> float:
         """1.0 if the whole number after the last `answer` is the right one, else 0.0."""
-        found = list(re.finditer(r"\banswer\b", text, re.IGNORECASE))
-        match = _ANSWER.match(text, found[-1].end()) if found else None
+        words = list(re.finditer(r"\banswer\b", text, re.IGNORECASE))
+        match = _ANSWER.match(text, words[-1].end()) if words else None
         return float(match is not None and match[1] == problem.answer.rsplit(" ", 1)[1])

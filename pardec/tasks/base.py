@@ -116,16 +116,16 @@ class Generator(Task):
         check_split(split)
         checked_count(self.name, n)
         rng = random.Random(f"{self.name}/{split}/{seed}")
-        found: dict[str, Problem] = {}
+        pool: dict[str, Problem] = {}
         idle = 0
-        while len(found) < n:
+        while len(pool) < n:
             draw = self.draw(rng)
-            if self.split_of(draw.key) == split and draw.prompt not in found:
-                found[draw.prompt] = self._problem(draw)
+            if self.split_of(draw.key) == split and draw.prompt not in pool:
+                pool[draw.prompt] = self._problem(draw)
                 idle = 0
             elif (idle := idle + 1) > _PATIENCE:
-                raise SpecError(f"{self.name}: {split} has only {len(found)} problems, got n={n}", hint="ask for fewer")
-        return list(found.values())
+                raise SpecError(f"{self.name}: {split} has only {len(pool)} problems, got n={n}", hint="ask for fewer")
+        return list(pool.values())
 
     def _problem(self, draw: Draw) -> Problem:
         return Problem(f"{self.name}-{_digest(draw.prompt):016x}", draw.prompt, draw.answer)
@@ -139,10 +139,10 @@ def words_of(*texts: str) -> frozenset[str]:
     """
     out: set[str] = set()
     for text in texts:
-        for piece in text.split():
-            piece = piece.strip(".,:;?!\"'")
-            if piece and "{" not in piece and piece.isalpha():
-                out.add(piece)
+        for word in text.split():
+            word = word.strip(".,:;?!\"'")
+            if word and "{" not in word and word.isalpha():
+                out.add(word)
     return frozenset(out)
 
 

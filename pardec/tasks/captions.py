@@ -35,9 +35,9 @@ class Captions(Task):
         return float(_scored(problem, answer).right)
 
     def lenient(self, problem: Problem, answer: Any) -> float:
-        """The mean of what can be right: the number of things, shapes, colours, sizes, place and background."""
-        found = _scored(problem, answer)
-        parts = (found.count, found.shapes, found.colours, found.sizes, found.place, found.background)
+        """The mean of what can be right: the number of things, shapes, colours, sizes, position and background."""
+        score = _scored(problem, answer)
+        parts = (score.count, score.shapes, score.colours, score.sizes, score.place, score.background)
         return sum(map(float, parts)) / len(parts)
 
     def seen(self, problem: Problem, answer: Any) -> dict[str, Any]:
@@ -50,13 +50,13 @@ class Captions(Task):
 
 def pixels(image: Any) -> NDArray[np.uint8]:
     """An image [S, S, 3] of 0..255. Raises SpecError for one of a size that cannot be read back."""
-    found = np.asarray(image)
-    if found.shape != (SIDE, SIDE, 3):
+    array = np.asarray(image)
+    if array.shape != (SIDE, SIDE, 3):
         raise SpecError(
-            f"an image of {'x'.join(map(str, found.shape))} cannot be read",
+            f"an image of {'x'.join(map(str, array.shape))} cannot be read",
             hint=f"it takes images of {SIDE}x{SIDE} pixels, such as tiny-llamagen draws",
         )
-    return found
+    return array
 
 
 def _scored(problem: Problem, image: Any) -> Score:
@@ -64,6 +64,6 @@ def _scored(problem: Problem, image: Any) -> Score:
 
 
 @lru_cache(maxsize=4)  # strict and lenient are asked one after the other
-def _read(held: bytes, caption: str) -> Score:
-    image = np.frombuffer(held, np.uint8).reshape(1, SIDE, SIDE, 3)
+def _read(data: bytes, caption: str) -> Score:
+    image = np.frombuffer(data, np.uint8).reshape(1, SIDE, SIDE, 3)
     return score(image, [caption])[0]

@@ -33,20 +33,20 @@ class Classes(Task):
         The splits are the same: a class says nothing that could be held out. Raises SpecError for an unknown one.
         """
         check_split(split)
-        found: list[Problem] = []
+        problems: list[Problem] = []
         for repeat in range(-(-checked_count(self.name, n) // len(NAMES))):
             labels = list(range(len(NAMES)))
             random.Random(f"{self.name}/{seed}/{repeat}").shuffle(labels)
-            found += [_problem(label, repeat) for label in labels]
-        return found[:n]
+            problems += [_problem(label, repeat) for label in labels]
+        return problems[:n]
 
     def score(self, problem: Problem, answer: Any) -> float:
         return float(_scored(problem, answer).right)
 
     def lenient(self, problem: Problem, answer: Any) -> float:
         """The mean of what can be right: that there is one thing, its shape, its colour and its size."""
-        found = _scored(problem, answer)
-        parts = (found.count, found.shape, found.colour, found.size)
+        score = _scored(problem, answer)
+        parts = (score.count, score.shape, score.colour, score.size)
         return sum(map(float, parts)) / len(parts)
 
     def seen(self, problem: Problem, answer: Any) -> dict[str, Any]:
@@ -72,5 +72,5 @@ def _scored(problem: Problem, image: Any) -> Score:
 
 
 @lru_cache(maxsize=4)  # strict and lenient are asked one after the other
-def _read(held: bytes, label: int) -> Score:
-    return score(np.frombuffer(held, np.uint8).reshape(1, SIDE, SIDE, 3), [label])[0]
+def _read(data: bytes, label: int) -> Score:
+    return score(np.frombuffer(data, np.uint8).reshape(1, SIDE, SIDE, 3), [label])[0]

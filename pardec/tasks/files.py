@@ -64,33 +64,33 @@ class FileTask(Task):
         return self._scorer.score(problem, text)
 
     def _read(self, items: list[Item], where: str) -> list[Problem]:
-        found: dict[str, tuple[Problem, int]] = {}
+        by_id: dict[str, tuple[Problem, int]] = {}
         for item in items:
             answer = answer_of(item, f"{where}, line {item.line}", self._scorer, name_of(self.scorer))
             problem, line = Problem(str(item.id), item.prompt, answer), item.line
-            if problem.id in found:
-                first = found[problem.id][1]
+            if problem.id in by_id:
+                first = by_id[problem.id][1]
                 raise SpecError(
                     f"{where}, line {line}: the id {problem.id!r} stands in line {first} already",
                     hint="give each prompt an id of its own, or none (they are numbered from 0 then)",
                 )
-            found[problem.id] = problem, line
-        return [problem for problem, _ in found.values()]
+            by_id[problem.id] = problem, line
+        return [problem for problem, _ in by_id.values()]
 
 
-def answer_of(item: Item, place: str, rates: Scorer, called: str) -> Any:
-    """What is accepted for a prompt, as its fields say; None for nothing. `place` and `called` are for errors."""
+def answer_of(item: Item, where: str, rates: Scorer, called: str) -> Any:
+    """What is accepted for a prompt, as its fields say; None for nothing. `where` and `called` are for errors."""
     fields = item.fields
     if "answer" in fields and "answers" in fields:
-        raise SpecError(f'{place} has both of "answer" and "answers"', hint=FORM)
+        raise SpecError(f'{where} has both of "answer" and "answers"', hint=FORM)
     answer = fields.get("answers", fields.get("answer"))
     if answer is None:
         return None
     if "answers" in fields and (not isinstance(answer, list) or not answer):
-        raise SpecError(f'{place}: "answers" is no list of accepted answers', hint=FORM)
+        raise SpecError(f'{where}: "answers" is no list of accepted answers', hint=FORM)
     reason = rates.refuses(answer)
     if reason is not None:
-        raise SpecError(f"{place}: the answer {_short(answer)} {reason}, which {called} needs", hint=FORM)
+        raise SpecError(f"{where}: the answer {_short(answer)} {reason}, which {called} needs", hint=FORM)
     return answer
 
 
@@ -101,5 +101,5 @@ def _absolute(scorer: str) -> str:
 
 
 def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

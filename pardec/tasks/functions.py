@@ -30,15 +30,15 @@ def load(name: str) -> Callable[[Problem, str], float | None]:
         SpecError: no such file or function, a file that fails when it is run, or a function that cannot take
             (problem, text).
     """
-    given, _, attribute = name.rpartition(":")
-    path = Path(given).resolve()
+    source, _, attribute = name.rpartition(":")
+    path = Path(source).resolve()
     if not path.is_file():
         raise SpecError(f"the scorer {name!r} names no file that is there", hint=_FORM)
     module = _module(path, name)
     function = getattr(module, attribute, None)
     if not callable(function):
         near = did_you_mean(attribute, [key for key, value in vars(module).items() if inspect.isfunction(value)])
-        raise SpecError(f"{given} has no function {attribute!r}{near}", hint=_FORM)
+        raise SpecError(f"{source} has no function {attribute!r}{near}", hint=_FORM)
     return checked(function, name, path)
 
 
@@ -93,10 +93,10 @@ def importable(scorer: str | Callable[..., Any]) -> bool:
     """Whether another process finds it by its name."""
     if isinstance(scorer, str):
         return True
-    held: Any = sys.modules.get(getattr(scorer, "__module__", None) or "")
+    target: Any = sys.modules.get(getattr(scorer, "__module__", None) or "")
     for name in getattr(scorer, "__qualname__", "").split("."):
-        held = getattr(held, name, None)
-    return held is scorer and scorer.__module__ != "__main__"
+        target = getattr(target, name, None)
+    return target is scorer and scorer.__module__ != "__main__"
 
 
 def _home(function: Callable[..., Any]) -> Path | None:
@@ -135,9 +135,9 @@ def _checked(value: Any, name: str, problem: Problem) -> float | None:
         return None
     if isinstance(number, bool | int | float) and 0 <= number <= 1:
         return float(number)
-    shown = one_line(ValueError(repr(value)), 80)
+    text = one_line(ValueError(repr(value)), 80)
     raise ScoreError(
-        f"the scorer {name!r} returned {shown} for problem {problem.id}",
+        f"the scorer {name!r} returned {text} for problem {problem.id}",
         hint="it returns a number in 0..1, True or False, or None where it cannot tell",
     )
 

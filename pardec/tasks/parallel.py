@@ -1,7 +1,7 @@
 """Operations on a waiting line whose tokens must agree with each other: what decoding many at once puts at risk.
 
 In the spirit of the waiting-line tasks of ParallelBench, https://arxiv.org/abs/2510.04767; the texts are pardec's own.
-Where a prompt names no place, any will do: each item is then uncertain alone and settled by the others. A line is
+Where a prompt names no position, any will do: each item is then uncertain alone and settled by the others. A line is
 written `["Anna", "Tom", "Ben"]`, and a prompt asks for the line alone:
 
     Put "Leo" into the list as number 2: ["Anna", "Tom"]. Write only the list.    ["Anna", "Leo", "Tom"]
@@ -31,10 +31,10 @@ FORM = " Write only the list."
 _STRICT = re.compile(r'"[^"]*"(?:, "[^"]*")*')
 
 
-def written(items: Iterable[str]) -> str:
+def formatted(items: Iterable[str]) -> str:
     """The items in the asked form.
 
-    >>> written(("Anna", "Tom"))
+    >>> formatted(("Anna", "Tom"))
     '["Anna", "Tom"]'
     """
     return "[" + ", ".join(f'"{item}"' for item in items) + "]"
@@ -64,76 +64,76 @@ def leniently(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a prompt asks of a line: an item and a place (from 1) where the operation takes them; place 0 is any."""
+class Query:
+    """What a prompt asks of a line: an item and a position (from 1) where the operation takes them; 0 is any."""
 
     items: tuple[str, ...]
     item: str = ""
-    place: int = 0
+    position: int = 0
 
-    def places(self, last: int) -> Sequence[int]:
-        return (self.place,) if self.place else range(1, last + 1)
+    def positions(self, last: int) -> Sequence[int]:
+        return (self.position,) if self.position else range(1, last + 1)
 
 
 class WaitingLine(Generator):
-    """One operation: its phrasings, with a place and without, and the lines that are right."""
+    """One operation: its phrasings, with a position and without, and the lines that are right."""
 
     placed: ClassVar[tuple[str, ...]] = ()
     free: ClassVar[tuple[str, ...]]
-    further: ClassVar[int] = 0  # places beyond the line's end that the operation can name
+    further: ClassVar[int] = 0  # positions beyond the line's end that the operation can name
 
     @abstractmethod
-    def right(self, asked: Asked) -> list[tuple[str, ...]]:
+    def right(self, query: Query) -> list[tuple[str, ...]]:
         """Every line that is right, in the strict sense."""
 
-    def example(self, asked: Asked, rng: random.Random) -> tuple[str, ...]:
+    def example(self, query: Query, rng: random.Random) -> tuple[str, ...]:
         """One of the right lines."""
-        return rng.choice(self.right(asked))
+        return rng.choice(self.right(query))
 
-    def forgiven(self, asked: Asked) -> list[tuple[str, ...]]:
+    def lenient_answers(self, query: Query) -> list[tuple[str, ...]]:
         """Every line that the lenient score takes for right."""
-        return self.right(asked)
+        return self.right(query)
 
     def draw(self, rng: random.Random) -> Draw:
         count = rng.randint(SHORTEST, LONGEST)
         item, *items = rng.sample(NAMES, count + 1)
-        place = rng.randint(1, count + self.further) if self.placed and rng.random() < 0.5 else 0
-        template = rng.choice(self.placed if place else self.free)
-        asked = Asked(tuple(items), item if "{item}" in template else "", place)
-        key = "|".join([asked.item, str(place), *items])
-        answer = self.example(asked, random.Random(key))  # the problem's own, whatever was drawn before it
-        prompt = template.format(items=written(items), item=item, place=place) + FORM
-        return Draw(key, prompt, written(answer))
+        position = rng.randint(1, count + self.further) if self.placed and rng.random() < 0.5 else 0
+        template = rng.choice(self.placed if position else self.free)
+        query = Query(tuple(items), item if "{item}" in template else "", position)
+        key = "|".join([query.item, str(position), *items])
+        answer = self.example(query, random.Random(key))  # the problem's own, whatever was drawn before it
+        prompt = template.format(items=formatted(items), item=item, position=position) + FORM
+        return Draw(key, prompt, formatted(answer))
 
-    def asked(self, prompt: object) -> Asked:
+    def query(self, prompt: object) -> Query:
         """What a prompt of this task asks; SpecError for any other."""
-        found = next((m for form in self._forms if (m := form.fullmatch(str(prompt)))), None)
-        items = strictly(found["items"]) if found else None
-        if found is None or items is None:
+        match = next((m for form in self._forms if (m := form.fullmatch(str(prompt)))), None)
+        items = strictly(match["items"]) if match else None
+        if match is None or items is None:
             raise SpecError(
                 f"{prompt!r} is no prompt of {self.name}", hint=f'task("{self.name}").problems() makes them'
             )
-        slots = found.groupdict()
-        return Asked(items, slots.get("item", ""), int(slots.get("place", 0)))
+        fields = match.groupdict()
+        return Query(items, fields.get("item", ""), int(fields.get("position", 0)))
 
     @cached_property
     def _forms(self) -> list[re.Pattern[str]]:
-        slots = {"items": r"\[.*\]", "item": r'[^"]*', "place": r"[0-9]+"}
+        fields = {"items": r"\[.*\]", "item": r'[^"]*', "position": r"[0-9]+"}
         forms = []
         for template in (*self.placed, *self.free):
             form = re.escape(template + FORM)
-            for slot, what in slots.items():
+            for slot, what in fields.items():
                 form = form.replace(re.escape(f"{{{slot}}}"), f"(?P<{slot}>{what})")
             forms.append(re.compile(form))
         return forms
 
     def score(self, problem: Problem, text: str) -> float:
         """1.0 if the last list of text is a right one in the asked form, `["Anna", "Tom"]`, else 0.0."""
-        return float(strictly(text) in self.right(self.asked(problem.prompt)))
+        return float(strictly(text) in self.right(self.query(problem.prompt)))
 
     def lenient(self, problem: Problem, text: str) -> float:
         """The same in any form: quotes, brackets and spaces may differ or be missing; shuffle may keep the order."""
-        return float(leniently(text) in self.forgiven(self.asked(problem.prompt)))
+        return float(leniently(text) in self.lenient_answers(self.query(problem.prompt)))
 
 
 class Insert(WaitingLine):
@@ -141,34 +141,34 @@ class Insert(WaitingLine):
     summary = "put one more item into a list, at a given place or anywhere"
     further = 1
     placed = (
-        'Put "{item}" into the list as number {place}: {items}.',
-        'Write the list with one more, "{item}" as number {place}: {items}.',
+        'Put "{item}" into the list as number {position}: {items}.',
+        'Write the list with one more, "{item}" as number {position}: {items}.',
     )
     free = (
         'Put "{item}" into the list, the others in the same order: {items}.',
         'Write the list with one more, "{item}", and the others in the same order: {items}.',
     )
 
-    def right(self, asked: Asked) -> list[tuple[str, ...]]:
-        items = asked.items
-        return [(*items[: at - 1], asked.item, *items[at - 1 :]) for at in asked.places(len(items) + 1)]
+    def right(self, query: Query) -> list[tuple[str, ...]]:
+        items = query.items
+        return [(*items[: at - 1], query.item, *items[at - 1 :]) for at in query.positions(len(items) + 1)]
 
 
 class Remove(WaitingLine):
     name = "remove"
     summary = "leave one item out of a list, a given one or any"
     placed = (
-        "Write the list with number {place} left out: {items}.",
-        "The one at number {place} leaves. Write the list of the others: {items}.",
+        "Write the list with number {position} left out: {items}.",
+        "The one at number {position} leaves. Write the list of the others: {items}.",
     )
     free = (
         "Write the list with one left out and the others in the same order: {items}.",
         "One of them leaves. Write the list of the others in the same order: {items}.",
     )
 
-    def right(self, asked: Asked) -> list[tuple[str, ...]]:
-        items = asked.items
-        return [(*items[: at - 1], *items[at:]) for at in asked.places(len(items))]
+    def right(self, query: Query) -> list[tuple[str, ...]]:
+        items = query.items
+        return [(*items[: at - 1], *items[at:]) for at in query.positions(len(items))]
 
 
 class Shuffle(WaitingLine):
@@ -176,34 +176,34 @@ class Shuffle(WaitingLine):
     summary = "put the items of a list into another order"
     free = ("Shuffle the list: {items}.", "Put this list into a random order: {items}.")
 
-    def right(self, asked: Asked) -> list[tuple[str, ...]]:
-        return [line for line in permutations(asked.items) if line != asked.items]
+    def right(self, query: Query) -> list[tuple[str, ...]]:
+        return [line for line in permutations(query.items) if line != query.items]
 
-    def example(self, asked: Asked, rng: random.Random) -> tuple[str, ...]:
-        line = asked.items
-        while line == asked.items:
-            line = tuple(rng.sample(asked.items, len(asked.items)))
+    def example(self, query: Query, rng: random.Random) -> tuple[str, ...]:
+        line = query.items
+        while line == query.items:
+            line = tuple(rng.sample(query.items, len(query.items)))
         return line
 
-    def forgiven(self, asked: Asked) -> list[tuple[str, ...]]:
-        return [asked.items, *self.right(asked)]
+    def lenient_answers(self, query: Query) -> list[tuple[str, ...]]:
+        return [query.items, *self.right(query)]
 
 
 class Replace(WaitingLine):
     name = "replace"
     summary = "put another item in the place of one in a list, a given one or any"
     placed = (
-        'Replace number {place} in the list with "{item}": {items}.',
-        'Change number {place} of the list to "{item}": {items}.',
+        'Replace number {position} in the list with "{item}": {items}.',
+        'Change number {position} of the list to "{item}": {items}.',
     )
     free = (
         'Replace one in the list with "{item}": {items}.',
         'Change only one in the list to "{item}": {items}.',
     )
 
-    def right(self, asked: Asked) -> list[tuple[str, ...]]:
-        items = asked.items
-        return [(*items[: at - 1], asked.item, *items[at:]) for at in asked.places(len(items))]
+    def right(self, query: Query) -> list[tuple[str, ...]]:
+        items = query.items
+        return [(*items[: at - 1], query.item, *items[at:]) for at in query.positions(len(items))]
 
 
 class Sort(WaitingLine):
@@ -211,5 +211,5 @@ class Sort(WaitingLine):
     summary = "put the items of a list into alphabetical order"
     free = ("Sort the list from A to Z: {items}.", "Put this list in order from A to Z: {items}.")
 
-    def right(self, asked: Asked) -> list[tuple[str, ...]]:
-        return [tuple(sorted(asked.items))]
+    def right(self, query: Query) -> list[tuple[str, ...]]:
+        return [tuple(sorted(query.items))]

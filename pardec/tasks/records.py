@@ -77,7 +77,7 @@ class Records(Generator):
 
     def score(self, problem: Problem, text: str) -> float:
         """1.0 if the first `{...}` of text is JSON with the right fields and values, else 0.0."""
-        found = first_record(text)
-        if not isinstance(found, dict):
+        record = first_record(text)
+        if not isinstance(record, dict):
             return 0.0
-        return float(json.dumps(found, sort_keys=True) == json.dumps(json.loads(problem.answer), sort_keys=True))
+        return float(json.dumps(record, sort_keys=True) == json.dumps(json.loads(problem.answer), sort_keys=True))

@@ -93,9 +93,9 @@ def number(text: str) -> Decimal | None:
     text = _CURRENCY.sub("", text)
     marked: dict[int, list[str]] = {}  # by where the mark stands: the numbers it marks
     for mark in _HASHES.finditer(text):
-        found = _NUMBER.match(text, mark.end())
-        if found:
-            marked[mark.start()] = [found[0]]
+        match = _NUMBER.match(text, mark.end())
+        if match:
+            marked[mark.start()] = [match[0]]
     for mark in _BOXED.finditer(text):
         inside = _braced(text, mark.end())
         if inside is not None:
@@ -103,17 +103,17 @@ def number(text: str) -> Decimal | None:
     if marked:
         (*more, last) = marked[max(marked)] or [""]
         return None if more or not last else Decimal(last.replace(",", ""))
-    numbers = _NUMBER.findall(text)
-    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+    matches = _NUMBER.findall(text)
+    return Decimal(matches[-1].replace(",", "")) if matches else None
 
 
 def _braced(text: str, start: int) -> str | None:
     """What stands from `start` to the brace that closes it; None if none does."""
     depth = 1
-    for found in re.finditer(r"[{}]", text[start:]):
-        depth += 1 if found[0] == "{" else -1
+    for brace in re.finditer(r"[{}]", text[start:]):
+        depth += 1 if brace[0] == "{" else -1
         if not depth:
-            return text[start : start + found.start()]
+            return text[start : start + brace.start()]
     return None
 
 
@@ -126,8 +126,8 @@ def _by(read: Callable[[str], object], what: str) -> Scorer:
     def score(problem: Problem, text: str) -> float | None:
         if problem.answer is None:
             return None
-        found = read(text)
-        return float(found is not None and any(read(answer) == found for answer in _accepted(problem.answer)))
+        value = read(text)
+        return float(value is not None and any(read(answer) == value for answer in _accepted(problem.answer)))
 
     def refuses(answer: Any) -> str | None:
         if answer == [] or not all(

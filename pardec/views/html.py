@@ -11,7 +11,7 @@ from . import image_view
 from . import replay as replays
 from .colour import ink, shade
 from .document import asset, document, fill, spec, web
-from .token_grid import Cell, cells, heading, last_step
+from .token_grid import TracedToken, heading, last_step, traced_tokens
 
 if TYPE_CHECKING:
     from ..result_data import ResultData
@@ -45,7 +45,7 @@ def _page(result: ResultData, name: str, data: dict[str, Any]) -> str:
         model=escape(result.model),
         heading=spec(heading(result).partition(" | ")[2]),
         replay=asset("pardec.views", f"web/{name}.html"),
-        facts=details,
+        details=details,
     )
     return document(
         heading(result),
@@ -60,16 +60,16 @@ def fragment(result: ResultData) -> str:
     """Only the coloured text, or the images, for a notebook."""
     if result.images:
         return image_view.fragment(result)
-    rows = cells(result)
+    rows = traced_tokens(result)
     last = last_step(rows)
-    lines = "\n".join(f"<p>{''.join(_span(cell, last) for cell in row)}</p>" for row in rows)
+    lines = "\n".join(f"<p>{''.join(_span(token, last) for token in row)}</p>" for row in rows)
     return plain(f'<style>{_STYLE}</style><div class="pardec"><small>{escape(heading(result))}</small>\n{lines}</div>')
 
 
-def _span(cell: Cell, last: int) -> str:
-    text = escape(cell.text)
-    if cell.step < 0:
+def _span(token: TracedToken, last: int) -> str:
+    text = escape(token.text)
+    if token.step < 0:
         return f'<span class="given">{text}</span>'
-    background = shade(cell.step, last)
-    title = f"forward {cell.step + 1}, score {cell.score:.3f}"
+    background = shade(token.step, last)
+    title = f"forward {token.step + 1}, score {token.score:.3f}"
     return f'<span style="background:{background};color:{ink(background)}" title="{title}">{text}</span>'

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from . import frames, image_view
 from .colour import ink, shade
 from .frames import MARGIN, encode, truncate
-from .token_grid import Cell, cells, heading, last_step
+from .token_grid import TracedToken, heading, last_step, traced_tokens
 
 if TYPE_CHECKING:
     from ..result_data import ResultData
@@ -26,7 +26,7 @@ class _Box:
     left: float
     top: float
     right: float
-    cell: Cell
+    token: TracedToken
 
 
 def png(result: ResultData) -> bytes:
@@ -53,7 +53,7 @@ class _Drawing:
     def __init__(self, result: ResultData) -> None:
         self.font = ImageFont.load_default(SIZE)
         self.title = truncate(heading(result), self.font, WIDTH - 2 * MARGIN)
-        rows = cells(result)
+        rows = traced_tokens(result)
         self.last = last_step(rows)
         self.boxes: list[_Box] = []
         top = float(MARGIN + LINE)
@@ -61,15 +61,15 @@ class _Drawing:
             top = self._lay_out(row, top) + LINE * 1.5
         self.height = int(top)
 
-    def _lay_out(self, row: list[Cell], top: float) -> float:
+    def _lay_out(self, row: list[TracedToken], top: float) -> float:
         """Lays a row out with line breaks and returns the top of its last line."""
         left = float(MARGIN)
-        for cell in row:
-            breaks = cell.text.count("\n")
-            width = max(self.font.getlength(_flat(cell.text)), 8.0)
+        for token in row:
+            breaks = token.text.count("\n")
+            width = max(self.font.getlength(_flat(token.text)), 8.0)
             if breaks or left + width > WIDTH - MARGIN:
                 left, top = float(MARGIN), top + LINE * max(breaks, 1)
-            self.boxes.append(_Box(left, top, left + width, cell))
+            self.boxes.append(_Box(left, top, left + width, token))
             left += width + 1
         return top
 
@@ -80,14 +80,14 @@ class _Drawing:
         draw.text((MARGIN, MARGIN / 2), self.title, fill="#57606a", font=self.font)
         for box in self.boxes:
             area = (box.left, box.top, box.right, box.top + LINE - 6)
-            if box.cell.step < 0:
-                draw.text((box.left, box.top), _flat(box.cell.text), fill="#8b949e", font=self.font)
-            elif box.cell.step > step:
+            if box.token.step < 0:
+                draw.text((box.left, box.top), _flat(box.token.text), fill="#8b949e", font=self.font)
+            elif box.token.step > step:
                 draw.rectangle(area, fill="#eaeef2")
             else:
-                background = shade(box.cell.step, self.last)
+                background = shade(box.token.step, self.last)
                 draw.rectangle(area, fill=background)
-                draw.text((box.left, box.top), _flat(box.cell.text), fill=ink(background), font=self.font)
+                draw.text((box.left, box.top), _flat(box.token.text), fill=ink(background), font=self.font)
         return image
 
 

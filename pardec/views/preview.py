@@ -55,8 +55,8 @@ class Preview:
         self.codes = Codes(imaging.layout)
         self.total = count * imaging.layout.rows * imaging.layout.columns
         self.previous = self.forwards = self.steps = 0  # tokens and forwards of earlier requests; steps of this one
-        self.started = self.last_shown = time.monotonic()
-        self.rendered_at, self.cost, self.rows_shown = 0.0, 0.0, 0
+        self.started = self.last_report = time.monotonic()
+        self.rendered_at, self.cost, self.rows_rendered = 0.0, 0.0, 0
         self.size: tuple[int, int] | None = None  # columns and lines reserved for images by escape sequence
 
     def __enter__(self) -> Preview:
@@ -77,7 +77,7 @@ class Preview:
         """Updates the preview with one event."""
         self.codes(event)
         if isinstance(event, Started):
-            self.steps, self.rows_shown = 0, 0
+            self.steps, self.rows_rendered = 0, 0
         elif isinstance(event, Step):
             self.steps = event.number + 1
             self._refresh()
@@ -86,22 +86,22 @@ class Preview:
             self.previous += self.codes.codes.size
             self.forwards += self.steps
         elif isinstance(event, RowFinished):
-            self.rows_shown = -1  # a finished image is shown as soon as the interval allows
+            self.rows_rendered = -1  # a finished image is shown as soon as the interval allows
 
     def _refresh(self, *, final: bool = False) -> None:
         now = time.monotonic()
         if self.mode == "log":
-            if now - self.last_shown >= self.every and not final:
-                self.last_shown = now
+            if now - self.last_report >= self.every and not final:
+                self.last_report = now
                 self._write(self.progress() + "\n")
             return
         rows = int((self.codes.codes.reshape(-1, *self.imaging.layout.grid) >= 0).all(2).sum())
-        is_due = now - self.rendered_at >= max(MIN_INTERVAL_S, REST_FACTOR * self.cost) and rows > self.rows_shown
+        ready = now - self.rendered_at >= max(MIN_INTERVAL_S, REST_FACTOR * self.cost) and rows > self.rows_rendered
         if self.mode == "line":
             self._write(f"\r\x1b[K{self.progress()}")
-        elif final or is_due:
+        elif final or ready:
             self._draw(self._sheet())
-            self.rows_shown = rows
+            self.rows_rendered = rows
             self.rendered_at = time.monotonic()
             self.cost = self.rendered_at - now
 

@@ -15,7 +15,7 @@ from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
 
 from . import image_view
 from .colour import glow
-from .token_grid import cells, heading, last_step
+from .token_grid import heading, last_step, traced_tokens
 from .token_text import TokenTexts
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class Watch:
             self.revised[:] = False
             if event.revised is not None:
                 self.revised[event.rows] = event.revised
-            written = event.committed | (self.revised[event.rows] & ~event.open)
-            when = np.where(written, event.number, self.when[event.rows])
+            changed = event.committed | (self.revised[event.rows] & ~event.open)
+            when = np.where(changed, event.number, self.when[event.rows])
             self.when[event.rows] = np.where(event.open, -1, when)
             self._report(int(event.committed.sum()), None if event.revised is None else int(event.revised.sum()))
         elif isinstance(event, RowFinished):
@@ -123,12 +123,12 @@ def finished(result: ResultData) -> Group:
     """A finished run: the tokens coloured by the forward that committed each, or the images."""
     if result.images:
         return image_view.finished(result)
-    rows = cells(result)
+    rows = traced_tokens(result)
     last = last_step(rows)
     lines = [Text(plain(heading(result)), style="dim")]
     for row in rows:
         line = Text()
-        for cell in row:
-            line.append(plain(cell.text), style="dim" if cell.step < 0 else glow(cell.step, last))
+        for token in row:
+            line.append(plain(token.text), style="dim" if token.step < 0 else glow(token.step, last))
         lines.append(line)
     return Group(*lines)

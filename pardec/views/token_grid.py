@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TracedToken:
     """One token. `step` is the forward that committed it; -1 for a token of the request, -2 for one never committed."""
 
     text: str
@@ -20,7 +20,7 @@ class Cell:
     score: float
 
 
-def cells(result: ResultData) -> list[list[Cell]]:
+def traced_tokens(result: ResultData) -> list[list[TracedToken]]:
     """Per row, the tokens of the request and the generated ones up to the first end token."""
     trace = result.trace
     texts = result.pieces or [TokenTexts(None)(row) for row in trace.tokens.tolist()]
@@ -28,13 +28,13 @@ def cells(result: ResultData) -> list[list[Cell]]:
     for row in range(len(result.prompts)):
         end = result.span(row).stop
         steps, scores = trace.commit_step[row, :end].tolist(), trace.commit_score[row, :end].tolist()
-        rows.append([Cell(*cell) for cell in zip(texts[row][:end], steps, scores, strict=True)])
+        rows.append([TracedToken(*token) for token in zip(texts[row][:end], steps, scores, strict=True)])
     return rows
 
 
-def last_step(rows: list[list[Cell]]) -> int:
+def last_step(rows: list[list[TracedToken]]) -> int:
     """The highest forward number that committed anything, 0 if none did."""
-    return max((cell.step for row in rows for cell in row), default=0)
+    return max((token.step for row in rows for token in row), default=0)
 
 
 def heading(result: ResultData) -> str:

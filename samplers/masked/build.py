@@ -74,12 +74,12 @@ def _by_stage(spec: Spec) -> dict[str, Named]:
 
 def _add_defaults(stages: dict[str, Named], spec: Spec) -> None:
     """Fills the stages that the spec leaves out; a select may say which proposer, and which of its measures."""
-    wishes = (method.default_select for named in stages.values() for _, method in named)
-    add_default(stages, "select", next(filter(None, wishes), "threshold"), "masked")
+    defaults = (method.default_select for named in stages.values() for _, method in named)
+    add_default(stages, "select", next(filter(None, defaults), "threshold"), "masked")
     select = stages["select"][0][1]
     add_default(stages, "propose", select.default_propose, "masked")
-    (name, propose), written = stages["propose"][0], {part.name: dict(part.params) for part in spec.parts}
+    (name, propose), explicit = stages["propose"][0], {part.name: dict(part.params) for part in spec.parts}
     measures = any(field.name == "of" for field in fields(propose))
-    if select.default_of is not None and measures and "of" not in written.get(name, {}):
+    if select.default_of is not None and measures and "of" not in explicit.get(name, {}):
         stages["propose"][0] = name, replace(propose, of=select.default_of)
     add_default(stages, "cache", "none", "masked")

@@ -134,7 +134,7 @@ class MaskedForward:
             self.counts = token_counts(canvas.tokens, known, self.model.vocab_size, self.request.stop_ids)
         key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
         if queries.positions is not None or key != self._key:
-            self._groups, self._order = self.layout.lay(queries)
+            self._groups, self._order = self.layout.plan_groups(queries)
             self._key = key
             forward = self.model.forward
         else:

@@ -67,7 +67,7 @@ class Layout:
         half = self.cache.batch // self.copies
         return np.concatenate([rows + half * copy for copy in range(self.copies)])
 
-    def lay(self, queries: Queries) -> tuple[list[Group], Tensor | None]:
+    def plan_groups(self, queries: Queries) -> tuple[list[Group], Tensor | None]:
         """One plan for each group of rows that query about as much, and each live row's index in the groups in turn."""
         split = _split(queries.stop - queries.start)
         groups = [self._group(rows, queries) for rows in split]

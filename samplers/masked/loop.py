@@ -21,7 +21,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.finite import demand_head
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, take_rows, unjoinable
+from ..batching import put_rows, take_rows, unbatchable
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..ops.rank import best
@@ -213,7 +213,7 @@ class MaskedLoop:
     def _revision(self, chosen: Tensor, proposal: Proposal) -> Revision | None:
         """What the revise stages decide together; a position that one reopens no other rewrites."""
         each = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revising]
-        return reduce(Revision.also, each) if each else None
+        return reduce(Revision.merge, each) if each else None
 
     def _with_fill(self, decision: Decision, proposal: Proposal) -> Decision:
         """The decision, with every open position committed in the rows that a finish stage fills."""
@@ -241,7 +241,7 @@ class MaskedLoop:
 
     def retire(self) -> Iterator[RowFinished]:
         """Removes finished rows."""
-        over = self.over()
+        over = self.finished_rows()
         if not over.any():
             return
         yield from self.leave(over)
@@ -252,7 +252,7 @@ class MaskedLoop:
         """[B] the number of each live row in the request."""
         return self.canvas.rows
 
-    def over(self) -> np.ndarray:
+    def finished_rows(self) -> np.ndarray:
         """[B] bool: the live rows that are done; open positions of those that stopped become padding."""
         canvas = self.canvas
         self.stopped = np.zeros(len(canvas), dtype=bool)
@@ -260,7 +260,7 @@ class MaskedLoop:
             self.stopped |= finish.done(canvas, self.request)
         if self.endings:
             final = zip(canvas.tokens_host, canvas.prompt, canvas.settled, strict=True)
-            self.stopped |= self.endings.within([row[start:end] for row, start, end in final]) >= 0
+            self.stopped |= self.endings.find([row[start:end] for row, start, end in final]) >= 0
         over: np.ndarray = canvas.finished | self.stopped
         if (self.stopped & ~canvas.finished).any():
             canvas.close(self.stopped)
@@ -284,13 +284,13 @@ class MaskedLoop:
 
     # --- rows that enter ---
 
-    def alone(self) -> str | None:
+    def batching_obstacle(self) -> str | None:
         """Why no rows can join the request under way; None where they can."""
         if self.request.allowed is not None:
             return "what is allowed is laid out for the rows of one request"
         if (reference := self.sampler.select.reference_sampler) is not None:
             return f"{reference} decodes the rows of a request beforehand"
-        name = next((name for state in self.memory.values() if (name := unjoinable(state))), None)
+        name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
 
     def put(self, where: np.ndarray, other: MaskedLoop) -> None:

@@ -20,7 +20,7 @@ class Writing:
     tokens: Tensor  # int64
     scores: Tensor  # float32
 
-    def over(self, other: Writing) -> Writing:
+    def override(self, other: Writing) -> Writing:
         """Both; this one where they overlap."""
         tokens, scores = (
             torch.where(self.which, *both) for both in ((self.tokens, other.tokens), (self.scores, other.scores))
@@ -40,9 +40,9 @@ class Revision:
     rewrite: Writing | None = None
     hold: np.ndarray | None = None  # [B] bool: the row stays in the block though nothing in it is open
 
-    def also(self, other: Revision) -> Revision:
+    def merge(self, other: Revision) -> Revision:
         """Both at once: reopening wins over rewriting, and a later rewrite over an earlier one."""
-        rewrite = _join(self.rewrite, other.rewrite, lambda one, two: two.over(one))
+        rewrite = _join(self.rewrite, other.rewrite, lambda one, two: two.override(one))
         return Revision(_join(self.reopen, other.reopen, or_), rewrite, _join(self.hold, other.hold, or_))
 
     def only(self, rows: Tensor) -> Revision:

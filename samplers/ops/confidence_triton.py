@@ -19,12 +19,12 @@ def _confidence(
     top2_ptr,
     mass_ptr,
     entropy_ptr,
-    tokens_ptr,  # [N, K], read if RAISED
-    by_ptr,  # [N, K], read if RAISED
+    tokens_ptr,  # [N, K], read if BOOSTED
+    by_ptr,  # [N, K], read if BOOSTED
     vocab,
     stride,
     temperature,
-    RAISED: tl.constexpr,  # K
+    BOOSTED: tl.constexpr,  # K
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -37,9 +37,9 @@ def _confidence(
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(logits_ptr + row * stride + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        for k in range(RAISED):
-            token = tl.load(tokens_ptr + row * RAISED + k)
-            x += tl.where(at == token, tl.load(by_ptr + row * RAISED + k), 0.0)
+        for k in range(BOOSTED):
+            token = tl.load(tokens_ptr + row * BOOSTED + k)
+            x += tl.where(at == token, tl.load(by_ptr + row * BOOSTED + k), 0.0)
         if SCALED:
             x = x / temperature
         high = tl.max(x, 0)
@@ -51,11 +51,11 @@ def _confidence(
         higher = tl.maximum(top1, high)
         base = tl.where(higher == float("-inf"), 0.0, higher)
         drop = tl.where(top1 == float("-inf"), 0.0, top1 - base)
-        kept = tl.where(top1 == float("-inf"), 0.0, tl.exp(drop))
+        correction = tl.where(top1 == float("-inf"), 0.0, tl.exp(drop))
         gap = tl.where(x == float("-inf"), 0.0, x - base)
         weight = tl.where(x == float("-inf"), 0.0, tl.exp(gap))
-        moment = kept * (moment + mass * drop) + tl.sum(weight * gap, 0)
-        mass = mass * kept + tl.sum(weight, 0)
+        moment = correction * (moment + mass * drop) + tl.sum(weight * gap, 0)
+        mass = mass * correction + tl.sum(weight, 0)
         top1 = higher
     tl.store(ids_ptr + row, best)
     tl.store(top1_ptr + row, top1)
@@ -94,7 +94,7 @@ def confidence(
             vocab,
             rows.stride(0),
             temperature,
-            RAISED=boosted,
+            BOOSTED=boosted,
             SCALED=temperature != 1,
             BLOCK=min(4096, triton.next_power_of_2(vocab)),
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 from pardec.models.continuous.contracts import Gaussian, Head, States
 
 Last = Literal["map", "x1", "noise"]
-ROWS = 16384  # of a head in one call of `along`: more take memory and no less time
+ROWS = 16384  # of a head in one call of `rescore`: more take memory and no less time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ def width(head: Head) -> int:
     return (head.steps + 1) * head.size
 
 
-def walk(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0, last: Last = "map") -> Tensor:
+def denoise(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0, last: Last = "map") -> Tensor:
     """Samples tokens [N, d] from `noise` [N, width]."""
     e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
     x = e[:, 0]
@@ -54,7 +54,7 @@ def walk(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0,
 
 
 def trace(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0) -> DenoisingPath:
-    """`walk` that returns the whole path, the last transition with noise; `token` reads the tokens off it."""
+    """`denoise` that returns the whole path, the last transition with noise; `token` reads the tokens off it."""
     e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
     points, means, deviations = [e[:, 0]], [], []
     for number, index in enumerate(reversed(range(head.steps)), 1):
@@ -72,7 +72,7 @@ def token(path: DenoisingPath, head: Head, last: Last) -> Tensor:
     return path.means[-1] if last == "map" else path.points[-1]
 
 
-def along(head: Head, states: States, path: DenoisingPath, *, temperature: float = 1.0) -> DenoisingPath:
+def rescore(head: Head, states: States, path: DenoisingPath, *, temperature: float = 1.0) -> DenoisingPath:
     """The same points with the distributions of another head, or of other states: one call of T * N rows.
 
     More than ROWS are split into several calls, some transitions each.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _around(
+def _neighbour_sums(
     values_ptr,  # [N, V]
     ids_ptr,  # [N, M]
     nearest_ptr,  # [V, K]
@@ -36,7 +36,7 @@ def _around(
 
 
 @triton.jit
-def _within(
+def _mass_within(
     probs_ptr,  # [N, V]
     token_ptr,  # [N]
     nearest_ptr,  # [V, K]
@@ -76,7 +76,7 @@ def neighbour_sums(values: Tensor, ids: Tensor, nearest: Tensor) -> Tensor:
     values = values if values.stride(-1) == 1 else values.contiguous()
     out = torch.empty(ids.shape, dtype=values.dtype, device=values.device)
     if out.numel():
-        launch: Any = _around[tuple(ids.shape)]
+        launch: Any = _neighbour_sums[tuple(ids.shape)]
         strides = values.stride(0), *nearest.stride()
         sizes = ids.shape[1], nearest.shape[1]
         launch(values, ids.contiguous(), nearest, out, *sizes, *strides, BLOCK=_block(nearest))
@@ -89,7 +89,7 @@ def mass_within(distribution: Tensor, token: Tensor, nearest: Tensor, limit: Ten
     mass = torch.empty(len(distribution), dtype=distribution.dtype, device=distribution.device)
     some = torch.empty(len(distribution), dtype=torch.int8, device=distribution.device)
     if len(distribution):
-        launch: Any = _within[(len(distribution),)]
+        launch: Any = _mass_within[(len(distribution),)]
         strides = distribution.stride(0), *nearest.stride()
         limit = limit.to(distribution.dtype).contiguous()
         block = _block(nearest)

@@ -120,15 +120,15 @@ class Processing:
         """Nothing but the allowed tokens at each position behind a node."""
         sets, set_at = self._sets
         rows = torch.from_numpy(self.text.rows).to(set_at.device)
-        position = self._behind(draft, nodes, self.text.length).clamp(max=set_at.shape[1] - 1)
+        position = self._next_positions(draft, nodes, self.text.length).clamp(max=set_at.shape[1] - 1)
         return logits.masked_fill(~sets[set_at[rows[:, None], position]], -torch.inf)
 
     def _without_early_ends(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """No end token at the first positions."""
-        early = self._behind(draft, nodes, self.text.length - self.text.prompt) < self.request.min_new_tokens
+        early = self._next_positions(draft, nodes, self.text.length - self.text.prompt) < self.request.min_new_tokens
         return without_ends(logits, early, self.request.stop_ids)
 
-    def _behind(self, draft: Draft, nodes: Tensor | None, first: np.ndarray) -> Tensor:
+    def _next_positions(self, draft: Draft, nodes: Tensor | None, first: np.ndarray) -> Tensor:
         """[B, K]: the position behind each node, where node 0's is `first` [B]."""
         depth = draft.depth if nodes is None else draft.depth.gather(1, nodes.clamp(min=0))
         return torch.from_numpy(first).to(depth.device)[:, None] + depth

@@ -45,8 +45,8 @@ def top_as_published(score: Tensor, count: np.ndarray, at: tuple[np.ndarray, np.
     depends on `count` [B] and the length.
     """
     mask = torch.zeros_like(score, dtype=torch.bool)
-    for row, (lo, hi, total, owed) in enumerate(zip(*at, length, count, strict=True)):
+    for row, (lo, hi, total, quota) in enumerate(zip(*at, length, count, strict=True)):
         whole = torch.full((total,), -torch.inf, dtype=score.dtype, device=score.device)
         whole[lo:hi] = score[row, : hi - lo]
-        mask[row, whole.topk(owed).indices - lo] = True
+        mask[row, whole.topk(quota).indices - lo] = True
     return mask

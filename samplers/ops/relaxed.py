@@ -6,7 +6,7 @@ import torch
 
 from ..speculative.contracts import BatchedUniforms, Draft, Uniforms, Verdict
 from .tree_walk import descend, reached
-from .verification import Rule, Trial, drafted_probs, in_turn
+from .verification import Rule, Trial, drafted_probs, judge_siblings
 
 
 def relaxed(draft: Draft, p: torch.Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
@@ -22,7 +22,7 @@ def relaxed(draft: Draft, p: torch.Tensor, uniforms: Uniforms, rule: Rule) -> Ve
         none = torch.zeros_like(p[:, 0, 0])
         return Verdict(first, first[:, 0], uniforms.draw(p[:, 0], "next"), draft.tested, first.float(), none)
     if draft.parents is not None or not isinstance(uniforms, BatchedUniforms):
-        return in_turn(draft, p, uniforms, rule)
+        return judge_siblings(draft, p, uniforms, rule)
     bars, width = drafted_probs(draft), draft.width - 1
     row, node = rows.repeat_interleave(width), torch.arange(1, draft.width, device=p.device).repeat(len(p))
     r, trial = p[:, :-1].flatten(0, 1), Trial.of(draft, row, node, node - 1, bars)

@@ -98,10 +98,10 @@ def times(steps: np.ndarray, eps: float) -> np.ndarray:
     return table[which]
 
 
-def transfer(steps: np.ndarray, eps: float) -> np.ndarray:
+def commit_share(steps: np.ndarray, eps: float) -> np.ndarray:
     """The share of open positions that a step of Dream's schedule commits, float32 [B, the most]: 1 - s/t, at last all.
 
-    >>> transfer(np.array([2, 1]), 0.5)
+    >>> commit_share(np.array([2, 1]), 0.5)
     array([[0.25, 1.  ],
            [1.  , 1.  ]], dtype=float32)
     """

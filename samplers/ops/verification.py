@@ -60,7 +60,7 @@ def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
         first = torch.zeros_like(draft.tokens)
         return Verdict(first, first[:, 0], uniforms.draw(p[:, 0], "next"), draft.tested, first.float())
     if (draft.parents is not None and draft.q is not None) or not isinstance(uniforms, BatchedUniforms):
-        return replace(in_turn(draft, p, uniforms, Exact()), deviation=None)
+        return replace(judge_siblings(draft, p, uniforms, Exact()), deviation=None)
     # Chains and trees of point masses, where the residual that a node is tested against is known beforehand.
     rows = torch.arange(len(p), device=p.device)
     target = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T] the target's probability of each node
@@ -151,11 +151,11 @@ class Exact:
     def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
         if trial.q is not None and trial.point is None:
             return residual(r, trial.q)
-        spared = without(r, torch.zeros_like(r, dtype=torch.bool).scatter_(1, trial.token[:, None], True))
-        spared = spared / total(spared)
+        rest = without(r, torch.zeros_like(r, dtype=torch.bool).scatter_(1, trial.token[:, None], True))
+        rest = rest / total(rest)
         if trial.q is None or trial.point is None:
-            return spared
-        return torch.where(trial.point[:, None], spared, residual(r, trial.q))
+            return rest
+        return torch.where(trial.point[:, None], rest, residual(r, trial.q))
 
 
 def _residual_after(draft: Draft, r: Tensor, rejected: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def drafted_probs(draft: Draft) -> Tensor:
     return at if draft.point is None else torch.where(draft.point, 1, at)
 
 
-def in_turn(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
+def judge_siblings(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
     """`judge` by any rule: level by level, and within a level sibling by sibling, each against the residual r.
 
     The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's probability.
@@ -198,7 +198,7 @@ def in_turn(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
             active, node = mark.any(1) & ~accepted.any(1), mark.long().argmax(1)
             trial = Trial.of(draft, rows, node, walk.node, bars)
             target = rule.weight(r, trial)
-            u = _one(uniforms, node, active, trial.token) if known is None else known[rows, node]
+            u = _uniforms_at(uniforms, node, active, trial.token) if known is None else known[rows, node]
             passed = active & (u * trial.bar < target)
             mark &= active[:, None]
             tested |= mark
@@ -212,7 +212,7 @@ def in_turn(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
     return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio, gap)
 
 
-def _one(uniforms: Uniforms, node: Tensor, active: Tensor, token: Tensor) -> Tensor:
+def _uniforms_at(uniforms: Uniforms, node: Tensor, active: Tensor, token: Tensor) -> Tensor:
     """[B] uniforms, of another `node` [B] in each row, for sources that know one at a time."""
     u = torch.ones(len(node), dtype=torch.float64, device=node.device)
     for at in set(node[active].tolist()):

@@ -21,7 +21,7 @@ from pardec.models.errors import ModelError, PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, take_rows, unjoinable
+from ..batching import put_rows, take_rows, unbatchable
 from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
@@ -141,7 +141,7 @@ class VerifyLoop:
         if self.endings:
             rows = zip(text.host, text.prompt, text.length, tokens, counts, strict=True)
             final = [np.concatenate((row[start:end], new[:count])) for row, start, end, new, count in rows]
-            stops = self.endings.within(final)
+            stops = self.endings.find(final)
             counts = np.where(stops >= 0, stops - (text.length - text.prompt), counts)
             self.ended |= stops >= 0
         text.commit(tokens, counts, self._scores(draft, distributions, path, tokens, counts))
@@ -210,7 +210,7 @@ class VerifyLoop:
 
     def retire(self) -> Iterator[RowFinished]:
         """Reports and removes finished rows."""
-        over = self.over()
+        over = self.finished_rows()
         if not over.any():
             return
         yield from self.leave(over)
@@ -221,7 +221,7 @@ class VerifyLoop:
         """[B] the index of each live row in the request."""
         return self.text.rows
 
-    def over(self) -> np.ndarray:
+    def finished_rows(self) -> np.ndarray:
         """[B] bool: the live rows that are finished."""
         result: np.ndarray = self.ended | (self.text.room == 0)
         return result
@@ -245,13 +245,13 @@ class VerifyLoop:
 
     # --- rows that enter ---
 
-    def alone(self) -> str | None:
+    def batching_obstacle(self) -> str | None:
         """Why rows cannot join the running batch; None if they can."""
         if self.request.allowed is not None:
             return "what is allowed is laid out for the rows of one request"
         if any(hasattr(processor, "by_row") for processor in self.request.processors):
             return "a logits processor counts the rows of one request"
-        name = next((name for state in self.memory.values() if (name := unjoinable(state))), None)
+        name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
 
     @torch.inference_mode()

@@ -18,7 +18,7 @@ from pardec.models.continuous.mar import Reader as Read
 from pardec.models.load import load_continuous
 from pardec.samplers.continuous.contracts import ImageRequest
 from pardec.samplers.continuous.loop import decode
-from pardec.samplers.ops.denoising_paths import walk
+from pardec.samplers.ops.denoising_paths import denoise
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.registry import resolve
 
@@ -84,7 +84,7 @@ def _sample(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
         states = States(cond, uncond, torch.full((len(cond),), float(p["cfg"])))
     count = len(states)
     noise = torch.cat((own["init_noise"][None, :count], own["step_noise"][:, :count])).transpose(0, 1).flatten(1)
-    made = walk(head, states, noise, temperature=p["temperature"])
+    made = denoise(head, states, noise, temperature=p["temperature"])
     error = relative(made, own["out"][:count])
     return f"samples differ by {error:.1e}" if error > TOLERANCE else None
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pardec.images.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, SIZES, parse, words_of
+from pardec.images.scenes import BACKGROUNDS, COLOURS, POSITIONS, RELATIONS, SHAPES, SIZES, parse, words_of
 
 PLACES_OF_A_CAPTION = 16  # the longest has 12 words
 PAD = 0
@@ -15,7 +15,7 @@ PAD = 0
 
 def vocabulary() -> dict[str, int]:
     """Every word that a caption may have; 0 is padding."""
-    phrases = [*PLACES, *RELATIONS, *SIZES, *COLOURS, *SHAPES, *BACKGROUNDS, "a", "on"]
+    phrases = [*POSITIONS, *RELATIONS, *SIZES, *COLOURS, *SHAPES, *BACKGROUNDS, "a", "on"]
     words = dict.fromkeys(word for phrase in phrases for word in phrase.split())
     return {"<pad>": PAD} | {word: number for number, word in enumerate(words, PAD + 1)}
 
@@ -60,15 +60,15 @@ def read(rows: Tensor) -> list[str]:
 def said(captions: list[str]) -> Tensor:
     """[B, 8] int64: what each colour is said of (0: nothing; else size, shape and which of two), place, background."""
     rows = torch.zeros(len(captions), len(COLOURS) + 2, dtype=torch.int64)
-    places = (*PLACES, *RELATIONS)
+    places = (*POSITIONS, *RELATIONS)
     for row, caption in enumerate(captions):
         scene = parse(caption)
         for number, thing in enumerate(scene.things):
             what = 1 + len(SHAPES) * SIZES.index(thing.size) + SHAPES.index(thing.shape)
             # Which of two things a colour is of follows from the place, which the first one has.
             rows[row, list(COLOURS).index(thing.colour)] = what + number * len(SIZES) * len(SHAPES)
-        rows[row, -2], rows[row, -1] = places.index(scene.place), list(BACKGROUNDS).index(scene.background)
+        rows[row, -2], rows[row, -1] = places.index(scene.position), list(BACKGROUNDS).index(scene.background)
     return rows
 
 
-KINDS = (*[1 + 2 * len(SIZES) * len(SHAPES)] * len(COLOURS), len(PLACES) + len(RELATIONS), len(BACKGROUNDS))
+KINDS = (*[1 + 2 * len(SIZES) * len(SHAPES)] * len(COLOURS), len(POSITIONS) + len(RELATIONS), len(BACKGROUNDS))

@@ -331,8 +331,8 @@ class Imaging:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        said = pngs.about(
-            model="m", spec="s", exact="greedy", settings={}, environment={}, pictures=[{"caption": "a", "seed": 1}]
+        said = pngs.file_metadata(
+            model="m", spec="s", exact="greedy", settings={}, environment={}, images=[{"caption": "a", "seed": 1}]
         )
         self.said, self.picture = said, Image.new("RGB", (8, 8))
 
@@ -349,7 +349,7 @@ class Imaging:
         file.write_bytes(data)
 
         def use() -> None:
-            pngs.again(pngs.read(file))
+            pngs.generate_arguments(pngs.read(file))
 
         return told, use
 

@@ -50,7 +50,7 @@ def in_terminal(result: pardec.Result) -> str:
 def hostile(result: pardec.Result, said: str) -> pardec.Result:
     """A result whose every text is `said`, and whose seeds are, as no file can make it."""
     pieces = None if result.latents is not None else [[said] * len(row) for row in result.pieces or []]
-    made = replace(result, spec=said, model=said, saved_pieces=pieces, settings={said: said}, environment={said: said})
+    made = replace(result, spec=said, model=said, stored_texts=pieces, settings={said: said}, environment={said: said})
     return replace(made, seeds=[said] * len(made.seeds), shown=made.shown and [said] * len(made.shown))  # type: ignore[list-item]
 
 

@@ -27,7 +27,7 @@ from pardec.views import image_view
 from pardec.views.html import fragment, page
 from pardec.views.order_image import gif, png
 from pardec.views.terminal import finished
-from pardec.views.token_grid import cells
+from pardec.views.token_grid import traced_tokens
 from tests.pardec.vector_painters import CLASSES, SIDE, SIZE, vector_painter
 
 TOKENS = SIDE**2
@@ -351,7 +351,7 @@ def test_a_file_s_metadata_reproduces_its_image(model: pardec.Model, result: par
     assert (record["pictures"], record["temperature"], record["cfg"]) == (
         [{"class": 3, "seed": 5, "nfe": 5, "generated": TOKENS}], 1.0, 2.5,
     )  # fmt: skip
-    again = model.generate(**pngs.again(record)).images
+    again = model.generate(**pngs.generate_arguments(record)).images
     assert again is not None
     assert result.images is not None
     assert np.abs(np.asarray(again[0]).astype(int) - np.asarray(result.images[0])).max() <= 1
@@ -378,7 +378,7 @@ def test_views_of_vectors_without_a_decoder_show_the_decode_order(
     bare = pardec.load(vector_painter(tmp_path / "bare", channels=None), device="cpu")
     result = bare.generate(label=[1, 2], sampler=MAR, seed=0)
     assert result.images is None
-    rows = cells(result)
+    rows = traced_tokens(result)
     assert [[cell.step for cell in row] for row in rows] == result.trace.commit_step.tolist()
     assert "".join(cell.text for cell in rows[0]).count("\n") == SIDE
     for text in (page(result), fragment(result)):

@@ -76,7 +76,7 @@ def test_the_command_uses_the_checkpoint_s_defaults_and_its_file_reproduces_it(
     assert set(document["timing"]["parts"]) == {"backbone", "head"}
     assert (document["timing"]["drafted"], document["timing"]["accepted"]) == (0, 0)
     assert re.search(r" s \(backbone \d+\.\d s, head \d+\.\d s\)$", err.splitlines()[-1])
-    again = pardec.load(record["loaded"]["name"], device="cpu").generate(**pngs.again(record)).images
+    again = pardec.load(record["loaded"]["name"], device="cpu").generate(**pngs.generate_arguments(record)).images
     assert again is not None
     assert near(Image.open(out), pngs.sheet(again, (2, 2)))
     loaded = pardec.Result.load(saved)

@@ -196,7 +196,7 @@ def energy(sample: np.ndarray, other: np.ndarray, block: int = 1000) -> tuple[fl
     found = []
     for start in range(0, len(sample) - block + 1, block):
         x, y = (torch.from_numpy(each[start : start + block].astype(np.float64)) for each in (sample, other))
-        within = [torch.cdist(each, each).sum() / (block * (block - 1)) for each in (x, y)]
-        found.append(float(2 * torch.cdist(x, y).mean() - within[0] - within[1]))
+        find = [torch.cdist(each, each).sum() / (block * (block - 1)) for each in (x, y)]
+        found.append(float(2 * torch.cdist(x, y).mean() - find[0] - find[1]))
     mean = float(np.mean(found))
     return mean, mean / (float(np.std(found, ddof=1)) / math.sqrt(len(found)))

@@ -31,8 +31,8 @@ def attend_c(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = torch.empty(q.shape)
     steps = _Steps(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
     threads = library.threads(2 * q.numel() * slots)
-    places = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), steps
+    operands = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), steps
     run = library.kernel(_FILE, "pardec_attend", _ARGUMENTS)
-    if run(*places, batch, queries, heads, shared, slots, dim, threads):
+    if run(*operands, batch, queries, heads, shared, slots, dim, threads):
         raise MemoryError(f"no memory for the attention of {queries} queries of {dim} dimensions")
     return out

@@ -67,13 +67,13 @@ def build(source: Path, command: Sequence[str], openmp: str) -> bytes:
     """
     with tempfile.TemporaryDirectory(prefix="pardec-") as folder:
         part, whole = Path(folder) / "part.o", Path(folder) / "whole.so"
-        for product, arguments in (
+        for output, arguments in (
             (part, [*FLAGS, "-c", str(source), "-o", str(part)]),
             (whole, ["-shared", str(part), openmp, "-lm", "-o", str(whole)]),
         ):
-            output = _run([*command, *arguments])
-            if not product.is_file():
-                raise CompilerError(f"{command[0]} made no library of it: {output}")
+            report = _run([*command, *arguments])
+            if not output.is_file():
+                raise CompilerError(f"{command[0]} made no library of it: {report}")
         return whole.read_bytes()
 
 
@@ -94,7 +94,7 @@ def _run(arguments: Sequence[str]) -> str:
     except (OSError, ValueError) as error:
         raise CompilerError(f"{arguments[0]} does not start: {error}") from error
     try:
-        output = _read_output(process, start + _left)
+        report = _read_output(process, start + _left)
         code = process.wait(max(start + _left - time.monotonic(), 0))
     except BaseException as error:
         with suppress(OSError):
@@ -107,7 +107,7 @@ def _run(arguments: Sequence[str]) -> str:
         assert process.stdout is not None
         process.stdout.close()
         _left -= time.monotonic() - start
-    words = output.decode(errors="replace")
+    words = report.decode(errors="replace")
     if code:
         raise CompilerError(f"{arguments[0]} ended with {code}: {words}")
     return words
@@ -116,14 +116,14 @@ def _run(arguments: Sequence[str]) -> str:
 def _read_output(process: subprocess.Popen[bytes], until: float) -> bytes:
     """Its output. Raises TimeoutExpired where it still runs at `until`, CompilerError where it is far too long."""
     assert process.stdout is not None
-    descriptor, output = process.stdout.fileno(), b""
+    descriptor, report = process.stdout.fileno(), b""
     poll = select.poll()
     poll.register(descriptor)
     while poll.poll(max(until - time.monotonic(), 0) * 1000):
         part = os.read(descriptor, 1 << 16)
         if not part:
-            return output
-        output += part
-        if len(output) > _MOST:
-            raise CompilerError(f"its output has no end: {output[:80]!r}")
+            return report
+        report += part
+        if len(report) > _MOST:
+            raise CompilerError(f"its output has no end: {report[:80]!r}")
     raise subprocess.TimeoutExpired(process.args, 0)

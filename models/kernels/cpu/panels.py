@@ -106,7 +106,7 @@ def _rebuild(packed: Tensor, rows: int, parameter: bool) -> Panels:
     return nn.Parameter(weight, requires_grad=False) if parameter else weight  # type: ignore[return-value]
 
 
-def pays(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+def is_faster(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
     """Whether matmuls with such weights are faster in panels."""
     large = len(shape) == 2 and shape[0] * shape[1] >= LEAST
     fits = large and dtype == torch.float32 and device.type == "cpu"

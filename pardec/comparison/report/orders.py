@@ -11,7 +11,7 @@ from .. import metrics
 from . import tables
 from .columns import Row
 
-CELLS = 48  # most columns of a heat map; in longer texts several positions share a column
+MOST_COLUMNS = 48  # most columns of a heat map; in longer texts several positions share a column
 
 Mean = tuple[float, int]  # value, and the number of problems or rounds that it averages
 Cell = tuple[float, str] | None  # share, and its tooltip
@@ -111,7 +111,7 @@ def _map(
     if not means:
         return ""
     longest = max(map(len, means.values()))
-    width = -(-longest // CELLS)
+    width = -(-longest // MOST_COLUMNS)
     heads = [span(start, width) for start in range(0, longest, width)]
     lines = []
     for number, row in enumerate(rows, 1):

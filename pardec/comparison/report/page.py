@@ -43,8 +43,8 @@ def page(run: Run) -> str:
         "accepted": ("Acceptance by draft position", acceptance_section(rows, run.rows)),
         "rates": ("Acceptance over forwards", rate_section(rows, run.rows)),
         "tasks": ("By task", tables.by_task(rows)),
-        "again": ("Run it again", _again(run.config)),
-        "made": ("Made with", _made_with(run)),
+        "again": ("Run it again", _commands(run.config)),
+        "made": ("Made with", _provenance(run)),
     }
     sections = {name: section for name, section in candidates.items() if section[1]}
     title = f"{run.config['model']}: {_count(len(rows), 'sampler')} on {_words(tasks)}"
@@ -84,7 +84,7 @@ def _results(rows: Sequence[Row], notes: Sequence[str]) -> str:
     )
 
 
-def _again(config: Row) -> str:
+def _commands(config: Row) -> str:
     blocks = (("shell", "In a shell", shell(config)), ("python", "From Python", python(config)))
     return "".join(
         f'<h3>{head}</h3><div class="command"><pre id="{name}" tabindex="0" aria-label="{head}">'
@@ -95,7 +95,7 @@ def _again(config: Row) -> str:
     )
 
 
-def _made_with(run: Run) -> str:
+def _provenance(run: Run) -> str:
     config = dict(run.config)
     entries, tasks = config.pop("samplers"), config.pop("tasks")
     tasks = [f"{task['name']}: {_count(task['problems'], 'problem')}, digest {task['digest']}" for task in tasks]

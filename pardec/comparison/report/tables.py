@@ -13,13 +13,13 @@ from .columns import NOTHING, Column, Row, columns, percent, plain
 
 def samplers(rows: Sequence[Row]) -> str:
     """The main table: one row per sampler, one sortable column per figure worth showing."""
-    shown_columns = columns(rows)
+    visible = columns(rows)
     sampler, output, failed = (
         f'<th scope="col" data-first="ascending"{kind}><button type="button">{head}</button></th>'
         for head, kind in (("Sampler", " data-text"), ("Output", " data-text"), ("Failed", ""))
     )
-    heads = [sampler, output, *map(_head, shown_columns), failed]
-    lines = "\n".join(_sampler(number, row, shown_columns) for number, row in enumerate(rows, 1))
+    heads = [sampler, output, *map(_head, visible), failed]
+    lines = "\n".join(_sampler(number, row, visible) for number, row in enumerate(rows, 1))
     return scroll(
         f'<table class="sortable"><caption class="hidden">Samplers and their figures; a column heading sorts</caption>'
         f"<thead><tr>{''.join(heads)}</tr></thead><tbody>\n{lines}\n</tbody></table>",
@@ -34,7 +34,7 @@ def _head(column: Column) -> str:
     return f'<th scope="col" data-key="{column.key}" data-first="{first}">{button}</th>'
 
 
-def _sampler(number: int, row: Row, shown_columns: Sequence[Column]) -> str:
+def _sampler(number: int, row: Row, visible: Sequence[Column]) -> str:
     exact = row["exact"] is not None and row["exact"] != "relaxed"
     output = "exact" if exact else "relaxed" if row["exact"] else NOTHING
     badge = f'<span class="badge {output}">{output}</span>' if row["exact"] else NOTHING
@@ -46,7 +46,7 @@ def _sampler(number: int, row: Row, shown_columns: Sequence[Column]) -> str:
     kind = ' class="failed"' if failed else ""
     return (
         f'<tr{kind}><th scope="row" data-value="{number:05d}">{name(number, row)}{error}</th>'
-        f'<td class="words" data-value="{output}">{badge}</td>{"".join(column.cell(row) for column in shown_columns)}'
+        f'<td class="words" data-value="{output}">{badge}</td>{"".join(column.cell(row) for column in visible)}'
         f'<td data-value="{failed}">{count}<small>of {total}</small></td></tr>'
     )
 

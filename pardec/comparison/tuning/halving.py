@@ -146,19 +146,19 @@ def search(
 
     Raises SpecError for a budget that is too small for a single problem a rung.
     """
-    planned = rungs(len(candidates))
-    if budget // planned // (len(candidates) + 1) < 1:
+    levels = rungs(len(candidates))
+    if budget // levels // (len(candidates) + 1) < 1:
         raise SpecError(
-            f"a budget of {budget} decodes is too small for {len(candidates)} candidates in {planned} rungs",
-            hint=f"use at least {planned * (len(candidates) + 1)}",
+            f"a budget of {budget} decodes is too small for {len(candidates)} candidates in {levels} rungs",
+            hint=f"use at least {levels * (len(candidates) + 1)}",
         )
     trials = [Trial(candidate, cost, order=order) for order, candidate in enumerate(candidates)]
     remaining, used, spent = trials, 0, 0
-    for rung in range(planned):
+    for rung in range(levels):
         decodes = len(remaining) + 1
-        count = min((budget - spent) // (planned - rung) // decodes, problems - used)
+        count = min((budget - spent) // (levels - rung) // decodes, problems - used)
         if count > 0:
-            report(f"rung {rung + 1} of {planned}: {len(remaining)} candidates on {count} problems")
+            report(f"rung {rung + 1} of {levels}: {len(remaining)} candidates on {count} problems")
             measured = measure([baseline, *(trial.candidate for trial in remaining)], used, used + count)
             for trial in remaining:
                 trial.add(measured[baseline], measured[trial.candidate])
@@ -173,7 +173,7 @@ def search(
         (trial for trial in dropped if trial.outcomes), key=lambda trial: (-trial.rung, *_best(trial, max_drop))
     )
     return SearchResult(
-        [*remaining, *ranked, *(trial for trial in dropped if not trial.outcomes)], len(remaining), used, spent, planned
+        [*remaining, *ranked, *(trial for trial in dropped if not trial.outcomes)], len(remaining), used, spent, levels
     )
 
 

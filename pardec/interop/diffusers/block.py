@@ -34,7 +34,7 @@ class EvenShare(Widen):
         return chosen | top(score, torch.from_numpy(share).to(chosen.device)[:, None])
 
 
-class GivenLogits:
+class ProvidedLogits:
     """A decoder that returns logits from outside instead of running a model."""
 
     logits: Tensor  # [n, W, V], live rows
@@ -76,7 +76,7 @@ class Block:
     ) -> None:
         """Positions that are neither masked nor in `prompt` ([W] bool) count as committed and may be revised."""
         rows, width = sample.shape
-        self.decoder = GivenLogits()
+        self.decoder = ProvidedLogits()
         decoding_config = DecodingConfig(mask_id, (), 0, None, 0, "bidirectional")
         model = LanguageModel(
             self.decoder,
@@ -93,10 +93,10 @@ class Block:
             width=vocab,
         )
         self.views: list[StepView] = []
-        recording = replace(sampler, widen=(*sampler.widen, RecordStep(self.views)))
+        traced = replace(sampler, widen=(*sampler.widen, RecordStep(self.views)))
         canvases = tuple(sample.cpu().clone())
         self.loop = MaskedLoop(
-            model, recording, Request(canvases, (0,) * rows, width, source, absolute=True, **distribution)
+            model, traced, Request(canvases, (0,) * rows, width, source, absolute=True, **distribution)
         )
         committed = sample != mask_id if prompt is None else (sample != mask_id) & ~prompt
         self.loop.canvas.commit_step[:, :-1].masked_fill_(committed, 0)

@@ -92,8 +92,8 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
                 raise SpecError(
                     f"from_pretrained takes no {argument!r}", hint=f"pardec.load takes {', '.join(parameters)}"
                 )
-        name, saved_components = parts(pretrained_model_name_or_path)
-        return cls(load(name, **kwargs), **{**saved_components, **components})
+        name, components_of_folder = parts(pretrained_model_name_or_path)
+        return cls(load(name, **kwargs), **{**components_of_folder, **components})
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Saves as in diffusers; for a pardec model, copies the files that it was loaded from."""

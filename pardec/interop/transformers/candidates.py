@@ -105,8 +105,8 @@ class Candidates(Drafter):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Generators) -> None:
         """Reports accepted candidates to each generator; the prompt's round had none."""
-        if not state.prompt_done:
-            state.prompt_done = True
+        if not state.behind_prompt:
+            state.behind_prompt = True
             return
         text, sizes = context.text, outcome.draft.sizes
         for row, generator in enumerate(state.generators):
@@ -120,7 +120,7 @@ class _Generators:
 
     def __init__(self, generators: list[Any]) -> None:
         self.generators = generators  # None until first needed
-        self.prompt_done = False  # the prompt's round is over
+        self.behind_prompt = False  # the prompt's round is over
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows."""

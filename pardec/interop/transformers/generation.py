@@ -19,7 +19,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.events import Accepted, Event, RowFinished
 
 from ...requests.text import Call
-from .lending import borrow
+from .lending import model_view
 from .refusals import real_tokens, refuse
 from .rules import PaddedProcessors, Stopping
 from .stateless import require_stateless
@@ -87,7 +87,7 @@ def generate(
     row_tokens = _RowTokens(
         stopping, None if pad is None else int(pad), streamer or caller.get("streamer"), len(input_ids)
     )
-    with borrow(model) as view:
+    with model_view(model) as view:
         call = view.prepare(
             input_ids=[ids[row_mask] for ids, row_mask in zip(input_ids, is_token, strict=True)],
             sampler=sampler,
@@ -144,7 +144,7 @@ class _RowTokens:
             elif isinstance(event, RowFinished) and self.ends[event.row] is None:
                 self.ends[event.row] = len(self.tokens[event.row])
             self._send_columns()
-            if self._all_done():
+            if self._all_finished():
                 break
         self._send_columns()
         if self.streamer is not None:
@@ -155,7 +155,7 @@ class _RowTokens:
         width = self._width()
         return torch.tensor([[self._at(row, column) for column in range(width)] for row in range(len(self.tokens))])
 
-    def _all_done(self) -> bool:
+    def _all_finished(self) -> bool:
         """Whether every row is finished, and criteria have seen all its tokens."""
         return all(end is not None for end in self.ends) and self.columns_sent >= max(end or 0 for end in self.ends)
 

@@ -16,7 +16,7 @@ _VIEW_ATTRIBUTE = "_pardec_view"  # the attribute of the model that holds pardec
 
 
 @contextmanager
-def borrow(model: Any) -> Iterator[Model]:
+def model_view(model: Any) -> Iterator[Model]:
     """pardec's view of `model`: the same layers and weights, with pardec's attention until the block ends.
 
     Raises:
@@ -49,10 +49,10 @@ def _view(model: Any) -> LanguageModel:
     """Created once per model, since it is tested against the model's own logits; again after modifications."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     state = (embedding, head, model.device, model.dtype, _modifications(model))
-    saved = vars(model).get(_VIEW_ATTRIBUTE)
-    if saved is not None and saved[0] == state:
+    cached = vars(model).get(_VIEW_ATTRIBUTE)
+    if cached is not None and cached[0] == state:
         model.set_attn_implementation(ATTENTION)
-        view: LanguageModel = saved[1]
+        view: LanguageModel = cached[1]
         return view
     name = getattr(model.config, "name_or_path", "") or type(model).__name__
     adapter = HFAdapter(model, name)

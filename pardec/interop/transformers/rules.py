@@ -48,8 +48,8 @@ def _with_row(processor: Any, rows: Tensor) -> Any:
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(ignored, Tensor):
         return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored.to(rows.device)[rows])
     if type(processor) is PrefixConstrainedLogitsProcessor:
-        function, numbers = processor._prefix_allowed_tokens_fn, rows.tolist()
-        return PrefixConstrainedLogitsProcessor(lambda at, ids: function(numbers[at], ids), 1)
+        function, indices = processor._prefix_allowed_tokens_fn, rows.tolist()
+        return PrefixConstrainedLogitsProcessor(lambda at, ids: function(indices[at], ids), 1)
     return processor
 
 

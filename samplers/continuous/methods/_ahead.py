@@ -41,7 +41,7 @@ class LookaheadMethod(GroupMethod):
         return groups
 
 
-def group_numbers(groups: list[Group]) -> Tensor:
+def group_indices(groups: list[Group]) -> Tensor:
     """[n, S] int64: the group that each token belongs to, len(groups) for those of none."""
     wanted = torch.stack([group.wanted for group in groups])
     number = torch.arange(len(groups), device=wanted.device)[:, None, None]

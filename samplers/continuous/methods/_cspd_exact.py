@@ -10,7 +10,7 @@ from torch import Tensor
 from pardec.models.continuous.contracts import States
 from pardec.models.errors import ModelError
 
-from ...ops.denoising_paths import Last, along, log_density, token, trace, width
+from ...ops.denoising_paths import Last, log_density, rescore, token, trace, width
 from ...ops.density_ratios import share
 from ..contracts import ContinuousContext, RoundResult
 from ._ahead import group_states
@@ -29,7 +29,7 @@ def exact_round(method: CSpDSettings, context: ContinuousContext, drafter: Draft
     images.add_forward()
     with context.watch("head"):
         # A draft by the target itself has the same distribution: only rounding could reject.
-        own = drafts.path if drafter.same else along(context.head, states, drafts.path, temperature=temperature)
+        own = drafts.path if drafter.same else rescore(context.head, states, drafts.path, temperature=temperature)
         ratio = log_density(own, last) - log_density(drafts.path, last)
         passed = images.uniforms(drafts.wanted, "accept").log() < ratio + math.log(method.slack)
         tokens = token(own, context.head, last)
@@ -82,7 +82,7 @@ def _residual(
         u = torch.cat([images.uniforms(open_, "residual accept", again=number) for number in tries])
         which = left.repeat(size)
         path = trace(context.head, target.take(which), noise, temperature=temperature)
-        drafts = along(drafter.head, other.take(which), path, temperature=temperature)
+        drafts = rescore(drafter.head, other.take(which), path, temperature=temperature)
         ratio = log_density(path, last) - log_density(drafts, last)
         if bool(ratio.isnan().any()):  # none would ever be accepted
             raise ModelError(

@@ -13,7 +13,7 @@ from pardec.models.continuous.contracts import ContinuousModel, Head, States, ch
 
 from ...ops.denoising_paths import DenoisingPath, Last, token, trace, width
 from ..contracts import ContinuousContext
-from ._ahead import Group, group_numbers, raster_order
+from ._ahead import Group, group_indices, raster_order
 
 
 class Drafter:
@@ -64,7 +64,7 @@ def draft(context: ContinuousContext, drafter: Drafter, groups: list[Group], las
         all_states.append(states)
     rows, index = torch.cat([group.wanted.nonzero() for group in groups]).unbind(1)
     order = raster_order(rows, index, images.tokens)
-    number = group_numbers(groups)
+    number = group_indices(groups)
     forwards = np.sum([group.stop > group.start for group in groups], axis=0)
     return Drafts(
         number < len(groups), number, _join_paths(paths, order), _join_states(all_states).take(order), latents, forwards

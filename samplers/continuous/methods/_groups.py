@@ -11,7 +11,7 @@ from torch import Tensor
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
 
-from ...ops.denoising_paths import Last, walk, width
+from ...ops.denoising_paths import Last, denoise, width
 from ...ops.unmasking import Guidance, Unmasking, unmasking
 from ...spec import Policy
 from ..contracts import ContinuousContext, RoundResult
@@ -82,5 +82,5 @@ class GroupMethod(Policy):
         images.add_forward()
         with context.watch("head"):
             noise = images.noise(wanted, "token", width(context.head))
-            tokens = walk(context.head, states, noise, temperature=context.request.temperature, last=self.last_kind)
+            tokens = denoise(context.head, states, noise, temperature=context.request.temperature, last=self.last_kind)
         images.commit(wanted, tokens)

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.denoising_paths import Last, walk, width
+from ...ops.denoising_paths import Last, denoise, width
 from ...ops.unmasking import Guidance
 from ...registry import register
 from ..contracts import ContinuousContext, RoundResult
-from ._ahead import LookaheadMethod, group_numbers, group_states
+from ._ahead import LookaheadMethod, group_indices, group_states
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,14 +64,14 @@ class SeededJacobi(LookaheadMethod):
     def round(self, context: ContinuousContext, state: Iterate) -> RoundResult:
         images = context.images
         groups = self.next_groups(context, self.window)
-        number, known = group_numbers(groups), images.known()
+        number, known = group_indices(groups), images.known()
         latents = torch.where(known[..., None], images.latents, state.latents)
         states, rows = group_states(context, groups, latents, known | state.sampled)
         images.add_forward()
         wanted = number < len(groups)
         with context.watch("head"):
             noise = images.noise(wanted, "token", width(context.head))
-            tokens = walk(context.head, states, noise, temperature=context.request.temperature, last=self.last)
+            tokens = denoise(context.head, states, noise, temperature=context.request.temperature, last=self.last)
             change = torch.full_like(latents[..., 0], math.inf)
             change[wanted] = (tokens - latents[wanted]).abs().amax(1)
             settled = (change <= self.tol) & state.sampled

@@ -82,8 +82,8 @@ class Credit(Logits):
         # The pair of this token, else the first free one.
         same = (state.tokens == guess[..., None]) & (state.values > 0)
         pair = (2 * same.int() + (state.values == 0).int()).argmax(-1, keepdim=True)
-        earned = (probability**gamma).masked_fill(~evidence.eligible, 0)[..., None]
-        state.values = state.values.scatter_add(-1, pair, earned)
+        gain = (probability**gamma).masked_fill(~evidence.eligible, 0)[..., None]
+        state.values = state.values.scatter_add(-1, pair, gain)
         state.tokens = state.tokens.scatter(-1, pair, guess[..., None])
         return evidence.distribution.boosted(state.tokens, state.values.log1p() * alpha)
 

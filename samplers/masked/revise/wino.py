@@ -76,10 +76,10 @@ class Wino(Revise):
         ranked = proposal.score.masked_fill(~chosen, -torch.inf)
         allowed = top(ranked, torch.from_numpy(most).to(device)[:, None]) & chosen
         drafted = allowed.sum(1, keepdim=True)
-        believed = shadow.probability(canvas.tokens.gather(1, canvas.window))
-        doubted = canvas.committed & (believed < self.verify) & (drafted > 1)
-        count = doubted.sum(1, keepdim=True)
+        confidence = shadow.probability(canvas.tokens.gather(1, canvas.window))
+        doubtful = canvas.committed & (confidence < self.verify) & (drafted > 1)
+        count = doubtful.sum(1, keepdim=True)
         count = torch.where(count >= before, before - 1, count)
-        revoked = top((-believed).masked_fill(~doubted, -torch.inf), count) & doubted
+        reopen = top((-confidence).masked_fill(~doubtful, -torch.inf), count) & doubtful
         state.before = torch.where(drafted > 0, drafted, before)
-        return Revision(reopen=revoked | (chosen & ~allowed))
+        return Revision(reopen=reopen | (chosen & ~allowed))

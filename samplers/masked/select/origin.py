@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.schedule import BlockClock, total_steps, transfer
+from ...ops.schedule import BlockClock, commit_share, total_steps
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
@@ -60,7 +60,7 @@ class Origin(Select):
         idle, state.idle = state.idle, np.zeros_like(state.idle)
         state.clock.enter(canvas, self.steps, canvas.step + idle)
         if canvas.entered.any():
-            state.share = transfer(state.clock.steps, self.eps)
+            state.share = commit_share(state.clock.steps, self.eps)
         return idle
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:

@@ -25,7 +25,7 @@ from pardec.models.errors import SpecError
 
 from ...limits import RANGE, divides
 from ...ops.rank import top, top_as_published
-from ...ops.schedule import BlockClock, total_steps, transfer
+from ...ops.schedule import BlockClock, commit_share, total_steps
 from ...registry import register
 from ...rng import gumbel, wide
 from ..contracts import Canvas, Proposal, Select
@@ -69,7 +69,7 @@ class Timesteps(Select):
         clock = state.clock
         clock.enter(canvas, self.steps, canvas.step)
         if canvas.entered.any():
-            state.share = transfer(clock.steps, self.eps)
+            state.share = commit_share(clock.steps, self.eps)
         at = np.minimum(canvas.step - clock.start, clock.steps - 1)
         counts = (canvas.left[:, None].astype(np.float32) * state.share).astype(np.int64)
         positive = (counts >= 1) & (np.arange(counts.shape[1]) >= at[:, None])

@@ -94,7 +94,7 @@ class Lantern(Acceptance):
         on_path = torch.arange(verdict.path.shape[1], device=off.device) <= verdict.count[:, None]
         return replace(verdict, deviation=off.gather(1, verdict.path).masked_fill(~on_path, 0).cumsum(1)[:, -1])
 
-    def borrowed(self, r: Tensor, token: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
+    def neighbour_mass(self, r: Tensor, token: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
         """[N] what each `token` [N] may borrow under r [N, V], and [N] whether it has a neighbour to borrow from."""
         own = r.gather(1, token[:, None])
         limit = torch.full_like(own, self.delta) if self.ratio is None else (self.ratio - 1) * own
@@ -108,7 +108,7 @@ class Lantern(Acceptance):
         rows = torch.arange(len(p), device=p.device)[:, None]
         behind, top = p[rows, above].flatten(0, 1), distributions.pick.gather(1, above).flatten()
         token = draft.ids.flatten()
-        boosted = behind.gather(1, token[:, None])[:, 0] + self.borrowed(behind, token, nearest)[0]
+        boosted = behind.gather(1, token[:, None])[:, 0] + self.neighbour_mass(behind, token, nearest)[0]
         best = behind.gather(1, top[:, None])[:, 0]
         likeliest = (token == top).view_as(draft.tokens)
         beats = ((boosted > best) | ((boosted == best) & (token < top))).view_as(draft.tokens)
@@ -129,12 +129,12 @@ class _Published:
         self.method, self.nearest = method, nearest
 
     def weight(self, r: Tensor, trial: Trial) -> Tensor:
-        target = r.gather(1, trial.token[:, None])[:, 0] + self.method.borrowed(r, trial.token, self.nearest)[0]
+        target = r.gather(1, trial.token[:, None])[:, 0] + self.method.neighbour_mass(r, trial.token, self.nearest)[0]
         return torch.where(trial.bar > 0, target, 0)
 
     def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
         """Clears a rejected token's neighbourhood: in r for a point mass, else in q, which is subtracted from r."""
-        has_near = self.method.borrowed(r, trial.token, self.nearest)[1]
+        has_near = self.method.neighbour_mass(r, trial.token, self.nearest)[1]
         around = self.nearest[trial.token, : self.method.k + 1].long()
         cleared = torch.zeros_like(r, dtype=torch.bool).scatter_(1, around, True) & has_near[:, None]
         itself = torch.zeros_like(cleared).scatter_(1, trial.token[:, None], True)

@@ -24,17 +24,17 @@ def copy_left(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Ten
 
     The token to the left may be such a copy itself. The first of the `width` columns gets `fallback` [B, K].
     """
-    offset, cell, first = _offsets(text, guesses, known)
-    source = torch.where(offset < first, offset, torch.maximum(first - 1, offset - cell % width))
+    offset, raster, first = _offsets(text, guesses, known)
+    source = torch.where(offset < first, offset, torch.maximum(first - 1, offset - raster % width))
     filled = torch.where(offset < first, guesses, fallback)
     return torch.cat((text.last[:, None], filled), 1).gather(1, source + 1)
 
 
 def copy_up(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tensor, width: int) -> Tensor:
     """The same with the token above, and `fallback` in the first row of the image."""
-    offset, cell, first = _offsets(text, guesses, known)
+    offset, raster, first = _offsets(text, guesses, known)
     missing = (offset - first + 1).clamp(min=0)
-    up = torch.minimum((missing + width - 1) // width, cell // width)  # rows up to a token that is not a copy
+    up = torch.minimum((missing + width - 1) // width, raster // width)  # rows up to a token that is not a copy
     source = offset - up * width
     filled = torch.where(offset < first, guesses, fallback)
     length = torch.from_numpy(text.length).to(guesses.device)[:, None]
@@ -45,5 +45,5 @@ def copy_up(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tenso
 def _offsets(text: Sequences, guesses: Tensor, known: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     """[K] each guess's offset behind the text, [B, K] its cell of the grid, [B, 1] the first offset without one."""
     offset = torch.arange(guesses.shape[1], device=guesses.device)
-    cell = torch.from_numpy(text.length - text.prompt).to(guesses.device)[:, None] + offset
-    return offset, cell, torch.from_numpy(known).to(guesses.device)[:, None]
+    raster = torch.from_numpy(text.length - text.prompt).to(guesses.device)[:, None] + offset
+    return offset, raster, torch.from_numpy(known).to(guesses.device)[:, None]

@@ -71,24 +71,24 @@ class GridIndex:
         """Image tokens begin behind `prompt` tokens, `columns` in a row; of equal pairs keep the `first` or last."""
         self.prompt, self.columns, self.first = prompt, columns, first
         self.text: list[int] = []
-        self.cells: dict[tuple[int, int], int] = {}
+        self.starts: dict[tuple[int, int], int] = {}
 
     def grow(self, tokens: list[int]) -> None:
         """Appends `tokens`."""
         for token in tokens:
-            if len(self.text) >= self.prompt and not (self.first and self._around() in self.cells):
-                self.cells[self._around()] = len(self.text)
+            if len(self.text) >= self.prompt and not (self.first and self._around() in self.starts):
+                self.starts[self._around()] = len(self.text)
             self.text.append(token)
 
     def match(self) -> int | None:
         """The index of an earlier token with the neighbours of the next one; None if there is none."""
-        return self.cells.get(self._around())
+        return self.starts.get(self._around())
 
     def _around(self) -> tuple[int, int]:
         """The neighbours of the next token; -1 outside of the image."""
-        cell = len(self.text) - self.prompt
-        left = self.text[-1] if cell % self.columns else -1
-        return left, self.text[-self.columns] if cell >= self.columns else -1
+        raster = len(self.text) - self.prompt
+        left = self.text[-1] if raster % self.columns else -1
+        return left, self.text[-self.columns] if raster >= self.columns else -1
 
 
 class SuffixIndex:

@@ -76,7 +76,7 @@ def random_tokens(
     return context.text.tokens.gather(1, (u * count).long())
 
 
-def ahead(values: Tensor, first: np.ndarray, width: int) -> Tensor:
+def slice_from(values: Tensor, first: np.ndarray, width: int) -> Tensor:
     """[B, width, ...]: `values` [B, T, ...] of each row from first[b] on, repeating the last one."""
     rows = torch.arange(len(values), device=values.device)[:, None]
     index = np.minimum(first[:, None] + np.arange(width), values.shape[1] - 1)
@@ -96,11 +96,11 @@ def _continued(guesses: Tensor, known: np.ndarray, context: DecodeContext) -> Te
         tokens = np.concatenate((context.text.row(at), filled[at, : known[at]]))
         missing = filled.shape[1] - int(known[at])
         if missing > 0:
-            filled[at, known[at] :] = repeated(tokens, _behind(tokens), missing)
+            filled[at, known[at] :] = repeated(tokens, _copy_source(tokens), missing)
     return torch.from_numpy(filled).to(guesses.device)
 
 
-def _behind(tokens: np.ndarray) -> int:
+def _copy_source(tokens: np.ndarray) -> int:
     """The index behind the latest earlier occurrence of the last two tokens, or of the last one; else the last."""
     before = np.flatnonzero(tokens[:-1] == tokens[-1])
     if not len(before):
@@ -186,7 +186,7 @@ class JacobiWindow(Drafter):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Iterate) -> None:
         draft, gained = outcome.draft, outcome.gained
         pick = outcome.distributions.pick if outcome.verdict.pick is None else outcome.verdict.pick
-        state.tokens = ahead(pick, gained, state.tokens.shape[1])
+        state.tokens = slice_from(pick, gained, state.tokens.shape[1])
         state.known = np.maximum(draft.sizes - gained, 0)
         if self.policy == "sliding":
             return

@@ -88,7 +88,7 @@ class Skipping(DraftModelState):
     search: Search | None = None
 
     @property
-    def joins(self) -> bool:
+    def accepts_rows(self) -> bool:
         """Rows cannot join during a search, which scores the rows it began with."""
         return self.search is None
 

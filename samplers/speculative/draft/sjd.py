@@ -34,7 +34,7 @@ from ...ops.redraw import coupled_sample, gumbel_sample
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..uniforms import sample
-from ._window import Init, ahead, fresh, refuse_narrow, refuse_without_image
+from ._window import Init, fresh, refuse_narrow, refuse_without_image, slice_from
 
 _TEXT, _IMAGE = 16, 32  # the default window
 
@@ -124,10 +124,10 @@ class Sjd(Drafter):
         draft, gained = outcome.draft, outcome.gained
         state.known = np.maximum(draft.sizes - gained, 0)
         most = int(state.known.max())
-        state.distribution = ahead(outcome.distributions.probs, gained, most)
-        state.old = ahead(draft.tokens, gained + 1, most)
-        state.q = state.distribution if draft.q is None else ahead(draft.q, gained + 1, most)
+        state.distribution = slice_from(outcome.distributions.probs, gained, most)
+        state.old = slice_from(draft.tokens, gained + 1, most)
+        state.q = state.distribution if draft.q is None else slice_from(draft.q, gained + 1, most)
         if draft.point is not None:
-            state.point = ahead(draft.point, gained + 1, most)
+            state.point = slice_from(draft.point, gained + 1, most)
         else:
             state.point = torch.full_like(state.old, draft.q is None, dtype=torch.bool)

@@ -75,18 +75,18 @@ class Zipar(Drafter):
         return self.window or max(1, wide // 2)
 
     def start(self, context: DecodeContext) -> ImageProgress:
-        cells = int((context.text.limit - context.text.prompt).max())
-        shape = (len(context.text), cells)
+        count = int((context.text.limit - context.text.prompt).max())
+        shape = (len(context.text), count)
         return ImageProgress(np.zeros(shape, np.int64), np.zeros(shape, bool), np.full((len(context.text), 1), -1))
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: ImageProgress) -> Draft:
         text, wide = context.text, columns(context.model, "zipar", "")
-        cells = np.arange(state.sampled.shape[1])
+        raster = np.arange(state.sampled.shape[1])
         last = (text.length - text.prompt - 1)[:, None]  # the cell of node 0
-        later = state.sampled & (cells > last)
+        later = state.sampled & (raster > last)
         stand_in = self._row_start(state, wide, self._lag(context.model), last)
         # Nodes: the last committed token, later ones in raster order, and the stand-in behind them.
-        nodes = later | (cells == last) | (cells == stand_in)
+        nodes = later | (raster == last) | (raster == stand_in)
         sizes = nodes.sum(1)
         order = np.argsort(~nodes, axis=1, kind="stable")[:, : int(sizes.max())]
         rank = np.arange(order.shape[1])
@@ -118,15 +118,15 @@ class Zipar(Drafter):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: ImageProgress) -> None:
         text, pick = context.text, outcome.verdict.pick
-        cells = np.arange(state.sampled.shape[1])
+        raster = np.arange(state.sampled.shape[1])
         if pick is not None and (state.fed >= 0).any():
-            row, node = np.nonzero((state.fed >= 0) & (state.fed + 1 < len(cells)))
-            cell = state.fed[row, node] + 1
-            new = ~state.sampled[row, cell]
-            row, node, cell = row[new], node[new], cell[new]
-            state.codes[row, cell] = pick.cpu().numpy()[row, node]
-            state.sampled[row, cell] = True
-        committed = cells < (text.length - text.prompt)[:, None]
-        position = np.minimum(text.prompt[:, None] + cells, text.host.shape[1] - 1)
+            row, node = np.nonzero((state.fed >= 0) & (state.fed + 1 < len(raster)))
+            target = state.fed[row, node] + 1
+            new = ~state.sampled[row, target]
+            row, node, target = row[new], node[new], target[new]
+            state.codes[row, target] = pick.cpu().numpy()[row, node]
+            state.sampled[row, target] = True
+        committed = raster < (text.length - text.prompt)[:, None]
+        position = np.minimum(text.prompt[:, None] + raster, text.host.shape[1] - 1)
         state.codes = np.where(committed, np.take_along_axis(text.host, position, 1), state.codes)
         state.sampled |= committed

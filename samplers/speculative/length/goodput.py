@@ -30,7 +30,7 @@ from ..contracts import DecodeContext, Length, RoundResult
 from ._goodput import Costs, Round, lengths
 
 _WEIGHT = 2.0  # tested tokens that the prior counts as
-_TRIED = 6  # rounds of different lengths before measured costs are used
+_UNIFORM_ROUNDS = 6  # rounds of different lengths before measured costs are used
 _RECENT = 64  # rounds that the costs are fitted to
 
 
@@ -68,7 +68,7 @@ class Goodput(Length):
         rows, costs = len(context.text), Costs(1, self.c, self.token, self.context)
         if self.measured:
             state.started = time.perf_counter()
-            if (count := len(state.rounds)) < _TRIED:
+            if (count := len(state.rounds)) < _UNIFORM_ROUNDS:
                 return np.full(rows, (most, 0, (most + 1) // 2)[count % 3])
             costs = Costs.fitted(state.rounds[-_RECENT:])
         acceptance = (_WEIGHT * self.prior + state.accepted) / (_WEIGHT + state.tested)

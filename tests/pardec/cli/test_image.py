@@ -93,7 +93,7 @@ def test_a_file_says_how_to_make_its_pictures_again(cli: Cli, classes: Path, tmp
     assert (held["grid"], held["files"]["grid"]) == ([2, 2], str(out))
     assert held["timing"]["forwards"] == sum(one["nfe"] for one in held["pictures"])
 
-    again = pardec.load(said["loaded"]["name"], device="cpu").generate(**pngs.again(said))
+    again = pardec.load(said["loaded"]["name"], device="cpu").generate(**pngs.generate_arguments(said))
     assert again.images is not None
     assert same(Image.open(out), pngs.sheet(again.images, (2, 2)))
     assert again.nfe == [one["nfe"] for one in said["pictures"]]
@@ -291,7 +291,7 @@ def test_features_are_not_in_a_file(captions: Path) -> None:
     assert made.shown == [None]
     assert "caption" not in said["pictures"][0]
     with pytest.raises(pngs.PictureError, match="prompt_embeds"):
-        pngs.again(said)
+        pngs.generate_arguments(said)
 
 
 # --- results ---

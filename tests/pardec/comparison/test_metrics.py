@@ -37,7 +37,7 @@ def failed(index: int = 0) -> dict[str, Any]:
     return {**dict.fromkeys(row()), **kept, "device": "a"}
 
 
-def places(rows: list[dict[str, Any]]) -> set[metrics.Place]:
+def places(rows: list[dict[str, Any]]) -> set[metrics.ProblemKey]:
     return {metrics.problem_key(one) for one in rows if one["error"] is None and one["score"] is not None}
 
 

@@ -40,7 +40,7 @@ def test_an_image_of_a_class_scores_right_for_it_and_for_no_other() -> None:
 def test_positions_and_backgrounds_of_a_class_vary() -> None:
     rng = random.Random(1)
     scenes = [classes.scene(5, rng) for _ in range(400)]
-    assert len({scene.place for scene in scenes}) == 9
+    assert len({scene.position for scene in scenes}) == 9
     assert len({scene.background for scene in scenes}) == 3
     assert {scene.split for scene in scenes} == {"train", "heldout"}
     again = random.Random(1)

@@ -13,7 +13,18 @@ from PIL import Image, ImageFilter
 from pardec.images.distance import distance, features, frechet
 from pardec.images.drawing import draw
 from pardec.images.reading import DetectedShape, Reading, read
-from pardec.images.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, Scene, Thing, captions, parse, sample
+from pardec.images.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    POSITIONS,
+    RELATIONS,
+    SHAPES,
+    Scene,
+    Thing,
+    captions,
+    parse,
+    sample,
+)
 from pardec.images.scoring import compare, score
 from pardec.images.shapes import AREA, RADII, SIDE, coverage
 from pardec.models.errors import SpecError
@@ -33,7 +44,7 @@ def test_a_caption_describes_its_scene() -> None:
     scene = parse(CAPTION)
     things = (Thing("small", "red", "circle"), Thing("large", "blue", "square"))
     assert scene == Scene(things, "left of", "grey")
-    assert parse("A large  green triangle at the top left on black").place == "at the top left"
+    assert parse("A large  green triangle at the top left on black").position == "at the top left"
     for scene in scenes(500):
         assert parse(scene.caption) == scene
 
@@ -42,10 +53,10 @@ def test_the_same_image_in_other_words_is_the_same_scene_and_split() -> None:
     other = parse("a large blue square right of a small red circle on grey")
     assert other != parse(CAPTION)
     assert other.canonical() == parse(CAPTION)
-    assert parse("a small red circle below a large blue square on grey").canonical().place == "above"
+    assert parse("a small red circle below a large blue square on grey").canonical().position == "above"
     for scene in scenes(300):
         if len(scene.things) == 2:
-            back = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}[scene.place]
+            back = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}[scene.position]
             assert Scene(scene.things[::-1], back, scene.background).split == scene.split
 
 
@@ -56,7 +67,7 @@ def test_the_same_image_in_other_words_is_the_same_scene_and_split() -> None:
         ("a cat", "'cat' is no size"),
         ("a small rde circle at the top on grey", "'rde' is no colour"),
         ("a small red", "the end is no shape"),
-        ("a small red circle near a large blue square on grey", "no place"),
+        ("a small red circle near a large blue square on grey", "no position"),
         ("a small red circle left of a large red square on grey", "both shapes"),
         ("a small red circle at the top", "does not end in a background"),
         ("a small red circle at the top on pink", "'pink' is no background"),
@@ -256,12 +267,12 @@ def test_shapes_are_matched_by_colour_whatever_their_order() -> None:
     assert (empty.count, empty.shapes, empty.place, empty.background) == (False, 0, False, False)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_every_place_is_read(place: str) -> None:
+@pytest.mark.parametrize("position", POSITIONS)
+def test_every_position_is_read(position: str) -> None:
     for shape in SHAPES:
         for size in RADII:
-            scene = Scene((Thing(size, "yellow", shape),), place, "white")
-            assert {reading.things[0].place for reading in read(draw([scene] * 5, range(5)))} == {place}
+            scene = Scene((Thing(size, "yellow", shape),), position, "white")
+            assert {reading.things[0].position for reading in read(draw([scene] * 5, range(5)))} == {position}
 
 
 # -- distance --------------------------------------------------------------------------------------------------
@@ -291,7 +302,7 @@ def test_worse_images_have_a_larger_distance() -> None:
     assert features(true).shape == (80, 37)
     near = distance(again, true)
     assert near < 5
-    grey = draw([Scene(scene.things, scene.place, "grey") for scene in some], range(80))
+    grey = draw([Scene(scene.things, scene.position, "grey") for scene in some], range(80))
     assert distance(blurred(again, 1.5), true) > 2 * near
     assert distance(grey, true) > 2 * near
     assert distance(true, true) == pytest.approx(0, abs=1e-6)

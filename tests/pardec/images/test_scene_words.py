@@ -120,7 +120,7 @@ def test_files_store_larger_images_and_their_scale(cli: Cli, tmp_path: Path) -> 
     record = pngs.read(large)
     assert (record["scale"], pngs.read(small)["scale"]) == (4, 1)
     assert record["negative_prompt"] == OTHER
-    again = pardec.load("tiny-llamagen", device="cpu").generate(**pngs.again(record))
+    again = pardec.load("tiny-llamagen", device="cpu").generate(**pngs.generate_arguments(record))
     assert again.images is not None
     assert np.array_equal(np.asarray(again.images[0]), one)
     code, _, err = cli(*same, "-o", large, "--scale", "0")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pardec.models.errors import SpecError
 from pardec.tasks import GROUPS, Problem, expand, task
-from pardec.tasks.parallel import LONGEST, NAMES, SHORTEST, Asked, WaitingLine, leniently, strictly, written
+from pardec.tasks.parallel import LONGEST, NAMES, SHORTEST, Query, WaitingLine, formatted, leniently, strictly
 
 FIVE = expand("parallel")
 
@@ -93,11 +93,11 @@ def test_the_score_agrees_with_the_reading_on_lines_near_the_right_one(name: str
     elif edit == "change":
         tried[at] = other
     right = float(is_right(name, prompt, tried))
-    assert made.score(problem, written(tried)) == right
+    assert made.score(problem, formatted(tried)) == right
     loose = ", ".join(tried)
     assert made.score(problem, loose) == 0.0
     same = name == "shuffle" and tried == line_of(prompt)
-    assert made.lenient(problem, loose) == made.lenient(problem, written(tried)) == (1.0 if same else right)
+    assert made.lenient(problem, loose) == made.lenient(problem, formatted(tried)) == (1.0 if same else right)
 
 
 @pytest.mark.parametrize("name", FIVE)
@@ -188,15 +188,15 @@ def test_hand_made_lines(name: str, prompt: str, strict: list[str], wrong: list[
     problem = Problem("p", prompt + " Write only the list.", "")
     for lines, right in ((strict, 1.0), (wrong, 0.0)):
         for line in lines:
-            assert task(name).score(problem, written(line.split())) == right, line
+            assert task(name).score(problem, formatted(line.split())) == right, line
             assert task(name).lenient(problem, ", ".join(line.split())) == right, line
 
 
 def test_shuffle_wants_another_order_and_the_lenient_score_any() -> None:
     problem = Problem("p", 'Shuffle the list: ["Anna", "Tom", "Ben"]. Write only the list.', "")
     lines = ("Tom Anna Ben", "Ben Tom Anna", "Anna Tom Ben", "Anna Tom Tom", "Anna Tom", "Anna Tom Ben Ben")
-    assert [task("shuffle").score(problem, written(line.split())) for line in lines] == [1, 1, 0, 0, 0, 0]
-    assert [task("shuffle").lenient(problem, written(line.split())) for line in lines] == [1, 1, 1, 0, 0, 0]
+    assert [task("shuffle").score(problem, formatted(line.split())) for line in lines] == [1, 1, 0, 0, 0, 0]
+    assert [task("shuffle").lenient(problem, formatted(line.split())) for line in lines] == [1, 1, 1, 0, 0, 0]
 
 
 def test_a_prompt_of_another_task_is_refused() -> None:
@@ -211,7 +211,7 @@ def test_what_is_asked_is_read_back() -> None:
     made = task("replace")
     assert isinstance(made, WaitingLine)
     prompt = 'Change number 2 of the list to "Leo": ["Anna", "Tom"]. Write only the list.'
-    assert made.asked(prompt) == Asked(("Anna", "Tom"), "Leo", 2)
+    assert made.query(prompt) == Query(("Anna", "Tom"), "Leo", 2)
 
 
 ITEMS = st.text(alphabet=st.characters(exclude_characters='"[],')).map(str.strip).filter(bool)
@@ -219,12 +219,12 @@ ITEMS = st.text(alphabet=st.characters(exclude_characters='"[],')).map(str.strip
 
 @given(st.lists(ITEMS, min_size=1))
 def test_the_asked_form_is_read_by_both(items: list[str]) -> None:
-    assert strictly(written(items)) == tuple(items)
-    assert leniently(written(items)) == tuple(items)
+    assert strictly(formatted(items)) == tuple(items)
+    assert leniently(formatted(items)) == tuple(items)
 
 
 @given(st.text(alphabet='[]", \nAb'))
 def test_what_is_read_strictly_is_what_was_written(text: str) -> None:
     found = strictly(text)
     if found is not None:
-        assert text.rpartition("[")[2].startswith(written(found)[1:])
+        assert text.rpartition("[")[2].startswith(formatted(found)[1:])

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from pardec.tasks import Problem, list_tasks, task
-from pardec.tasks.arithmetic import SCENES
+from pardec.tasks.arithmetic import STORIES
 from pardec.tasks.base import LIMIT, Draw, Generator
 
 NAMES = [name for name in list_tasks() if task(name).answers == "text"]
@@ -87,7 +87,7 @@ def test_arithmetic_answers_are_right_and_stay_in_range() -> None:
 
 
 def test_arithmetic_has_enough_templates() -> None:
-    assert sum(len(group) for context in SCENES for group in context.sentences.values()) >= 24
+    assert sum(len(group) for context in STORIES for group in context.sentences.values()) >= 24
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pardec.views.document import embedded, fill
 from pardec.views.html import fragment, page
 from pardec.views.order_image import gif, png
 from pardec.views.terminal import Watch, finished
-from pardec.views.token_grid import cells
+from pardec.views.token_grid import traced_tokens
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +70,12 @@ def test_the_page_is_complete_and_needs_no_network(result: pardec.Result) -> Non
     text = page(result)
     assert not re.search(r"https?://|src=|@import|<link", text)
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
-    for row, (tokens, prompt) in enumerate(zip(cells(result), data["prompts"], strict=True)):
+    for row, (tokens, prompt) in enumerate(zip(traced_tokens(result), data["prompts"], strict=True)):
         start, (run,) = result.prompts[row], prompt["runs"]
         end = start + len(run["texts"])
-        assert prompt["prompt"] == "".join(cell.text for cell in tokens[:start])
-        assert run["texts"] == [cell.text for cell in tokens[start:]]
-        assert run["steps"][: end - start] == [cell.step for cell in tokens[start:]]
+        assert prompt["prompt"] == "".join(token.text for token in tokens[:start])
+        assert run["texts"] == [token.text for token in tokens[start:]]
+        assert run["steps"][: end - start] == [token.step for token in tokens[start:]]
         assert len(run["steps"]) == len(run["scores"]) == result.trace.lengths[row] - start
     assert "<script>" not in fragment(result)
     assert result._repr_html_() == fragment(result)
@@ -106,7 +106,7 @@ def test_animations_have_a_frame_for_every_forward(result: pardec.Result) -> Non
     still = Image.open(io.BytesIO(png(result)))
     assert still.format == "PNG"
     moving = Image.open(io.BytesIO(gif(result)))
-    last = max(cell.step for row in cells(result) for cell in row)
+    last = max(token.step for row in traced_tokens(result) for token in row)
     assert moving.n_frames == last + 2  # type: ignore[attr-defined]
     assert moving.size == still.size
 

@@ -14,7 +14,7 @@ import torch
 from pardec.models.errors import ModelError, SpecError
 from pardec.requests import draft_models
 from pardec.samplers.continuous.methods import _cspd_exact
-from pardec.samplers.ops.denoising_paths import along
+from pardec.samplers.ops.denoising_paths import rescore
 from pardec.samplers.registry import resolve
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, latents_of, mar, pair, toy
 
@@ -111,7 +111,7 @@ def test_the_same_checkpoint_by_another_path_is_the_target() -> None:
     target = load_continuous(GOLDEN, device="cpu")
     for name in (str(GOLDEN), os.path.relpath(GOLDEN)):
         made = draft_models.continuous_model(name, target.device, target.dtype)
-        with patch.object(_cspd_exact, "along", side_effect=AssertionError("nothing is to be tested")):
+        with patch.object(_cspd_exact, "rescore", side_effect=AssertionError("nothing is to be tested")):
             end = generate(target, "cspd:draft=d,mode=exact,steps=5,k=2", draft=made)
         assert (latents_of(end) == latents_of(generate(target, "mar:steps=5,last=x1"))).all()
     draft_models.continuous_model.cache_clear()
@@ -120,7 +120,7 @@ def test_the_same_checkpoint_by_another_path_is_the_target() -> None:
 def test_equal_weights_of_another_name_are_accepted_but_for_rounding() -> None:
     """Nothing is assumed there: the paths are tested, with the target's distributions from rows of another shape."""
     model, twin = (replace(mar(), head=ToyHead(4, 6)) for _ in range(2))
-    with patch.object(_cspd_exact, "along", wraps=along) as tested:
+    with patch.object(_cspd_exact, "rescore", wraps=rescore) as tested:
         end = generate(model, "cspd:draft=d,mode=exact,steps=7,k=3", draft=replace(twin, name="twin"), **ROWS)  # type: ignore[arg-type]
     assert tested.call_count > 0
     assert end.trace.accepted == end.trace.drafted

@@ -25,7 +25,7 @@ from pardec.samplers.continuous.methods import _cspd_exact
 from pardec.samplers.continuous.methods._ahead import Group, group_states
 from pardec.samplers.continuous.methods.cspd import CSpD
 from pardec.samplers.continuous.state import ImageState
-from pardec.samplers.ops.denoising_paths import DenoisingPath, Last, along, log_density, trace, width
+from pardec.samplers.ops.denoising_paths import DenoisingPath, Last, log_density, rescore, trace, width
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.rng import Keyed, row_seeds
 from tests.samplers.vector_toys import ToyHead, energy, generate, kolmogorov, latents_of, pair
@@ -217,7 +217,7 @@ def test_drafts_stand_as_often_as_the_divergence_of_paths_says(steps: int) -> No
     states = States(torch.linspace(-1, 1, 4).expand(4000, 4))
     uniforms = Keyed((3,)).uniform(np.array([0]), np.array([0]), torch.arange(4000)[None], "any", width(head))[0]
     path = trace(other, states, torch.special.ndtri(uniforms).float())
-    ratio = log_density(along(head, states, path), "x1") - log_density(path, "x1")
+    ratio = log_density(rescore(head, states, path), "x1") - log_density(path, "x1")
     stands = float(ratio.exp().clamp(max=1).mean())
     assert stands == pytest.approx(math.erfc(math.sqrt(-float(ratio.mean())) / 2), abs=0.03)
     assert 0.3 < stands < 0.95

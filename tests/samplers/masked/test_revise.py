@@ -168,7 +168,7 @@ def test_revisions_join() -> None:
     held.commit(Writing(torch.ones(1, 3, dtype=torch.bool), full(4), full(0.5)))
     one = Revision(reopen=yes, rewrite=Writing(yes, full(5), full(0.6)))
     other = Revision(rewrite=Writing(no, full(6), full(0.7)), hold=np.array([True]))
-    held.commit(Writing(torch.zeros(1, 3, dtype=torch.bool), full(4), full(0.5)), revision=one.also(other))
+    held.commit(Writing(torch.zeros(1, 3, dtype=torch.bool), full(4), full(0.5)), revision=one.merge(other))
     assert held.tokens[0, :4].tolist() == [1, MASK, MASK, 6]
     assert held.commit_step[0, :4].tolist() == [-1, -2, -2, 1]
     assert held.stays.tolist() == [True]

@@ -10,7 +10,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.ops.rank import top_as_published
-from pardec.samplers.ops.schedule import times, transfer
+from pardec.samplers.ops.schedule import commit_share, times
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
@@ -85,9 +85,9 @@ def test_positions_are_drawn_without_replacement_by_the_softmax_of_their_scores(
 
 def test_times_and_shares() -> None:
     assert times(np.array([2, 1]), 0.5).tolist() == [[1.0, 0.75, 0.5], [1.0, 0.5, 0.0]]
-    assert transfer(np.array([2, 1, 2]), 0.5).tolist() == [[0.25, 1.0], [1.0, 1.0], [0.25, 1.0]]
-    assert transfer(np.array([16]), 1e-3)[0, :2] == pytest.approx([0.0624375, 0.0665955], abs=1e-6)
-    assert transfer(np.array([3]), 1e-3).dtype == np.float32
+    assert commit_share(np.array([2, 1, 2]), 0.5).tolist() == [[0.25, 1.0], [1.0, 1.0], [0.25, 1.0]]
+    assert commit_share(np.array([16]), 1e-3)[0, :2] == pytest.approx([0.0624375, 0.0665955], abs=1e-6)
+    assert commit_share(np.array([3]), 1e-3).dtype == np.float32
 
 
 def test_published_ties_are_those_of_topk_over_the_whole_row() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from pardec.models.continuous.contracts import States
 from pardec.samplers.ops import denoising_paths
-from pardec.samplers.ops.denoising_paths import Last, along, log_density, token, trace, walk, width
+from pardec.samplers.ops.denoising_paths import Last, denoise, log_density, rescore, token, trace, width
 from tests.samplers.vector_toys import ToyHead, mar
 
 LASTS: tuple[Last, ...] = get_args(Last)
@@ -39,7 +39,7 @@ def test_a_path_by_hand() -> None:
     assert {last: float(token(path, head, last)) for last in LASTS} == pytest.approx(
         {"map": 1.75, "x1": 1.5 / 0.9, "noise": 2.25}
     )
-    assert float(walk(head, one, noise, temperature=0.0)) == 0.5 * (0.5 * (0.5 * 2 + 1) + 1) + 1
+    assert float(denoise(head, one, noise, temperature=0.0)) == 0.5 * (0.5 * (0.5 * 2 + 1) + 1) + 1
 
 
 @pytest.mark.parametrize("last", LASTS)
@@ -47,7 +47,7 @@ def test_a_path_by_hand() -> None:
 def test_a_trace_ends_where_a_walk_does(last: Last, temperature: float) -> None:
     noise = normals(7, HEAD)
     path = trace(HEAD, states(7), noise, temperature=temperature)
-    made = walk(HEAD, states(7), noise, temperature=temperature, last=last)
+    made = denoise(HEAD, states(7), noise, temperature=temperature, last=last)
     assert torch.equal(token(path, HEAD, last), made)
 
 
@@ -72,7 +72,7 @@ def test_densities_of_all_paths_add_up_to_1() -> None:
     count = first.numel()
     points = torch.stack((torch.full((count,), 0.4), first.flatten(), second.flatten(), torch.zeros(count)))[..., None]
     blank = torch.zeros(3, count, 1)
-    path = along(head, States(torch.full((count, 1), 0.3)), denoising_paths.DenoisingPath(points, blank, blank))
+    path = rescore(head, States(torch.full((count, 1), 0.3)), denoising_paths.DenoisingPath(points, blank, blank))
     total = float(log_density(path, "x1").exp().sum()) * float(line[1] - line[0]) ** 2
     assert total == pytest.approx(1, abs=1e-4)
 
@@ -81,10 +81,10 @@ def test_densities_of_all_paths_add_up_to_1() -> None:
 def test_a_path_says_the_same_of_itself_along_it(rows: int) -> None:
     path = trace(HEAD, states(5), normals(5, HEAD), temperature=0.8)
     with patch.object(denoising_paths, "ROWS", rows):
-        again = along(HEAD, states(5), path, temperature=0.8)
+        again = rescore(HEAD, states(5), path, temperature=0.8)
     torch.testing.assert_close(again.means, path.means)
     torch.testing.assert_close(again.log_deviations, path.log_deviations)
-    other = along(replace(HEAD, pull=0.1), states(5), path, temperature=0.8)
+    other = rescore(replace(HEAD, pull=0.1), states(5), path, temperature=0.8)
     assert torch.equal(other.points, path.points)
     assert (log_density(other, "x1") != log_density(path, "x1")).all()
 
@@ -96,7 +96,7 @@ def test_mars_head_says_the_same_along_a_path_in_one_call(guided: bool) -> None:
     said = torch.randn(6, 48, generator=torch.Generator().manual_seed(1))
     given = States(said, -said, torch.linspace(1, 3, 6)) if guided else States(said)
     path = trace(model.head, given, torch.randn(6, width(model.head), generator=torch.Generator().manual_seed(3)))
-    again = along(model.head, given, path)
+    again = rescore(model.head, given, path)
     for found, expected in ((again.means, path.means), (again.log_deviations, path.log_deviations)):
         assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
 
@@ -107,6 +107,6 @@ def test_the_mean_of_a_ratio_is_1() -> None:
     count = 40_000
     given = States(torch.tensor([[0.5, -0.5]]).expand(count, 2))
     path = trace(near, given, normals(count, HEAD))
-    ratio = (log_density(along(HEAD, given, path), "noise") - log_density(path, "noise")).exp().numpy()
+    ratio = (log_density(rescore(HEAD, given, path), "noise") - log_density(path, "noise")).exp().numpy()
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / math.sqrt(count)
     assert np.log(ratio).mean() < -0.01

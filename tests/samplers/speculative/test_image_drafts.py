@@ -199,8 +199,8 @@ def test_neighbours_that_were_seen_before_by_hand() -> None:
     first, last = GridIndex(0, 2, first=True), GridIndex(0, 2)
     for cells in (first, last):
         cells.grow([1, 1, 1, 1, 1, 5, 1])  # rows 1 1 / 1 1 / 1 5 / 1 .
-    assert last.cells[1, 1] == 5
-    assert first.cells[1, 1] == 3
+    assert last.starts[1, 1] == 5
+    assert first.starts[1, 1] == 3
 
 
 def test_what_lookup_cannot_do_on_a_grid_is_refused() -> None:

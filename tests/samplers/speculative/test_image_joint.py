@@ -23,7 +23,7 @@ from pardec.samplers.speculative.contracts import (
     Uniforms,
     Verdict,
 )
-from pardec.samplers.speculative.draft._window import ahead
+from pardec.samplers.speculative.draft._window import slice_from
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
 from tests.samplers.ar_toys import floor, g_test, speculation, spread, variation
 from tests.samplers.joints import Reading, worst
@@ -128,9 +128,9 @@ class Literal(Sjd):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
         super().observe(outcome, context, state)
         draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
-        state.old = ahead(draft.tokens, gained, most)
+        state.old = slice_from(draft.tokens, gained, most)
         if draft.q is not None and draft.point is not None:
-            state.q, state.point = ahead(draft.q, gained, most), ahead(draft.point, gained, most)
+            state.q, state.point = slice_from(draft.q, gained, most), slice_from(draft.point, gained, most)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft import _window
-from pardec.samplers.speculative.draft._window import ahead, fresh
+from pardec.samplers.speculative.draft._window import fresh, slice_from
 from tests.reference import naive_jacobi
 from tests.samplers.ar_toys import logits, plain_greedy, prompts, rows, run, toy_ar
 
@@ -130,15 +130,15 @@ def test_fresh_guesses_stand_behind_the_known_ones(init: Any, expected: list[lis
 
 
 def test_an_ngram_goes_on_where_two_tokens_stood_before_rather_than_one() -> None:
-    assert _window._behind(np.array([1, 2, 9, 5, 2, 8, 1, 2])) == 2
-    assert _window._behind(np.array([5, 2, 8, 1, 2])) == 2
-    assert _window._behind(np.array([5, 2, 8])) == 3 - 1  # nothing: the last token again
-    assert _window._behind(np.array([4])) == 0
+    assert _window._copy_source(np.array([1, 2, 9, 5, 2, 8, 1, 2])) == 2
+    assert _window._copy_source(np.array([5, 2, 8, 1, 2])) == 2
+    assert _window._copy_source(np.array([5, 2, 8])) == 3 - 1  # nothing: the last token again
+    assert _window._copy_source(np.array([4])) == 0
 
 
 def test_ahead_moves_each_row_by_its_own() -> None:
     values = torch.arange(8).view(2, 4)
-    assert ahead(values, np.array([1, 3]), 3).tolist() == [[1, 2, 3], [7, 7, 7]]
+    assert slice_from(values, np.array([1, 3]), 3).tolist() == [[1, 2, 3], [7, 7, 7]]
 
 
 def test_only_blocks_are_left_early_and_only_by_acceptances_that_follow_picks() -> None:
@@ -160,7 +160,7 @@ def test_mutation_picks_of_the_wrong_node_change_the_forwards(monkeypatch: pytes
     """Guesses taken one node too far stay exact; the comparison with the naive version's forwards is what tells."""
     model = toy_ar(2, 6, 2.0)
     right = run(model, "jacobi:window=7,init=repeat", GIVEN, NEW)
-    monkeypatch.setattr(_window, "ahead", lambda values, first, width: ahead(values, first + 1, width))
+    monkeypatch.setattr(_window, "slice_from", lambda values, first, width: slice_from(values, first + 1, width))
     wrong = run(model, "jacobi:window=7,init=repeat", GIVEN, NEW)
     assert rows(wrong) == rows(right)
     assert wrong.nfe != right.nfe

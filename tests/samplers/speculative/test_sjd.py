@@ -16,7 +16,7 @@ from pardec.samplers.ops import redraw
 from pardec.samplers.ops.redraw import coupled_sample, gumbel_sample
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, RoundResult
-from pardec.samplers.speculative.draft._window import ahead
+from pardec.samplers.speculative.draft._window import slice_from
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
 from pardec.samplers.speculative.sequences import Sequences
 from pardec.samplers.speculative.uniforms import RoundUniforms as Round
@@ -189,9 +189,9 @@ class Literal(Sjd):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
         super().observe(outcome, context, state)
         draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
-        state.old = ahead(draft.tokens, gained, most)
+        state.old = slice_from(draft.tokens, gained, most)
         if draft.q is not None and draft.point is not None:
-            state.q, state.point = ahead(draft.q, gained, most), ahead(draft.point, gained, most)
+            state.q, state.point = slice_from(draft.q, gained, most), slice_from(draft.point, gained, most)
 
 
 def test_mutation_the_index_one_place_off_is_told_by_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
