@@ -103,6 +103,10 @@ Limit = Annotated[int, _option(IO, "Problems a task.", min=1)]
 Seeds = Annotated[str, _option(SHAPE, "Each problem is decoded once with each: 0,1,2.")]
 Split = Annotated[str, _option(IO, "heldout or train: which problems of a task.")]
 ProblemSeed = Annotated[int, _option(IO, "Which of them.")]
+Sweep = Annotated[
+    bool,
+    _option(IO, "Decode each sampler at every value of its quality parameter, beside threshold's and fixed's: curves."),
+]
 Replays = Annotated[int, _option(IO, "Problems a task whose decoding the report replays.", min=0)]
 CostRatio = Annotated[
     float | None,

@@ -106,3 +106,68 @@ def _point(setting: Setting, reference: Sequence[Setting] | None, beaten: Mappin
         "dominated_by": beaten.get(setting.sampler),
         "gain": asdict(curves.accuracy_gain(setting, reference)) if reference else None,
     }
+
+
+# --- as text ---
+
+
+def title(task: Mapping[str, Any]) -> str:
+    """What stands above a task's curves."""
+    exact, oracle = task["sequential"], task["oracle"]
+    text = f"curves of {task['task']}, {task['problems']} problems"
+    if exact is not None:
+        text += f"; sequential {100 * exact['accuracy']:.1f}% in {exact['nfe']:.1f} forwards"
+    return text if oracle is None else f"{text}; oracle {oracle['nfe']:.1f} forwards"
+
+
+def cells(task: Mapping[str, Any], mark: str = "`") -> list[list[str]]:
+    """The short table of a task's curves: a line of heads, then one a curve."""
+    lines = []
+    for curve in task["curves"]:
+        ratio = curve["ratio"] or {}
+        lines.append([
+            f"{mark}{curve['name']}{mark}",
+            curve["parameter"] or "",
+            "" if curve["aup"] is None else f"{curve['aup']:.0f}",
+            interval((curve["at"] or {}).get("nfe"), 1),
+            *(interval(ratio.get(cost)) for cost in COSTS),
+            _off(curve["points"]),
+            _count(curve["points"], "dominated_by"),
+        ])  # fmt: skip
+    return [list(legend(task)), *lines]
+
+
+def legend(task: Mapping[str, Any]) -> dict[str, str]:
+    """What the columns of `cells` mean, by their heads."""
+    level = f"{100 * task['accuracy']:.1f}%"
+    return {
+        "curve": "the sampler as written; threshold and fixed are always there",
+        "swept": "the parameter that has another value at each setting",
+        "AUP": "area under accuracy (percent) against tokens a forward, losses weighted down (arXiv:2601.07568)",
+        f"forwards at {level}": "a problem, where the curve reaches this accuracy (1 point below sequential decoding); "
+        "in brackets the 95% interval of a paired bootstrap over problems",
+        "to reference": "the same over that of the curve that it is judged against; below 1 it needs fewer forwards",
+        "fed": "positions fed, over the reference's, at the same accuracy",
+        "seconds": "seconds, over the reference's, at the same accuracy",
+        "off": "settings with an accuracy above (+) or below (-) the reference's curve at equal forwards, beyond the 95% "
+        "interval, of those within its range",
+        "dominated": "settings that another one beats: no worse in accuracy and forwards, and better in one",
+    }
+
+
+def interval(figure: Mapping[str, float | None] | None, digits: int = 2) -> str:
+    """A figure with its interval in brackets; nothing where there is none."""
+    if figure is None or figure["value"] is None:
+        return ""
+    bounds = "" if figure["low"] is None else f" ({figure['low']:.{digits}f}..{figure['high']:.{digits}f})"
+    return f"{figure['value']:.{digits}f}{bounds}"
+
+
+def _off(points: Sequence[Mapping[str, Any]]) -> str:
+    gains = [point["gain"] for point in points if point["gain"] and point["gain"]["low"] is not None]
+    above, below = sum(gain["low"] > 0 for gain in gains), sum(gain["high"] < 0 for gain in gains)
+    return f"+{above} -{below} of {len(gains)}" if gains else ""
+
+
+def _count(points: Sequence[Mapping[str, Any]], field: str) -> str:
+    return f"{sum(point[field] is not None for point in points)} of {len(points)}"

@@ -32,6 +32,8 @@ def asked(config: Mapping[str, Any]) -> dict[str, Any]:
         if task["scorer"] is not None:
             found |= {"prompts": task["file"], "scorer": task["scorer"]}
     found["samplers"] = [entry["sampler"] for entry in config["samplers"] if not entry["reference"]]
+    if "sweep" in config:
+        found |= {"samplers": config["sweep"], "sweep": True}
     return {**found, **changed, **generate}
 
 

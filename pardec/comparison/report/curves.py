@@ -8,6 +8,7 @@ from math import log
 from typing import Any
 
 from ...views.document import spec
+from .. import curve_table
 from . import tables
 from .columns import NOTHING, percent, plain
 
@@ -95,30 +96,14 @@ def _tip(point: Mapping[str, Any]) -> str:
 
 
 def _table(task: Mapping[str, Any]) -> str:
-    level = percent(task["accuracy"])
-    heads = ("Curve", "Swept", "AUP", f"Forwards at {level}", "To its reference", "Positions fed", "Seconds")
-    lines = []
-    for curve in task["curves"]:
-        ratio = curve["ratio"] or {}
-        cells = [
-            f'<th scope="row">{spec(curve["name"])}</th>',
-            f"<td>{escape(curve['parameter'] or NOTHING)}</td>",
-            f"<td>{NOTHING if curve['aup'] is None else plain(curve['aup'])}</td>",
-            f"<td>{interval((curve['at'] or {}).get('nfe'))}</td>",
-            *(f"<td>{interval(ratio.get(cost))}</td>" for cost in ("nfe", "tokens_fed", "seconds")),
-        ]
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    top = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    head, *body = curve_table.cells(task, mark="")
+    meanings = curve_table.legend(task)
+    top = "".join(f'<th scope="col" title="{escape(meanings[cell], quote=True)}">{escape(cell)}</th>' for cell in head)
+    lines = [
+        f'<tr><th scope="row">{spec(name)}</th>{"".join(f"<td>{escape(cell) or NOTHING}</td>" for cell in line)}</tr>'
+        for name, *line in body
+    ]
     caption = '<caption class="hidden">Costs at equal accuracy</caption>'
-    return tables.scroll(
-        f"<table>{caption}<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody></table>",
-        "Costs at equal accuracy",
-    )
-
-
-def interval(figure: Mapping[str, float | None] | None) -> str:
-    """A figure with its interval in brackets; a dash where there is none."""
-    if figure is None or figure["value"] is None:
-        return NOTHING
-    bounds = "" if figure["low"] is None else f" ({figure['low']:.2f}..{figure['high']:.2f})"
-    return f"{figure['value']:.2f}{bounds}"
+    table = f"<table>{caption}<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    details = f"<details><summary>What the columns mean</summary>{tables.facts(meanings)}</details>"
+    return tables.scroll(table, "Costs at equal accuracy") + details
