@@ -149,8 +149,8 @@ def legend(task: Mapping[str, Any]) -> dict[str, str]:
         "to reference": "the same over that of the curve that it is judged against; below 1 it needs fewer forwards",
         "fed": "positions fed, over the reference's, at the same accuracy",
         "seconds": "seconds, over the reference's, at the same accuracy",
-        "off": "settings with an accuracy above (+) or below (-) the reference's curve at equal forwards, beyond the 95% "
-        "interval, of those within its range",
+        "off": "settings with an accuracy above (+) or below (-) the reference's curve at equal forwards, beyond the "
+        "95% interval, of those within its range",
         "dominated": "settings that another one beats: no worse in accuracy and forwards, and better in one",
     }
 
