@@ -18,41 +18,22 @@ if TYPE_CHECKING:
     from .model import DecodingConfig, LanguageModel
     from .plan import Plan, Visible
 
-_HOME = {
-    "CacheError": "errors",
-    "CapacityError": "errors",
-    "Decoder": "decoder",
-    "DecoderConfig": "decoder_config",
-    "DecodingConfig": "model",
-    "Hidden": "hidden",
-    "KVCache": "kv_cache",
-    "LanguageModel": "model",
-    "ModelError": "errors",
-    "PardecError": "errors",
-    "Plan": "plan",
-    "SpecError": "errors",
-    "UnknownNameError": "errors",
-    "Visible": "plan",
-    "embedded_names": "loading.catalog",
+_HOMES = {
+    "decoder": ("Decoder",),
+    "decoder_config": ("DecoderConfig",),
+    "errors": ("CacheError", "CapacityError", "ModelError", "PardecError", "SpecError", "UnknownNameError"),
+    "hidden": ("Hidden",),
+    "kv_cache": ("KVCache",),
+    "loading.catalog": ("embedded_names",),
+    "model": ("DecodingConfig", "LanguageModel"),
+    "plan": ("Plan", "Visible"),
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "CacheError",
-    "CapacityError",
-    "Decoder",
-    "DecoderConfig",
-    "DecodingConfig",
-    "Hidden",
-    "KVCache",
-    "LanguageModel",
-    "ModelError",
-    "PardecError",
-    "Plan",
-    "SpecError",
-    "UnknownNameError",
-    "Visible",
-    "embedded_names",
-]
+    "CacheError", "CapacityError", "Decoder", "DecoderConfig", "DecodingConfig", "Hidden", "KVCache", "LanguageModel",
+    "ModelError", "PardecError", "Plan", "SpecError", "UnknownNameError", "Visible", "embedded_names",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

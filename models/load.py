@@ -145,7 +145,9 @@ def load_any(
     make_stack = partial(_native, spec, config, published, kind, target, device_map, quantization or shares)
     stack = guarded(source.name, make_stack, published, kind)
     entry = stack.embed_device
-    where = f"on {entry} ({device_reason})" if device_map is None else f"spread by device_map over {_spread(stack)}"
+    where = f"on {entry} ({device_reason})"
+    if device_map is not None:
+        where = f"spread by device_map over {', '.join(dict.fromkeys(map(str, stack.devices())))}"
     if shares is not None:
         shares.divide(stack)
         where += f" and {shares.count - 1} more of {shares.count} processes"
@@ -258,7 +260,3 @@ def _native(
         dtype,
         lambda device_of: assemble.fill(spec, decoder, wanted, used, dtype=dtype, device_of=device_of),
     )
-
-
-def _spread(decoder: Decoder) -> str:
-    return ", ".join(dict.fromkeys(str(device) for device in decoder.devices()))

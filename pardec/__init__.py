@@ -45,12 +45,7 @@ _HOME = {
     "pardec.comparison.tuning": ("Advice", "tune"),
     "pardec.requests.empty_answer": ("EmptyAnswer",),
     "pardec.models.errors": (
-        "CacheError",
-        "CapacityError",
-        "ModelError",
-        "PardecError",
-        "SpecError",
-        "UnknownNameError",
+        *("CacheError", "CapacityError", "ModelError", "PardecError", "SpecError", "UnknownNameError"),
     ),
     "pardec.images.pipeline": ("ImagePipeline",),
     "pardec.result": ("Result",),
@@ -62,37 +57,11 @@ _EARLIER = {"pngs": "pardec.images.pngs", "pictures": "pardec.images"}  # names 
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Accepted",
-    "Advice",
-    "CacheError",
-    "CapacityError",
-    "EmptyAnswer",
-    "Event",
-    "Finished",
-    "ImagePipeline",
-    "Model",
-    "ModelError",
-    "PardecError",
-    "Problem",
-    "Result",
-    "RowFinished",
-    "SpecError",
-    "Started",
-    "Step",
-    "Table",
-    "Task",
-    "UnknownNameError",
-    "__version__",
-    "compare",
-    "list_models",
-    "list_presets",
-    "list_samplers",
-    "list_tasks",
-    "load",
-    "sampler",
-    "task",
-    "tune",
-]
+    "Accepted", "Advice", "CacheError", "CapacityError", "EmptyAnswer", "Event", "Finished", "ImagePipeline", "Model",
+    "ModelError", "PardecError", "Problem", "Result", "RowFinished", "SpecError", "Started", "Step", "Table", "Task",
+    "UnknownNameError", "__version__", "compare", "list_models", "list_presets", "list_samplers", "list_tasks", "load",
+    "sampler", "task", "tune",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

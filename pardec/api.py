@@ -57,7 +57,7 @@ def load(
         offline: use what is on the disk already.
         mask_id: the mask token, where the checkpoint's own files do not name it.
         block: the block length of a block-causal model, where they do not name it.
-        decoder: of a model of pictures, its image tokenizer or autoencoder, a file or a folder, where none lies beside
+        decoder: of a model of images, its image tokenizer or autoencoder, a file or a folder, where none lies beside
             the weights.
         text_encoder: what reads its captions, a folder or a hub id.
         quantize: "int8", "int4" or "fp8" (a GPU that has it) keeps matrices in fewer bits, which changes what the model
@@ -115,10 +115,10 @@ class Model(Engine):
                 transformers does; a masked model's are those of the prompt and of all that is committed, wherever it
                 stands, end tokens excepted.
             cfg: guidance, l_u + cfg * (l_c - l_u); None is off. Where tokens are vectors, the noise is guided so.
-            cfg_interval: of pictures, guide the first cfg_interval + 2 tokens only.
-            label: in place of a prompt, the class or classes that a model of pictures draws; where tokens are vectors,
+            cfg_interval: of images, guide the first cfg_interval + 2 tokens only.
+            label: in place of a prompt, the class or classes that a model of images draws; where tokens are vectors,
                 -1 is none.
-            num_images: pictures of each prompt or label, one row each.
+            num_images: images of each prompt or label, one row each.
             num_return_sequences: of text, rows of each prompt, one after the other; they need a temperature.
             prompt_embeds: in place of a prompt, what the model's text encoder makes of captions, [B, n, D] or a list.
             negative_prompt: of captions that are guided, what guidance leads away from: one, or one a prompt.

@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def imaging(self) -> Imaging | None:
-        """The picture side of a model of pictures, None of one of text."""
+        """The image side of a model of images, None of one of text."""
         return self.network.imaging
 
     @property
@@ -85,7 +85,7 @@ class Engine:
 
     @property
     def _reader(self) -> Any:
-        """The tokenizer, where ids are text: those of a model of pictures are codes."""
+        """The tokenizer, where ids are text: those of a model of images are codes."""
         return self.tokenizer if self.imaging is None else None
 
     @property
@@ -140,7 +140,7 @@ class Engine:
         return self.set_threads or torch.get_num_threads()
 
     def text(self, tokens: list[int]) -> str | None:
-        """Ids as text, special tokens left out; None without a tokenizer, and of a model of pictures."""
+        """Ids as text, special tokens left out; None without a tokenizer, and of a model of images."""
         return None if self._reader is None else str(self._reader.decode(tokens, skip_special_tokens=True))
 
     def _text(self, call: Call | VectorCall, row: int, tokens: list[int]) -> str | None:
@@ -173,13 +173,13 @@ class Engine:
         return found
 
     def result(self, call: Call | VectorCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
-        """What a run came to; `seconds` is its length. Without `draw`, codes or vectors are not decoded to pictures."""
+        """What a run came to; `seconds` is its length. Without `draw`, codes or vectors are not decoded to images."""
         imaging = self.imaging
         made = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
         tokens, generated = [tokens for tokens, _ in made], [count for _, count in made]
         sequences, latents = torch.as_tensor(end.tokens), None
         if end.latents is not None:
-            assert imaging is not None, "vectors are those of pictures"
+            assert imaging is not None, "vectors are those of images"
             latents = torch.from_numpy(end.latents).reshape(len(made), *imaging.layout.grid, -1)
             sequences = sequences[:, :0]  # vectors have no ids
         images = None

@@ -24,7 +24,7 @@ class Result(ResultData):
     def __repr__(self) -> str:
         shown: object = self.text[0] if self.text else self.tokens[0]
         if self.shown:
-            shown = "picture" if self.shown[0] is None else "no class" if self.shown[0] == -1 else self.shown[0]
+            shown = "image" if self.shown[0] is None else "no class" if self.shown[0] == -1 else self.shown[0]
         more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
         summary = f"{self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward"
         return plain(f"<Result {shown!r}{more}: {summary}>")

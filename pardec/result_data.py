@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 R = TypeVar("R", bound="ResultData")
-CELL = "■ "  # what a vector is shown as where there is no picture
+CELL = "■ "  # what a vector is shown as where there is no image
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ResultData:
             are vectors, which have no ids, [B, 0].
         tokens: ids per row behind the prompt, cut after the first end token that was generated, or the token that
             completes a stop string; of vectors none.
-        latents: the vectors of pictures, [B, h, w, d] float32; None where tokens are ids.
+        latents: the vectors of images, [B, h, w, d] float32; None where tokens are ids.
         text: the same as text, special tokens left out and cut before a stop string; None without a tokenizer.
         generated: per row, how many generated tokens stand before the first end token; the token that completes a
             stop string counts.
@@ -64,10 +64,10 @@ class ResultData:
         seeds: per row; a row with its seed gives the same tokens alone and in any batch.
         settings: the arguments as resolved.
         pieces: sequences as text, one piece a token; None without a tokenizer. Vectors are shown as a grid of `CELL`.
-        images: the pictures; None for text, and without a decoder.
-        shown: per picture the caption or class that was asked for, None where features were given; None for text.
-        grid: rows and columns of cells of a picture; None for text.
-        stride: tokens from a row of a picture to the next: its columns, and an end-of-row token where a family has it.
+        images: the images; None for text, and without a decoder.
+        shown: per image the caption or class that was asked for, None where features were given; None for text.
+        grid: rows and columns of cells of an image; None for text.
+        stride: tokens from a row of an image to the next: its columns, and an end-of-row token where a family has it.
     """
 
     sequences: Tensor

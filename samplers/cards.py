@@ -146,11 +146,7 @@ def _add(
     checked: str = "",
     **rest: Any,
 ) -> _Key:
-    """Writes one card.
-
-    Raises:
-        SpecError: an unknown stage or kind of check, or a name that another class has.
-    """
+    """Writes one card. Raises SpecError for an unknown stage or kind of check, or a name that another class has."""
     if stage not in STAGES:
         raise SpecError(f"{name}: unknown stage {stage!r}", hint=f"stages are {', '.join(STAGES)}")
     key = name, stage_family(stage)

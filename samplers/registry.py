@@ -19,25 +19,9 @@ from .speculative import build as speculative
 from .speculative.contracts import SpeculativeSampler
 
 __all__ = [
-    "AUTOREGRESSIVE",
-    "CONTINUOUS",
-    "DEFAULT",
-    "MASKED",
-    "OF",
-    "STAGES",
-    "Card",
-    "Policy",
-    "build_method",
-    "cards",
-    "cards_named",
-    "find",
-    "parse",
-    "preset",
-    "presets",
-    "register",
-    "resolve",
-    "sampler",
-]
+    "AUTOREGRESSIVE", "CONTINUOUS", "DEFAULT", "MASKED", "OF", "STAGES", "Card", "Policy", "build_method", "cards",
+    "cards_named", "find", "parse", "preset", "presets", "register", "resolve", "sampler",
+]  # fmt: skip
 
 DEFAULT: dict[Family, str] = {"masked": "threshold+eos", "ar": "sequential", "continuous": "mar"}
 

@@ -121,9 +121,7 @@ class Policy:
 
 def spec_of(method: Any) -> Spec:
     """The spec of a registered method, whether or not its class is a `Policy`; a `Spec` is its own.
-
-    Raises:
-        SpecError: it is neither.
+    Raises SpecError for anything else.
     """
     if isinstance(method, Spec):
         return method

@@ -1,6 +1,6 @@
 """Draw one caption or class with several samplers and show what each costs: a page of Python to start your own from.
 
-python scripts/generate_image.py --out pictures
+python scripts/generate_image.py --out images
 python scripts/generate_image.py --model c2i_B_256.pt --decoder vq_ds16_c2i.pt --class 207 --cfg 4 --sampler sjd
 python scripts/generate_image.py --model mar_base/checkpoint-last.pth --decoder kl16.ckpt --class 207 --cfg 2.9
 """
@@ -28,11 +28,11 @@ def main() -> int:
     parser.add_argument("--decoder", help="its image tokenizer, if that does not lie beside the weights")
     parser.add_argument("--prompt", default=CAPTION)
     parser.add_argument("--class", dest="label", type=int, default=0, help="what a model of classes draws")
-    parser.add_argument("--images", type=int, default=4, help="pictures a sampler")
+    parser.add_argument("--images", type=int, default=4, help="images a sampler")
     parser.add_argument("--cfg", type=float, default=3.0, help="guidance")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sampler", action="append", help="a spec; may be repeated")
-    parser.add_argument("--out", type=Path, help="folder that takes a sheet of pictures a sampler")
+    parser.add_argument("--out", type=Path, help="folder that takes a sheet of images a sampler")
     given = parser.parse_args()
     try:
         model = pardec.load(given.model, decoder=given.decoder)

@@ -98,12 +98,14 @@ def main() -> None:
     assert not any(name.partition(".")[0] == "pardec" for name in sys.modules)
     torch.set_num_threads(1)
     found = []
-    for piece in json.load(sys.stdin):
-        if piece["language"] == "python":
-            found.append(_forked(_python, piece["code"]))
-            continue
-        lines = [_forked(_command, line) for line in piece["code"].splitlines() if line.strip()]
-        found.append({"code": max(line["code"] for line in lines), "told": "".join(line["told"] for line in lines)})
+    with tempfile.TemporaryDirectory() as compiled:  # by the first child, for all
+        sys.pycache_prefix, sys.dont_write_bytecode = compiled, False
+        for piece in json.load(sys.stdin):
+            if piece["language"] == "python":
+                found.append(_forked(_python, piece["code"]))
+                continue
+            lines = [_forked(_command, line) for line in piece["code"].splitlines() if line.strip()]
+            found.append({"code": max(line["code"] for line in lines), "told": "".join(line["told"] for line in lines)})
     json.dump(found, sys.stdout)
 
 

@@ -311,11 +311,13 @@ def seldom(case: str) -> bool:
     """What differs from two cases in one thing each that these have: a kind's dim beside another's, a second half."""
     if case.startswith("attention"):
         _, kind, *rest = case.split()
-        return (kind in ("causal", "blocks") and rest == ["dim=64"]) or (
-            (kind in ("causal", "mask") and rest == ["float32", "dim=64"])
+        return (
+            (kind in ("causal", "blocks") and rest == ["dim=64"])
+            or (kind != "tree" and rest == ["float32", "dim=64"])
             or (kind in ("blocks", "bidirectional") and rest[-1] == "apart=True")
+            or (kind == "bidirectional" and rest == ["float16"])
         )
-    return case.startswith(("head float16", "norms float16", "stack float16"))
+    return case.startswith(("statistics float16", "norms float16", "gate float16", "turn float16", "stack float16"))
 
 
 QUICK = [case for case in CASES if not seldom(case)]

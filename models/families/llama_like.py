@@ -27,12 +27,7 @@ NAMES: dict[str, str | tuple[str, ...]] = {
     "layers.{i}.down_weight": _LAYER + "mlp.down_proj.weight",
     "layers.{i}.down_bias": _LAYER + "mlp.down_proj.bias",
 }
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 HARMLESS = (r".*rotary_emb\.inv_freq",)  # buffers in old checkpoints; they follow from the config
 
 

@@ -9,7 +9,6 @@ Published files hold tensors alone. What they leave open (heads, the image's siz
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +20,12 @@ from .. import finite
 from ..continuous.contracts import ContinuousModel, read_sizes
 from ..continuous.diffusion_head import DiffusionHead, MARHead
 from ..continuous.mar import MARBackbone, Reader
-from ..errors import ModelError, listed
+from ..errors import ModelError
 from ..images.contracts import ImageLayout, Imaging
+from ..images.weight_files import check_names
 from ..kernels import layout
 from ..loading.sources import Source, read_json
-from ..loading.weights import Published, read
+from ..loading.weights import Published, count_parts, read
 from .base import Config
 
 MARK = "diffusion_pos_embed_learned"  # a tensor that only a MAR checkpoint has
@@ -48,11 +48,11 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
     read_off = {
         "encoder_embed_dim": encoder[2],
         "decoder_embed_dim": decoder,
-        "encoder_depth": _depth(published, "encoder_blocks"),
-        "decoder_depth": _depth(published, "decoder_blocks"),
+        "encoder_depth": count_parts(published, "encoder_blocks"),
+        "decoder_depth": count_parts(published, "decoder_blocks"),
         "buffer_size": encoder[1] - tokens,
         "class_num": published["class_emb.weight"].shape[0],
-        "diffloss_d": _depth(published, _HEAD + "res_blocks"),
+        "diffloss_d": count_parts(published, _HEAD + "res_blocks"),
         "diffloss_w": published[_HEAD + "input_proj.weight"].shape[0],
         "mlp_ratio": published["encoder_blocks.0.mlp.fc1.weight"].shape[0] / encoder[2],
     }
@@ -70,11 +70,6 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
         config.setdefault(f"{part}_num_heads", HEADS.get(width))
     config.setdefault("num_sampling_steps", str(STEPS))
     return config
-
-
-def _depth(published: Mapping[str, Published], part: str) -> int:
-    numbers = [int(hit[1]) for name in published if (hit := re.match(re.escape(part) + r"\.(\d+)\.", name))]
-    return 1 + max(numbers, default=-1)
 
 
 def networks(config: Config) -> tuple[MARBackbone, MARHead]:
@@ -176,7 +171,8 @@ def load_mar(
     wanted: dict[str, tuple[nn.Module, str]] = {name: (backbone, name) for name in backbone.state_dict()}
     wanted |= {_HEAD + name: (net, name) for name in net.state_dict()}
     used = {name: entry for name, entry in published.items() if not name.startswith(_HARMLESS)}
-    _check(source.name, wanted, used)
+    shapes = {name: tuple(part.get_parameter(own).shape) for name, (part, own) in wanted.items()}
+    check_names(source.name, used, shapes)
 
     def load(name: str, tensor: Tensor) -> None:
         part, own = wanted[name]
@@ -210,19 +206,6 @@ def load_mar(
         parameters=sum(value.numel() for part in (backbone, net) for value in part.parameters()),
         choice=choice,
     )
-
-
-def _check(name: str, wanted: Mapping[str, tuple[Any, str]], published: Mapping[str, Published]) -> None:
-    missing = [tensor for tensor in wanted if tensor not in published]
-    if missing:
-        raise ModelError(f"{name}: {len(missing)} of {len(wanted)} tensors are missing: {listed(missing, 3)}")
-    unknown = [tensor for tensor in published if tensor not in wanted]
-    if unknown:
-        raise ModelError(f"{name}: {len(unknown)} tensors belong to no part of the model: {listed(unknown, 3)}")
-    for tensor, (part, own) in wanted.items():
-        shape = tuple(part.get_parameter(own).shape)
-        if published[tensor].shape != shape:
-            raise ModelError(f"{name}: {tensor} has shape {list(published[tensor].shape)}, expected {list(shape)}")
 
 
 def _beside(folder: Path) -> str | None:

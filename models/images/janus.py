@@ -23,6 +23,7 @@ from .. import finite
 from ..errors import ModelError, one_line
 from ..hf.causal_lm import Parts
 from ..hf.hf_logging import silence
+from ..loading.decoding_config import first
 from ..loading.sources import Source
 from .conditioned import Prefix
 from .contracts import CodeImaging, Condition, ImageLayout
@@ -45,14 +46,14 @@ class JanusImaging:
         begin = extra.get("boi_token_id")
         if begin is None:
             begin = tokenizer.convert_tokens_to_ids(processor.image_start_token)
-        first = _first(settings.bos_token_id, tokenizer.bos_token_id)
-        pad = _first(settings.pad_token_id, tokenizer.pad_token_id)
+        opening = first(settings.bos_token_id, tokenizer.bos_token_id)
+        pad = first(settings.pad_token_id, tokenizer.pad_token_id)
         if begin is None or pad is None:
             raise ModelError(
                 f"{name} names no {'padding' if pad is None else '<begin_of_image>'} token",
                 "generation_config.json holds pad_token_id, and generation_kwargs with boi_token_id",
             )
-        self.pad, self.special = pad, [token for token in (first, begin) if token is not None]
+        self.pad, self.special = pad, [token for token in (opening, begin) if token is not None]
         side, tokens = model.model.vqmodel.config.num_patches, model.model.vision_model.config.num_image_tokens
         if side * side != tokens:
             raise ModelError(f"{name} has {tokens} tokens an image, and its image tokenizer decodes {side}x{side}")
@@ -91,8 +92,8 @@ class JanusImaging:
         """[P] int64: the prompt of a caption as the library's processor makes it, up to <begin_of_image>."""
         messages = [{"role": "user", "content": [{"type": "text", "text": caption}]}]
         prompt = self.processor.apply_chat_template(messages, add_generation_prompt=True)
-        first = self.processor.tokenizer.bos_token
-        once = {"add_special_tokens": False} if first and prompt.startswith(first) else {}
+        opening = self.processor.tokenizer.bos_token
+        once = {"add_special_tokens": False} if opening and prompt.startswith(opening) else {}
         inputs = self.processor(text=prompt, generation_mode="image", return_tensors="pt", **once)
         ids: Tensor = inputs["input_ids"][0]
         return ids
@@ -157,7 +158,3 @@ def _processor(folder: Path, name: str) -> Any:
     if not getattr(processor, "chat_template", None):
         raise ModelError(f"the processor of {name} has no chat template", "add chat_template.jinja to its folder")
     return processor
-
-
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)

@@ -18,7 +18,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .kl_shape import GROUPS, KLShape
+from .kl_shape import KLShape
+from .level_shape import GROUPS
 
 SCALE = 0.2325  # of MAR: brings the latents of its KL-16 to unit deviation
 _LOG_VARIANCE = -30.0, 20.0  # the range that log variances are clipped to
@@ -74,19 +75,11 @@ class KL(nn.Module):
     def encode(self, pixels: Tensor) -> Latents:
         """Pixels [B, 3, H, W] to the distributions of their vectors.
 
-        Raises:
-            ModelError: no encoder, not three channels, or sides that are no multiple of `downsample`.
+        Raises ModelError without an encoder, or for what `shape.check_pixels` refuses.
         """
         if self.network.encoder is None:
             raise ModelError("this KL autoencoder has no encoder", "encoding images needs a file that holds both")
-        side = self.downsample
-        if pixels.ndim != 4 or pixels.shape[1] != 3:
-            raise ModelError(f"pixels must be [images, 3, height, width], got {list(pixels.shape)}")
-        if not pixels.shape[2] or not pixels.shape[3] or pixels.shape[2] % side or pixels.shape[3] % side:
-            wrong = "x".join(map(str, pixels.shape[2:]))
-            raise ModelError(
-                f"an image of {wrong} pixels cannot be encoded", f"height and width must be multiples of {side}"
-            )
+        self.shape.check_pixels(pixels)
         weight = self.network.quant_conv.weight
         moments = self.network.quant_conv(self.network.encoder(pixels.to(weight.dtype))).float()
         mean, log_variance = rearrange(moments, "b (two d) h w -> two b h w d", two=2)
@@ -94,9 +87,7 @@ class KL(nn.Module):
 
     def decode(self, latents: Tensor) -> Tensor:
         """Vectors [B, h, w, d] to float32 pixels [B, 3, H, W]; they may reach a little past [-1, 1].
-
-        Raises:
-            ModelError: vectors of another shape.
+        Raises ModelError for vectors of another shape.
         """
         if latents.ndim != 4 or latents.shape[-1] != self.channels or not latents.numel():
             raise ModelError(f"latents must be [images, rows, columns, {self.channels}], got {list(latents.shape)}")

@@ -15,15 +15,10 @@ from ..loading.sources import read_json
 from .kl import KL, SCALE
 from .kl_names import from_published, ignored, published, to_published
 from .kl_shape import KLShape
-from .weight_files import check_names, embedded_files, find_file, read_tensors, write_tensors
+from .weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
 
 PATTERNS = ("kl*.safetensors", "kl*.ckpt", "kl*.pt", "kl*.pth")
 _WHAT = "KL autoencoder"
-
-
-def embedded_autoencoders() -> list[str]:
-    """Names of the KL autoencoders that ship with the package, sorted."""
-    return sorted(embedded_files("kl"))
 
 
 def load_kl(
@@ -63,14 +58,12 @@ def load_kl(
 
 def save_kl(model: KL, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
     """Write the autoencoder under its published names, `.pt` or `.safetensors`, and shape and scale beside it.
-
-    Raises:
-        ModelError: another suffix.
+    Raises ModelError for another suffix.
     """
     path = Path(file)
     write_tensors(path, {name: value.to(dtype or value.dtype) for name, value in published_tensors(model).items()})
     arguments = {**asdict(model.shape), "scale": model.scale}
-    _arguments(path).write_text(json.dumps(arguments, indent=1) + "\n", encoding="utf-8")
+    arguments_file(path).write_text(json.dumps(arguments, indent=1) + "\n", encoding="utf-8")
 
 
 def published_tensors(model: KL) -> dict[str, Tensor]:
@@ -85,13 +78,9 @@ def find_kl(source: str) -> Path:
     return find_file(source, "kl", _WHAT, PATTERNS)
 
 
-def _arguments(file: Path) -> Path:
-    return file.with_name(f"{file.stem}.args.json")
-
-
 def _scale(file: Path) -> float:
     """The scale that a file beside the weights states, else MAR's."""
-    scale = read_json(_arguments(file)).get("scale", SCALE)
+    scale = read_json(arguments_file(file)).get("scale", SCALE)
     if not isinstance(scale, int | float) or isinstance(scale, bool):
         raise ModelError(f"the scale of latents must be a number, got {scale!r}")
     return float(scale)

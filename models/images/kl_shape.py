@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..errors import ModelError
+from ..loading.weights import count_parts
+from .level_shape import LevelShape, multiples
 
-GROUPS = 32  # of every group norm: channel counts are multiples of it
+_WHAT = "KL autoencoder"
 
 
 @dataclass(frozen=True)
-class KLShape:
+class KLShape(LevelShape):
     """Sizes of an autoencoder; the names are those of its authors' own arguments, the defaults MAR's KL-16."""
 
     embed_dim: int = 16  # channels of the latents
@@ -27,36 +29,16 @@ class KLShape:
     def __post_init__(self) -> None:
         for name in ("ch_mult", "attention"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("embed_dim", "num_res_blocks"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} of a KL autoencoder must be at least 1, got {getattr(self, name)}")
-        if not self.ch_mult or self.ch_mult[0] != 1 or min(self.ch_mult) < 1:
-            raise ModelError(f"ch_mult must start with 1 and hold positive numbers, got {list(self.ch_mult)}")
-        if self.ch < 1 or self.ch % GROUPS:
-            raise ModelError(f"ch must be a multiple of {GROUPS}, the groups of its norms, got {self.ch}")
+        self.check(_WHAT, "embed_dim", "num_res_blocks")
         beyond = [level for level in self.attention if not 0 <= level < len(self.ch_mult)]
         if beyond:
             raise ModelError(
                 f"attention is requested at level {beyond[0]}, but the levels are 0 to {len(self.ch_mult) - 1}"
             )
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Channels of each level."""
-        return tuple(self.ch * times for times in self.ch_mult)
-
-    @property
-    def downsample(self) -> int:
-        """Pixels per latent vector along one side."""
-        return int(2 ** (len(self.ch_mult) - 1))
-
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> KLShape:
-        """Read the shape off the published tensors.
-
-        Raises:
-            ModelError: the tensors are not a KL autoencoder's.
-        """
+        """Read the shape off the published tensors. Raises ModelError for those of another model."""
         if "quantize.embedding.weight" in tensors:
             raise ModelError(
                 "these are the weights of a VQ tokenizer, not of a KL autoencoder",
@@ -72,10 +54,7 @@ class KLShape:
         if absent:
             raise ModelError(f"not the weights of a KL autoencoder: there is no {absent[0]}")
         ch = tensors[needed[0]].shape[1]
-        levels = _count(tensors, r"decoder\.up\.(\d+)\.")
-        convs = [tensors.get(f"decoder.up.{level}.block.0.conv1.weight") for level in range(levels)]
-        if not levels or any(conv is None or conv.shape[0] % ch for conv in convs):
-            raise ModelError("not the weights of a KL autoencoder: decoder.up do not hold its levels")
+        ch_mult = multiples(tensors, "decoder.up", "block.0.conv1.weight", ch, _WHAT)
         inner, outer = tensors[needed[2]].shape[:2]
         if inner != outer:
             raise ModelError(f"latents of {outer} channels that are decoded from {inner} are not supported")
@@ -83,14 +62,8 @@ class KLShape:
         return KLShape(
             embed_dim=outer,
             ch=ch,
-            ch_mult=tuple(conv.shape[0] // ch for conv in convs if conv is not None),
-            num_res_blocks=_count(tensors, r"decoder\.up\.0\.block\.(\d+)\.") - 1,
+            ch_mult=ch_mult,
+            num_res_blocks=count_parts(tensors, "decoder.up.0.block") - 1,
             attention=tuple(sorted(attention)),
             encoder=any(name.startswith("encoder.") for name in tensors),
         )
-
-
-def _count(tensors: Mapping[str, Tensor], pattern: str) -> int:
-    """One more than the highest number that the pattern's group takes among the names."""
-    hits = (re.match(pattern, name) for name in tensors)
-    return max((int(hit[1]) + 1 for hit in hits if hit), default=0)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .vq_shape import GROUPS, VQShape
+from .level_shape import GROUPS
+from .vq_shape import VQShape
 
 
 class VQ(nn.Module):
@@ -58,17 +59,9 @@ class VQ(nn.Module):
     def features(self, pixels: Tensor) -> Tensor:
         """The encoder's features, pixels [B, 3, H, W] to float32 [B, C, h, w].
 
-        Raises:
-            ModelError: not three channels, or sides that are no multiple of `shape.downsample`.
+        Raises ModelError for what `shape.check_pixels` refuses.
         """
-        side = self.shape.downsample
-        if pixels.ndim != 4 or pixels.shape[1] != 3:
-            raise ModelError(f"pixels must be [images, 3, height, width], got {list(pixels.shape)}")
-        if not pixels.shape[2] or not pixels.shape[3] or pixels.shape[2] % side or pixels.shape[3] % side:
-            wrong = "x".join(map(str, pixels.shape[2:]))
-            raise ModelError(
-                f"an image of {wrong} pixels cannot be encoded", f"height and width must be multiples of {side}"
-            )
+        self.shape.check_pixels(pixels)
         features: Tensor = self.quant_conv(self.encoder(pixels.to(self.quant_conv.weight.dtype))).float()
         return F.normalize(features, dim=1) if self.shape.codebook_l2_norm else features
 
@@ -84,9 +77,7 @@ class VQ(nn.Module):
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Rows of the codebook for codes [B, h, w], float32 [B, C, h, w].
-
-        Raises:
-            ModelError: codes of another shape, or outside the codebook.
+        Raises ModelError for codes of another shape, or outside the codebook.
         """
         if codes.ndim != 3 or not codes.numel():
             raise ModelError(f"codes must be [images, rows, columns], got {list(codes.shape)}")

@@ -15,14 +15,9 @@ from ..loading.sources import read_json
 from .vq import VQ
 from .vq_names import IGNORED, from_published, published, to_published
 from .vq_shape import VQShape
-from .weight_files import check_names, embedded_files, find_file, read_tensors, write_tensors
+from .weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
 
 PATTERNS = ("vq*.safetensors", "vq*.pt")
-
-
-def embedded_tokenizers() -> list[str]:
-    """Names of the image tokenizers that ship with the package, sorted."""
-    return sorted(embedded_files("vq"))
 
 
 def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> VQ:
@@ -40,7 +35,7 @@ def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch
     file = find_vq(os.fspath(source))
     tensors = {name: value for name, value in read_tensors(file).items() if name not in IGNORED}
     try:
-        shape = VQShape.of(tensors, read_json(_arguments(file)))
+        shape = VQShape.of(tensors, read_json(arguments_file(file)))
     except ModelError as error:
         raise ModelError(f"{file}: {error}", error.hint) from error
     with torch.device("meta"):
@@ -53,23 +48,17 @@ def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch
 
 def save_vq(model: VQ, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
     """Write the tokenizer under LlamaGen's names, `.pt` or `.safetensors`, and its arguments beside it.
-
-    Raises:
-        ModelError: another suffix.
+    Raises ModelError for another suffix.
     """
     path = Path(file)
     write_tensors(path, {name: value.to(dtype or value.dtype) for name, value in published_tensors(model).items()})
-    _arguments(path).write_text(json.dumps(asdict(model.shape), indent=1) + "\n", encoding="utf-8")
+    arguments_file(path).write_text(json.dumps(asdict(model.shape), indent=1) + "\n", encoding="utf-8")
 
 
 def published_tensors(model: VQ) -> dict[str, Tensor]:
     """The tensors under their published names and in their published forms."""
     named = ((published(name), value) for name, value in model.state_dict().items())
     return {name: to_published(name, value) for name, value in named}
-
-
-def _arguments(file: Path) -> Path:
-    return file.with_name(f"{file.stem}.args.json")
 
 
 def find_vq(source: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from ..errors import ModelError, UnknownModelError, did_you_mean, listed, one_line
 from ..loading.catalog import EMBEDDED
 from ..loading.sources import locate
-from ..loading.weights import CONTAINERS
+from ..loading.weights import AGAIN, Published, unpickled
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -21,36 +22,26 @@ SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a file by name, on the CPU. No code in the file is run.
 
-    Raises:
-        ModelError: the file is missing, damaged, of another kind, or holds no plain dictionary of tensors.
+    Raises ModelError if the file is missing, damaged, of another kind, or no plain dictionary of tensors.
     """
     if not file.is_file():
         raise ModelError(f"there is no file {file}")
     if file.suffix not in SUFFIXES:
         raise ModelError(f"{file} is no weight file", f"weight files end in {', '.join(SUFFIXES)}")
-    again = "download or copy the file again"
     if file.suffix == ".safetensors":
         try:
-            tensors: dict[str, Tensor] = load_file(file)
-            return tensors
+            return dict(load_file(file))
         except (SafetensorError, OSError, ValueError) as error:
-            raise ModelError(f"{file} is damaged or cut short: {one_line(error)}", again) from error
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and torch each raise their own
-        raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", again) from error
-    if isinstance(content, dict):
-        content = next((content[name] for name in CONTAINERS if isinstance(content.get(name), dict)), content)
-    if not isinstance(content, dict) or not content or not all(isinstance(each, Tensor) for each in content.values()):
+            raise ModelError(f"{file} is damaged or cut short: {one_line(error)}", AGAIN) from error
+    tensors = unpickled(file, mmap=False)
+    if not tensors:
         raise ModelError(f"{file} does not hold a plain dictionary of tensors")
-    return content
+    return tensors
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
     """Write `{"model": tensors}` (.pt) or plain safetensors, by the file's suffix; the file is replaced whole.
-
-    Raises:
-        ModelError: another suffix.
+    Raises ModelError for another suffix.
     """
     if file.suffix not in (".pt", ".safetensors"):
         raise ModelError(f"cannot write weights to {file}", "name a file that ends in .pt or .safetensors")
@@ -64,7 +55,9 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
     os.replace(part, file)
 
 
-def check_names(file: Path | str, tensors: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
+def check_names(
+    file: Path | str, tensors: Mapping[str, Tensor | Published], wanted: dict[str, tuple[int, ...]]
+) -> None:
     """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape."""
     missing = [name for name in wanted if name not in tensors]
     if missing:
@@ -77,6 +70,11 @@ def check_names(file: Path | str, tensors: dict[str, Tensor], wanted: dict[str, 
             raise ModelError(f"{file}: {name} has shape {list(tensors[name].shape)}, expected {list(shape)}")
 
 
+def arguments_file(file: Path) -> Path:
+    """The file beside the weights that states arguments."""
+    return file.with_name(f"{file.stem}.args.json")
+
+
 def embedded_files(stem: str) -> dict[str, Path]:
     """The files `<stem>.safetensors` that ship with the package, by the names of their folders."""
     return {entry.parent.name: entry for entry in EMBEDDED.glob(f"*/{stem}.safetensors")}
@@ -85,10 +83,7 @@ def embedded_files(stem: str) -> dict[str, Path]:
 def find_file(source: str, stem: str, what: str, patterns: tuple[str, ...]) -> Path:
     """The weights of `what`: an embedded name, a folder that holds one of the patterns, or the file.
 
-    A file may lie on the hub: "owner/name/file".
-
-    Raises:
-        ModelError: none, or more than one.
+    A file may lie on the hub: "owner/name/file". Raises ModelError for none, or more than one.
     """
     known = embedded_files(stem)
     if source in known:

@@ -24,9 +24,7 @@ def check(texts: Iterable[str], folder: Path) -> None:
     """Refuses captions that the tokenizer.json of a text encoder's folder has no tokens for.
 
     Nothing is told of tokenizers of other kinds, nor of a file that cannot be read: that is told where it is loaded.
-
-    Raises:
-        ArgumentError: naming the first such word.
+    Raises ArgumentError, which names the first such word.
     """
     file = folder / "tokenizer.json"
     if not file.is_file():

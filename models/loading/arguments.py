@@ -11,13 +11,7 @@ from ..errors import ArgumentError, did_you_mean
 
 DTYPES = ("float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 QUANTIZE = ("int8", "int4", "fp8")
-TORCHRUN = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)  # variables that torchrun sets
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # variables that torchrun sets
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's policies
 # torch's own device types; packages add others by entry points `torch.backends`.
 DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla", "mtia", "maia", "ipu", "vulkan", "privateuseone")

@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 def cache_folder() -> Path:
     """$PARDEC_CACHE, else $XDG_CACHE_HOME/pardec, else ~/.cache/pardec; a relative $XDG_CACHE_HOME counts as none.
 
-    Raises:
-        OSError: that would be somewhere below the working directory.
+    Raises OSError if that would be somewhere below the working directory.
     """
     own, shared = os.environ.get("PARDEC_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
     if own:
@@ -43,9 +42,7 @@ def cache_folder() -> Path:
 @contextmanager
 def private(*below: str) -> Iterator[Path]:
     """The cache's folder, or one below it, made where it is missing. The path stays valid whatever others rename.
-
-    Raises:
-        OSError: it cannot be made, or others could write to it.
+    Raises OSError if it cannot be made, or others could write to it.
     """
     path = cache_folder()
     for folder in reversed([path, *path.parents]):

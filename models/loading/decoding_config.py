@@ -30,7 +30,7 @@ def build_decoding_config(
     if block is not None and spec.attention != "block-causal":
         raise ArgumentError(f"block={block} was given, but {spec.name} models are not block-causal", "leave block out")
     if spec.attention == "block-causal":
-        block = _first(block, config.get("block_size"), config.get("block_length"), spec.block)
+        block = first(block, config.get("block_size"), config.get("block_length"), spec.block)
         if block is None or block < 1:
             raise ModelError(f"block must be at least 1, got {block}")
     mask = _mask(spec, config, generation, tokenizer, vocab, mask_id)
@@ -47,7 +47,7 @@ def build_decoding_config(
         generation.get("bos_token_id"),
         getattr(tokenizer, "bos_token_id", None),
     )
-    bos = _first(*(number for number in candidates if number is None or 0 <= number < vocab))
+    bos = first(*(number for number in candidates if number is None or 0 <= number < vocab))
     return DecodingConfig(
         mask_id=mask,
         eos_ids=tuple(ends),
@@ -75,7 +75,7 @@ def pad_id(
 ) -> int:
     """The padding id: the config's, the tokenizer's, the first end token, or 0."""
     candidates = (config.get("pad_token_id"), generation.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None))
-    pad = _first(*(number for number in candidates if number is None or 0 <= number < vocab), *ends[:1])
+    pad = first(*(number for number in candidates if number is None or 0 <= number < vocab), *ends[:1])
     return 0 if pad is None else pad
 
 
@@ -91,7 +91,7 @@ def _mask(
         return None
     default, token = spec.mask
     known = tokenizer.get_vocab().get(token) if tokenizer is not None else None
-    mask = _first(
+    mask = first(
         override,
         config.get("mask_token_id"),
         generation.get("mask_token_id"),
@@ -114,5 +114,6 @@ def _has_token(tokenizer: Any | None, number: int, token: str, vocab: int) -> bo
     return tokenizer is None or tokenizer.convert_ids_to_tokens(number) == token
 
 
-def _first(*values: int | None) -> int | None:
+def first(*values: int | None) -> int | None:
+    """The first value that is not None."""
     return next((value for value in values if value is not None), None)

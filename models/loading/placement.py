@@ -14,14 +14,7 @@ from .weights import Published
 
 T = TypeVar("T")
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+DTYPES = dict(zip(arguments.DTYPES, (torch.float32, torch.bfloat16, torch.float16) * 2, strict=True))
 
 
 def short(dtype: torch.dtype) -> str:

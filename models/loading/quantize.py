@@ -114,8 +114,7 @@ def quantizer(kind: str, device: torch.device, dtype: torch.dtype) -> Quantizer:
     except ImportError as error:
         with suppress(metadata.PackageNotFoundError):
             raise ModelError(
-                f"torchao {metadata.version('torchao')} has no {kind} for {device.type}: {error}",
-                install("quant"),
+                f"torchao {metadata.version('torchao')} has no {kind} for {device.type}: {error}", install("quant")
             ) from error
         raise ModelError("quantize needs torchao, which is not installed", install("quant")) from error
     return Quantizer(kind, device, metadata.version("torchao"), convert, config)

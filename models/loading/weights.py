@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from .json_text import parse
 
 # Keys that may hold the tensors in a pickle, averaged ones first; without one the pickle is the tensors.
 CONTAINERS = ("model_ema", "model", "module", "state_dict")
-_AGAIN = "download or copy the file again"
+AGAIN = "download or copy the file again"
 _REOPEN_BYTES = 64 << 20  # mapped pages stay resident until the file is closed
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -59,7 +60,7 @@ def indexed(index: Path) -> list[str]:
     try:
         shards = sorted(set(parse(index.read_bytes())["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelError(f"{index} cannot be read as a weight index: {error!r}", _AGAIN) from error
+        raise ModelError(f"{index} cannot be read as a weight index: {error!r}", AGAIN) from error
     outside = [name for name in shards if Path(str(name)).name != name or name in ("", "..") or len(name) > 255]
     if outside:
         raise ModelError(f"{index} names files outside its folder: {listed(map(str, outside))}")
@@ -89,9 +90,15 @@ def read(published: dict[str, Published], load: Callable[[str, Tensor], None]) -
                     for name in batch:
                         load(name, handle.get_tensor(name))
         else:
-            state = _unpickled(file)
+            state = unpickled(file)
             for name in names:
                 load(name, state.pop(name))
+
+
+def count_parts(names: Iterable[str], part: str) -> int:
+    """How many parts `<part>.0`, `<part>.1` and so on the names of tensors name."""
+    numbers = (re.match(re.escape(part) + r"\.(\d+)\.", name) for name in names)
+    return max((int(number[1]) + 1 for number in numbers if number), default=0)
 
 
 def _portions(names: list[str], published: dict[str, Published]) -> Iterator[list[str]]:
@@ -112,7 +119,7 @@ def _opened(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{file} is damaged or cut short: {error}", _AGAIN) from error
+        raise ModelError(f"{file} is damaged or cut short: {error}", AGAIN) from error
 
 
 def _inspect_safetensors(file: Path) -> Iterator[tuple[str, Published]]:
@@ -123,19 +130,19 @@ def _inspect_safetensors(file: Path) -> Iterator[tuple[str, Published]]:
 
 
 def _inspect_pickled(file: Path) -> Iterator[tuple[str, Published]]:
-    for name, tensor in _unpickled(file).items():
+    for name, tensor in unpickled(file).items():
         yield name, Published(file, tuple(tensor.shape), tensor.dtype if tensor.dtype in _DTYPES.values() else None)
 
 
-def _unpickled(file: Path) -> dict[str, Tensor]:
+def unpickled(file: Path, *, mmap: bool = True) -> dict[str, Tensor]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # training settings are stored beside the tensors
             try:
-                state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                state = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
             except RuntimeError:  # files older than torch 1.6 cannot be mapped
                 state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
-        raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", _AGAIN) from error
+        raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", AGAIN) from error
     if isinstance(state, dict):
         state = next((state[name] for name in CONTAINERS if isinstance(state.get(name), dict)), state)
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):

@@ -65,7 +65,7 @@ def bench(
     Args:
         specs: samplers; those of `DEFAULTS` where there are none.
         contexts: tokens before the first new one; 0 is a question, or one token where there is no tokenizer.
-        new: tokens to fill; of pictures, which have as many tokens as they have, neither is looked at.
+        new: tokens to fill; of images, which have as many tokens as they have, neither is looked at.
         prompts: in place of contexts: the rows of a batch are the first ones of these, from the start again where they
             are too few, and each ends at its end token as it does in `generate`.
         distribution: `temperature`, `top_k`, `top_p` of `generate`; other loops then draw other tokens and are
@@ -78,9 +78,9 @@ def bench(
         Differs: another loop gave other tokens.
     """
     network = model.network
-    pictures = model.imaging is not None
+    images = model.imaging is not None
     measured = rates(network.device, network.dtype, _weight_bytes(model))
-    lengths = [(0, 0)] if pictures else list(product((0,) if prompts else contexts, new))
+    lengths = [(0, 0)] if images else list(product((0,) if prompts else contexts, new))
     for spec, (context, count), batch in product(specs or DEFAULTS[model.family], lengths, batches):
         call = prepared(model, spec, batch, context, count, block_length, prompts, **distribution or {})
         found = Rivals()
@@ -101,7 +101,7 @@ def prepared(
 ) -> Call | VectorCall:
     """The request that is timed: equal rows that never stop early, or rows of `prompts`, that do.
 
-    Pictures are those of a caption, or of the first classes, drawn as the checkpoint's authors draw.
+    Images are those of a caption, or of the first classes, drawn as the checkpoint's authors draw.
     """
     if model.imaging is not None:
         settings = with_defaults(model.imaging, {"sampler": spec, **distribution})

@@ -122,11 +122,11 @@ def _vectors(name: str, config: dict[str, Any], make: _Random, choice: str) -> C
     for part in (backbone, network):
         make.fill(part)
         part.eval()
-    pictures = mar.MARImaging(config, None, defaults={}, device=make.device, name=name)
+    images = mar.MARImaging(config, None, defaults={}, device=make.device, name=name)
     return ContinuousModel(
         backbone=Reader(backbone, network),
         head=DiffusionHead(network, int(config.get("num_sampling_steps", mar.STEPS))),
-        imaging=pictures,
+        imaging=images,
         config=config,
         name=name,
         path=None,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import PardecError, SpecError
 
-from ..executors import Executor, together
-from ..executors.outline import outline
+from ..executors import Executor, batches_per_stream
+from ..executors.outline import load_without_weights
 from ..executors.ray import Ray
 from .batches import EVERY_S, Batches
 from .common import say
@@ -41,7 +41,7 @@ def placed(crew: Executor, name: str, placing: dict[str, Any], *, quiet: bool) -
         model = load(name, **placing)
         say(model.network.describe(), quiet=quiet)
         return model
-    model = outline(name, on_gpu=crew.gpus > 0, **placing)
+    model = load_without_weights(name, on_gpu=crew.gpus > 0, **placing)
     placing["dtype"] = str(model.network.dtype).removeprefix("torch.")
     say(f"{model.name} in {placing['dtype']}, loaded by Ray actors", quiet=quiet)
     return model
@@ -108,7 +108,7 @@ def deal(run: Batches, crew: Executor, job: Generation) -> None:
     # Rows of like length waste little on each other; the longest come first, so that no worker begins one at the end.
     todo.sort(key=lambda at: -run.call.lengths[at])
     size, batches = job.batch_size, -(-len(todo) // job.batch_size)
-    size *= together(batches, crew.workers) if todo and size > 1 else 1
+    size *= batches_per_stream(batches, crew.workers) if todo and size > 1 else 1
     streams = [todo[start : start + size] for start in range(0, len(todo), size)]
     last_shown = time.monotonic()
     others = file.count() - len(run.rows)  # the file may hold rows of prompts not asked for

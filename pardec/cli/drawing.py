@@ -1,4 +1,4 @@
-"""The pictures of one command: decoded batch by batch, each kept as soon as its batch is finished."""
+"""The images of one command: decoded batch by batch, each kept as soon as its batch is finished."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class Drawing:
-    """The pictures of one command, batch by batch, each in its file as soon as its batch is finished."""
+    """The images of one command, batch by batch, each in its file as soon as its batch is finished."""
 
     def __init__(
         self, model: Model, call: Call | VectorCall, each: Path | None, loaded: dict[str, Any], scale: int
     ) -> None:
-        """`scale`: how many times as large as drawn pictures are in files."""
+        """`scale`: how many times as large as drawn images are in files."""
         self.model, self.call, self.each, self.loaded, self.scale = model, call, each, loaded, scale
-        self.pictures: list[Image] = []
+        self.images: list[Image] = []
         self.made: list[pngs.Made] = []
         self.files: list[Path] = []
         self.result: Result | None = None  # of the latest batch
@@ -66,13 +66,13 @@ class Drawing:
     def _keep(self, result: Result) -> None:
         assert result.images is not None, "a missing decoder was refused"
         made = pngs.made_by(result)
-        pictures = [enlarged(picture, self.scale) for picture in result.images]
-        for picture, record in zip(pictures, made, strict=True):
+        images = [enlarged(image, self.scale) for image in result.images]
+        for image, record in zip(images, made, strict=True):
             if self.each is not None:
                 digits = len(str(len(self.call.seeds) - 1))
-                self.files.append(self.each / f"{len(self.pictures):0{digits}d}.png")
-                write(self.files[-1], pngs.png(picture, self.record([record], (1, 1))))
-            self.pictures.append(picture)
+                self.files.append(self.each / f"{len(self.images):0{digits}d}.png")
+                write(self.files[-1], pngs.png(image, self.record([record], (1, 1))))
+            self.images.append(image)
             self.made.append(record)
         self.result = result
         self.seconds += result.timing.total_s
@@ -83,7 +83,7 @@ class Drawing:
             self.accepted += sum(map(sum, result.trace.accepted))
 
     def record(self, made: list[pngs.Made], grid: tuple[int, int]) -> pngs.Made:
-        """What a file with these pictures says of itself."""
+        """What a file with these images says of itself."""
         return pngs.about(
             model=self.model.name,
             spec=str(self.call.sampler.spec),
@@ -118,7 +118,7 @@ class Drawing:
     def summary(self) -> str:
         """The rates of this run in one line."""
         tokens, forwards = (sum(one[name] for one in self.made) for name in ("generated", "nfe"))
-        many = f"{len(self.made)} picture{'' if len(self.made) == 1 else 's'}"
+        many = f"{len(self.made)} image{'' if len(self.made) == 1 else 's'}"
         rate = f"{tokens / max(forwards, 1):.2f} tokens a forward"
         drafts = f", {self.accepted} of {self.tested} drafts accepted" if self.tested else ""
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.parts.items())
@@ -126,14 +126,14 @@ class Drawing:
         return f"{many}, {tokens} tokens in {forwards} forwards, {rate}{drafts}, {self.seconds:.1f} s{where}"
 
     def _of_vectors(self) -> dict[str, Any]:
-        """What only pictures of vectors are told with."""
+        """What only images of vectors are told with."""
         if not self.parts:
             return {}
         return {"parts": dict(self.parts), "drafted": self.tested, "accepted": self.accepted}
 
 
 class PlaceError(PardecError, ValueError):
-    """A picture cannot be written there."""
+    """An image cannot be written there."""
 
 
 def write(target: Path, data: bytes) -> None:

@@ -93,7 +93,7 @@ def generate(
     quiet = quiet or not crew.leads
     loaded = dispatch.placed(crew, model, placing, quiet=quiet)
     if loaded.imaging is not None:
-        raise SpecError(f"{loaded.name} is a model of pictures", hint=f'try "pardec image {model} -o out.png"')
+        raise SpecError(f"{loaded.name} is a model of images", hint=f'try "pardec image {model} -o out.png"')
     call = loaded.prepare([item.prompt for item in items], **arguments)
     run = Batches(loaded, call, several(items, settings.num_return_sequences), stream=stream, quiet=quiet)
     if to_rows and output is not None:

@@ -1,4 +1,4 @@
-"""`pardec image`: captions or classes in, pictures out."""
+"""`pardec image`: captions or classes in, images out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RECORDED = (
     "text_encoder",
     "revision",
     "quantize",
-)  # of how the model was loaded, what a picture's file tells
+)  # of how the model was loaded, what an image's file tells
 
 
 @o.command
@@ -36,7 +36,7 @@ def image(
     prompts: o.CaptionFile = None,
     class_: o.Classes = None,
     num_images: o.NumImages = None,
-    output: o.Picture = None,
+    output: o.OutputImage = None,
     each: o.Each = None,
     save: o.SavedResult = None,
     grid: o.Grid = None,
@@ -45,12 +45,12 @@ def image(
     quiet: o.Quiet = False,
     sampler: o.Sampler = None,
     sampling: o.ImageSampling,
-    seed: o.PictureSeed = None,
-    seeds: o.PictureSeeds = None,
-    batch_size: o.PictureBatch = 8,
+    seed: o.ImageSeed = None,
+    seeds: o.ImageSeeds = None,
+    batch_size: o.ImageBatch = 8,
     place: o.ImagePlacing,
 ) -> None:
-    """Draw pictures of captions or classes; files take them, and say how each was made.
+    """Draw images of captions or classes; files take them, and say how each was made.
 
     pardec image MODEL -p "a small red circle left of a large blue square on grey" --grid 2x2 -o out.png
 
@@ -61,9 +61,9 @@ def image(
     pardec image MODEL --prompts captions.jsonl --each pictures --json
     """
     if output is None and each is None and save is None:
-        raise SpecError("nowhere is named to put the pictures", hint="-o out.png takes them all, --each DIR one by one")
+        raise SpecError("nowhere is named to put the images", hint="-o out.png takes them all, --each DIR one by one")
     if output is not None and output.suffix.lower() != ".png":
-        raise SpecError(f"pictures are PNG files, got -o {output}", hint="name a file that ends in .png")
+        raise SpecError(f"images are PNG files, got -o {output}", hint="name a file that ends in .png")
     output_paths.check_file(output)
     output_paths.check_folder(each)
     output_paths.check_result(save)
@@ -89,14 +89,14 @@ def image(
     pngs.check_grid(field, total)
     if save is not None and total > batch_size:
         raise SpecError(
-            f"{total} pictures are more than the batch of {batch_size} that {save} can hold",
+            f"{total} images are more than the batch of {batch_size} that {save} can hold",
             hint="raise --batch-size, or leave --save out",
         )
     if seeds is not None and len(shaping["seed"]) != total:
         raise SpecError(f"{len(shaping['seed'])} seeds for {total} rows", hint="--seeds takes one a row")
     given = {**shaping, "num_images": count, **({} if sampler is None else {"sampler": sampler})}
 
-    early.check_parts(kind, given, {"temperature": 1.0})  # a picture is sampled unless the temperature says otherwise
+    early.check_parts(kind, given, {"temperature": 1.0})  # an image is sampled unless the temperature says otherwise
 
     from .drawing import Drawing, write
 
@@ -109,10 +109,10 @@ def image(
         run.draw(batch_size, quiet=quiet)
     except KeyboardInterrupt:
         kept = "" if each is None else f", in {each}"
-        say(f"interrupted: {len(run.pictures)} of {total} pictures are finished{kept}")
+        say(f"interrupted: {len(run.images)} of {total} images are finished{kept}")
         raise typer.Exit(130) from None
     if output is not None:
-        write(output, pngs.png(pngs.sheet(run.pictures, field), run.record(run.made, field)))
+        write(output, pngs.png(pngs.sheet(run.images, field), run.record(run.made, field)))
         say(f"wrote {output}", quiet=quiet)
     if save is not None and run.result is not None:
         run.result.save(save)
@@ -138,7 +138,7 @@ def _asked(prompt: list[str] | None, prompts: Path | None, classes: list[int] | 
                 f"prompt {item.id} is a chat, not a caption", hint='{"prompt": "..."} is a line of captions'
             )
         if not item.prompt.strip():
-            raise SpecError(f"caption {item.id} is empty", hint="say what the picture is to show")
+            raise SpecError(f"caption {item.id} is empty", hint="say what the image is to show")
     return [item.prompt for item in items]
 
 
@@ -146,19 +146,19 @@ def _seeds(seed: int | None, seeds: str | None) -> int | list[int]:
     if seeds is None:
         return seed or 0
     if seed is not None:
-        raise SpecError("both --seed and --seeds are given", hint="--seed 0 gives each picture one of its own")
-    return inputs.whole_numbers(seeds, f"seeds are whole numbers, got {seeds!r}", "--seeds 5,12 for two pictures")
+        raise SpecError("both --seed and --seeds are given", hint="--seed 0 gives each image one of its own")
+    return inputs.whole_numbers(seeds, f"seeds are whole numbers, got {seeds!r}", "--seeds 5,12 for two images")
 
 
 def _loaded(name: str, placing: dict[str, Any], *, quiet: bool) -> Model:
-    """The model, of pictures and with a decoder, or an error that says what it is."""
+    """The model, of images and with a decoder, or an error that says what it is."""
     from ..api import load
     from ..requests.images import check_drawable
 
     model = load(name, **placing)
     say(model.network.describe(), quiet=quiet)
     if model.imaging is None:
-        raise SpecError(f"{model.name} is a text model and draws no pictures", hint=f'try "pardec generate {name}"')
+        raise SpecError(f"{model.name} is a text model and draws no images", hint=f'try "pardec generate {name}"')
     check_drawable(model.network, hint="pass --decoder FILE, or put the {decoder} beside the weights")
     return model
 

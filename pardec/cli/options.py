@@ -72,19 +72,19 @@ TurnSeed = Annotated[int, _option(SHAPE, "Turn i draws from a seed of this and i
 Captions = Annotated[list[str] | None, _option(IO, "A caption; may be repeated.", "--prompt", "-p")]
 CaptionFile = Annotated[Path | None, _option(IO, "Captions, one a line, .jsonl or text; - is stdin.", "--prompts")]
 Classes = Annotated[list[int] | None, _option(IO, "A class; may be repeated; of vectors, -1 is none.", "--class", "-c")]
-NumImages = Annotated[int | None, _option(IO, "Pictures of each; as many as fill --grid if not given.", min=1)]
-Picture = Annotated[Path | None, _option(IO, "FILE.png takes all pictures, side by side.", "--output", "-o")]
+NumImages = Annotated[int | None, _option(IO, "Images of each; as many as fill --grid if not given.", min=1)]
+OutputImage = Annotated[Path | None, _option(IO, "FILE.png takes all images, side by side.", "--output", "-o")]
 Each = Annotated[Path | None, _option(IO, "A folder that takes them one by one.", metavar="DIR")]
 SavedResult = Annotated[Path | None, _option(IO, "Save the run for pardec view.", metavar="RESULT")]
 Scale = Annotated[int, _option(IO, "Times as large: each pixel becomes a square of N.", metavar="N", min=1, max=64)]
 NegativePrompt = Annotated[str | None, _option(SHAPE, "A caption that guidance leads away from.")]
 Grid = Annotated[str | None, _option(IO, "How FILE.png is laid out; squarely if not given.", metavar="ROWSxCOLUMNS")]
-PictureCfg = Annotated[float | None, _option(SHAPE, "Guidance, 1 is none; the model's own if not given.")]
+ImageCfg = Annotated[float | None, _option(SHAPE, "Guidance, 1 is none; the model's own if not given.")]
 CfgInterval = Annotated[int | None, _option(SHAPE, "Guide the first N + 2 tokens only.", metavar="N")]
-PictureTemperature = Annotated[float | None, _option(SHAPE, "0 takes the likeliest; the model's own if not given.")]
-PictureSeed = Annotated[int | None, _option(SHAPE, "Picture i draws from a seed of this, 0, and i.")]
-PictureSeeds = Annotated[str | None, _option(SHAPE, "Each picture's own, as files and --json tell: 5,12.")]
-PictureBatch = Annotated[int, _option(RUN, "Pictures decoded at once.", "--batch-size", min=1)]
+ImageTemperature = Annotated[float | None, _option(SHAPE, "0 takes the likeliest; the model's own if not given.")]
+ImageSeed = Annotated[int | None, _option(SHAPE, "Image i draws from a seed of this, 0, and i.")]
+ImageSeeds = Annotated[str | None, _option(SHAPE, "Each image's own, as files and --json tell: 5,12.")]
+ImageBatch = Annotated[int, _option(RUN, "Images decoded at once.", "--batch-size", min=1)]
 Decoder = Annotated[str | None, _option(RUN, "The image tokenizer or autoencoder, if not beside the weights.")]
 TextEncoder = Annotated[str | None, _option(RUN, "What reads captions, a folder or hub id.")]
 
@@ -176,10 +176,10 @@ class TextSampling(Sampling):
 class ImageSampling:
     """Arguments of `generate` for images."""
 
-    temperature: PictureTemperature = None
+    temperature: ImageTemperature = None
     top_k: TopK = None
     top_p: TopP = None
-    cfg: PictureCfg = None
+    cfg: ImageCfg = None
     cfg_interval: CfgInterval = None
     negative_prompt: NegativePrompt = None
 

@@ -1,4 +1,4 @@
-"""`pardec view`: a saved result in the terminal, as HTML, as a picture or an animation."""
+"""`pardec view`: a saved result in the terminal, as HTML, as an image or an animation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def view(
     result: Annotated[Path, typer.Argument(help="What result.save or generate -o wrote.")],
     html: Annotated[Path | None, typer.Option(help="Write one HTML file with a slider.")] = None,
     gif: Annotated[Path | None, typer.Option(help="Write an animation of the decode order.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a picture of the decode order.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write an image of the decode order.")] = None,
 ) -> None:
     """Show a saved result, each token in the colour of the forward that committed it.
 
@@ -30,11 +30,11 @@ def view(
     from ..io.saving import write_file
     from ..result import Result
     from ..views import html as page
-    from ..views import picture
+    from ..views import order_image
 
     loaded = Result.load(result)
     writers: tuple[tuple[Path | None, Callable[[Result], str | bytes]], ...]
-    writers = ((html, page.page), (gif, picture.gif), (png, picture.png))
+    writers = ((html, page.page), (gif, order_image.gif), (png, order_image.png))
     for target, render in writers:
         if target is not None:
             write_file(target, render(loaded))

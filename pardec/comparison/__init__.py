@@ -1,6 +1,6 @@
-"""Samplers compared on the same prompts: a run that can go on after a crash, and the table of it.
+"""Compares samplers on the same prompts: a run that can be resumed after a crash, and its table of metrics.
 
-`compare` decodes, `Run` is what lies in the run's folder, `Table` is what it comes to; `metrics` defines every figure.
+`compare` decodes, `Run` is the content of a run's folder, `Table` summarizes it; `metrics` defines every figure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The short table on a terminal of any width: every figure is there in full, and so is every name."""
+"""Renders the short table for a terminal of any width, without truncating figures or names."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-_KEY = "#"  # the head of the numbers that stand for names
-_WORDS = (_KEY, "sampler", "exact")  # heads of columns that hold no figures
-_FRAME = 3  # what a column takes beside its cells: two spaces and a line; the table has one line more
+_KEY = "#"  # heading of the numbers that replace names
+_WORDS = (_KEY, "sampler", "exact")  # headings of text columns
+_FRAME = 3  # width of a column besides its cells: two spaces and a line; the table has one more line
 
-Column = Sequence[str]  # its head, and its cells
+Column = Sequence[str]  # heading and cells
 
 
 def render_table(
     head: Sequence[str], body: Sequence[Sequence[str]], legend: Mapping[str, str], notes: Sequence[str], width: int
 ) -> Iterator[RenderableType]:
-    """One table with the names in it, where `width` has room; else numbers for names, in as many tables as it takes."""
+    """One table with names if it fits into `width`; else numbers replace the names, in as many tables as needed."""
     from rich.text import Text
 
     names, *columns = zip(head, *body, strict=True)
@@ -29,23 +29,23 @@ def render_table(
         keys = (_KEY, *map(str, range(1, len(body) + 1)))
         for key, name in zip(keys[1:], names[1:], strict=True):
             yield Text(f"{key.rjust(len(keys[-1]))}  {name}", overflow="fold")
-        for some in _parted(keys, columns, width):
-            yield _table([keys, *some], width)
+        for group in _split(keys, columns, width):
+            yield _table([keys, *group], width)
     for note in notes:
         yield Text(f"- {note}")
     for name, meaning in legend.items():
         yield Text.assemble((name, "bold"), f": {meaning}", overflow="fold")
 
 
-def _parted(keys: Column, columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
-    """Columns in order, as many together as there is room for beside the keys, and at least one."""
-    some: list[Column] = []
+def _split(keys: Column, columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
+    """Groups the columns, in order, so that each group fits beside the keys; at least one column per group."""
+    group: list[Column] = []
     for column in columns:
-        if some and _room([keys, *some, column]) > width:
-            yield some
-            some = []
-        some.append(column)
-    yield some
+        if group and _room([keys, *group, column]) > width:
+            yield group
+            group = []
+        group.append(column)
+    yield group
 
 
 def _room(columns: Sequence[Column], least: bool = True) -> int:
@@ -53,7 +53,7 @@ def _room(columns: Sequence[Column], least: bool = True) -> int:
 
 
 def _width(column: Column, least: bool) -> int:
-    """Of a column whose cells are never broken; its head is broken between words where it has the least."""
+    """The width of a column whose cells are never wrapped; with `least`, its heading is wrapped between words."""
     head, *cells = column
     return max(map(len, (*(head.split() if least else [head]), *cells)))
 

@@ -1,4 +1,4 @@
-"""What is compared: each sampler with all that decides what it decodes, and the references that figures are held to."""
+"""The entries of a comparison: each sampler with its settings, and the references that figures are relative to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..requests.settings import VECTORS, Settings
 
 SamplerLike = str | Spec | Policy
 
-# The arguments of `generate` that hold for every row alike and that a run's folder can name.
+# The arguments of `generate` that apply to every row and can be written into a run's folder.
 ARGUMENTS = (
     "max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg", "cfg_interval", "stop_ids",
     "block_align",
@@ -24,20 +24,20 @@ ARGUMENTS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One sampler of a run. `floor` and `baseline` name the entries it is held to; None where there are none."""
+    """One sampler of a run. `floor` and `baseline` name the reference entries that it is compared with, if any."""
 
-    sampler: str  # as written; of a reference, what stands for it
+    sampler: str  # as the user wrote it; for a reference, its name in the run
     spec: str  # resolved, with every parameter
     exact: str  # "greedy", "distribution" or "relaxed"
-    asked: str  # what `generate` is given
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # of `generate`, those of a preset among them
-    reference: bool = False  # decoded for others' figures, and not listed
+    asked: str  # the `sampler` argument of `generate`
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of `generate`, including those of a preset
+    reference: bool = False  # decoded only for the figures of other entries, and not listed
     floor: str | None = None  # `oracle` with the same cache; masked models only
     baseline: str | None = None  # `sequential`, without a cache
 
 
 def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], family: Family) -> list[Entry]:
-    """The samplers of a run, resolved. Raises SpecError, also where two are the same."""
+    """The samplers of a run, resolved. Raises SpecError, also for two that resolve to the same."""
     for name in arguments:
         if name not in ARGUMENTS:
             raise SpecError(
@@ -45,68 +45,68 @@ def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], famil
                 hint=f"of those of generate it takes {', '.join(ARGUMENTS)}",
             )
     if not samplers:
-        raise SpecError("no sampler is given", hint="name at least one, such as sequential and threshold")
-    found: dict[tuple[str, str], Entry] = {}
+        raise SpecError("no sampler is named", hint="name at least one, such as sequential and threshold")
+    by_identity: dict[tuple[str, str], Entry] = {}
     for sampler in samplers:
-        made = _entry(sampler, arguments, family)
-        same = found.setdefault(_identity(made), made)
-        if same is not made:
-            raise SpecError(f"{same.sampler!r} and {made.sampler!r} are the same sampler", hint="keep one of them")
-    return list(found.values())
+        entry = _entry(sampler, arguments, family)
+        first = by_identity.setdefault(_identity(entry), entry)
+        if first is not entry:
+            raise SpecError(f"{first.sampler!r} and {entry.sampler!r} are the same sampler", hint="keep one of them")
+    return list(by_identity.values())
 
 
-def with_references(asked: Sequence[Entry], family: Family) -> tuple[list[Entry], list[str]]:
-    """The entries, held to references where there can be any, then the references; and notes of what is left out.
+def with_references(requested: Sequence[Entry], family: Family) -> tuple[list[Entry], list[str]]:
+    """The entries linked to their references, followed by the references; and notes on references that are missing.
 
-    Vectors are the same as others or not, and say little in being so: of them there are none.
+    Models of continuous vectors get none: whether two vectors are equal says little.
     """
     if family == "continuous":
-        return list(asked), []
-    known = {_identity(entry): entry for entry in asked}
-    held, notes = [], []
-    for entry in asked:
-        names: dict[str, str] = {}
+        return list(requested), []
+    by_identity = {_identity(entry): entry for entry in requested}
+    result, notes = [], []
+    for entry in requested:
+        roles: dict[str, str] = {}
         if entry.arguments["temperature"]:
             notes.append(f"{entry.sampler}: no agreement and no floor, since it samples")
         else:
             for role, specs in _references(entry, family).items():
                 try:
-                    names[role] = _held_to(entry, specs, known, family).sampler
+                    roles[role] = _reference_entry(entry, specs, by_identity, family).sampler
                 except SpecError as error:
                     notes.append(f"{entry.sampler}: no {role}, since {error}")
-        held.append(replace(entry, floor=names.get("floor"), baseline=names.get("baseline")))
-    return [*held, *(entry for entry in known.values() if entry.reference)], notes
+        result.append(replace(entry, floor=roles.get("floor"), baseline=roles.get("baseline")))
+    return [*result, *(entry for entry in by_identity.values() if entry.reference)], notes
 
 
 def _references(entry: Entry, family: Family) -> dict[str, tuple[str, ...]]:
-    """For each role the specs that fill it, of which the first is the one to add.
+    """For each role the specs that can fill it; the first one is added if none is there.
 
-    Up to the first end token `sequential` is the same with `eos` and without. The floor stops where the entry stops.
+    Up to the first end token, `sequential` gives the same with and without `eos`. The floor stops as the entry does.
     """
     if family == "ar":
         return {"baseline": ("sequential",)}
-    asked = parse(entry.asked)
-    stops = [part for part in asked.parts if part.name == "eos"]
-    oracle = Spec((Part("oracle"), *stops), asked.cache)
+    spec = parse(entry.asked)
+    eos = [part for part in spec.parts if part.name == "eos"]
+    oracle = Spec((Part("oracle"), *eos), spec.cache)
     return {"floor": (str(oracle),), "baseline": ("sequential+eos", "sequential")}
 
 
 def _entry(sampler: SamplerLike, arguments: Mapping[str, Any], family: Family) -> Entry:
-    named = sampler if isinstance(sampler, str) else str(parse(sampler))
+    name = sampler if isinstance(sampler, str) else str(parse(sampler))
     defaults = VECTORS if family == "continuous" else None
-    settings = Settings.of({**arguments, "sampler": named}, defaults)  # lets a preset put its own arguments in
-    asked = str(settings.sampler)
-    made = resolve(asked, family, sampling=settings.temperature > 0)
-    return Entry(named, str(made.spec), made.exact, asked, {name: getattr(settings, name) for name in ARGUMENTS})
+    settings = Settings.of({**arguments, "sampler": name}, defaults)  # adds the arguments of a preset
+    spec = str(settings.sampler)
+    resolved = resolve(spec, family, sampling=settings.temperature > 0)
+    return Entry(name, str(resolved.spec), resolved.exact, spec, {name: getattr(settings, name) for name in ARGUMENTS})
 
 
-def _held_to(entry: Entry, specs: Sequence[str], known: dict[tuple[str, str], Entry], family: Family) -> Entry:
-    """The entry that decodes one of `specs` with the arguments of `entry`: one that is known, or a new reference."""
-    made = [_entry(spec, entry.arguments, family) for spec in specs]
-    for alike in made:
-        if _identity(alike) in known:
-            return known[_identity(alike)]
-    new = replace(made[0], reference=True)
+def _reference_entry(entry: Entry, specs: Sequence[str], known: dict[tuple[str, str], Entry], family: Family) -> Entry:
+    """The entry that decodes one of `specs` with the arguments of `entry`: an existing one, or a new reference."""
+    resolved = [_entry(spec, entry.arguments, family) for spec in specs]
+    for same in resolved:
+        if _identity(same) in known:
+            return known[_identity(same)]
+    new = replace(resolved[0], reference=True)
     if any(other.sampler == new.sampler for other in known.values()):  # with the arguments of another preset
         new = replace(new, sampler=f"{new.sampler} as {entry.sampler}")
     known[_identity(new)] = new

@@ -1,4 +1,4 @@
-"""How much memory a batch takes at most."""
+"""The peak memory of a batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 
 class Peak:
-    """The high-water mark between `reset` and `read`, in bytes.
+    """The peak memory between `reset` and `read`, in bytes.
 
-    On a GPU what torch has allocated there; on Linux the whole process; None elsewhere.
+    On a GPU, the memory allocated by torch; on a Linux CPU, that of the whole process; None elsewhere.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -23,14 +23,14 @@ class Peak:
             torch.cuda.reset_peak_memory_stats(self.device)
         elif self.device.type == "cpu":
             with suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to what is held now
+                Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current usage
 
     def read(self) -> int | None:
-        """The most that was held since."""
+        """The peak since `reset`."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         if self.device.type == "cpu":
             with suppress(OSError):
-                found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-                return int(found[1]) * 1024 if found else None
+                match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+                return int(match[1]) * 1024 if match else None
         return None

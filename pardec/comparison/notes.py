@@ -1,4 +1,4 @@
-"""What a reader of a table should know beside its figures."""
+"""The notes below a table."""
 
 from __future__ import annotations
 
@@ -6,43 +6,47 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .metrics import waiting
+from .metrics import queue_reason
 
 if TYPE_CHECKING:
     from .run import Run
 
 
 def broken(row: Mapping[str, Any]) -> bool:
-    """Whether a sampler that promises the tokens of sequential decoding gave others, and no tie explains it."""
+    """Whether a sampler that promises the tokens of sequential decoding gave others, not explained by ties."""
     return row["exact"] == "greedy" and (row.get("mismatches") or 0) > (row.get("ties") or 0)
 
 
 def notes(rows: Sequence[Mapping[str, Any]], run: Run, device: str | None) -> list[str]:
-    """What failed, what does not keep its promise, and what figures rest on; `device` is what speeds are of."""
-    found = [
+    """Failures, broken exactness promises, and assumptions behind figures; speeds are those on `device`."""
+    messages = [
         f"{row['sampler']}: {row['failed']} rows failed, most often with {row['error']}"
         for row in rows
         if row["failed"]
     ]
-    found += [note for row in rows for note in _of_one(row)]
-    waits = {row["sampler"]: waiting([one for one in run.rows if one["sampler"] == row["sampler"]]) for row in rows}
-    if not all(waits.values()):  # the others are not held to whole batches
-        found += [f"{name}: its speed is that of whole batches, since {why}" for name, why in waits.items() if why]
-    whence = "its size beside the model's" if run.config.get("cost_ratio") is None else "as asked"
+    messages += [note for row in rows for note in _of_one(row)]
+    reasons = {
+        row["sampler"]: queue_reason([unit for unit in run.rows if unit["sampler"] == row["sampler"]]) for row in rows
+    }
+    if not all(reasons.values()):  # some samplers did not have to wait for whole batches
+        messages += [
+            f"{name}: its speed was measured on whole batches, since {why}" for name, why in reasons.items() if why
+        ]
+    source = "from the sizes of drafter and model" if run.config.get("cost_ratio") is None else "as requested"
     costs: dict[float, list[str]] = {}
     for row in rows:
         if row["draft_forwards"] and row["cost_ratio"] is not None:
             costs.setdefault(row["cost_ratio"], []).append(row["sampler"])
-    found += [
-        f"{', '.join(names)}: the simulated speed-up counts a forward of the drafter as {cost:.3g}, {whence}"
+    messages += [
+        f"{', '.join(names)}: the simulated speed-up counts a forward of the drafter as {cost:.3g}, {source}"
         for cost, names in costs.items()
     ]
     for field, what in (("device", "speeds are those of"), ("dtype", "there are rows of")):
-        seen = Counter(row[field] for row in run.rows if row["error"] is None)
-        if len(seen) > 1:
-            shown = device if field == "device" else " and ".join(seen)
-            found.append(f"rows were made with several {field}s; {what} {shown}")
-    return found
+        counts = Counter(row[field] for row in run.rows if row["error"] is None)
+        if len(counts) > 1:
+            value = device if field == "device" else " and ".join(counts)
+            messages.append(f"rows were made with several {field}s; {what} {value}")
+    return messages
 
 
 def _of_one(row: Mapping[str, Any]) -> Iterator[str]:
@@ -57,4 +61,4 @@ def _of_one(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"{row['sampler']}: no simulated speed-up, since the cost of the drafter's forwards is not known"
     drafted = row["acceptance_length"] is not None or row["acceptance_rate"] is not None
     if drafted and row["exact"] == "relaxed" and row["deviation"] is None:
-        yield f"{row['sampler']}: relaxed, and how far its law is from the model's is not known"
+        yield f"{row['sampler']}: relaxed, and how far its distribution is from the model's is not known"

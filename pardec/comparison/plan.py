@@ -1,4 +1,4 @@
-"""What a comparison is asked to do, checked and written down before anything is loaded."""
+"""The plan of a comparison: its arguments, checked and resolved before anything is loaded."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ..api import Model
 
 
-_DRAWN_WITH = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
+_SAMPLING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
 
 
 @dataclass(frozen=True)
 class Grid:
     """Which problems are decoded with which seeds, and how many at once."""
 
-    limit: int = 50  # problems a task
+    limit: int = 50  # problems per task
     seeds: tuple[int, ...] = (0,)
     split: str = "heldout"
     problem_seed: int = 7
@@ -49,12 +49,12 @@ class Grid:
         for seed in self.seeds:
             check_whole("seed", seed, None, hint="for example seeds=(0, 1)")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise SpecError(f"seeds are different whole numbers, got {list(self.seeds)}", hint="for example 0 and 1")
+            raise SpecError(f"seeds must be distinct whole numbers, got {list(self.seeds)}", hint="for example 0 and 1")
 
 
 @dataclass(frozen=True)
 class Loading:
-    """How the model is loaded where it is given by name, as `pardec.load` takes it."""
+    """The arguments of `pardec.load`, for a model given by name."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -82,10 +82,10 @@ class Plan:
     config: dict[str, Any]
 
     def job(self, traces: Path, *, warm_up: bool) -> Job:
-        """What the processes are given; `traces` is the folder of the results that are kept."""
+        """The job that the processes run; `traces` is the folder for saved results."""
         loading, grid = asdict(self.loading), self.grid
-        kept = (traces, grid.batch_size, grid.replays, grid.seeds[0])
-        return Job(self.model, loading, self.entries, self.tasks, self.problems, *kept, warm_up)
+        settings = (traces, grid.batch_size, grid.replays, grid.seeds[0])
+        return Job(self.model, loading, self.entries, self.tasks, self.problems, *settings, warm_up)
 
 
 def plan(
@@ -97,12 +97,14 @@ def plan(
     loading: Loading,
     cost_ratio: float | None = None,
 ) -> Plan:
-    """Resolves what is asked. Raises SpecError, and ModelError where there is no such model."""
+    """Resolves the arguments of a comparison. Raises SpecError, and ModelError for an unknown model."""
     if cost_ratio is not None and (not (is_number(cost_ratio) and cost_ratio >= 0)):
-        raise SpecError(f"cost_ratio is at least 0, got {cost_ratio}", hint="0.2: a drafter's forward costs a fifth")
-    known, defaults = _known(model, loading)
-    family = known.family
-    check_answered(known, model if isinstance(model, str) else model.name, tasks.values())
+        raise SpecError(
+            f"cost_ratio is at least 0, got {cost_ratio}", hint="0.2 means a drafter's forward costs a fifth"
+        )
+    info, defaults = _describe(model, loading)
+    family = info.family
+    check_answered(info, model if isinstance(model, str) else model.name, tasks.values())
     arguments = {**defaults, **arguments}
     swept: dict[str, Any] = {}
     if grid.sweep:
@@ -110,17 +112,17 @@ def plan(
         curves = sweep.curves(samplers, family, sampling=sampling)
         swept = {"sweep": [str(sampler) for sampler in samplers], "curves": [asdict(curve) for curve in curves]}
         samplers = sweep.settings(curves, family, sampling=sampling)
-    listed = entries.entries(samplers, arguments, family)
+    all_entries = entries.entries(samplers, arguments, family)
     notes: list[str] = []
     if grid.references:
-        listed, notes = entries.with_references(listed, family)
-    which: dict[str, Any] = {"split": grid.split, "n": grid.limit, "seed": grid.problem_seed}
-    problems = {name: task.problems(**which) for name, task in tasks.items()}
+        all_entries, notes = entries.with_references(all_entries, family)
+    selection: dict[str, Any] = {"split": grid.split, "n": grid.limit, "seed": grid.problem_seed}
+    problems = {name: task.problems(**selection) for name, task in tasks.items()}
     identity = {"pardec": __version__, "family": family, **_identity(model, loading)}
     config = {
         "format": FORMAT,
         **identity,
-        "samplers": [asdict(entry) for entry in listed],
+        "samplers": [asdict(entry) for entry in all_entries],
         "tasks": [sources.config(tasks[name], problems[name]) for name in tasks],
         **{name: value for name, value in asdict(grid).items() if name != "sweep"},
         **swept,
@@ -128,28 +130,28 @@ def plan(
         "generate": dict(arguments),
         "notes": notes,
     }
-    batches = units.batches(listed, problems, grid.seeds, grid.batch_size, identity)
-    return Plan(model, loading, grid, tuple(listed), tasks, problems, batches, config)
+    batches = units.batches(all_entries, problems, grid.seeds, grid.batch_size, identity)
+    return Plan(model, loading, grid, tuple(all_entries), tasks, problems, batches, config)
 
 
 def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
-    """What of the model decides its rows."""
+    """The properties of the model that determine its rows."""
     if isinstance(model, str):
-        kept = {"dtype": loading.dtype, "revision": loading.revision, "mask_id": loading.mask_id}
-        return {"model": model, **kept, **_bits(loading.quantize)}
+        settings = {"dtype": loading.dtype, "revision": loading.revision, "mask_id": loading.mask_id}
+        return {"model": model, **settings, **_quantization(loading.quantize)}
     mask_id = None if model.family == "continuous" else model.language_model.decoding_config.mask_id
     dtype = str(model.network.dtype).removeprefix("torch.")
-    kept = {"dtype": dtype, "revision": loading.revision, "mask_id": mask_id}
-    return {"model": model.name, **kept, **_bits(model.quantized)}
+    settings = {"dtype": dtype, "revision": loading.revision, "mask_id": mask_id}
+    return {"model": model.name, **settings, **_quantization(model.quantized)}
 
 
-def _bits(quantize: str | None) -> dict[str, str]:
-    """What matrices are kept in; nothing where that is the dtype, so that the names of other runs' rows stay."""
+def _quantization(quantize: str | None) -> dict[str, str]:
+    """The quantization; empty if there is none, so that row keys of unquantized runs do not change."""
     return {} if quantize is None else {"quantize": quantize}
 
 
-def _known(model: Model | str, loading: Loading) -> tuple[Kind, Mapping[str, Any]]:
-    """What is known of a model before its weights are, and what it draws with where nothing is said."""
+def _describe(model: Model | str, loading: Loading) -> tuple[Kind, Mapping[str, Any]]:
+    """The kind of a model and its default sampling settings, without reading its weights."""
     if not isinstance(model, str):
         imaging = model.imaging
         if imaging is None:
@@ -157,23 +159,23 @@ def _known(model: Model | str, loading: Loading) -> tuple[Kind, Mapping[str, Any
         return Kind(model.name, model.family, imaging.kind), _sampling_defaults(imaging.defaults)
     source = locate(model, revision=loading.revision, offline=loading.offline, weights=False)
     config, _ = read_description(source)
-    known = kind(source.name, config)
-    bare = source.file is not None and known.family == "ar"  # weights by themselves say nothing of how to draw
-    if known.draws is None or bare:
-        return known, {}
-    return known, _sampling_defaults(read_json(source.folder / "generation_config.json"))
+    info = kind(source.name, config)
+    weights_only = source.file is not None and info.family == "ar"  # a bare weights file has no sampling defaults
+    if info.draws is None or weights_only:
+        return info, {}
+    return info, _sampling_defaults(read_json(source.folder / "generation_config.json"))
 
 
 def loadable(loading: Loading) -> None:
-    """Refuses what no machine could load; whether that which decodes can is known there."""
+    """Raises SpecError for settings that no machine can load; the decoding machine checks the rest."""
     check_placing(asdict(loading))
 
 
 def family_of(model: str, loading: Loading) -> Family:
-    """Which loop decodes a model, read off its configuration."""
+    """The family of a model (the loop that decodes it), from its configuration."""
     loadable(loading)
-    return _known(model, loading)[0].family
+    return _describe(model, loading)[0].family
 
 
 def _sampling_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: defaults[name] for name in _DRAWN_WITH if name in defaults}
+    return {name: defaults[name] for name in _SAMPLING if name in defaults}

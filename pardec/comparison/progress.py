@@ -1,4 +1,4 @@
-"""How far a run is: a bar with the time left on a terminal, a line now and then elsewhere."""
+"""Progress of a run: a bar with the remaining time on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from contextlib import contextmanager
 
 EVERY_S = 10.0  # seconds between two lines
 
-Tell = Callable[[int], None]  # takes the rows that are done by now
+Report = Callable[[int], None]  # takes the number of finished rows
 
 
 @contextmanager
-def progress(shown: bool | None, total: int, done: int, references: int = 0) -> Iterator[Tell]:
-    """A function that is told how many of `total` rows are done; `done` of them were before this run.
+def progress(visible: bool | None, total: int, done: int, references: int = 0) -> Iterator[Report]:
+    """Yields a function to call with the number of finished rows, of `total`; `done` were finished before this run.
 
     Args:
-        references: how many of them are decoded only for others to be held to.
-        shown: True for a bar or lines, None for a bar where stderr is a terminal, False for nothing.
+        references: how many of the rows belong to references.
+        visible: True for a bar or lines, None for a bar if stderr is a terminal, False for nothing.
     """
-    whose = f" ({references} of references)" if references else ""  # why there are more rows than problems asked for
+    note = f" ({references} of references)" if references else ""  # explains why there are more rows than problems
     terminal = sys.stderr is not None and sys.stderr.isatty()
-    if shown is False or (shown is None and not terminal) or total == done:
+    if visible is False or (visible is None and not terminal) or total == done:
         yield lambda now: None
     elif terminal:
-        with _bar(total, done, whose) as tell:
-            yield tell
+        with _bar(total, done, note) as report:
+            yield report
     else:
-        yield Lines(total, done, whose)
+        yield Lines(total, done, note)
 
 
 class Lines:
-    """A line every few seconds: rows done, and the time left at the pace of this run."""
+    """Prints a line every few seconds: finished rows, and the remaining time at the current pace."""
 
-    def __init__(self, total: int, done: int, whose: str = "") -> None:
-        self.total, self.before, self.whose = total, done, whose
+    def __init__(self, total: int, done: int, note: str = "") -> None:
+        self.total, self.before, self.suffix = total, done, note
         self.started = self.reported = time.monotonic()
 
-    def __call__(self, now: int) -> None:
-        moment = time.monotonic()
-        if moment - self.reported < EVERY_S and now < self.total:
+    def __call__(self, finished: int) -> None:
+        clock_now = time.monotonic()
+        if clock_now - self.reported < EVERY_S and finished < self.total:
             return
-        self.reported = moment
-        ahead = (self.total - now) * (moment - self.started) / max(now - self.before, 1)
-        rest = f", {clock(ahead)} left" if now < self.total else f" in {clock(moment - self.started)}"
-        print(f"{now} of {self.total} rows{self.whose}{rest}", file=sys.stderr, flush=True)
+        self.reported = clock_now
+        time_left = (self.total - finished) * (clock_now - self.started) / max(finished - self.before, 1)
+        ending = f", {clock(time_left)} left" if finished < self.total else f" in {clock(clock_now - self.started)}"
+        print(f"{finished} of {self.total} rows{self.suffix}{ending}", file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:
-    """A time span as people write it.
+    """Formats a duration.
 
     >>> clock(83), clock(7384)
     ('1:23', '2:03:04')
@@ -60,11 +60,11 @@ def clock(seconds: float) -> str:
 
 
 @contextmanager
-def _bar(total: int, done: int, whose: str) -> Iterator[Tell]:
+def _bar(total: int, done: int, note: str) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(f"rows{whose}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
+    columns = (TextColumn(f"rows{note}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("rows", total=total, completed=done)
         yield lambda now: bar.update(task, completed=now)

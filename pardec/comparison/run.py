@@ -1,10 +1,10 @@
-"""A run on the disk: what was asked, where, every finished row, and the results that can be replayed.
+"""A run on disk: its configuration and environment, every finished row, and the results that can be replayed.
 
-config.json        what was asked, resolved; a run goes on only with the same
-environment.json   versions and machine, when it began
-rows.jsonl         one line a unit of work, appended
-traces/KEY/        the results of a few prompts
-report.*           made anew at each end
+config.json        the resolved request; a run can be resumed only with the same one
+environment.json   versions and machine at the start
+rows.jsonl         one line per unit of work, appended
+traces/KEY/        the full results of a few prompts
+report.*           rewritten whenever a run ends
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMAT = "pardec.comparison/1"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What tables and reports are made of. `traces` has one-row results by the key of their row."""
+    """The data of tables and reports. `traces` maps the keys of rows to one-row results."""
 
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Reads a run's folder, finished or not. Raises SpecError where there is no run."""
+        """Reads a run's folder, finished or not. Raises SpecError if there is no run."""
         home = Path(folder)
         config = read_config(home)
         if config is None:
@@ -45,15 +45,17 @@ class Run:
         rows = RowsFile(home / "rows.jsonl").rows
         environment = _read(home / "environment.json")
         folder = home / "traces"
-        kept = {path.name for path in folder.iterdir()} if folder.is_dir() else set()  # a key that is a path is in none
-        traces = {key: Result.load(folder / key) for key in rows if key in kept and (folder / key).is_dir()}
+        saved = (
+            {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        )  # a key that is a path is in none
+        traces = {key: Result.load(folder / key) for key in rows if key in saved and (folder / key).is_dir()}
         return cls(config, environment, [{"key": key, **row} for key, row in rows.items()], traces)
 
 
 class Folder:
-    """The folder of a run that is being made, which need not exist.
+    """The folder of a run in progress; it need not exist yet.
 
-    What `config` has under "where" may differ from run to run; `warn` is told what is worth knowing.
+    The "where" entry of `config` may change between runs; `warn` is called with warnings.
     """
 
     def __init__(self, home: Path, config: Mapping[str, Any], warn: Callable[[str], object]) -> None:
@@ -61,17 +63,17 @@ class Folder:
         self.traces = home / "traces"
 
     def start(self, environment: Mapping[str, Any], *, resume: bool) -> None:
-        """Makes the folder ready; for one process.
+        """Prepares the folder; to be called by one process only.
 
         Raises:
-            SpecError: something is there and `resume` is not asked for, it is no run, or it is one of something else.
+            SpecError: the folder is not empty and `resume` is off, it holds no run, or a run with another config.
         """
-        before = self.found(resume=resume)
-        if before is not None:
-            if before.get("cost_ratio") != (asked := self.config.get("cost_ratio")):
-                self._write("config.json", {**before, "cost_ratio": asked})
-            for torn in self.traces.glob(".*"):  # a result that was being saved when the run was killed
-                shutil.rmtree(torn, ignore_errors=True)
+        previous = self.existing(resume=resume)
+        if previous is not None:
+            if previous.get("cost_ratio") != (cost_ratio := self.config.get("cost_ratio")):
+                self._write("config.json", {**previous, "cost_ratio": cost_ratio})
+            for partial in self.traces.glob(".*"):  # a result that was being saved when the run was killed
+                shutil.rmtree(partial, ignore_errors=True)
             return
         try:
             self.traces.mkdir(parents=True, exist_ok=True)
@@ -80,75 +82,74 @@ class Folder:
         except OSError as error:
             raise PardecError(f"cannot write to {self.home}: {error.strerror}", hint="choose another folder") from error
 
-    def found(self, *, resume: bool) -> dict[str, Any] | None:
-        """The config of the run to go on with, None where one begins; writes nothing. Raises what `start` does."""
-        there = [entry for entry in self.home.iterdir() if entry.name[0] != "."] if self.home.is_dir() else []
-        before = read_config(self.home)
-        if before is not None and resume:
-            self._check(before)
-            return before
-        if there:
-            what = "holds a run already" if before is not None else "is not empty, and holds no run"
-            resuming = "--resume goes on with it; or " if before is not None else ""
-            raise SpecError(f"{self.home} {what}", hint=f"{resuming}choose another folder")
+    def existing(self, *, resume: bool) -> dict[str, Any] | None:
+        """The config of the run to resume, or None for a new run; writes nothing. Raises what `start` raises."""
+        entries = [entry for entry in self.home.iterdir() if entry.name[0] != "."] if self.home.is_dir() else []
+        previous = read_config(self.home)
+        if previous is not None and resume:
+            self._check(previous)
+            return previous
+        if entries:
+            problem = "holds a run already" if previous is not None else "is not empty, and holds no run"
+            resuming = "--resume goes on with it; or " if previous is not None else ""
+            raise SpecError(f"{self.home} {problem}", hint=f"{resuming}choose another folder")
         return None
 
     def rows(self) -> RowsFile:
-        """The rows made so far."""
+        """The finished rows."""
         return RowsFile(self.home / "rows.jsonl", warn=self._warn)
 
     def forget_failed(self) -> None:
-        """Takes failed rows out, so that they are made again; for one process, before anybody appends."""
+        """Removes failed rows, so that they are decoded again; for one process, before any process appends."""
         file = RowsFile(self.home / "rows.jsonl")
         failed = {key for key, row in file.rows.items() if row.get("error") is not None}
         if failed:
             file.discard(failed)
 
-    def _write(self, name: str, held: Mapping[str, Any]) -> None:
-        write_file(self.home / name, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        write_file(self.home / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
-    def _check(self, before: Mapping[str, Any]) -> None:
+    def _check(self, previous: Mapping[str, Any]) -> None:
         try:
-            there, now = _comparable(before), _comparable(json.loads(json.dumps(self.config)))
-            changes = [] if there == now else differences(_flattened(there), _flattened(now))
+            old, new = _comparable(previous), _comparable(json.loads(json.dumps(self.config)))
+            changes = [] if old == new else differences(_flattened(old), _flattened(new))
         except (LookupError, TypeError, AttributeError) as error:
             file = self.home / "config.json"
             raise SpecError(f"{file} is damaged: {error!r}", hint="choose another folder") from error
-        if there != now:
-            what = "; ".join(changes) or "something of an older version"
+        if old != new:
+            difference = "; ".join(changes) or "something of an older version"
             raise SpecError(
-                f"{self.home} holds a run of something else: {what}",
+                f"{self.home} holds a run of something else: {difference}",
                 hint="choose another folder, or ask for the same again",
             )
 
 
 def read_config(home: Path) -> dict[str, Any] | None:
-    """The config of the run in a folder; None where there is none."""
+    """The config of the run in a folder; None if there is no run."""
     if not (home / "config.json").is_file():
         return None
-    held = _read(home / "config.json")
-    return held if held.get("format") == FORMAT else None
+    config = _read(home / "config.json")
+    return config if config.get("format") == FORMAT else None
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The object in a file of a run. Raises SpecError where there is none."""
+    """The JSON object in a file of a run. Raises SpecError if it cannot be read."""
     try:
-        held = parse(file.read_bytes())
+        value = parse(file.read_bytes())
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise SpecError(f"{file} is damaged: {why}", hint="choose another folder") from error
-    return held if isinstance(held, dict) else {}
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpecError(f"{file} is damaged: {reason}", hint="choose another folder") from error
+    return value if isinstance(value, dict) else {}
 
 
 def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same for a run to go on: prompts may lie elsewhere, as long as they are the same, and what
-    only the table is made with may change."""
-    free = dict.fromkeys(("where", "notes", "cost_ratio"))
-    return {**config, **free, "tasks": [{**task, "file": None} for task in config["tasks"]]}
+    """What must be equal for a run to be resumed: prompt files may move, and settings of the table may change."""
+    variable = dict.fromkeys(("where", "notes", "cost_ratio"))
+    return {**config, **variable, "tasks": [{**task, "file": None} for task in config["tasks"]]}
 
 
 def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config as a person compares it."""
+    """A config as a flat dictionary, for readable differences."""
     changes = {name: value for name, value in config.items() if name not in ("generate", "samplers", "tasks")}
     changes |= {f"generate {name}": value for name, value in config["generate"].items()}
     for task in config["tasks"]:

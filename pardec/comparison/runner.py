@@ -1,4 +1,4 @@
-"""`compare`: from a model and a list of samplers to the table that says which to take."""
+"""`compare`: decodes with a list of samplers and returns the table that compares them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pardec.models.errors import SpecError
 from pardec.models.printable import plain
 
 from ..environment import checkout, machine, versions
-from ..executors import Executor, together
+from ..executors import Executor, batches_per_stream
 from ..executors import executor as make_executor
 from ..io.jsonl import Row, RowsFile
 from ..requests.early import check_folder
@@ -24,7 +24,7 @@ from ..tasks.scorers import Score
 from . import sources, units
 from .entries import SamplerLike
 from .plan import Grid, Loading, Plan, loadable, plan
-from .progress import progress as watching
+from .progress import progress as show_progress
 from .run import Folder, Run
 from .table import Table
 
@@ -67,39 +67,39 @@ def compare(
     cuda_graphs: bool = False,
     **generate_arguments: Any,
 ) -> Table:
-    """Decodes the same prompts with every sampler, and says what each is worth.
+    """Decodes the same prompts with every sampler and measures quality, forwards and speed of each.
 
     Args:
         model: a loaded model, or the name of one; executors other than "local" need a name.
         task: a task, several, or a group of them.
-        samplers: specs or presets, taken as written; the first is what speed-ups refer to.
-        prompts: in place of a task or beside it: a file, a list of texts, or of {"prompt": ..., "answer": ...}.
+        samplers: specs or presets; speed-ups are relative to the first.
+        prompts: instead of a task or in addition: a file, a list of texts, or of {"prompt": ..., "answer": ...}.
         scorer: of the prompts: "exact", "number", "file.py:function", or a function of (problem, text) that returns a
-            number in 0..1; with ray one that other processes can import. A run goes on with the same source of it only.
-        limit: problems a task.
-        seeds: each problem is decoded once with each.
-        split, problem_seed: which problems a task hands out.
+            number in 0..1; for ray, one that other processes can import. A run resumes only with the same source code.
+        limit: problems per task.
+        seeds: each problem is decoded once per seed.
+        split, problem_seed: select the problems of a task.
         batch_size: problems decoded at once.
-        references: decode `sequential` and `oracle` too, for agreement and the share of the floor.
-        replays: problems of each task whose whole decode is kept for the report.
+        references: decode `sequential` and `oracle` too, for the agreement and the share of the floor.
+        replays: problems of each task whose full result is saved for the report.
         sweep: decode each sampler at every value of its quality parameter, and the methods that it is judged against
             (`threshold` and `fixed` for masked models); the table then has curves. See `pardec.comparison.sweep`.
-        warm_up: decode the first batch of each sampler once more before, so that its time is not that of setting up.
-        cost_ratio: what a forward of a drafting model costs in forwards of the model, for the simulated speed-up; None
-            takes their sizes: the drafter's weights, or the layers that it runs, over the model's.
-        out: the run's folder; None keeps nothing.
-        resume: go on with the run in `out`, if there is one.
-        retry_failed: try the rows again that failed.
-        executor, workers: where it is decoded: "local", "torchrun" or "ray", and by how many copies of the model.
-        progress: True tells how far it is, False does not, None does on a terminal.
-        device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, cuda_graphs: as `load`
-            takes them, where `model` is a name.
-        generate_arguments: as `generate` takes them: max_new_tokens, block_length, temperature, top_k, top_p, cfg,
-            cfg_interval, stop_ids, block_align. A model of pictures draws as its authors do where nothing is said.
+        warm_up: first decode one batch of each sampler untimed, so that speeds exclude one-time setup.
+        cost_ratio: cost of a forward of the drafting model relative to one of the model, for the simulated speed-up;
+            None derives it from their sizes (weights, or layers that the drafter runs).
+        out: the run's folder; None saves nothing.
+        resume: continue the run in `out`, if there is one.
+        retry_failed: decode failed rows again.
+        executor, workers: "local", "torchrun" or "ray", and the number of copies of the model.
+        progress: True shows it, False does not, None shows it on a terminal.
+        device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, cuda_graphs: as in
+            `load`, if `model` is a name.
+        generate_arguments: as in `generate`: max_new_tokens, block_length, temperature, top_k, top_p, cfg,
+            cfg_interval, stop_ids, block_align. Image models default to the sampling settings of their authors.
 
     Raises:
-        SpecError: something that cannot be, before weights are read: a sampler, a task, a folder of another run.
-        BatchError: at the end, where batches could not be run at all; the rows of the others are kept in `out`.
+        SpecError: before weights are read, for invalid arguments: a sampler, a task, a folder of another run.
+        BatchError: at the end, if batches could not be run; the rows of the other batches are saved in `out`.
 
     >>> table = compare("tiny-dream", "arithmetic", ["threshold", "threshold@dual"], limit=2, max_new_tokens=16)
     >>> [row["sampler"] for row in table.rows]
@@ -111,7 +111,7 @@ def compare(
     if out is None and executor == "torchrun":
         raise SpecError("the torchrun executor needs a run's folder", hint="name one with out")
     sources.refuse_unnamed(scorer, executor)
-    made = plan(
+    comparison = plan(
         str(model) if isinstance(model, Path) else model,
         [samplers] if isinstance(samplers, SamplerLike) else samplers,
         sources.tasks(task, prompts, scorer),
@@ -120,21 +120,21 @@ def compare(
         Loading(device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, cuda_graphs),
         cost_ratio,
     )
-    runs_on = make_executor(executor, workers=workers)
-    with _home(out) as home:
-        where = {"device": device, "device_map": device_map, "executor": executor, "workers": workers}
-        where["cuda_graphs"] = cuda_graphs
-        folder = Folder(home, {**made.config, "where": where}, _warn if runs_on.leads else lambda text: None)
-        rows = _begun(made, folder, runs_on, resume=resume, retry_failed=retry_failed)
-        _decode(made, runs_on, folder, rows, warm_up=warm_up, shown=progress)
+    pool = make_executor(executor, workers=workers)
+    with _run_folder(out) as home:
+        location = {"device": device, "device_map": device_map, "executor": executor, "workers": workers}
+        location["cuda_graphs"] = cuda_graphs
+        folder = Folder(home, {**comparison.config, "where": location}, _warn if pool.leads else lambda text: None)
+        rows = _prepare_rows(comparison, folder, pool, resume=resume, retry_failed=retry_failed)
+        _decode(comparison, pool, folder, rows, warm_up=warm_up, visible=progress)
         table = Table(Run.load(home))
-        if out is not None and runs_on.leads:
+        if out is not None and pool.leads:
             write_reports(table, home)
         return table
 
 
 def write_reports(table: Table, home: Path) -> None:
-    """The table of a run in every format, in its folder, and the page that shows it."""
+    """Writes the table of a run in every format into its folder, and the HTML report."""
     from .report import page
 
     table.to_csv(home / "report.csv")
@@ -143,39 +143,39 @@ def write_reports(table: Table, home: Path) -> None:
     (home / "report.html").write_text(page(table.run), encoding="utf-8")
 
 
-def _begun(made: Plan, folder: Folder, runs_on: Executor, *, resume: bool, retry_failed: bool) -> RowsFile:
-    """The rows made so far, once the folder is ready; one process sees to it before the others look."""
-    if runs_on.leads:
-        folder.found(resume=resume)
-        loadable(made.loading)  # before a folder is made
+def _prepare_rows(comparison: Plan, folder: Folder, pool: Executor, *, resume: bool, retry_failed: bool) -> RowsFile:
+    """The finished rows, once the folder is ready; one process prepares it before the others read it."""
+    if pool.leads:
+        folder.existing(resume=resume)
+        loadable(comparison.loading)  # before the folder is created
         folder.start(environment(), resume=resume)
         if retry_failed:
             folder.forget_failed()
-    runs_on.wait()
+    pool.wait()
     return folder.rows()
 
 
 def _decode(
-    made: Plan, runs_on: Executor, folder: Folder, file: RowsFile, *, warm_up: bool, shown: bool | None
+    comparison: Plan, pool: Executor, folder: Folder, file: RowsFile, *, warm_up: bool, visible: bool | None
 ) -> None:
-    """Makes the rows that are missing, and tells how many there are."""
-    todo = units.left(made.batches, file.rows)
-    total = sum(map(len, made.batches))
-    references = sum(unit.reference for batch in made.batches for unit in batch)
-    with watching(shown if runs_on.leads else False, total, file.count(), references) as tell:
+    """Decodes the missing rows and reports progress."""
+    todo = units.remaining(comparison.batches, file.rows)
+    total = sum(map(len, comparison.batches))
+    references = sum(unit.reference for batch in comparison.batches for unit in batch)
+    with show_progress(visible if pool.leads else False, total, file.count(), references) as report:
 
         def keep(rows: list[Row]) -> None:
             file.append(rows)
-            tell(file.count())
+            report(file.count())
 
-        joined = todo and made.grid.batch_size > 1  # a single row has nobody to wait for
-        most = together(len(todo), runs_on.workers) if joined else 1
-        runs_on.run(made.job(folder.traces, warm_up=warm_up), units.streams(todo, most), keep)
+        streaming = todo and comparison.grid.batch_size > 1  # streams only help with several rows per batch
+        limit = batches_per_stream(len(todo), pool.workers) if streaming else 1
+        pool.run(comparison.job(folder.traces, warm_up=warm_up), units.streams(todo, limit), keep)
 
 
 @contextmanager
-def _home(out: str | Path | None) -> Iterator[Path]:
-    """The run's folder; one that is gone afterwards where none is asked for."""
+def _run_folder(out: str | Path | None) -> Iterator[Path]:
+    """The run's folder; a temporary one if `out` is None."""
     if out is not None:
         yield Path(out)
         return
@@ -184,11 +184,11 @@ def _home(out: str | Path | None) -> Iterator[Path]:
 
 
 def environment() -> dict[str, Any]:
-    """What a run was made with; no path of this machine is in it."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # above 0 before the run: the machine is shared
-    kept = {name: value for name, value in checkout().items() if name != "path"}
-    began = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"began": began, **versions(), **kept, **machine(), "load_average": load}
+    """Versions, source and machine of a run, without any local path."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # if high, the machine was shared
+    source = {name: value for name, value in checkout().items() if name != "path"}
+    start = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"began": start, **versions(), **source, **machine(), "load_average": load}
 
 
 def _warn(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The table of a comparison: one row a sampler, every figure of it, in the formats that people and programs read."""
+"""The table of a comparison: one row per sampler with all its figures, in several formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PathLike = str | Path | None
 
-# The fields of a row of the table, in the order of CSV; the last two are spread over columns there.
+# The fields of a row, in the order of the CSV columns; the last two are spread over several columns there.
 FIELDS = (
     "sampler", "spec", "exact", "problems", "seeds", "failed", "error", "accuracy", "accuracy_low", "accuracy_high",
     "lenient", *metrics.FIGURES, "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high",
@@ -40,13 +40,13 @@ FIELDS = (
 
 
 class Table:
-    """What a run came to.
+    """The results of a run.
 
     Attributes:
-        run: what it was made from.
-        rows: one dict a sampler that was asked for, in that order, with the fields of `FIELDS`.
+        run: the run.
+        rows: one dict per requested sampler, in that order, with the fields of `FIELDS`.
         curves: of a run that swept its samplers, those of each task; see `curve_table`.
-        notes: what a reader should know: references that could not be, failures, speeds of several machines.
+        notes: remarks on the figures: missing references, failures, speeds of several machines.
     """
 
     def __init__(self, run: Run) -> None:
@@ -55,9 +55,9 @@ class Table:
         for row in run.rows:
             by_sampler.setdefault(row["sampler"], []).append(row)
         self._device = metrics.device(run.rows)
-        self._scored = {metrics.place(row) for row in metrics.done(run.rows) if row["score"] is not None}
-        asked = [entry for entry in run.config["samplers"] if not entry["reference"]]
-        self.rows = [self._row(entry, by_sampler) for entry in asked]
+        self._scored = {metrics.problem_key(row) for row in metrics.successful(run.rows) if row["score"] is not None}
+        entries = [entry for entry in run.config["samplers"] if not entry["reference"]]
+        self.rows = [self._row(entry, by_sampler) for entry in entries]
         first = self.rows[0]["tokens_per_second"] if self.rows else None
         for row in self.rows:
             row["speed_up"] = row["tokens_per_second"] / first if first and row["tokens_per_second"] else None
@@ -66,14 +66,14 @@ class Table:
 
     def _row(self, entry: Mapping[str, Any], by_sampler: Mapping[str, list[Row]]) -> dict[str, Any]:
         rows = by_sampler.get(entry["sampler"], [])
-        held_to = {role: by_sampler.get(entry[role] or "") for role in ("floor", "baseline")}
-        finished = metrics.done(rows)
+        references = {role: by_sampler.get(entry[role] or "") for role in ("floor", "baseline")}
+        finished = metrics.successful(rows)
         errors = Counter(row["error"] for row in rows if row["error"] is not None)
         row: dict[str, Any] = {
             "sampler": entry["sampler"],
             "spec": finished[0]["spec"] if finished else entry["spec"],
             "exact": finished[0]["exact"] if finished else entry["exact"],
-            "problems": len({metrics.place(row) for row in rows}),
+            "problems": len({metrics.problem_key(row) for row in rows}),
             "seeds": len({row["seed"] for row in rows}),
             "failed": errors.total(),
             "error": errors.most_common(1)[0][0] if errors else None,
@@ -81,55 +81,55 @@ class Table:
             **{name: figure(rows) for name, figure in metrics.FIGURES.items()},
             **metrics.speed(rows, self._device),
             "speed_up": None,
-            "floor_share": metrics.floor_share(rows, held_to["floor"]),
+            "floor_share": metrics.floor_share(rows, references["floor"]),
             **metrics.simulated(rows, self.run.config.get("cost_ratio")),
-            **metrics.agreement(rows, held_to["baseline"]),
-            **metrics.mismatches(rows, held_to["baseline"]),
+            **metrics.agreement(rows, references["baseline"]),
+            **metrics.mismatches(rows, references["baseline"]),
             "acceptance_by_position": [accepted / drafted for accepted, drafted in metrics.by_position(rows)] or None,
             "by_task": {task["name"]: self._of_task(rows, task["name"]) for task in self.run.config["tasks"]},
         }
         return {name: row[name] for name in FIELDS}
 
     def _of_task(self, rows: Sequence[Row], task: str) -> dict[str, Any]:
-        own = [row for row in rows if row["task"] == task]
-        found = metrics.quality(own, self._scored)
-        kept = {name: found[name] for name in ("accuracy", "accuracy_low", "accuracy_high", "lenient")}
-        more = {name: metrics.FIGURES[name](own) for name in ("nfe", "acceptance_length")}
-        return {**kept, **more, "problems": len({metrics.place(row) for row in own})}
+        task_rows = [row for row in rows if row["task"] == task]
+        quality = metrics.quality(task_rows, self._scored)
+        accuracy = {name: quality[name] for name in ("accuracy", "accuracy_low", "accuracy_high", "lenient")}
+        figures = {name: metrics.FIGURES[name](task_rows) for name in ("nfe", "acceptance_length")}
+        return {**accuracy, **figures, "problems": len({metrics.problem_key(row) for row in task_rows})}
 
     def frontier(self, cost: str = "nfe", quality: str = "accuracy") -> list[dict[str, Any]]:
-        """The rows that no other beats in both, cheapest first. Raises SpecError for a column that is no figure."""
+        """The rows that no other row dominates, cheapest first. Raises SpecError for a column that is not a figure."""
         return frontier(self.rows, cost, quality)
 
-    # --- formats; each returns the text, and writes it where a path is given ---
+    # --- formats; each method returns the text, and writes it to `path` if given ---
 
     def to_json(self, path: PathLike = None) -> str:
         """One document: config, environment, notes, rows."""
-        return _written(in_json(json.dumps(self.document(), indent=2, ensure_ascii=False)) + "\n", path)
+        return _write(in_json(json.dumps(self.document(), indent=2, ensure_ascii=False)) + "\n", path)
 
     def to_csv(self, path: PathLike = None) -> str:
-        """One line a sampler; what holds for one task or draft position only stands in columns named FIGURE[WHICH]."""
+        """One line per sampler; figures of one task or draft position are in columns named FIGURE[WHICH]."""
         out = io.StringIO()
         flat = self._flat()
         writer = csv.DictWriter(out, list(flat[0]) if flat else FIELDS[:-2], lineterminator="\n")
         writer.writeheader()
         writer.writerows(flat)
-        return _written(out.getvalue(), path)
+        return _write(out.getvalue(), path)
 
     def to_markdown(self, path: PathLike = None) -> str:
-        """The columns that settle most questions, aligned; below the notes, and what the columns mean."""
+        """The main columns, aligned; below them the notes and the meaning of the columns."""
         lines = _markdown(self.cells())
         notes = "".join(f"\n- {_single(note).replace('<', chr(92) + '<')}" for note in self.notes)
         legend = "".join(f"\n- {head}: {meaning}" for head, meaning in self.legend().items())
         curves = "".join(map(_curves, self.curves))
         text = "\n".join(lines) + "\n" + (f"{notes}\n" if notes else "") + f"\nColumns:\n{legend}\n" + curves
-        return _written(text, path)
+        return _write(text, path)
 
     def to_html(self, path: PathLike = None) -> str:
-        """The same columns as an HTML table, whose heads say what they mean, as the list below does."""
+        """The same columns as an HTML table; their meanings are tooltips of the headings and listed below."""
         head, *body = self.cells(mark="")
-        meant = self.legend()
-        heads = [f'<th title="{html.escape(meant[cell], quote=True)}">{html.escape(cell)}</th>' for cell in head]
+        legend = self.legend()
+        heads = [f'<th title="{html.escape(legend[cell], quote=True)}">{html.escape(cell)}</th>' for cell in head]
         lines = ["<table>", f"<thead><tr>{''.join(heads)}</tr></thead>"]
         lines += [
             "<tr>" + "".join(f'<td style="text-align: {"left" if at == 0 else "right"}">{html.escape(cell)}</td>'
@@ -138,25 +138,25 @@ class Table:
         ]  # fmt: skip
         lines += ["</table>", *(f"<p>{html.escape(plain(note))}</p>" for note in self.notes)]
         definitions = "".join(
-            f"<dt>{html.escape(head)}</dt><dd>{html.escape(text)}</dd>" for head, text in meant.items()
+            f"<dt>{html.escape(head)}</dt><dd>{html.escape(text)}</dd>" for head, text in legend.items()
         )
         lines.append(f"<details><summary>What the columns mean</summary><dl>{definitions}</dl></details>")
-        return _written("\n".join(lines) + "\n", path)
+        return _write("\n".join(lines) + "\n", path)
 
     def to_pandas(self) -> Any:
         """The rows as a pandas DataFrame with the columns of `to_csv`. Raises PardecError without pandas."""
         return frame(self._flat())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The same as rich draws it: where it is too wide names stand below, and columns in several tables."""
+        """The same for rich: a table that is too wide is split, and names are replaced by numbers."""
         from .drawing import render_table
 
-        head, *body = self.cells(mark="")
-        yield from render_table(head, body, self.legend(), [plain(note) for note in self.notes], options.max_width)
+        heads, *body = self.cells(mark="")
+        yield from render_table(heads, body, self.legend(), [plain(note) for note in self.notes], options.max_width)
         for task in self.curves:
             yield f"\n{plain(curve_text.title(task))}"
-            head, *body = curve_text.cells(task, mark="")
-            yield from render_table(head, body, curve_text.legend(task), [], options.max_width)
+            heads, *body = curve_text.cells(task, mark="")
+            yield from render_table(heads, body, curve_text.legend(task), [], options.max_width)
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -165,25 +165,25 @@ class Table:
         return plain(self.to_markdown())
 
     def document(self) -> dict[str, Any]:
-        """What `to_json` writes, as plain values."""
+        """The content of `to_json` as plain values."""
         run = self.run
         document = {"config": run.config, "environment": run.environment, "notes": self.notes, "rows": self.rows}
         return document | ({"curves": self.curves} if self.curves else {})
 
     def legend(self) -> dict[str, str]:
-        """What the columns of the short table mean, by their heads; only those that are shown."""
+        """The meanings of the visible columns of the short table, by heading."""
         return {short.head: short.meaning for short, _ in self._shown()}
 
     def cells(self, mark: str = "`") -> list[list[str]]:
-        """The short table as text: a line of heads, then one a sampler. Columns that hold nothing are left out."""
+        """The short table as text: a line of headings, then one per sampler. Empty columns are left out."""
         (names, *columns) = self._shown()
-        marked = [_marked(cell, mark) for cell in names[1]]
+        marked = [_code_marks(cell, mark) for cell in names[1]]
         lines = zip(marked, *(cells for _, cells in columns), strict=True)
         return [[short.head for short, _ in (names, *columns)], *map(list, lines)]
 
     def _shown(self) -> list[tuple[_Short, list[str]]]:
-        shown = [(short, [_single(short.write(row)) for row in self.rows]) for short in _SHORT]
-        return [(short, cells) for short, cells in shown if any(cells)]
+        columns = [(short, [_single(short.write(row)) for row in self.rows]) for short in _SHORT]
+        return [(short, cells) for short, cells in columns if any(cells)]
 
     def _flat(self) -> list[dict[str, Any]]:
         deepest = max((len(row["acceptance_by_position"] or ()) for row in self.rows), default=0)
@@ -206,16 +206,16 @@ def _curves(task: Mapping[str, Any]) -> str:
 
 
 def _single(text: str) -> str:
-    """Text of a file that was loaded, say, as one line that no terminal obeys and that ends no line of a table."""
+    """Text as one line without control characters, safe for a terminal and a table."""
     return plain(" ".join(text.split("\n")))
 
 
-def _marked(text: str, mark: str) -> str:
-    """A name between marks that say that it is code; more of them where it holds one, as Markdown has it."""
+def _code_marks(text: str, mark: str) -> str:
+    """A name in code marks; a longer fence if the name contains a mark, as in Markdown."""
     if not mark or mark not in text:
         return f"{mark}{text}{mark}"
-    most = mark * (1 + max(map(len, re.findall(f"{re.escape(mark)}+", text))))
-    return f"{most} {text} {most}"
+    fence = mark * (1 + max(map(len, re.findall(f"{re.escape(mark)}+", text))))
+    return f"{fence} {text} {fence}"
 
 
 def _share(row: Mapping[str, Any], name: str) -> str:
@@ -238,18 +238,18 @@ def _rate(row: Mapping[str, Any]) -> str:
 
 
 def _identical(row: Mapping[str, Any]) -> str:
-    """Of samplers that promise the baseline's tokens, and of all that the verify loop runs."""
+    """For samplers that promise the baseline's tokens, and for all samplers of the verify loop."""
     if row["identical"] is None or not (row["exact"] == "greedy" or row["acceptance_length"] is not None):
         return ""
     return _share(row, "identical") + (" (!)" if broken(row) else "")
 
 
 def _seconds(row: Mapping[str, Any]) -> str:
-    """Of a problem, and in brackets those in backbone and head, the drafter's among them."""
+    """Seconds per problem; in brackets those in backbone and head, including the drafter's."""
     if row["seconds"] is None:
         return ""
     backbone, head = (
-        sum(row[f"{who}{what}_seconds"] or 0.0 for who in ("", "draft_")) for what in ("backbone", "head")
+        sum(row[f"{model}{module}_seconds"] or 0.0 for model in ("", "draft_")) for module in ("backbone", "head")
     )
     return f"{row['seconds']:.2f} ({backbone:.2f} + {head:.2f})"
 
@@ -265,12 +265,12 @@ def _deviation(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Short:
-    """A column of the short table: its head, the figure whose meaning is told below, and how a cell is written."""
+    """A column of the short table: its heading, the figure that it shows, and the format of a cell."""
 
     head: str
     figure: str
     write: Callable[[Mapping[str, Any]], str]
-    more: str = ""  # to the meaning: what stands in brackets
+    more: str = ""  # added to the meaning: what is in brackets
 
     @property
     def meaning(self) -> str:
@@ -284,7 +284,7 @@ _SHORT = (
     _Short("lenient", "lenient", lambda row: _share(row, "lenient") if row["lenient"] != row["accuracy"] else ""),
     _Short("FID", "distance", lambda row: _number(row, "distance", ".2f")),
     _Short("forwards", "nfe", lambda row: _number(row, "nfe", ".1f")),
-    # Beside the forwards, since fewer of them need not be faster.
+    # Next to the forwards, since fewer forwards are not always faster.
     _Short("tokens/s", "tokens_per_second", _rate),
     _Short("seconds", "seconds", _seconds, "; in brackets those in backbone and head"),
     _Short("speed-up", "speed_up", lambda row: _number(row, "speed_up", ".2f")),
@@ -308,13 +308,13 @@ _SHORT = (
 
 def _flat(row: Mapping[str, Any], deepest: int) -> dict[str, Any]:
     tasks, shares = row["by_task"], row["acceptance_by_position"] or ()
-    spread = {f"{name}[{task}]": value for task, held in tasks.items() for name, value in held.items()}
-    held = {name: row[name] for name in FIELDS[:-2]}
-    places = {f"acceptance[{at + 1}]": shares[at] if at < len(shares) else None for at in range(deepest)}
-    return {**held, **places, **(spread if len(tasks) > 1 else {})}
+    by_task = {f"{name}[{task}]": value for task, values in tasks.items() for name, value in values.items()}
+    values = {name: row[name] for name in FIELDS[:-2]}
+    acceptance = {f"acceptance[{at + 1}]": shares[at] if at < len(shares) else None for at in range(deepest)}
+    return {**values, **acceptance, **(by_task if len(tasks) > 1 else {})}
 
 
-def _written(text: str, path: PathLike) -> str:
+def _write(text: str, path: PathLike) -> str:
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text

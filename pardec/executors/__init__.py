@@ -1,24 +1,24 @@
-"""Where units of work are done: in this process, in the processes that torchrun started, or in Ray actors.
+"""Executors run units of work: in this process, in the processes started by torchrun, or in Ray actors.
 
-A job knows how to load a model and run batches; an executor deals the batches out and hands finished rows to a sink.
-The same batches give the same rows through each, in another order. What is dealt may be a stream, several batches that
-flow through one (`together`).
+A job knows how to load a model and run batches; an executor distributes the batches and passes finished rows to a sink.
+Every executor gives the same rows, possibly in another order. An executor's batch may be a stream of several batches,
+decoded by continuous batching (`batches_per_stream`).
 """
 
 from __future__ import annotations
 
 from pardec.models.errors import SpecError, did_you_mean
 
-from .base import BatchError, Executor, described
+from .base import BatchError, Executor
 
-__all__ = ["NAMES", "STREAM", "BatchError", "Executor", "check_name", "described", "executor", "together"]
+__all__ = ["NAMES", "STREAM", "BatchError", "Executor", "batches_per_stream", "check_name", "executor"]
 
 from ..requests.settings import check_whole
 
 NAMES = ("local", "torchrun", "ray")
 
-STREAM = 4  # batches that flow through one, where there is work for all
-_TURNS = 3  # streams that each of several workers should find
+STREAM = 4  # most batches in a stream
+_STREAMS_PER_WORKER = 3  # fewest streams for each of several workers
 
 
 def executor(name: str = "local", *, workers: int | None = None) -> Executor:
@@ -26,16 +26,16 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
 
     Args:
         name: "local" (this process), "torchrun" (the processes that torchrun started), "ray" (Ray Data actors).
-        workers: copies of the model; None takes what there is: the processes of torchrun, or one Ray actor a GPU.
+        workers: copies of the model; None uses the processes of torchrun, or one Ray actor per GPU.
 
     Raises:
-        SpecError: no such executor, not that many workers, or what it needs is missing; the hint says what would work.
+        SpecError: an unknown executor, a wrong number of workers, or a missing dependency.
     """
     check_name(name)
     if workers is not None:
-        check_whole("workers", workers, None, hint="leave it out to take what there is")
+        check_whole("workers", workers, None, hint="leave it out for the default")
         if workers < 1:
-            raise SpecError(f"workers must be at least 1, got {workers}", hint="leave it out to take what there is")
+            raise SpecError(f"workers must be at least 1, got {workers}", hint="leave it out for the default")
     if name == "local":
         from .local import Local
 
@@ -50,17 +50,17 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
 
 
 def check_name(name: str) -> None:
-    """Refuses an executor that there is not."""
+    """Raises SpecError for an unknown executor."""
     if name not in NAMES:
         raise SpecError(
             f"unknown executor {name!r}{did_you_mean(str(name), NAMES)}", hint=f"the executors are {', '.join(NAMES)}"
         )
 
 
-def together(batches: int, workers: int) -> int:
-    """How many of the batches one worker best takes as a stream, so that none is left without work.
+def batches_per_stream(batches: int, workers: int) -> int:
+    """The number of batches per stream that leaves enough streams for all workers.
 
     >>> together(40, 1), together(40, 2), together(40, 8), together(4, 8)
     (4, 4, 1, 1)
     """
-    return STREAM if workers == 1 else max(1, min(STREAM, batches // (_TURNS * workers)))
+    return STREAM if workers == 1 else max(1, min(STREAM, batches // (_STREAMS_PER_WORKER * workers)))

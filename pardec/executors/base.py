@@ -1,4 +1,4 @@
-"""What executors share: the contract of jobs and workers, and how batches that fail are told."""
+"""The contracts of executors, jobs and workers, and the error for batches that fail."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any, Protocol
 from pardec.models.errors import PardecError
 
 Rows = list[dict[str, Any]]
-Sink = Callable[[Rows], None]  # takes finished rows, and keeps them before it returns
+Sink = Callable[[Rows], None]  # stores finished rows before it returns
 
 
 class Worker(Protocol):
-    """What a process builds once: it has the model."""
+    """Runs batches in one process; holds the model."""
 
     def run(self, batch: Sequence[Any]) -> Iterable[Rows]:
-        """One row of plain JSON values a unit, told as they are finished."""
+        """Yields one row of plain JSON values per unit, as the units finish."""
         ...
 
 
 class Job(Protocol):
-    """Names and settings of a run, picklable; it holds no tensors."""
+    """The settings of a run; picklable, without tensors."""
 
     def worker(self) -> Worker:
-        """Called once a process: loads the model."""
+        """Loads the model; called once per process."""
         ...
 
 
 class Executor(Protocol):
-    """Deals batches out to workers."""
+    """Distributes batches to workers."""
 
     @property
     def leads(self) -> bool:
-        """Whether this process prints, and writes what is written once."""
+        """Whether this process prints and writes the files of the run."""
         ...
 
     @property
@@ -41,51 +41,51 @@ class Executor(Protocol):
         ...
 
     def wait(self) -> None:
-        """Returns when every process of the run has come here; at once where there is one."""
+        """A barrier: returns when every process of the run has called it."""
         ...
 
     def run(self, job: Job, batches: Sequence[Sequence[Any]], sink: Sink) -> None:
         """Runs every batch once and returns, in every process, when all are done.
 
         Args:
-            job: makes the worker of each process.
-            batches: the same list in every process, the units of each run together.
-            sink: called with rows as they are finished, in a process that may write to the run's file, never twice at
-                the same time in one process.
+            job: creates the worker of each process.
+            batches: the same list in every process; the units of a batch run together.
+            sink: called with finished rows, in a process that may write to the run's file; never concurrently within a
+                process.
 
         Raises:
-            BatchError: at the end, when a batch could not be run; all rows that were finished have gone to the sink.
-            Exception: at once, what `job.worker()` or the sink raises.
+            BatchError: at the end, if a batch could not be run; all finished rows have gone to the sink.
+            Exception: immediately, whatever `job.worker()` or the sink raises.
         """
         ...
 
 
 class BatchError(PardecError):
-    """Some batches of a run could not be run; where all processes raise it, the leader's is to be told."""
+    """Some batches of a run could not be run; if all processes raise it, only the leader should print it."""
 
     def __init__(self, message: str, hint: str | None = None, *, leads: bool = True) -> None:
         super().__init__(message, hint)
         self.leads = leads
 
 
-def finished(worker: Worker, batch: Sequence[Any], errors: list[str]) -> Iterator[Rows]:
-    """The rows of a batch as they are finished; an error that ends it joins the others, to be told at the end."""
+def run_batch(worker: Worker, batch: Sequence[Any], errors: list[str]) -> Iterator[Rows]:
+    """Yields the rows of a batch as they finish; an exception that ends it is appended to `errors`."""
     try:
         yield from worker.run(batch)
     except Exception as error:
-        errors.append(described(error))
+        errors.append(describe_error(error))
 
 
-def failed(errors: Sequence[str], batches: int, *, leads: bool = True) -> BatchError:
-    """What is raised after a run whose batches failed with `errors`."""
+def batch_error(errors: Sequence[str], batches: int, *, leads: bool = True) -> BatchError:
+    """The exception for a run whose batches failed with `errors`."""
     plural = "" if batches == 1 else "es"
     return BatchError(
         f"{len(errors)} of {batches} batch{plural} could not be run; the first: {errors[0]}",
-        hint="the rows of the others are kept; the same command makes what is missing",
+        hint="the rows of the other batches are saved; run the same command again for the missing ones",
         leads=leads,
     )
 
 
-def described(error: BaseException) -> str:
-    """An error as rows and reports tell it."""
+def describe_error(error: BaseException) -> str:
+    """An exception as text, for rows and reports."""
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""All work in this process, batch after batch."""
+"""Runs all batches in this process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from pardec.models.errors import SpecError
 
-from .base import Job, Sink, failed, finished
+from .base import Job, Sink, batch_error, run_batch
 
 
 class Local:
-    """Runs every batch here, in order."""
+    """Runs every batch in this process, in order."""
 
     leads = True
     workers = 1
@@ -19,12 +19,12 @@ class Local:
     def __init__(self, workers: int | None = None) -> None:
         if workers not in (None, 1):
             raise SpecError(
-                f"the local executor is one worker, got workers={workers}",
-                hint='more take executor="torchrun" or "ray"',
+                f"the local executor has one worker, got workers={workers}",
+                hint='for more, use executor="torchrun" or "ray"',
             )
 
     def wait(self) -> None:
-        """Nobody else is to come."""
+        """There is no other process to wait for."""
 
     def run(self, job: Job, batches: Sequence[Sequence[Any]], sink: Sink) -> None:
         if not batches:
@@ -32,7 +32,7 @@ class Local:
         worker = job.worker()
         errors: list[str] = []
         for batch in batches:
-            for rows in finished(worker, batch, errors):
+            for rows in run_batch(worker, batch, errors):
                 sink(rows)
         if errors:
-            raise failed(errors, len(batches))
+            raise batch_error(errors, len(batches))

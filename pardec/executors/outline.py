@@ -1,4 +1,4 @@
-"""A model without its weights, for a process that deals work out and decodes nothing."""
+"""Loads a model without its weights, for a process that distributes work and decodes nothing."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ if TYPE_CHECKING:
     from ..api import Model
 
 
-def outline(name: str, *, on_gpu: bool, device: str = "auto", dtype: str = "auto", **placing: Any) -> Model:
-    """Loads what `prepare` needs: facts, tokenizer, and the dtype that the workers are to be told.
+def load_without_weights(
+    name: str, *, on_gpu: bool, device: str = "auto", dtype: str = "auto", **options: Any
+) -> Model:
+    """Loads what `prepare` needs: configuration, tokenizer, and the dtype of the workers' models.
 
     Args:
-        name: of the model, as `load` takes it.
-        on_gpu: whether device="auto" is a GPU to the workers.
-        device, dtype: as asked for the workers.
-        placing: the other arguments of `load`; a device map, smaller weights and graphs are the workers' own affair.
+        name: of the model, as in `load`.
+        on_gpu: whether device="auto" means a GPU for the workers.
+        device, dtype: of the workers.
+        placing: the other arguments of `load`; device map, quantization and CUDA graphs concern the workers only.
 
     Raises:
         ModelError: what `load` raises.
-        SpecError: the dtype of the workers cannot be told from here.
+        SpecError: the dtype of the workers cannot be determined here.
     """
     from ..api import load
 
-    placing.pop("device_map", None)
-    placing.pop("cuda_graphs", None)
-    if placing.pop("quantize", None) == "int4" and dtype == "auto":
-        dtype = "bfloat16"  # what "auto" is then
+    options.pop("device_map", None)
+    options.pop("cuda_graphs", None)
+    if options.pop("quantize", None) == "int4" and dtype == "auto":
+        dtype = "bfloat16"  # what "auto" means for int4
     if dtype == "auto" and not (on_gpu if device == "auto" else device.startswith("cuda")):
-        dtype = "float32"  # what "auto" is on a CPU
+        dtype = "float32"  # what "auto" means on a CPU
     try:
-        return load(name, device="meta", dtype=dtype, **placing)
+        return load(name, device="meta", dtype=dtype, **options)
     except ModelError:
-        # transformers' own classes need real weights to say what they are; an error of another kind comes again here.
-        real = load(name, device="cpu", dtype=dtype, **placing)
+        # Models run by transformers' own classes need their weights; any other error is raised again here.
+        model = load(name, device="cpu", dtype=dtype, **options)
     if dtype == "auto":
         raise SpecError(
-            f"the dtype of {real.name} cannot be told from here", hint="name it, for example --dtype bfloat16"
+            f"the dtype of {model.name} cannot be determined here", hint="set it, for example --dtype bfloat16"
         )
-    return real
+    return model

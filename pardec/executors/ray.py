@@ -1,8 +1,8 @@
-"""Actors of a Ray cluster, or of this machine where no cluster is named, each with its own copy of the model.
+"""Runs batches in actors of a Ray cluster (or of this machine if no cluster is named), each with a copy of the model.
 
-Ray Data hands the batches out and brings the rows of each back to this process when all of them are finished. An actor
-that dies is started again and its batch tried again; a batch that kills its actor every time is given up, and the
-others go on.
+Ray Data distributes the batches and returns the rows of a batch to this process when the whole batch is finished. An
+actor that dies is restarted and its batch retried; a batch that kills its actor every time is given up, and the others
+continue.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 
 from pardec.models.errors import PardecError, SpecError, install
 
-from .base import BatchError, Job, Sink, described, failed, finished
+from .base import BatchError, Job, Sink, batch_error, describe_error, run_batch
 
-TRIES = 3  # of a batch whose actor dies
-CPU_WORKERS = 2  # where there is no GPU
+MAX_ATTEMPTS = 3  # attempts to run a batch whose actor dies
+CPU_WORKERS = 2  # without a GPU
 
 
 class Ray:
-    """Runs batches in Ray Data actors, one a GPU.
+    """Runs batches in Ray Data actors, one per GPU.
 
-    RAY_ADDRESS names the cluster; without it a running one of this machine is joined, or one started, until this
-    process ends.
+    RAY_ADDRESS names the cluster; without it, this process connects to a running cluster of this machine, or starts
+    one until it ends.
 
     Raises:
         SpecError: Ray is not installed.
@@ -40,19 +40,19 @@ class Ray:
     def __init__(self, workers: int | None = None) -> None:
         if find_spec("ray") is None or find_spec("pyarrow") is None:
             raise SpecError("the ray executor needs Ray Data, which is not installed", hint=install("ray"))
-        self._asked = workers
+        self._requested = workers
 
     def wait(self) -> None:
-        """The actors work only while `run` does."""
+        """The actors exist only during `run`."""
 
     @property
     def workers(self) -> int:
-        return self._asked or self.gpus or CPU_WORKERS
+        return self._requested or self.gpus or CPU_WORKERS
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole cluster; joins or starts it."""
-        _join()
+        """GPUs of the whole cluster; connects to it or starts it."""
+        _connect()
         import ray
 
         return int(ray.cluster_resources().get("GPU", 0))
@@ -63,95 +63,95 @@ class Ray:
         on_gpu = self.gpus > 0
         workers = min(self.workers, len(batches))
         import ray.data
-        from ray import cloudpickle  # takes what a script or a notebook defines, too
+        from ray import cloudpickle  # also pickles definitions of scripts and notebooks
 
-        # One block a batch: a block is what is tried again, and what comes back as soon as it is finished.
-        tries = ray.remote(num_cpus=0)(Tries).remote()
+        # One block per batch: a block is the unit of retrying and of returning results.
+        attempts = ray.remote(num_cpus=0)(AttemptCounter).remote()
         items = [{"number": number, "batch": cloudpickle.dumps(batch)} for number, batch in enumerate(batches)]
-        done: set[int] = set()
+        received: set[int] = set()
         errors: list[str] = []
         with _quiet_context():
             rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
                 Actor,
-                fn_constructor_args=(job, tries),
-                # One task at a time: what waits at an actor that dies would lose a try with it.
+                fn_constructor_args=(job, attempts),
+                # One task at a time: a task queued at an actor that dies would lose an attempt.
                 compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
                 batch_size=1,
                 num_gpus=1 if on_gpu else 0,
                 num_cpus=_cpus(workers),
             )
-            for answer in rows.iter_rows():
-                message = json.loads(answer["told"])
-                done.add(answer["number"])
+            for row in rows.iter_rows():
+                message = json.loads(row["message"])
+                received.add(row["number"])
                 if "broken" in message:
                     raise BatchError(message["broken"], hint=message["hint"])
                 errors += message["errors"]
                 if message["rows"]:
                     sink(message["rows"])
-        lost = len(batches) - len(done)
-        errors += ["Ray lost it"] * lost
+        lost = len(batches) - len(received)
+        errors += ["Ray lost the batch"] * lost
         if errors:
-            raise failed(errors, len(batches))
+            raise batch_error(errors, len(batches))
 
 
-class Tries:
-    """An actor of its own that outlives the others: how often each batch was begun, since Ray Data retries for ever."""
+class AttemptCounter:
+    """A separate actor that survives the others and counts the attempts at each batch: Ray Data retries for ever."""
 
     def __init__(self) -> None:
-        self._begun: Counter[int] = Counter()
+        self._attempts: Counter[int] = Counter()
 
     def begin(self, number: int) -> bool:
-        """Whether the batch may be tried once more."""
-        self._begun[number] += 1
-        return self._begun[number] <= TRIES
+        """Counts an attempt; False if there were too many."""
+        self._attempts[number] += 1
+        return self._attempts[number] <= MAX_ATTEMPTS
 
 
 class Actor:
-    """What Ray Data builds in each process. Errors travel as words: not every error can be pickled."""
+    """The worker that Ray Data creates in each process. Returns errors as text: not every exception can be pickled."""
 
-    def __init__(self, job: Job, tries: Any) -> None:
-        self._tries = tries
-        self._broken: dict[str, Any] | None = None
+    def __init__(self, job: Job, attempts: Any) -> None:
+        self._attempts = attempts
+        self._startup_error: dict[str, Any] | None = None
         try:
             self._worker = job.worker()
-        except Exception as error:  # raised here, it would be tried again in every new actor
-            ours = isinstance(error, PardecError)
-            self._broken = {
-                "broken": str(error) if ours else f"an actor could not start: {described(error)}",
+        except Exception as error:  # raised here, it would be retried in every new actor
+            known = isinstance(error, PardecError)
+            self._startup_error = {
+                "broken": str(error) if known else f"an actor could not start: {describe_error(error)}",
                 "hint": getattr(error, "hint", None),
             }
 
-    def __call__(self, given: dict[str, Any]) -> dict[str, Any]:
-        """One batch: `given` has Ray Data's columns, of one entry each."""
-        number = int(given["number"][0])
-        message = self._broken or self._run_batch(number, given["batch"][0])
-        return {"number": [number], "told": [json.dumps(message)]}
+    def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Runs one batch: `columns` are Ray Data's, with one entry each."""
+        number = int(columns["number"][0])
+        message = self._startup_error or self._run_batch(number, columns["batch"][0])
+        return {"number": [number], "message": [json.dumps(message)]}
 
     def _run_batch(self, number: int, batch: bytes) -> dict[str, Any]:
         import ray
 
-        if not ray.get(self._tries.begin.remote(number)):
-            return {"rows": [], "errors": [f"each of {TRIES} actors died of it"]}
+        if not ray.get(self._attempts.begin.remote(number)):
+            return {"rows": [], "errors": [f"each of {MAX_ATTEMPTS} actors died on the batch"]}
         errors: list[str] = []
-        made = [row for rows in finished(self._worker, pickle.loads(batch), errors) for row in rows]
-        return {"rows": made, "errors": errors}
+        rows = [row for rows in run_batch(self._worker, pickle.loads(batch), errors) for row in rows]
+        return {"rows": rows, "errors": errors}
 
 
-def _join() -> None:
-    """Joins the cluster, or starts one of this machine that is just for this process; nothing is said or reported."""
+def _connect() -> None:
+    """Connects to the cluster, or starts a private one on this machine; without output or usage reports."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     import ray
 
     if not ray.is_initialized():
         ray.init(include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-        # Ray tells of dead actors on stdout, whatever log_to_driver says; stdout is for results, and nothing public
-        # stops it.
+        # Ray reports dead actors on stdout, even without log_to_driver; stdout is for results, and there is no public
+        # setting.
         setattr(ray._private.worker, "_worker_logs_enabled", False)  # noqa: B010
 
 
 def _cpus(workers: int) -> float:
-    """Cores an actor reserves: one, or its share of a machine that has fewer, where the last would never start."""
+    """Cores per actor: one, or less if the machine has fewer cores than actors, since the last would never start."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -161,22 +161,22 @@ def _cpus(workers: int) -> float:
 
 @contextmanager
 def _quiet_context() -> Iterator[None]:
-    """Ray Data without bars and reports, that lets the other batches go on when one is lost, and never hurries."""
+    """Configures Ray Data: no progress bars and reports, continue after a lost batch, no timeout."""
     from ray.data import DataContext
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it prints the traceback of every lost batch
     context = DataContext.get_current()
-    ours = {
+    settings = {
         "enable_progress_bars": False,
         "print_on_execution_start": False,
         "max_errored_blocks": -1,
         "execution_no_progress_timeout_s": -1,
     }
-    before = {name: getattr(context, name) for name in ours if hasattr(context, name)}
+    previous = {name: getattr(context, name) for name in settings if hasattr(context, name)}
     try:
-        for name in before:
-            setattr(context, name, ours[name])
+        for name in previous:
+            setattr(context, name, settings[name])
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             setattr(context, name, value)

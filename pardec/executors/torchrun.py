@@ -1,7 +1,7 @@
-"""The processes that torchrun started, each with its own copy of the model.
+"""Runs batches in the processes that torchrun started, each with its own copy of the model.
 
-A process that is free takes the next batch from a common counter, so that long batches and slow machines even out. If
-a process dies, torchrun ends the others; what reached the rows file stays, and the same command makes the rest.
+An idle process takes the next batch from a shared counter, which balances long batches and slow machines. If a process
+dies, torchrun ends the others; rows in the rows file remain, and the same command continues the run.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from typing import Any
 
 from pardec.models.errors import SpecError
 
-from .base import Job, Sink, failed, finished
+from .base import Job, Sink, batch_error, run_batch
 
-# One process may decode for hours after another has nothing left to do; torchrun itself sees to those that die.
-PATIENCE = timedelta(days=30)
-_STARTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# A process may decode for hours after another has finished; torchrun itself handles processes that die.
+TIMEOUT = timedelta(days=30)
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Torchrun:
-    """Runs a share of the batches here and leaves the others to the other processes.
+    """Runs a share of the batches in this process; the other processes run the rest.
 
     Raises:
-        SpecError: torchrun did not start this process, or started another number of them than `workers`.
+        SpecError: torchrun did not start this process, or started a number of processes other than `workers`.
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        missing = [name for name in _STARTED if name not in os.environ]
+        missing = [name for name in _ENVIRONMENT if name not in os.environ]
         if missing:
             raise SpecError(
                 "the torchrun executor works under torchrun, which did not start this process",
                 hint=f"torchrun --nproc-per-node {workers or 2} {_command()}",
             )
-        started = int(os.environ["WORLD_SIZE"])
-        if workers not in (None, started):
+        processes = int(os.environ["WORLD_SIZE"])
+        if workers not in (None, processes):
             raise SpecError(
-                f"torchrun started {started} process{'es' * (started > 1)}, got workers={workers}",
+                f"torchrun started {processes} process{'es' * (processes > 1)}, got workers={workers}",
                 hint="leave workers out, or change torchrun's --nproc-per-node",
             )
-        self._state = _joined()
+        self._state = _process_state()
 
     @property
     def leads(self) -> bool:
@@ -57,26 +57,26 @@ class Torchrun:
         self._state.wait_for_everyone()
 
     def run(self, job: Job, batches: Sequence[Sequence[Any]], sink: Sink) -> None:
-        # What is left to do is read off the rows file, so nobody may write before everybody has read.
+        # The remaining work follows from the rows file, so no process may write before all have read it.
         counts = set(self._gather(sum(map(len, batches))))
         if len(counts) > 1:
             raise SpecError(
                 f"the processes see different work, {' and '.join(map(str, sorted(counts)))} units",
-                hint="every machine must see the same files: prompts, and the rows made so far",
+                hint="every machine must see the same files: prompts, and the finished rows",
             )
         if not batches:
             return
-        worker, errors = job.worker(), list[str]()  # told at the end: torchrun would end the others with this process
+        worker, errors = job.worker(), list[str]()  # raised at the end: torchrun would end the other processes too
         counter = self._counter()
         while (number := counter.add("next", 1) - 1) < len(batches):
-            for rows in finished(worker, batches[number], errors):
+            for rows in run_batch(worker, batches[number], errors):
                 sink(rows)
-        everywhere = [error for some in self._gather(errors) for error in some]
-        if everywhere:
-            raise failed(everywhere, len(batches), leads=self.leads)
+        all_errors = [error for process_errors in self._gather(errors) for error in process_errors]
+        if all_errors:
+            raise batch_error(all_errors, len(batches), leads=self.leads)
 
     def _gather(self, value: Any) -> list[Any]:
-        """The value of every process, in each; a point that all must reach."""
+        """Gathers the values of all processes in each process; a barrier."""
         import torch.distributed as dist
 
         values: list[Any] = [None] * self._state.num_processes
@@ -84,25 +84,25 @@ class Torchrun:
         return values
 
     def _counter(self) -> Any:
-        """A store that counts for all processes of one run; the leader's process holds it."""
+        """A counter shared by all processes of a run; the leader's process hosts it."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, and missing from its __all__
 
         host, leads = os.environ["MASTER_ADDR"], self.leads
-        made = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE) if leads else None
-        port = self._gather(made.port if made is not None else None)[0]
-        return made or TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=PATIENCE)
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT) if leads else None
+        port = self._gather(store.port if store is not None else None)[0]
+        return store or TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
 
 
 def _command() -> str:
-    """This program, as torchrun takes it."""
+    """This program's command line in the form that torchrun takes."""
     name = Path(sys.argv[0])
     if name.name == "pardec" or name.parts[-2:] == ("pardec", "__main__.py"):
         return shlex.join(["-m", "pardec", *sys.argv[1:]])
     return shlex.join(sys.argv) if name.suffix == ".py" else "your_script.py"
 
 
-def _joined() -> Any:
-    """This process among the others; where there are GPUs, on the one of its number on this machine."""
+def _process_state() -> Any:
+    """The state of this process in the group; with GPUs, each process uses the one of its local rank."""
     import torch
     from accelerate import PartialState
 
@@ -111,9 +111,9 @@ def _joined() -> Any:
     find_interface()
     gpu = torch.cuda.is_available()
     if not gpu:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes beside each other must not fight for the cores
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes must not compete for the cores
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    # The processes exchange counts and words, never tensors: gloo does that on every machine.
-    state = PartialState(cpu=not gpu, backend="gloo", timeout=PATIENCE)
+    # The processes exchange counts and text, never tensors: gloo is available on every machine.
+    state = PartialState(cpu=not gpu, backend="gloo", timeout=TIMEOUT)
     destroy_group_at_exit()
     return state

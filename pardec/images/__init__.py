@@ -1,4 +1,4 @@
-"""Pictures of coloured shapes: captions, drawing, reading back from pixels, and how near two sets of pictures are."""
+"""Images of coloured shapes: captions, drawing, reading back from pixels, and how near two sets of images are."""
 
 from types import ModuleType
 

@@ -1,6 +1,6 @@
-"""Pictures of one thing, by class: its size, colour and shape. Where it lies, and on what, is left to who draws.
+"""Images of one thing, by class: its size, colour and shape. Where it lies, and on what, is left to who draws.
 
-Classes are what a model of pictures that reads no text is asked for; labels count them from 0.
+Classes are what a model of images that reads no text is asked for; labels count them from 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = tuple(map(str, THINGS))
 
 @dataclass(frozen=True)
 class Score:
-    """What of its class a picture shows."""
+    """What of its class an image shows."""
 
     right: bool  # one thing, and all of it
     count: bool  # one thing
@@ -54,13 +54,13 @@ def scene(label: int, rng: random.Random) -> Scene:
 
 
 def score(pictures: NDArray[np.uint8], labels: Sequence[int]) -> list[Score]:
-    """Score pictures [B, S, S, 3] of 0..255 against one class each.
+    """Score images [B, S, S, 3] of 0..255 against one class each.
 
     Raises:
-        SpecError: not as many labels as pictures, no class, or arrays that are no pictures.
+        SpecError: not as many labels as images, no class, or arrays that are no images.
     """
     if len(labels) != len(pictures):
-        raise SpecError(f"{len(pictures)} pictures but {len(labels)} labels", hint="give one label a picture")
+        raise SpecError(f"{len(pictures)} images but {len(labels)} labels", hint="give one label an image")
     wanted = [thing(label) for label in labels]
     return [compare(seen, one) for seen, one in zip(read(pictures), wanted, strict=True)]
 

@@ -1,10 +1,10 @@
-"""How near a set of pictures is to true ones: the Fréchet distance between features that the scorer sees.
+"""How near a set of images is to true ones: the Fréchet distance between features that the scorer sees.
 
 GANs Trained by a Two Time-Scale Update Rule Converge to a Local Nash Equilibrium, https://arxiv.org/abs/1706.08500
 
     distance = |mean_a - mean_b|² + trace(cov_a + cov_b - 2 (cov_a cov_b)^½)
 
-The features are this package's own, in units of their spread over the true pictures: distances compare pictures made
+The features are this package's own, in units of their spread over the true images: distances compare images made
 for the same captions, and say nothing beside those of other networks.
 """
 
@@ -27,26 +27,26 @@ _LEAST = 1e-3  # spread below which a feature counts as constant
 
 
 def features(pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """What the scorer sees of pictures [B, S, S, 3] of 0..255, as vectors [B, 37].
+    """What the scorer sees of images [B, S, S, 3] of 0..255, as vectors [B, 37].
 
-    Shares of the named colours, where something is off the ground, how rough the picture is, and what was read.
+    Shares of the named colours, where something is off the ground, how rough the image is, and what was read.
 
     Raises:
-        SpecError: arrays that are no pictures.
+        SpecError: arrays that are no images.
     """
-    rows = [_features(picture.astype(np.float32), seen) for picture, seen in zip(pictures, read(pictures), strict=True)]
+    rows = [_features(image.astype(np.float32), seen) for image, seen in zip(pictures, read(pictures), strict=True)]
     return np.array(rows, np.float64)
 
 
-def _features(picture: NDArray[np.float32], seen: Reading) -> NDArray[np.float64]:
-    rim = np.concatenate([picture[0], picture[-1], picture[1:-1, 0], picture[1:-1, -1]])
+def _features(image: NDArray[np.float32], seen: Reading) -> NDArray[np.float64]:
+    rim = np.concatenate([image[0], image[-1], image[1:-1, 0], image[1:-1, -1]])
     ground = np.median(rim, 0)
-    nearest = np.linalg.norm(picture[:, :, None] - _PALETTE, axis=-1).argmin(-1)
+    nearest = np.linalg.norm(image[:, :, None] - _PALETTE, axis=-1).argmin(-1)
     shares = np.bincount(nearest.ravel(), minlength=len(_PALETTE)) / nearest.size
-    off = np.linalg.norm(picture - ground, axis=-1) > _OFF
+    off = np.linalg.norm(image - ground, axis=-1) > _OFF
     step = SIDE // _FIELDS
     fields = off.reshape(_FIELDS, step, _FIELDS, step).mean((1, 3)).ravel()
-    grey = picture.mean(-1)
+    grey = image.mean(-1)
     # Texture in cells, which pixel noise hardly reaches: a tokenizer that drops the noise is not judged by that alone.
     cells = grey.reshape(SIDE // _CELL, _CELL, SIDE // _CELL, _CELL).mean((1, 3))
     steps = [np.median(np.abs(np.diff(cells, axis=axis))) for axis in (0, 1)]
@@ -60,16 +60,16 @@ def _features(picture: NDArray[np.float32], seen: Reading) -> NDArray[np.float64
 
 
 def distance(pictures: NDArray[np.uint8], true: NDArray[np.uint8]) -> float:
-    """The Fréchet distance of pictures from true ones, both [B, S, S, 3] of 0..255, at least two each.
+    """The Fréchet distance of images from true ones, both [B, S, S, 3] of 0..255, at least two each.
 
     Raises:
-        SpecError: fewer, or arrays that are no pictures.
+        SpecError: fewer, or arrays that are no images.
     """
     return apart(features(pictures), features(true))
 
 
 def apart(made: NDArray[np.float64], true: NDArray[np.float64]) -> float:
-    """`distance` of pictures whose features are known, both [B, 37]."""
+    """`distance` of images whose features are known, both [B, 37]."""
     spread = np.maximum(true.std(0), _LEAST)
     return frechet(made / spread, true / spread)
 

@@ -1,7 +1,7 @@
 """Draws scenes: shapes at random places within what the caption says, on a textured ground with mild noise.
 
-A picture is a function of its scene and its seed alone, whatever it is drawn together with. Thousands a second on one
-core. Letters: B pictures, S pixels along a side.
+An image is a function of its scene and its seed alone, whatever it is drawn together with. Thousands a second on one
+core. Letters: B images, S pixels along a side.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SHADE = 10.0  # levels by which a colour differs from its name's, at most
 TEXTURE = (6.0, 13.0)  # levels, amplitude
 NOISE = (2.0, 4.5)  # levels, standard deviation
 _CELLS = 7  # of the blotches, a side
-_TOGETHER = 32  # pictures drawn at once: so many stay in a core's cache
+_TOGETHER = 32  # images drawn at once: so many stay in a core's cache
 
 
 def draw(scenes: Sequence[Scene], seeds: Sequence[int]) -> NDArray[np.uint8]:
-    """Pictures [B, S, S, 3] of 0..255, one a scene and seed.
+    """Images [B, S, S, 3] of 0..255, one a scene and seed.
 
     Raises:
         SpecError: not as many seeds as scenes, or a negative one.
     """
     if len(scenes) != len(seeds):
-        raise SpecError(f"{len(scenes)} scenes but {len(seeds)} seeds", hint="give one seed a picture")
+        raise SpecError(f"{len(scenes)} scenes but {len(seeds)} seeds", hint="give one seed an image")
     if min(seeds, default=0) < 0:
         raise SpecError(f"seeds must not be negative, got {min(seeds)}")
     out = np.empty((len(scenes), SIDE, SIDE, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""pardec's models of pictures behind the call of diffusers' image pipelines."""
+"""pardec's models of images behind the call of diffusers' image pipelines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TYPES = ("pil", "np", "pt", "latent")
 
 
 class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
-    """Pictures of captions or classes, with every sampler of pardec.
+    """Images of captions or classes, with every sampler of pardec.
 
     Args:
         model: a pardec Model, or a name, folder or file for `pardec.load`.
@@ -56,7 +56,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
                 hint="ImagePipeline(pardec.load(name))",
             )
         if made.imaging is None:
-            raise SpecError(f"{made.name} is a text model and draws no pictures", hint="use its generate")
+            raise SpecError(f"{made.name} is a text model and draws no images", hint="use its generate")
         self.register_modules(model=made)
         self.loading: tuple[Any, dict[str, Any]] | None = (model, {}) if made is not model else None
         self.result: Result | None = None
@@ -98,7 +98,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
     @property
     def imaging(self) -> Imaging:
-        """The picture side of the model."""
+        """The image side of the model."""
         return self.model.imaging  # type: ignore[no-any-return]
 
     @property
@@ -158,18 +158,18 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         height: int | None = None,
         width: int | None = None,
     ) -> Any:
-        """Draws pictures.
+        """Draws images.
 
         Args:
             prompt: a caption or captions, for a model that reads them.
             guidance_scale: 1 or less is none; None, here and below, takes what the checkpoint names, else none.
             num_images_per_prompt: of each caption or class.
-            generator: where the seeds come from, one a picture; a list has one generator a picture. None: torch's own.
-            output_type: "pil" pictures, "np" [B, H, W, 3] or "pt" [B, 3, H, W] float32 in 0..1, or "latent", which
+            generator: where the seeds come from, one an image; a list has one generator an image. None: torch's own.
+            output_type: "pil" images, "np" [B, H, W, 3] or "pt" [B, 3, H, W] float32 in 0..1, or "latent", which
                 needs no decoder: codes, int64 [B, h, w], or vectors, float32 [B, h, w, d].
             return_dict: an ImagePipelineOutput, or (images,).
             callback_on_step_end: called as callback(pipe, step, timestep, tensors) after every round of decoding;
-                `timestep` is the number of cells that the picture furthest behind has still to get. It sees and changes
+                `timestep` is the number of cells that the image furthest behind has still to get. It sees and changes
                 no token; with `pipe._interrupt = True` it stops the decoding, and cells not known yet stay blank (-1,
                 and 0 in vectors).
             callback_on_step_end_tensor_inputs: "latents", the codes so far, -1 where there is none yet, or the vectors,
@@ -182,7 +182,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             prompt_embeds: what the text encoder makes of captions, in their place: [B, n, D], or a list of [n, D].
             prompt_attention_mask: [B, n], 0 where prompt_embeds is padding.
             negative_prompt: of captions that are guided: what guidance leads away from, one, or one a prompt.
-            height, width: in pixels. A model draws pictures of one size: that size, or a multiple of it, whose pixels
+            height, width: in pixels. A model draws images of one size: that size, or a multiple of it, whose pixels
                 are the model's, each repeated.
 
         Raises:
@@ -236,7 +236,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         rows = len(call.seeds)
         if isinstance(generator, (list, tuple)):
             if len(generator) != rows:
-                raise SpecError(f"{len(generator)} generators for {rows} pictures", hint="give one, or one a picture")
+                raise SpecError(f"{len(generator)} generators for {rows} images", hint="give one, or one an image")
             seeds = [seed for each in generator for seed in _seeds(each, 1)]
         else:
             seeds = _seeds(generator, rows)
@@ -244,18 +244,18 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         return call.seeded(seeds)
 
     def _output(self, progress: Codes, output_type: str, scale: int) -> Any:
-        """Codes or vectors as the caller wants them, pictures `scale` times as large."""
+        """Codes or vectors as the caller wants them, images `scale` times as large."""
         held = progress.codes, progress.latents
         if output_type == "pil":
             images = None if self.result is None else self.result.images
             pictures = unfinished(self.imaging, *held) if images is None else images
-            return [enlarged(picture, scale) for picture in pictures]
+            return [enlarged(image, scale) for image in pictures]
         if output_type == "latent":
             return progress.tensor().to(self.device)
-        if (progress.codes < 0).any():  # interrupted: the blank cells are those of the pictures
+        if (progress.codes < 0).any():  # interrupted: the blank cells are those of the images
             pixels = np.stack([np.asarray(one) for one in unfinished(self.imaging, *held)])
             made = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
-        else:  # one by one: a picture is the same in any batch
+        else:  # one by one: an image is the same in any batch
             rows = decodable(self.imaging, *held)
             made = torch.cat([self.imaging.decode(row[None]) for row in rows]).div(2).add(0.5).clamp(0, 1)
         made = made.repeat_interleave(scale, 2).repeat_interleave(scale, 3)

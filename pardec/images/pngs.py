@@ -1,4 +1,4 @@
-"""Pictures as PNG files that say how they were made, alone or on a sheet.
+"""Images as PNG files that say how they were made, alone or on a sheet.
 
 The text chunk `pardec` of a file is a JSON object: what the whole run was (model, spec, temperature, top_k, top_p, cfg,
 cfg_interval, exact, environment), the sheet's rows and columns, and under `pictures` what is each one's own (caption or
@@ -25,9 +25,9 @@ from pardec.models.loading.json_text import parse
 KEY = "pardec"
 FORMAT = "pardec.picture/1"
 MOST = 4096  # fields of a sheet
-PIXELS = 2**26  # of a picture that is read
-GAP = 2  # pixels between the pictures of a sheet
-BLANK = (234, 238, 242)  # what no picture covers
+PIXELS = 2**26  # of an image that is read
+GAP = 2  # pixels between the images of a sheet
+BLANK = (234, 238, 242)  # what no image covers
 _AGAIN = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
 _SELDOM = ("min_p", "negative_prompt")  # there where it was asked for
 
@@ -35,14 +35,14 @@ Made = dict[str, Any]
 
 
 class PictureError(PardecError, ValueError):
-    """A file is no picture that pardec made."""
+    """A file is no image that pardec made."""
 
 
 # --- sheets ---
 
 
 def squarest(count: int) -> tuple[int, int]:
-    """Rows and columns of the squarest sheet that holds `count` pictures, with as few blank fields as that allows.
+    """Rows and columns of the squarest sheet that holds `count` images, with as few blank fields as that allows.
 
     >>> squarest(4), squarest(5), squarest(6), squarest(1)
     ((2, 2), (2, 3), (2, 3), (1, 1))
@@ -59,22 +59,22 @@ def read_grid(text: str) -> tuple[int, int]:
     """
     found = re.fullmatch(r"\s*(\d{1,9})\s*[xX×]\s*(\d{1,9})\s*", text, re.ASCII)
     if found is None:
-        raise SpecError(f"a grid is ROWSxCOLUMNS, got {text!r}", hint="2x3 is two rows of three pictures")
+        raise SpecError(f"a grid is ROWSxCOLUMNS, got {text!r}", hint="2x3 is two rows of three images")
     rows, columns = int(found[1]), int(found[2])
     if not rows or not columns:
-        raise SpecError(f"a grid of {rows}x{columns} holds no picture", hint="rows and columns are at least 1")
+        raise SpecError(f"a grid of {rows}x{columns} holds no image", hint="rows and columns are at least 1")
     if rows * columns > MOST:
         raise SpecError(f"a grid of {rows}x{columns} has more than {MOST} fields", hint="write several files")
     return rows, columns
 
 
 def check_grid(grid: tuple[int, int], count: int) -> None:
-    """Raises SpecError where `grid` cannot hold `count` pictures."""
+    """Raises SpecError where `grid` cannot hold `count` images."""
     rows, columns = grid
     if rows * columns < count:
         fitting = "x".join(map(str, squarest(count)))
         raise SpecError(
-            f"a grid of {rows}x{columns} cannot hold {count} pictures",
+            f"a grid of {rows}x{columns} cannot hold {count} images",
             hint=f"{fitting} holds them; without a grid they are laid out squarely",
         )
 
@@ -86,7 +86,7 @@ def sheet(
     gap: int = GAP,
     ground: tuple[int, int, int] = BLANK,
 ) -> Image.Image:
-    """The pictures row by row; fields behind the last one stay blank. A single picture on 1x1 is the picture itself."""
+    """The images row by row; fields behind the last one stay blank. A single image on 1x1 is the image itself."""
     check_grid(grid, len(pictures))
     rows, columns = grid
     width, height = max(one.width for one in pictures), max(one.height for one in pictures)
@@ -101,7 +101,7 @@ def sheet(
 
 
 def made_by(result: Any) -> list[Made]:
-    """What is each picture's own: caption or class, seed, forwards, tokens. `result` is a ResultData of pictures."""
+    """What is each image's own: caption or class, seed, forwards, tokens. `result` is a ResultData of images."""
     return [
         {
             **named(result.shown[row] if result.shown else None),
@@ -130,7 +130,7 @@ def about(
     loaded: Mapping[str, Any] | None = None,
     scale: int = 1,
 ) -> Made:
-    """What the file of these pictures says; `loaded` is how the model was named and loaded, where that is known,
+    """What the file of these images says; `loaded` is how the model was named and loaded, where that is known,
     `scale` how many times as large as drawn they are."""
     return {
         "format": FORMAT,
@@ -148,7 +148,7 @@ def about(
 
 
 def of_result(result: Any, row: int) -> Made:
-    """What the file of one picture of a ResultData says."""
+    """What the file of one image of a ResultData says."""
     return about(
         model=result.model,
         spec=result.spec,
@@ -177,7 +177,7 @@ def opened(file: Path | str | BytesIO) -> Image.Image:
 
     Raises:
         OSError, SyntaxError: it is no PNG file, or a torn one.
-        ValueError: a picture of more than `PIXELS`, which a small file can hold.
+        ValueError: an image of more than `PIXELS`, which a small file can hold.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -217,10 +217,10 @@ def read(file: Path | str) -> Made:
 
 
 def again(record: Made) -> dict[str, Any]:
-    """The arguments of `Model.generate` that make the pictures of a file again, on the same model and decoder.
+    """The arguments of `Model.generate` that make the images of a file again, on the same model and decoder.
 
     Raises:
-        PictureError: a picture was made from features, which the file does not hold; or it does not say enough.
+        PictureError: an image was made from features, which the file does not hold; or it does not say enough.
     """
     try:
         pictures = record["pictures"]
@@ -229,9 +229,9 @@ def again(record: Made) -> dict[str, Any]:
         given |= {name: record[name] for name in _SELDOM if record.get(name) is not None}
     except (KeyError, TypeError) as error:
         hint = "read another file that pardec image wrote"
-        raise PictureError(f"the file does not say how its pictures were made: {error!r}", hint=hint) from error
+        raise PictureError(f"the file does not say how its images were made: {error!r}", hint=hint) from error
     if all("caption" in one for one in pictures):
         return {"prompt": [one["caption"] for one in pictures], **given}
     if all("class" in one for one in pictures):
         return {"label": [one["class"] for one in pictures], **given}
-    raise PictureError("the pictures were made from prompt_embeds, which their file does not hold", hint="pass them")
+    raise PictureError("the images were made from prompt_embeds, which their file does not hold", hint="pass them")

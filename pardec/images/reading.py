@@ -1,4 +1,4 @@
-"""Reads a picture back: which shapes, of which colours and sizes, where, on what, from the pixels alone.
+"""Reads an image back: which shapes, of which colours and sizes, where, on what, from the pixels alone.
 
 No network: pixels near a named colour that hang together are a thing; its outline is the shape whose own coverage,
 drawn with the found area and centroid, overlaps it most. Letters: S pixels along a side.
@@ -21,7 +21,7 @@ NEAR = 75.0  # levels within which a pixel counts as of a colour
 FAINT = 0.15  # share of a thing's colour below which a pixel counts as ground
 CORE = 10  # pixels that a thing still has when its outermost are taken off, at least
 OVERLAP = 0.72  # of a thing and its shape (intersection over union), at least
-ASIDE = 6.5  # pixels from the middle of the picture beyond which a thing is at a side
+ASIDE = 6.5  # pixels from the middle of the image beyond which a thing is at a side
 _NAMES = tuple(COLOURS)
 _GROUNDS = tuple(BACKGROUNDS)
 _PALETTE = np.array([*COLOURS.values(), *BACKGROUNDS.values()], np.float32)
@@ -30,7 +30,7 @@ _SIDES = {sides: place for place, sides in PLACES.items()}
 
 @dataclass(frozen=True)
 class Seen:
-    """One thing in a picture. `shape` is None where the outline is no shape's."""
+    """One thing in an image. `shape` is None where the outline is no shape's."""
 
     colour: str
     shape: str | None
@@ -45,20 +45,20 @@ class Seen:
 
     @property
     def place(self) -> str:
-        """The field of the picture that it lies in."""
+        """The field of the image that it lies in."""
         column, row = (int(np.sign(at) * (abs(at) > ASIDE)) for at in (self.x - SIDE / 2, self.y - SIDE / 2))
         return _SIDES[column, row]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a picture shows: the things, largest first, and the ground (None where it has no named colour)."""
+    """What an image shows: the things, largest first, and the ground (None where it has no named colour)."""
 
     things: tuple[Seen, ...]
     background: str | None
 
     def scene(self) -> Scene | None:
-        """The scene in its canonical form, None where the picture shows none that a caption could say."""
+        """The scene in its canonical form, None where the image shows none that a caption could say."""
         shapes = [seen.shape for seen in self.things]
         if self.background is None or None in shapes or not 1 <= len(shapes) <= 2:
             return None
@@ -75,41 +75,41 @@ def relation(first: Seen, second: Seen) -> str:
 
 
 def read(pictures: NDArray[np.uint8]) -> list[Reading]:
-    """Read pictures [B, S, S, 3] of 0..255.
+    """Read images [B, S, S, 3] of 0..255.
 
     Raises:
         SpecError: arrays of another shape or type.
     """
     if pictures.ndim != 4 or pictures.shape[1:] != (SIDE, SIDE, 3) or pictures.dtype != np.uint8:
         raise SpecError(
-            f"cannot read pictures of shape {list(pictures.shape)} and type {pictures.dtype}",
-            hint=f"pictures are [count, {SIDE}, {SIDE}, 3] of uint8",
+            f"cannot read images of shape {list(pictures.shape)} and type {pictures.dtype}",
+            hint=f"images are [count, {SIDE}, {SIDE}, 3] of uint8",
         )
-    return [_read(picture.astype(np.float32)) for picture in pictures]
+    return [_read(image.astype(np.float32)) for image in pictures]
 
 
-def _read(picture: Array) -> Reading:
-    ground = np.median(_rim(picture), 0)
-    distance = np.linalg.norm(picture[:, :, None] - _PALETTE, axis=-1)  # [S, S, colours and grounds]
+def _read(image: Array) -> Reading:
+    ground = np.median(_rim(image), 0)
+    distance = np.linalg.norm(image[:, :, None] - _PALETTE, axis=-1)  # [S, S, colours and grounds]
     named = np.linalg.norm(_PALETTE[len(_NAMES) :] - ground, axis=-1)
     background = _GROUNDS[int(named.argmin())] if named.min() < NEAR / 2 else None
-    off_ground = np.linalg.norm(picture - ground, axis=-1)
+    off_ground = np.linalg.norm(image - ground, axis=-1)
     distance[..., len(_NAMES) :] = off_ground[..., None]
     nearest = distance.argmin(-1)
     nearest[distance.min(-1) > NEAR] = len(_NAMES)
     cores = [(index, part) for index in range(len(_NAMES)) for part in _parts(nearest == index)]
     found = [
-        _seen(_NAMES[index], part, [other for _, other in cores if other is not part], picture, ground)
+        _seen(_NAMES[index], part, [other for _, other in cores if other is not part], image, ground)
         for index, part in cores
     ]
     return Reading(tuple(sorted(found, key=lambda seen: -seen.radius)), background)
 
 
-def _rim(picture: Array) -> Array:
+def _rim(image: Array) -> Array:
     """The outermost pixels, [n, 3]."""
     inner = np.zeros((SIDE, SIDE), bool)
     inner[1:-1, 1:-1] = True
-    found: Array = picture[~inner]
+    found: Array = image[~inner]
     return found
 
 
@@ -144,12 +144,12 @@ def _grown(mask: NDArray[np.bool_], times: int) -> NDArray[np.bool_]:
 
 
 def _seen(
-    colour: str, part: NDArray[np.bool_], others: Iterable[NDArray[np.bool_]], picture: Array, ground: Array
+    colour: str, part: NDArray[np.bool_], others: Iterable[NDArray[np.bool_]], image: Array, ground: Array
 ) -> Seen:
     """Fit the shapes to one part."""
-    inside = np.median(picture[_shrunk(part)], 0)
+    inside = np.median(image[_shrunk(part)], 0)
     way = inside - ground
-    share = np.clip((picture - ground) @ way / max(float(way @ way), 1.0), 0, 1)  # [S, S]
+    share = np.clip((image - ground) @ way / max(float(way @ way), 1.0), 0, 1)  # [S, S]
     share[(share < FAINT) | ~_grown(part, 2)] = 0
     for other in others:
         share[_grown(other, 1) & ~part] = 0

@@ -1,4 +1,4 @@
-"""What a picture shows, and the captions that say it.
+"""What an image shows, and the captions that say it.
 
 A caption is "a large red circle at the top left on grey" or "a small red circle left of a large blue square on grey".
 Two captions that say the same with the things in either order are one scene, and lie in the same split.
@@ -38,7 +38,7 @@ PLACES = {  # column and row of nine fields
 RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 SPLITS = ("heldout", "train")
-ONE = 0.35  # share of the pictures that show one thing
+ONE = 0.35  # share of the images that show one thing
 _PATIENCE = 5_000  # draws in a row without a new caption before the split counts as exhausted
 _HINT = 'for example "a small red circle left of a large blue square on grey"'
 

@@ -1,4 +1,4 @@
-"""Does a picture show what its caption says?"""
+"""Does an image show what its caption says?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .scenes import Scene, Thing, parse
 
 @dataclass(frozen=True)
 class Score:
-    """What of a caption a picture shows. Shares are over the things the caption names."""
+    """What of a caption an image shows. Shares are over the things the caption names."""
 
     right: bool  # everything, and nothing else
     count: bool  # as many things
@@ -29,13 +29,13 @@ class Score:
 
 
 def score(pictures: NDArray[np.uint8], captions: Sequence[str]) -> list[Score]:
-    """Score pictures [B, S, S, 3] of 0..255 against one caption each.
+    """Score images [B, S, S, 3] of 0..255 against one caption each.
 
     Raises:
-        SpecError: not as many captions as pictures, a caption that cannot be read, or arrays that are no pictures.
+        SpecError: not as many captions as images, a caption that cannot be read, or arrays that are no images.
     """
     if len(captions) != len(pictures):
-        raise SpecError(f"{len(pictures)} pictures but {len(captions)} captions", hint="give one caption a picture")
+        raise SpecError(f"{len(pictures)} images but {len(captions)} captions", hint="give one caption an image")
     scenes = [parse(caption) for caption in captions]
     return [compare(seen, scene) for seen, scene in zip(read(pictures), scenes, strict=True)]
 

@@ -1,4 +1,4 @@
-"""The outlines of the shapes, which drawing and reading share. Letters: B pictures, S pixels along a side."""
+"""The outlines of the shapes, which drawing and reading share. Letters: B images, S pixels along a side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pardec inside other libraries and theirs inside pardec: one package a library, imported when asked for."""
+"""Integrations with other libraries, in both directions: one package per library, imported on first use."""
 
 from __future__ import annotations
 

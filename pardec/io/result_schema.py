@@ -10,16 +10,8 @@ from pardec.samplers.spec_values import MOST
 # A type; None; a tuple of alternatives; a list whose entries have one form; an object with the fields that are named.
 _SPAN = {"start": int, "stop": int}
 _COUNTS = (
-    "generated",
-    "nfe",
-    "forward_rows",
-    "tokens_fed",
-    "draft_forwards",
-    "prompts",
-    "seeds",
-    "lengths",
-    "stop_ids",
-)
+    "generated", "nfe", "forward_rows", "tokens_fed", "draft_forwards", "prompts", "seeds", "lengths", "stop_ids",
+)  # fmt: skip
 _FORMS: Mapping[str, Any] = {
     **{name: [int] for name in _COUNTS},
     **{name: [[int]] for name in ("clocks", "drafted", "accepted", "forced", "tokens")},
@@ -67,7 +59,7 @@ def check(held: Mapping[str, Any], rows: int, length: int) -> None:
 
 
 def _check_grid(held: Mapping[str, Any], length: int) -> None:
-    """The cells of pictures lie inside the canvas."""
+    """The cells of images lie inside the canvas."""
     grid, stride = held.get("grid"), held.get("stride")
     if grid is None:
         if held.get("drawn"):

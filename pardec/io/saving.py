@@ -1,6 +1,6 @@
 """Results on disk: a folder of result.json and tensors.safetensors, or one .json file. Whole or not at all.
 
-Pictures are PNG files in the folder's `images`, and stand in a .json file as base64.
+Images are PNG files in the folder's `images`, and stand in a .json file as base64.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def load(source: Path, kind: type[R]) -> R:
         if not isinstance(held, dict) or held.get("format") != FORMAT:
             raise ResultError(f"{file} is no saved result of this version", hint=_SAVED)
         tensors = load_file(source / "tensors.safetensors") if folder else held["tensors"]
-        return _read(kind, held, tensors, _pictures(held, source if folder else None))
+        return _read(kind, held, tensors, _images(held, source if folder else None))
     except ResultError:
         raise
     except OSError as error:
@@ -118,12 +118,12 @@ def _plain(result: ResultData) -> dict[str, Any]:
 
 
 def _files(result: ResultData) -> list[bytes]:
-    """The pictures as PNG files."""
-    return [pngs.png(picture, pngs.of_result(result, row)) for row, picture in enumerate(result.images or [])]
+    """The images as PNG files."""
+    return [pngs.png(image, pngs.of_result(result, row)) for row, image in enumerate(result.images or [])]
 
 
-def _pictures(held: dict[str, Any], folder: Path | None) -> list[Image.Image] | None:
-    """The pictures beside result.json, or in it where there is no folder; None where there were none."""
+def _images(held: dict[str, Any], folder: Path | None) -> list[Image.Image] | None:
+    """The images beside result.json, or in it where there is no folder; None where there were none."""
     if not held.get("drawn"):
         return None
     if folder is None:
@@ -131,16 +131,16 @@ def _pictures(held: dict[str, Any], folder: Path | None) -> list[Image.Image] | 
     else:
         files = [_image(folder, row).read_bytes() for row in range(len(held["tokens"]))]
     if len(files) != len(held["tokens"]):
-        raise ValueError(f"images has {len(files)} pictures, expected {len(held['tokens'])}")
+        raise ValueError(f"images has {len(files)} images, expected {len(held['tokens'])}")
     return [_opened(file) for file in files]
 
 
 def _opened(file: bytes) -> Image.Image:
     try:
-        with pngs.opened(BytesIO(file)) as picture:
-            return picture.convert("RGB")
+        with pngs.opened(BytesIO(file)) as image:
+            return image.convert("RGB")
     except (OSError, SyntaxError) as error:  # what Pillow says of torn files
-        raise ValueError("a picture is no whole PNG file") from error
+        raise ValueError("an image is no whole PNG file") from error
 
 
 def _image(folder: Path, row: int) -> Path:
@@ -197,12 +197,12 @@ def _read(kind: type[R], held: dict[str, Any], found: dict[str, Any], images: li
 
 
 def _latents(found: dict[str, Any], rows: int, grid: tuple[int, int] | None) -> Tensor | None:
-    """The vectors of a result's pictures, None where tokens have ids."""
+    """The vectors of a result's images, None where tokens have ids."""
     if "latents" not in found:
         return None
     latents = torch.as_tensor(found["latents"], dtype=torch.float32)
     if latents.ndim != 4 or len(latents) != rows or tuple(latents.shape[1:3]) != grid:
-        raise ValueError(f"latents is {list(latents.shape)}, expected {rows} pictures of {grid}")
+        raise ValueError(f"latents is {list(latents.shape)}, expected {rows} images of {grid}")
     return latents
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pardec.models.continuous.contracts import ContinuousModel
     from pardec.samplers.events import Event
 
-NO_CLASS = -1  # the label of a picture of nothing in particular
+NO_CLASS = -1  # the label of an image of nothing in particular
 _OF_IDS = ("top_k", "top_p", "min_p", "cfg_interval", "allowed")
 
 
@@ -30,12 +30,12 @@ class VectorCall:
 
     sampler: ContinuousSampler
     request: ImageRequest
-    tokens: int  # of a picture
+    tokens: int  # of an image
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
-        """No ids, since a vector has none; and how many vectors count, which are all of a picture."""
+        """No ids, since a vector has none; and how many vectors count, which are all of an image."""
         return [], self.tokens
 
     def stops(self, row: int) -> None:
@@ -43,7 +43,7 @@ class VectorCall:
         return
 
     def take(self, rows: Sequence[int]) -> VectorCall:
-        """The same request with these rows only; each keeps its seed, so it gives the same picture."""
+        """The same request with these rows only; each keeps its seed, so it gives the same image."""
         some = replace(self, request=replace(self.request, labels=tuple(self.request.labels[row] for row in rows)))
         seeds = tuple(self.seeds[row] for row in rows)
         return some.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(some, seeds=seeds)
@@ -54,17 +54,17 @@ class VectorCall:
 
     @property
     def lengths(self) -> list[int]:
-        """Per row, how many tokens its picture has."""
+        """Per row, how many tokens its image has."""
         return [self.tokens] * len(self.seeds)
 
     @property
     def prompts(self) -> tuple[int, ...]:
-        """Nothing stands before a picture."""
+        """Nothing stands before an image."""
         return (0,) * len(self.seeds)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """A picture ends when it is whole."""
+        """An image ends when it is whole."""
         return ()
 
     @property
@@ -102,17 +102,17 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
         labels=asked,
         source=settings.source or Keyed(seeds),
         temperature=float(settings.temperature),
-        cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # of 1 the picture is that of no guidance
+        cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # of 1 the image is that of no guidance
         draft_model=draft_models.for_vectors(sampler, model),
     )
     return VectorCall(sampler, request, model.imaging.layout.tokens, seeds, settings.callback)
 
 
 def _refuse(model: ContinuousModel, settings: Settings) -> None:
-    """Refuses arguments that mean nothing to pictures of vectors."""
+    """Refuses arguments that mean nothing to images of vectors."""
     for name in FOREIGN:
         if getattr(settings, name) is not None:
-            raise SpecError(f"{name} is for text and {model.name} draws pictures", hint=f"leave {name} out")
+            raise SpecError(f"{name} is for text and {model.name} draws images", hint=f"leave {name} out")
     refuse_sequences(model.name, settings)
     for name in _OF_IDS:
         if getattr(settings, name) is not None:
@@ -121,6 +121,6 @@ def _refuse(model: ContinuousModel, settings: Settings) -> None:
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count) or settings.block_align != "prompt":
         name = "block_align" if settings.block_align != "prompt" else "max_new_tokens"
         raise SpecError(
-            f"a picture of {model.name} has {count} tokens, {name}={getattr(settings, name)} was asked for",
+            f"an image of {model.name} has {count} tokens, {name}={getattr(settings, name)} was asked for",
             hint=f"leave {name} out",
         )

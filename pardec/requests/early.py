@@ -39,7 +39,7 @@ def check(
         samplers: specs; None is the family's default.
         arguments: of `generate`, without the sampler.
         placing: of `load`.
-        draws: whether pictures are wanted, text if not; None: either.
+        draws: whether images are wanted, text if not; None: either.
 
     Raises:
         SpecError: misuse of any kind (UnknownModelError where there is no such model).
@@ -114,10 +114,10 @@ def check_answered(kind: Kind, name: str, tasks: Iterable[Task]) -> None:
     """Refuses tasks that the model's answers are no answers to."""
     for task in tasks:
         if (task.answers == "picture") != (kind.draws is not None):
-            what = "text" if kind.draws is None else "pictures"
+            what = "text" if kind.draws is None else "images"
             raise SpecError(
                 f"{name} answers in {what} and the task {task.name!r} asks for {task.answers}",
-                hint="captions and classes are for models of pictures, the other tasks are for text",
+                hint="captions and classes are for models of images, the other tasks are for text",
             )
         if kind.draws in ("class", "text") and kind.draws != task.asks:
             theirs, others = ("classes", "captions") if kind.draws == "class" else ("captions", "classes")
@@ -149,11 +149,11 @@ def check_mask(kind: Kind, mask_id: int | None) -> None:
 
 
 def check_answers(kind: Kind, given: str, draws: bool) -> None:
-    """Refuses pictures of a model of text, and text of a model of pictures."""
+    """Refuses images of a model of text, and text of a model of images."""
     if draws and kind.draws is None:
-        raise SpecError(f"{kind.name} is a text model and draws no pictures", hint=f'try "pardec generate {given}"')
+        raise SpecError(f"{kind.name} is a text model and draws no images", hint=f'try "pardec generate {given}"')
     if not draws and kind.draws is not None:
-        raise SpecError(f"{kind.name} is a model of pictures", hint=f'try "pardec image {given} -o out.png"')
+        raise SpecError(f"{kind.name} is a model of images", hint=f'try "pardec image {given} -o out.png"')
 
 
 def check_shown(kind: Kind, classes: list[int] | None) -> None:

@@ -1,4 +1,4 @@
-"""What a family of pictures writes where: only codes in the cells, and the tokens between and behind the rows."""
+"""What a family of images writes where: only codes in the cells, and the tokens between and behind the rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def within(layout: ImageLayout, given: Allowed | None, rows: Sequence[Row], voca
                     what = "a code" if only < 0 else f"token {only}"
                     raise SpecError(
                         f"allowed leaves nothing at index {index} of row {number}, where {what} has to stand",
-                        hint=f"a row of a picture has {layout.columns} codes in {layout.stride} tokens",
+                        hint=f"a row of an image has {layout.columns} codes in {layout.stride} tokens",
                     )
                 numbers[key] = len(sets)
                 sets.append(left)

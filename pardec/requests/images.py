@@ -1,4 +1,4 @@
-"""What a model of pictures is asked for: captions, classes or a text encoder's output, as rows with conditions."""
+"""What a model of images is asked for: captions, classes or a text encoder's output, as rows with conditions."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ FOREIGN = (
 
 @dataclass(frozen=True)
 class Conditions:
-    """One row a picture."""
+    """One row an image."""
 
     conditions: tuple[Condition, ...]
     prefix: Prefix
     rows: list[Row]  # -1 where the condition stands, and where a code is to come
 
 
-def render(imaging: Imaging, pictures: Iterable[Tensor]) -> list[Image] | None:
-    """The pictures of codes [h, w] or vectors [h, w, d]; None without a decoder.
+def render(imaging: Imaging, images: Iterable[Tensor]) -> list[Image] | None:
+    """The images of codes [h, w] or vectors [h, w, d]; None without a decoder.
 
-    One by one: a picture is the same in any batch.
+    One by one: an image is the same in any batch.
     """
     if not imaging.can_decode:
         return None
-    return [fromarray(to_images(imaging.decode(picture[None]))[0]) for picture in pictures]
+    return [fromarray(to_images(imaging.decode(image[None]))[0]) for image in images]
 
 
-def enlarged(picture: Image, scale: int) -> Image:
-    """Each pixel as a square of `scale` by `scale`: larger, and the same picture."""
+def enlarged(image: Image, scale: int) -> Image:
+    """Each pixel as a square of `scale` by `scale`: larger, and the same image."""
     if scale == 1:
-        return picture
-    return picture.resize((picture.width * scale, picture.height * scale), Resampling.NEAREST)
+        return image
+    return image.resize((image.width * scale, image.height * scale), Resampling.NEAREST)
 
 
 def scale_of(name: str, imaging: Imaging, height: int | None, width: int | None) -> int:
-    """How many times larger than the model draws a picture of this height and width is.
+    """How many times larger than the model draws an image of this height and width is.
 
     Raises:
         SpecError: no whole number of times, or not the same for both: a model has one size.
@@ -71,7 +71,7 @@ def scale_of(name: str, imaging: Imaging, height: int | None, width: int | None)
         whole = isinstance(asked, int) and not isinstance(asked, bool)
         if asked is not None and (not whole or asked < own or asked % own):
             raise SpecError(
-                f"{what}={asked}, and {name} draws pictures of {rows} by {columns} pixels",
+                f"{what}={asked}, and {name} draws images of {rows} by {columns} pixels",
                 hint=f"leave {what} out, or ask for a multiple: {own}, {2 * own}, {4 * own} (its pixels, repeated)",
             )
     scales = {asked // own for asked, own in ((height, rows), (width, columns)) if asked is not None}
@@ -101,7 +101,7 @@ def with_defaults(imaging: Imaging, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_drawable(model: LanguageModel | ContinuousModel, *, hint: str) -> None:
     """Raises ModelError where codes, or vectors, cannot be decoded; `hint` says of what is missing, {decoder}."""
-    assert model.imaging is not None, "asked of models of pictures"
+    assert model.imaging is not None, "asked of models of images"
     if not model.imaging.can_decode:
         of_vectors = isinstance(model, ContinuousModel)
         missing, lost = ("autoencoder", "vectors") if of_vectors else ("image tokenizer", "codes")
@@ -110,8 +110,8 @@ def check_drawable(model: LanguageModel | ContinuousModel, *, hint: str) -> None
         )
 
 
-def refuse_pictures(model: LanguageModel, settings: Settings) -> None:
-    """Refuses what only a model of pictures can make something of."""
+def refuse_images(model: LanguageModel, settings: Settings) -> None:
+    """Refuses what only a model of images can make something of."""
     given = [name for name in _OWN if getattr(settings, name) is not None]
     given += ["num_images"] if settings.num_images != 1 else []
     if given:
@@ -120,15 +120,15 @@ def refuse_pictures(model: LanguageModel, settings: Settings) -> None:
 
 
 def conditions(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings: Settings) -> Conditions:
-    """Reads what the pictures are to show. Raises SpecError for what the model cannot draw."""
+    """Reads what the images are to show. Raises SpecError for what the model cannot draw."""
     for name in FOREIGN:
         if getattr(settings, name) is not None:
-            raise SpecError(f"{name} is for text and {model.name} draws pictures", hint=f"leave {name} out")
+            raise SpecError(f"{name} is for text and {model.name} draws images", hint=f"leave {name} out")
     refuse_sequences(model.name, settings)
     count = imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count):
         raise SpecError(
-            f"a picture of {model.name} has {count} tokens, max_new_tokens={settings.max_new_tokens} were asked for",
+            f"an image of {model.name} has {count} tokens, max_new_tokens={settings.max_new_tokens} were asked for",
             hint="leave max_new_tokens out",
         )
     if imaging.kind == "class":
@@ -143,10 +143,10 @@ def conditions(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings
 
 
 def refuse_sequences(name: str, settings: Settings) -> None:
-    """Refuses the argument of text where that of pictures is meant."""
+    """Refuses the argument of text where that of images is meant."""
     if settings.num_return_sequences != 1:
         raise SpecError(
-            f"num_return_sequences is for text and {name} draws pictures",
+            f"num_return_sequences is for text and {name} draws images",
             hint=f"num_images={settings.num_return_sequences} draws so many of each",
         )
 
@@ -220,7 +220,7 @@ def _captions(model: LanguageModel, prompt: Any, settings: Settings) -> list[Con
         raise SpecError(f"a prompt of {model.name} is a caption or a list of captions, got {kind}", hint="pass text")
     for row, text in enumerate(texts):
         if not text.strip():
-            raise SpecError(f"caption {row} is empty", hint="say what the picture is to show")
+            raise SpecError(f"caption {row} is empty", hint="say what the image is to show")
     return [Condition(text=text) for text in texts]
 
 

@@ -81,7 +81,7 @@ class Settings:
     min_p: float | None = None  # leaves out what is less likely than min_p times the likeliest
     repetition_penalty: float | None = None  # tokens that stand in the row are less likely by it; 1 is off
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
-    cfg_interval: int | None = None  # of pictures: the first cfg_interval + 2 tokens are guided, the rest is not
+    cfg_interval: int | None = None  # of images: the first cfg_interval + 2 tokens are guided, the rest is not
     seed: int | Sequence[int] = 0  # a list gives each row its own
     template: Any = None
     allowed: Any = None  # which tokens may stand where; pardec.requests.allowed has the forms
@@ -89,10 +89,10 @@ class Settings:
     stop: Any = None  # a text or texts that end a row; its text is cut before them
     stop_ids: Any = None  # None: the model's end tokens; [] never stops
     block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
-    label: Any = None  # of a model of pictures: a class, or one a row; of vectors, -1 is none
+    label: Any = None  # of a model of images: a class, or one a row; of vectors, -1 is none
     num_images: int = 1  # of each prompt or label
     num_return_sequences: int = 1  # of text: rows of each prompt
-    prompt_embeds: Any = None  # of a model of pictures: what its text encoder makes of captions, [B, n, D] or a list
+    prompt_embeds: Any = None  # of a model of images: what its text encoder makes of captions, [B, n, D] or a list
     negative_prompt: Any = None  # of captions: what guidance leads away from; one, or one a prompt
     source: Any = None  # recorded uniforms in place of a seed
     callback: Callable[[Event], object] | None = None  # called with every event
@@ -237,8 +237,8 @@ def _example(name: str) -> str:
         "top_p": "top_p=0.9 keeps the likeliest tokens that hold 90% of the probability; leave it out to keep all",
         "cfg": "cfg=1 is the model without guidance, larger is stronger; leave it out to turn guidance off",
         "seed": "seed=0, or seed=[0, 1] with one seed a row",
-        "cfg_interval": "cfg_interval=100 guides the first 102 tokens of a picture; leave it out to guide all",
-        "num_images": "num_images=4 draws four pictures of each prompt",
+        "cfg_interval": "cfg_interval=100 guides the first 102 tokens of an image; leave it out to guide all",
+        "num_images": "num_images=4 draws four images of each prompt",
         "num_return_sequences": "num_return_sequences=4 gives four answers to each prompt",
         "min_new_tokens": "min_new_tokens=8 has no end token among the first 8; leave it out to let a row end anywhere",
         "min_p": "min_p=0.05 leaves out what is less than 0.05 times as likely as the likeliest; 0 keeps all",

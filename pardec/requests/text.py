@@ -21,9 +21,9 @@ from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from . import allowed, draft_models
-from .early import check_block, check_family
+from .early import check_block, check_family, check_least
 from .image_layout import within
-from .images import Conditions, conditions, refuse_pictures
+from .images import Conditions, conditions, refuse_images
 from .prompts import Row, check_length, rows
 from .settings import Settings, several
 from .stop_strings import StopStrings, special_ids
@@ -134,20 +134,20 @@ class Call:
 
     @property
     def shown(self) -> list[str | int | None] | None:
-        """Per row of pictures, what it is to show: the caption, the class, None for features; None for text."""
+        """Per row of images, what it is to show: the caption, the class, None for features; None for text."""
         made = self.request.conditions
         return [one.text if one.label is None else one.label for one in made] if made else None
 
 
 def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     """Reads the prompt and resolves every argument for this model; SpecError names what cannot work."""
-    pictures: Conditions | None = None
+    images: Conditions | None = None
     sampler = _sampler(model, settings)
     if model.imaging is not None:
-        pictures = conditions(model, model.imaging, prompt, settings)
-        given = pictures.rows
+        images = conditions(model, model.imaging, prompt, settings)
+        given = images.rows
     else:
-        refuse_pictures(model, settings)
+        refuse_images(model, settings)
         check_family(model.name, model.decoding_config.masked, settings)
         once = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
         given = several(once, settings.num_return_sequences)
@@ -170,8 +170,8 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         min_new_tokens=_min_new_tokens(settings, given),
         cfg=None if settings.cfg is None else float(settings.cfg),
         cfg_interval=settings.cfg_interval,
-        conditions=() if pictures is None else pictures.conditions,
-        prefix=None if pictures is None else pictures.prefix,
+        conditions=() if images is None else images.conditions,
+        prefix=None if images is None else images.prefix,
         draft_model=draft_models.for_text(sampler, model),
         stop_ids=stop_ids,
         stops=() if stops is None else (stops,) * len(given),
@@ -270,11 +270,7 @@ def _stops(model: LanguageModel, settings: Settings) -> tuple[StopStrings | None
 
 def _min_new_tokens(settings: Settings, given: list[Row]) -> int:
     asked, shortest = settings.min_new_tokens or 0, min(len(row.rest) for row in given)
-    if asked > shortest:
-        raise SpecError(
-            f"min_new_tokens={asked} is more than the {shortest} tokens of a row",
-            hint="raise max_new_tokens, or ask for fewer",
-        )
+    check_least(asked, shortest)
     return asked
 
 

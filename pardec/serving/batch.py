@@ -3,7 +3,7 @@
 So throughput does not fall to the slowest row of a batch. A row's tokens are those of `generate` alone with its seed.
 A masked model takes new rows at any step, each at the start of its own first block; an autoregressive one feeds their
 prompts in a forward of their own and then verifies all rows together. What cannot be joined while it is under way waits
-until the batch has drained, and `Serving.waits` says why: pictures of vectors, samplers whose memory is of all rows at
+until the batch has drained, and `Serving.waits` says why: images of vectors, samplers whose memory is of all rows at
 once, `allowed`.
 """
 
@@ -41,7 +41,7 @@ Loop = MaskedLoop | VerifyLoop
 class Served:
     """A finished row: which prompt it is of, from 0, its result, of one row, and which of several of its prompt it is.
 
-    `result.timing` runs from the row's admission to its last commit, beside others; of pictures of vectors it is their
+    `result.timing` runs from the row's admission to its last commit, beside others; of images of vectors it is their
     share of the batch's. `result.padding` is 0: what batches feed beside their rows is nobody's.
     """
 
@@ -190,8 +190,8 @@ class Serving(Iterator[Served]):
             raise self._error
 
     def _whole_batch(self, taken: list[Waiting]) -> Iterator[Served]:
-        """Pictures of vectors, a whole batch at a time."""
-        self.waits = "pictures of vectors are drawn a whole batch at a time"
+        """Images of vectors, a whole batch at a time."""
+        self.waits = "images of vectors are drawn a whole batch at a time"
         first = cast("VectorCall", taken[0].call)
         labels = tuple(label for row in taken for label in row.request.labels)
         call = replace(first, request=replace(first.request, labels=labels))

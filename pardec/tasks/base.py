@@ -26,7 +26,7 @@ class Problem:
     id: str
     prompt: str | list[dict[str, Any]]
     answer: Any
-    label: int | None = None  # in place of the prompt, the class that a model of pictures is asked for
+    label: int | None = None  # in place of the prompt, the class that a model of images is asked for
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Draw:
 
 
 class Task(ABC):
-    """Problems and how right a text, or a picture, is as an answer to one."""
+    """Problems and how right a text, or an image, is as an answer to one."""
 
     name: str
     summary: str

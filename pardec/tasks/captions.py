@@ -1,4 +1,4 @@
-"""Pictures of coloured shapes: does a picture show what its caption says?"""
+"""Images of coloured shapes: does an image show what its caption says?"""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..images.scoring import Score, score
 from ..images.shapes import SIDE
 from .base import Problem, Task, checked_count
 
-_TRUE = 1 << 41  # picture seeds from here on are of the pictures that drawn ones are compared with
+_TRUE = 1 << 41  # image seeds from here on are of the images that drawn ones are compared with
 
 
 class Captions(Task):
-    """Captions of one or two shapes; a picture is right if all that is said can be read from it, and nothing else."""
+    """Captions of one or two shapes; an image is right if all that is said can be read from it, and nothing else."""
 
     name = "captions"
-    summary = "pictures of one or two coloured shapes, read back from their pixels"
+    summary = "images of one or two coloured shapes, read back from their pixels"
     answers: ClassVar[str] = "picture"
 
     def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:
@@ -41,29 +41,29 @@ class Captions(Task):
         return sum(map(float, parts)) / len(parts)
 
     def seen(self, problem: Problem, answer: Any) -> dict[str, Any]:
-        """Features of the picture, and of a true one of the same caption: what `distance` is made from."""
+        """Features of the image, and of a true one of the same caption: what `distance` is made from."""
         caption = str(problem.prompt)
         true = draw([parse(caption)], [_TRUE + sum(map(ord, caption))])
         pair = features(np.concatenate([pixels(answer)[None], true]))
         return {"features": np.round(pair[0], 4).tolist(), "true_features": np.round(pair[1], 4).tolist()}
 
 
-def pixels(picture: Any) -> NDArray[np.uint8]:
-    """A picture [S, S, 3] of 0..255. Raises SpecError for one of a size that cannot be read back."""
-    found = np.asarray(picture)
+def pixels(image: Any) -> NDArray[np.uint8]:
+    """An image [S, S, 3] of 0..255. Raises SpecError for one of a size that cannot be read back."""
+    found = np.asarray(image)
     if found.shape != (SIDE, SIDE, 3):
         raise SpecError(
-            f"a picture of {'x'.join(map(str, found.shape))} cannot be read",
-            hint=f"it takes pictures of {SIDE}x{SIDE} pixels, such as tiny-llamagen draws",
+            f"an image of {'x'.join(map(str, found.shape))} cannot be read",
+            hint=f"it takes images of {SIDE}x{SIDE} pixels, such as tiny-llamagen draws",
         )
     return found
 
 
-def _scored(problem: Problem, picture: Any) -> Score:
-    return _read(pixels(picture).tobytes(), str(problem.prompt))
+def _scored(problem: Problem, image: Any) -> Score:
+    return _read(pixels(image).tobytes(), str(problem.prompt))
 
 
 @lru_cache(maxsize=4)  # strict and lenient are asked one after the other
 def _read(held: bytes, caption: str) -> Score:
-    picture = np.frombuffer(held, np.uint8).reshape(1, SIDE, SIDE, 3)
-    return score(picture, [caption])[0]
+    image = np.frombuffer(held, np.uint8).reshape(1, SIDE, SIDE, 3)
+    return score(image, [caption])[0]

@@ -1,4 +1,4 @@
-"""Pictures of one coloured shape, asked for by class: does a picture show what its class says?"""
+"""Images of one coloured shape, asked for by class: does an image show what its class says?"""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..images.shapes import SIDE
 from .base import Problem, Task, check_split, checked_count
 from .captions import pixels
 
-_TRUE = 1 << 42  # picture seeds from here on are of the pictures that drawn ones are compared with
+_TRUE = 1 << 42  # image seeds from here on are of the images that drawn ones are compared with
 
 
 class Classes(Task):
-    """Classes of one shape; a picture is right if it shows one thing, of the size, colour and shape of its class."""
+    """Classes of one shape; an image is right if it shows one thing, of the size, colour and shape of its class."""
 
     name = "classes"
-    summary = "pictures of one coloured shape, asked for by class and read back from their pixels"
+    summary = "images of one coloured shape, asked for by class and read back from their pixels"
     answers: ClassVar[str] = "picture"
     asks: ClassVar[str] = "class"
 
@@ -50,7 +50,7 @@ class Classes(Task):
         return sum(map(float, parts)) / len(parts)
 
     def seen(self, problem: Problem, answer: Any) -> dict[str, Any]:
-        """Features of the picture, and of a true one of the same class: what `distance` is made from."""
+        """Features of the image, and of a true one of the same class: what `distance` is made from."""
         number = zlib.crc32(problem.id.encode())
         true = draw([scene(_label(problem), random.Random(number))], [_TRUE + number])
         pair = features(np.concatenate([pixels(answer)[None], true]))
@@ -67,8 +67,8 @@ def _label(problem: Problem) -> int:
     return problem.label
 
 
-def _scored(problem: Problem, picture: Any) -> Score:
-    return _read(pixels(picture).tobytes(), _label(problem))
+def _scored(problem: Problem, image: Any) -> Score:
+    return _read(pixels(image).tobytes(), _label(problem))
 
 
 @lru_cache(maxsize=4)  # strict and lenient are asked one after the other

@@ -57,7 +57,7 @@ def _page(result: ResultData, name: str, data: dict[str, Any]) -> str:
 
 
 def fragment(result: ResultData) -> str:
-    """The coloured text alone, or the pictures, for a notebook."""
+    """The coloured text alone, or the images, for a notebook."""
     if result.images:
         return image_view.fragment(result)
     rows = cells(result)

@@ -1,6 +1,6 @@
-"""Results whose rows are pictures: the pictures, how they came to be, and how many tokens each forward accepted.
+"""Results whose rows are images: the images, how they came to be, and how many tokens each forward accepted.
 
-The map of a picture gives every cell the count of the forward that committed it: the tokens accepted by that forward
+The map of an image gives every cell the count of the forward that committed it: the tokens accepted by that forward
 and the next one, which it draws itself. A light patch was done in few forwards.
 """
 
@@ -28,7 +28,7 @@ from .unfinished import blanked
 if TYPE_CHECKING:
     from ..result_data import ResultData
 
-LEAST = 192  # pixels that a picture is made high at least, by whole factors
+LEAST = 192  # pixels that an image is made high at least, by whole factors
 LINE, SIZE = 24, 15
 _STYLE = """
 .pardec-drawn { font: 13px/1.5 system-ui, sans-serif; }
@@ -41,7 +41,7 @@ _STYLE = """
 
 def steps(result: ResultData, row: int) -> np.ndarray:
     """[h, w]: which forward committed each cell; -2 where none did, as an interrupted row may have it."""
-    assert result.grid is not None, "a result of pictures has a grid"
+    assert result.grid is not None, "a result of images has a grid"
     start = result.prompts[row]
     rows, columns = result.grid
     stride = result.stride or columns
@@ -61,7 +61,7 @@ def most(result: ResultData) -> int:
 
 
 def heat(counts: np.ndarray, top: int, size: tuple[int, int]) -> Image.Image:
-    """Counts [h, w] as a picture of `size` (width, height): dark for 1, light for `top`, blank for 0."""
+    """Counts [h, w] as an image of `size` (width, height): dark for 1, light for `top`, blank for 0."""
     colours = np.array(
         [pngs.BLANK] + [ImageColor.getrgb(shade(count - 1, top - 1)) for count in range(1, top + 1)], dtype=np.uint8
     )
@@ -69,11 +69,11 @@ def heat(counts: np.ndarray, top: int, size: tuple[int, int]) -> Image.Image:
 
 
 def title(result: ResultData, row: int) -> str:
-    """What the picture was to show."""
+    """What the image was to show."""
     shown = result.shown[row] if result.shown else None
     if isinstance(shown, str):
         return shown
-    return f"picture {row}" if shown is None else "no class" if shown < 0 else f"class {shown}"
+    return f"image {row}" if shown is None else "no class" if shown < 0 else f"class {shown}"
 
 
 def accepted(result: ResultData, row: int) -> str:
@@ -86,34 +86,34 @@ def accepted(result: ResultData, row: int) -> str:
 
 
 def png(result: ResultData) -> bytes:
-    """Every picture beside its map."""
+    """Every image beside its map."""
     top = most(result)
     tiles = []
-    for row, picture in enumerate(_grown(result)):
-        pair = [picture, heat(gained(result, row), top, picture.size)]
+    for row, image in enumerate(_grown(result)):
+        pair = [image, heat(gained(result, row), top, image.size)]
         caption = ", ".join(filter(None, (title(result, row), accepted(result, row))))
         tiles.append(_labelled(pngs.sheet(pair, (1, 2), gap=8), caption))
     return encode([_page(tiles, heading(result), _legend(top))], "PNG")
 
 
 def gif(result: ResultData) -> bytes:
-    """One frame a forward: cells that are not known yet are blank. The finished pictures stay longer."""
-    pictures = _grown(result)
-    when = [steps(result, row) for row in range(len(pictures))]
+    """One frame a forward: cells that are not known yet are blank. The finished images stay longer."""
+    images = _grown(result)
+    when = [steps(result, row) for row in range(len(images))]
     last = max(int(one.max()) for one in when)
     frames = []
     for step in [*range(-1, last, -(-(last + 2) // FRAMES)), last]:
         shown = [
-            blanked(picture, (one >= 0) & (one <= step)) if step < last else picture
-            for picture, one in zip(pictures, when, strict=True)
+            blanked(image, (one >= 0) & (one <= step)) if step < last else image
+            for image, one in zip(images, when, strict=True)
         ]
-        tiles = [_labelled(picture, title(result, row)) for row, picture in enumerate(shown)]
+        tiles = [_labelled(image, title(result, row)) for row, image in enumerate(shown)]
         frames.append(_page(tiles, heading(result)))
     return encode(frames, "GIF")
 
 
 def _grown(result: ResultData) -> list[Image.Image]:
-    """The pictures, small ones made larger."""
+    """The images, small ones made larger."""
     factor = max(-(-LEAST // one.height) for one in result.images or [])
     return [
         one.resize((one.width * factor, one.height * factor), Image.Resampling.NEAREST) for one in result.images or []
@@ -150,13 +150,13 @@ def _legend(top: int) -> str:
 
 def data(result: ResultData) -> dict[str, Any]:
     """What the page's script draws."""
-    pictures = []
-    for row, picture in enumerate(result.images or []):
+    images = []
+    for row, image in enumerate(result.images or []):
         when = steps(result, row)
-        pictures.append(
+        images.append(
             {
                 "title": title(result, row),
-                "source": source(picture),
+                "source": source(image),
                 "grid": list(when.shape),
                 "steps": when.ravel().tolist(),
                 "gained": gained(result, row).ravel().tolist(),
@@ -166,7 +166,7 @@ def data(result: ResultData) -> dict[str, Any]:
                 "seed": str(result.seeds[row]),  # more digits than JavaScript's numbers hold
             }
         )
-    return {"pictures": pictures, "most": most(result)}
+    return {"pictures": images, "most": most(result)}
 
 
 def _tested(result: ResultData, row: int) -> dict[str, Any]:
@@ -177,14 +177,14 @@ def _tested(result: ResultData, row: int) -> dict[str, Any]:
 
 
 def fragment(result: ResultData) -> str:
-    """The pictures and their maps alone, for a notebook."""
+    """The images and their maps alone, for a notebook."""
     top = most(result)
     figures = []
-    for row, picture in enumerate(result.images or []):
+    for row, image in enumerate(result.images or []):
         name = escape(title(result, row), quote=True)
-        heated = heat(gained(result, row), top, picture.size)
+        heated = heat(gained(result, row), top, image.size)
         figures.append(
-            f'<figure><img src="{source(picture)}" alt="{name}">'
+            f'<figure><img src="{source(image)}" alt="{name}">'
             f'<img src="{source(heated)}" alt="tokens that the forward of each cell gained, at most {top}">'
             f"<figcaption>{name}<br><small>{_counted(result, row)}</small></figcaption>"
             "</figure>"
@@ -198,19 +198,19 @@ def _counted(result: ResultData, row: int) -> str:
     return escape(", ".join(filter(None, parts)))
 
 
-def source(picture: Image.Image) -> str:
-    """The picture as what an img element may name."""
-    return "data:image/png;base64," + base64.b64encode(pngs.png(picture)).decode("ascii")
+def source(image: Image.Image) -> str:
+    """The image as what an img element may name."""
+    return "data:image/png;base64," + base64.b64encode(pngs.png(image)).decode("ascii")
 
 
 # --- terminal ---
 
 
 class _Sized:
-    """The pictures side by side, as large as the console lets them be; nothing where it has no colours."""
+    """The images side by side, as large as the console lets them be; nothing where it has no colours."""
 
-    def __init__(self, pictures: list[Image.Image]) -> None:
-        self.sheet = pngs.sheet(pictures, pngs.squarest(len(pictures)))
+    def __init__(self, images: list[Image.Image]) -> None:
+        self.sheet = pngs.sheet(images, pngs.squarest(len(images)))
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
         if console.color_system is not None:
@@ -218,7 +218,7 @@ class _Sized:
 
 
 def finished(result: ResultData) -> Group:
-    """The finished pictures, and what each shows."""
+    """The finished images, and what each shows."""
     line = partial(Text, style="dim")
     each = range(len(result.prompts))
     caption = [filter(None, (title(result, row), f"seed {result.seeds[row]}", accepted(result, row))) for row in each]

@@ -1,4 +1,4 @@
-"""Pictures while they are decoded: drawn in place on a terminal, a line of progress where nothing can be drawn."""
+"""Images while they are decoded: drawn in place on a terminal, a line of progress where nothing can be drawn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Manner = Literal["kitty", "iterm", "blocks", "line", "log"]
 
 
 class Preview:
-    """Shows the events of one or several requests for pictures, one after the other, on `stream`.
+    """Shows the events of one or several requests for images, one after the other, on `stream`.
 
     with Preview(imaging, count, sys.stderr) as preview:
         for event in model.stream(prompt):
@@ -47,7 +47,7 @@ class Preview:
         environment: Mapping[str, str] = os.environ,
         every: float = EVERY_S,
     ) -> None:
-        """`count` is the number of pictures of all the requests."""
+        """`count` is the number of images of all the requests."""
         self.imaging, self.stream, self.every = imaging, stream, every
         self.console = Console(file=stream, highlight=False)
         self.manner = _manner(self.console, environment, drawable=imaging.can_decode)
@@ -57,7 +57,7 @@ class Preview:
         self.before = self.forwards = self.steps = 0  # cells and forwards of the requests before this one; its steps
         self.started = self.last_shown = time.monotonic()
         self.rendered_at, self.cost, self.rows_seen = 0.0, 0.0, 0
-        self.place: tuple[int, int] | None = None  # columns and lines that inline pictures are given
+        self.place: tuple[int, int] | None = None  # columns and lines that inline images are given
 
     def __enter__(self) -> Preview:
         if self.live is not None:
@@ -86,7 +86,7 @@ class Preview:
             self.before += self.codes.codes.size
             self.forwards += self.steps
         elif isinstance(event, RowFinished):
-            self.rows_seen = -1  # a whole picture is shown as soon as time allows
+            self.rows_seen = -1  # a whole image is shown as soon as time allows
 
     def _show(self, *, whole: bool = False) -> None:
         now = time.monotonic()
@@ -106,21 +106,21 @@ class Preview:
             self.cost = self.rendered_at - now
 
     def _sheet(self) -> Image.Image:
-        pictures = unfinished(self.imaging, self.codes.codes, self.codes.latents)
-        return sheet(pictures, squarest(len(pictures)))
+        images = unfinished(self.imaging, self.codes.codes, self.codes.latents)
+        return sheet(images, squarest(len(images)))
 
-    def _draw(self, picture: Image.Image) -> None:
+    def _draw(self, image: Image.Image) -> None:
         across, down = self.console.width, max(self.console.height - 3, 1)
         if self.live is not None:
-            shown = half_blocks(fitting(picture, across, down))
+            shown = half_blocks(fitting(image, across, down))
             self.live.update(Group(shown, Text(self.progress(), style="dim")), refresh=True)
             return
         assert self.manner in ("kitty", "iterm"), "the others draw nothing"
-        if self.place is None:  # room below the picture first: the cursor's saved place must not scroll away
-            self.place = extent(picture, across, down)
+        if self.place is None:  # room below the image first: the cursor's saved place must not scroll away
+            self.place = extent(image, across, down)
             self._write("\n" * self.place[1] + f"\x1b[{self.place[1]}A\r\x1b7")
-        size = extent(picture, *self.place)
-        command = inline(picture, "kitty" if self.manner == "kitty" else "iterm", *size)
+        size = extent(image, *self.place)
+        command = inline(image, "kitty" if self.manner == "kitty" else "iterm", *size)
         self._write(f"\x1b8\x1b[J{command}\x1b8\x1b[{self.place[1]}B\r\x1b[K{self.progress()}")
 
     def progress(self) -> str:

@@ -76,11 +76,11 @@ class Watch:
             if event.reason == "stop" and len(committed):  # what the end token closed is no longer to come
                 self.ends[event.row] = int(committed[-1]) + 1
         elif isinstance(event, Finished) and self.live is not None:
-            self.live.update(self._picture(), refresh=True)
+            self.live.update(self._image(), refresh=True)
 
     def _say(self, committed: int, revised: int | None) -> None:
         if self.live is not None:
-            self.live.update(self._picture(), refresh=True)
+            self.live.update(self._image(), refresh=True)
             return
         left = int(self.open.sum())
         back = "" if revised is None else f"~{revised:<3d} "
@@ -97,7 +97,7 @@ class Watch:
         """Tokens as text for a terminal."""
         return [plain(text) for text in self._read(ids)]
 
-    def _picture(self) -> Group:
+    def _image(self) -> Group:
         lines = [self._line(row) for row in range(min(len(self.open), ROWS))]
         if len(self.open) > ROWS:
             lines.append(Text(f"and {len(self.open) - ROWS} more rows", style="dim"))
@@ -120,7 +120,7 @@ class Watch:
 
 
 def finished(result: ResultData) -> Group:
-    """A finished run, each token in the colour of the forward that committed it; pictures as pictures."""
+    """A finished run, each token in the colour of the forward that committed it; images as images."""
     if result.images:
         return image_view.finished(result)
     rows = cells(result)

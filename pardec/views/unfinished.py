@@ -1,4 +1,4 @@
-"""Pictures that are still being decoded: what events told so far, drawn with what is not known left blank."""
+"""Images that are still being decoded: what events told so far, drawn with what is not known left blank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Codes:
-    """The codes or vectors of a request's pictures as its events tell them; all must come through here, in order.
+    """The codes or vectors of a request's images as its events tell them; all must come through here, in order.
 
     Attributes:
-        codes: [B, h*w] int64, row by row of the picture; -1 where a code is not known yet. 0 stands for any vector.
+        codes: [B, h*w] int64, row by row of the image; -1 where a code is not known yet. 0 stands for any vector.
         fresh: [B, h*w] bool: what the latest step committed.
         latents: [B, h*w, d] float32, the vectors, 0 where one is not known yet; None where tokens are ids.
     """
@@ -38,7 +38,7 @@ class Codes:
 
     @property
     def known(self) -> int:
-        """How many cells of all pictures are known."""
+        """How many cells of all images are known."""
         return int((self.codes >= 0).sum())
 
     def __call__(self, event: Event) -> None:
@@ -72,14 +72,14 @@ class Codes:
 
 
 def unfinished(imaging: Imaging, codes: np.ndarray, latents: np.ndarray | None = None) -> list[Image.Image]:
-    """The pictures of codes [B, h*w], or of vectors [B, h*w, d], where `codes` says which there are.
+    """The images of codes [B, h*w], or of vectors [B, h*w, d], where `codes` says which there are.
 
     A cell without one (-1) is blank. A decoder sees past the cell: edges may change.
     """
     made = []
     for row, whole in zip(codes >= 0, decodable(imaging, codes, latents), strict=True):
-        picture = Image.fromarray(to_images(imaging.decode(whole[None]))[0])
-        made.append(blanked(picture, row.reshape(imaging.layout.grid)))
+        image = Image.fromarray(to_images(imaging.decode(whole[None]))[0])
+        made.append(blanked(image, row.reshape(imaging.layout.grid)))
     return made
 
 
@@ -93,10 +93,10 @@ def gridded(cells: np.ndarray, layout: ImageLayout) -> torch.Tensor:
     return torch.from_numpy(cells).reshape(len(cells), *layout.grid, *cells.shape[2:])
 
 
-def blanked(picture: Image.Image, known: np.ndarray) -> Image.Image:
-    """The picture with the cells blank that are not `known` [h, w]."""
-    (rows, columns), pixels = known.shape, np.array(picture)
-    across = np.arange(picture.width) * columns // picture.width
-    down = np.arange(picture.height) * rows // picture.height
+def blanked(image: Image.Image, known: np.ndarray) -> Image.Image:
+    """The image with the cells blank that are not `known` [h, w]."""
+    (rows, columns), pixels = known.shape, np.array(image)
+    across = np.arange(image.width) * columns // image.width
+    down = np.arange(image.height) * rows // image.height
     pixels[~known[down[:, None], across]] = BLANK
     return Image.fromarray(pixels)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def build(spec: Spec, *, sampling: bool = False) -> MaskedSampler:
     """One object a stage.
 
-    Raises:
-        SpecError: two methods where one is allowed, a cache without `@`, stages that do not go together.
+    Raises SpecError for two methods where one is allowed, a cache without `@`, stages that do not go together.
     """
     stages = _by_stage(spec)
     _add_defaults(stages, spec)
@@ -41,9 +40,7 @@ def build(spec: Spec, *, sampling: bool = False) -> MaskedSampler:
 
 def fit(sampler: MaskedSampler, model: LanguageModel) -> MaskedSampler:
     """The sampler with the parameters that its stages leave open taken from the model, in its spec too.
-
-    Raises:
-        SpecError: a stage does not work with this model.
+    Raises SpecError if a stage does not work with this model.
     """
     new: dict[int, Stage] = {id(stage): stage.fit(model) for stage in sampler.stages}
     if all(stage is new[id(stage)] for stage in sampler.stages):

@@ -24,20 +24,9 @@ NEVER = -2  # commit_step of a position that was never committed
 _CLOCKS = 64  # forwards there is room for at first
 _LONGEST = np.iinfo(np.int16).max  # that commit_step can count
 _ROWS = (
-    "rows",
-    "prompt",
-    "total",
-    "origin",
-    "lo",
-    "hi",
-    "end",
-    "step",
-    "entry_step",
-    "nfe",
-    "entered",
-    "left",
+    "rows", "prompt", "total", "origin", "lo", "hi", "end", "step", "entry_step", "nfe", "entered", "left",
     "first_open",
-)
+)  # fmt: skip
 _TENSORS = ("tokens", "open", "commit_step", "commit_score", "window", "eligible")
 _HOST = (*_ROWS, "to_fill", "total_steps", "stays", "_clocks", "given_host", "window_host", "eligible_host")
 

@@ -144,9 +144,7 @@ class Stage(Policy):
 
     def fit(self, model: LanguageModel) -> Self:
         """This stage with the parameters it leaves open taken from `model`.
-
-        Raises:
-            SpecError: it does not work with this model.
+        Raises SpecError if it does not work with this model.
         """
         return self
 

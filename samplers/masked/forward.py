@@ -177,11 +177,7 @@ class MaskedForward:
     # --- one forward ---
 
     def _forward(
-        self,
-        group: Group,
-        wanted: np.ndarray,
-        soft: Tensor | None,
-        forward: Callable[[Plan, KVCache | None], Hidden],
+        self, group: Group, wanted: np.ndarray, soft: Tensor | None, forward: Callable[[Plan, KVCache | None], Hidden]
     ) -> tuple[RowDistribution, RowDistribution | None]:
         """The distribution of one group, and its shadow's."""
         tokens, want, index, narrow = self._at(self.canvas.tokens, group), group.want, None, not self.whole
@@ -218,12 +214,7 @@ class MaskedForward:
         return distribution.reindexed(index), None
 
     def _distribution(
-        self,
-        hidden: Hidden,
-        group: Group,
-        positions: Tensor,
-        queries: Tensor | None = None,
-        first: int = 0,
+        self, hidden: Hidden, group: Group, positions: Tensor, queries: Tensor | None = None, first: int = 0
     ) -> RowDistribution:
         """The distribution at `positions` [n, M], without the mask id and tokens that are not allowed there.
 

@@ -1,4 +1,4 @@
-"""Confidence: argmax, top-1, top-2, log-sum-exp and entropy of each row of logits, in one pass where one exists.
+"""Confidence: argmax, top-1, top-2 and entropy of each row of logits, in one pass where one exists.
 
 x = (logits + by at tokens) / temperature;    with x1 the highest: mass = sum exp(x - x1)
 entropy = ln mass - sum exp(x - x1) (x - x1) / mass
@@ -30,18 +30,9 @@ class Confidence(NamedTuple):
     entropy: Tensor  # float32, nats
 
     @property
-    def lse(self) -> Tensor:
-        """log-sum-exp of the logits."""
-        return self.top1 + self.mass.log()
-
-    @property
     def probability(self) -> Tensor:
         """The argmax's probability."""
         return self.mass.reciprocal()
-
-    def probability_of(self, logit: Tensor) -> Tensor:
-        """The probability of a token with this logit."""
-        return (logit - self.top1).exp() / self.mass
 
 
 def confidence(

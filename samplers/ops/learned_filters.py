@@ -39,9 +39,7 @@ def filter_names() -> list[str]:
 
 def locate_filter(name: str) -> tuple[Path, str | None]:
     """The file that `name` refers to, and the function in it if it is a Python file.
-
-    Raises:
-        SpecError: nothing of that name.
+    Raises SpecError for an unknown name.
     """
     path, _, function = name.partition(".py:")
     if function:
@@ -85,9 +83,7 @@ def filter_info(name: str) -> FilterInfo:
 
 def load_filter(name: str) -> nn.Module:
     """The network that `name` refers to, ready for inference; its `block_length` is that of the blocks it judges.
-
-    Raises:
-        SpecError: the file holds no filter.
+    Raises SpecError if the file holds no filter.
     """
     file, function = locate_filter(name)
     network = _call(file, function) if function else _read(file)

@@ -17,13 +17,11 @@ _ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to 
 def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     """One object a stage; `sampling` chooses the acceptance if the spec names none.
 
-    Raises:
-        SpecError: two policies for one stage, a cache, or stages that cannot be combined.
+    Raises SpecError for two policies for one stage, a cache, or stages that cannot be combined.
     """
     if parsed.cache is not None:
         raise SpecError(
-            f"{str(parsed)!r} names a cache, but autoregressive models keep all K/V",
-            hint="leave out what follows '@'",
+            f"{str(parsed)!r} names a cache, but autoregressive models keep all K/V", hint="leave out what follows '@'"
         )
     stages: dict[str, Named] = {stage: [] for stage in AUTOREGRESSIVE}
     for part in parsed.parts:

@@ -39,9 +39,7 @@ class CodeFeatures:
 
 def code_table(model: LanguageModel) -> Tensor:
     """[V, C]: the image codebook of a model, else its input embeddings.
-
-    Raises:
-        ModelError: its number of rows is not the model's number of ids.
+    Raises ModelError if its number of rows is not the model's number of ids.
     """
     embedding = model.decoder.embedding
     table = embedding[: model.vocab_size] if model.codebook is None else model.codebook

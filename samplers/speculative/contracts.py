@@ -164,6 +164,11 @@ class RoundResult:
     gained: np.ndarray  # [B] tokens committed, cut at an end token or the length limit
     hidden: Hidden | None = None  # the drafter's `hidden_layers`
 
+    def levels(self) -> tuple[np.ndarray, np.ndarray]:
+        """The accepted and the drafted levels of each row, both [B], on the host."""
+        drafted = torch.where(self.draft.tested, self.draft.depth, 0).amax(1)
+        return self.verdict.count.cpu().numpy(), drafted.cpu().numpy()
+
 
 class Uniforms(Protocol):
     """A round's random numbers: keyed by seed, or recorded ones replayed in a test."""
@@ -331,8 +336,8 @@ class Length(Stage):
     times_rounds: ClassVar[bool] = False  # it measures time, so that two processes may decide differently
 
     def budget(self, most: int, context: DecodeContext, state: Any) -> np.ndarray:
-        """[B] the most tokens to draft, `most` being the drafter's own limit; 0 drafts none."""
-        raise NotImplementedError
+        """[B] the most tokens to draft, `most` being the drafter's own limit, which is the default; 0 drafts none."""
+        return np.full(len(context.text), most)
 
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: Any) -> Tensor | None:
         """[B] bool: whether to stop after drafted token `step`, counted from 0; None continues in all rows.

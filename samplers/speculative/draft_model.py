@@ -215,13 +215,10 @@ class DraftModelState:
 
     def _tokens(self, tokens: Tensor) -> Tensor:
         """Ids within the model's embedding table, which may be shorter than the target's due to padding."""
-        return tokens if self.model.vocab_size >= self.context.model.vocab_size else tokens.clamp(max=self._top)
+        own = self.model.vocab_size
+        return tokens if own >= self.context.model.vocab_size else tokens.clamp(max=own - 1)
 
     def _fitted(self, raw: Tensor) -> Tensor:
         """Logits over the target's ids; ids in only one of the two tables are padding."""
         short = self.context.model.vocab_size - raw.shape[-1]
         return raw if not short else pad(raw, (0, short), value=-torch.inf)
-
-    @property
-    def _top(self) -> int:
-        return self.model.vocab_size - 1

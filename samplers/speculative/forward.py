@@ -124,13 +124,7 @@ class VerifyForward:
             self.cache.keep(torch.from_numpy(rows))
 
     def _run(
-        self,
-        draft: Draft,
-        rows: np.ndarray,
-        *,
-        whole: bool = True,
-        narrow: bool = False,
-        hidden: tuple[int, ...] = (),
+        self, draft: Draft, rows: np.ndarray, *, whole: bool = True, narrow: bool = False, hidden: tuple[int, ...] = ()
     ) -> Hidden:
         """One forward of `draft` for the live `rows`.
 

@@ -1,4 +1,4 @@
-"""Small random models of pictures, in the files that LlamaGen publishes, with an image tokenizer."""
+"""Small random models of images, in the files that LlamaGen publishes, with an image tokenizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULTS = {"temperature": 0.9, "top_k": 12, "cfg": 2.0}
 def painter(folder: Path, kind: str, *, tokenizer: int | None = CODES, side: int = SIDE, levels: int = 2) -> Path:
     """Writes a checkpoint that draws a "class" or a "text", with a tokenizer of so many codes beside it, or none.
 
-    Pictures have `side` cells a side; a cell has twice the pixels a side for each of the tokenizer's levels but one.
+    Images have `side` cells a side; a cell has twice the pixels a side for each of the tokenizer's levels but one.
     """
     folder.mkdir(parents=True)
     places = 1 if kind == "class" else 40

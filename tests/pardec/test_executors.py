@@ -21,7 +21,7 @@ from pardec.cli.inputs import Item
 from pardec.executors import BatchError, executor
 from pardec.executors import ray as ray_executor
 from pardec.executors import torchrun as torchrun_executor
-from pardec.executors.outline import outline
+from pardec.executors.outline import load_without_weights
 from pardec.models.errors import SpecError
 from pardec.models.parallel.processes import find_interface
 
@@ -35,7 +35,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 def python(*arguments: object, timeout: int = 300) -> Done:
-    named = {name: value for name, value in os.environ.items() if name not in torchrun_executor._STARTED}
+    named = {name: value for name, value in os.environ.items() if name not in torchrun_executor._ENVIRONMENT}
     named |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=named, capture_output=True, text=True, timeout=timeout, check=False)
@@ -50,7 +50,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def squares(folder: Path) -> dict[str, int]:
-    """What the rows file holds; a key that stands there twice is an error."""
+    """The content of the rows file; a duplicate key is an error."""
     rows = lines(folder)
     assert len({row["key"] for row in rows}) == len(rows)
     return {row["key"]: row["square"] for row in rows}
@@ -118,7 +118,7 @@ def test_what_the_sink_raises_ends_the_run_at_once() -> None:
     ("name", "workers", "message", "hint"),
     [
         ("lokal", None, "unknown executor 'lokal' (did you mean 'local'?)", "local, torchrun, ray"),
-        ("local", 2, "the local executor is one worker", "torchrun"),
+        ("local", 2, "the local executor has one worker", "torchrun"),
         ("ray", 0, "workers must be at least 1, got 0", "leave it out"),
         ("torchrun", 4, "works under torchrun", "torchrun --nproc-per-node 4 "),
     ],
@@ -134,7 +134,7 @@ def test_an_executor_that_cannot_be_is_refused(
 
 
 def test_torchrun_refuses_another_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in torchrun_executor._STARTED:
+    for name in torchrun_executor._ENVIRONMENT:
         monkeypatch.setenv(name, "2")
     with pytest.raises(SpecError, match="torchrun started 2 processes, got workers=3"):
         executor("torchrun", workers=3)
@@ -302,7 +302,7 @@ def test_a_worker_without_a_model_loads_it(folder: Path, model: pardec.Model, tm
 
 
 def test_an_outline_prepares_what_the_model_prepares(folder: Path, model: pardec.Model) -> None:
-    bare = outline(str(folder), on_gpu=False)
+    bare = load_without_weights(str(folder), on_gpu=False)
     assert str(bare.language_model.device) == "meta"
     assert bare.language_model.dtype == model.language_model.dtype
     mine, theirs = (each.prepare(PROMPTS, sampler="threshold@dual") for each in (bare, model))

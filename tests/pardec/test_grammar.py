@@ -1,4 +1,4 @@
-"""Pictures whose families write more than codes: ends of rows, closing tokens, codes that are ids among others."""
+"""Images whose families write more than codes: ends of rows, closing tokens, codes that are ids among others."""
 
 from __future__ import annotations
 

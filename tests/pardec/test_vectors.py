@@ -25,7 +25,7 @@ from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed
 from pardec.views import image_view
 from pardec.views.html import fragment, page
-from pardec.views.picture import gif, png
+from pardec.views.order_image import gif, png
 from pardec.views.terminal import finished
 from pardec.views.token_grid import cells
 from tests.pardec.vector_painters import CLASSES, SIDE, SIZE, vector_painter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +51,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def near(one: Image.Image, other: Image.Image) -> bool:
-    """The same picture, but for rounding."""
+    """The same image, but for rounding."""
     left, right = (np.asarray(each.convert("RGB")).astype(int) for each in (one, other))
     return left.shape == right.shape and bool(np.abs(left - right).max() <= 2)
 
@@ -66,7 +66,7 @@ def test_the_command_draws_as_the_checkpoint_says_and_its_file_makes_it_again(
     code, told, err = cli(
         "image", folder, "--class", 3, "--class", -1, "--grid", "2x2", "-o", out, "--save", saved, "--json"
     )
-    assert (code, err.splitlines()[-1].startswith("4 pictures, 64 tokens in 12 forwards")) == (0, True), err
+    assert (code, err.splitlines()[-1].startswith("4 images, 64 tokens in 12 forwards")) == (0, True), err
     said = pngs.read(out)
     assert said["spec"].startswith("mar:steps=3,")
     assert {name: said[name] for name in DEFAULTS} == DEFAULTS
@@ -132,7 +132,7 @@ def test_a_drafting_sampler_says_what_was_accepted(cli: Cli, folder: Path, tmp_p
 
 def test_other_commands_say_what_to_use(cli: Cli, folder: Path, bare: Path, tmp_path: Path) -> None:
     code, _, err = cli("generate", folder, "-p", "a")
-    assert (code, "is a model of pictures" in err, "pardec image" in err) == (2, True, True)
+    assert (code, "is a model of images" in err, "pardec image" in err) == (2, True, True)
     code, _, err = cli("tune", folder, "--task", "classes", "--quiet")
     assert (code, "vectors draws vectors, and tune searches" in err, "pardec compare" in err) == (2, True, True)
     code, _, err = cli("image", bare, "--class", 1, "-o", tmp_path / "out.png", "--quiet")
@@ -158,25 +158,20 @@ def test_samplers_of_vectors_are_listed(cli: Cli) -> None:
     ]  # fmt: skip
 
 
-def test_the_script_compares_samplers_of_vectors(folder: Path, tmp_path: Path) -> None:
-    script = Path(__file__).resolve().parents[2] / "scripts" / "generate_image.py"
-    asked = [
-        sys.executable,
-        str(script),
-        "--model",
-        str(folder),
-        "--class",
-        "1",
-        "--images",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+def test_the_script_compares_samplers_of_vectors(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = str(Path(__file__).resolve().parents[2] / "scripts" / "generate_image.py")
+    options = ("--model", str(folder), "--class", "1", "--images", "2", "--out", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [script, *options])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    out, err = capfd.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    lines = out.splitlines()
     assert [line.split()[0] for line in lines] == ["sequential", "mar:steps=64", "mar:steps=16", "mar:steps=16,head=25"]
-    assert [line.split()[1] for line in lines] == ["32", "32", "32", "32"]  # two pictures of 16 tokens, one a forward
+    assert [line.split()[1] for line in lines] == ["32", "32", "32", "32"]  # two images of 16 tokens, one a forward
     assert all(re.search(r"s, backbone \d+\.\d\d s, head \d+\.\d\d s  distribution$", line) for line in lines)
     assert len(list(tmp_path.glob("*.png"))) == 4
 
@@ -303,7 +298,8 @@ def test_vectors_need_no_decoder_and_pictures_do(bare: Path) -> None:
 @pytest.mark.skipif("tiny-mar" not in embedded_names(), reason="the embedded model of vectors is being trained")
 def test_the_embedded_model_draws_its_classes(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "out.png"
-    code, _, err = cli("image", "tiny-mar", "--class", 3, "--num-images", 2, "--grid", "1x2", "-o", out)
+    fast = ("-s", "mar:steps=4,head=10")  # whether they are right is looked at below
+    code, _, err = cli("image", "tiny-mar", "--class", 3, "--num-images", 2, "--grid", "1x2", *fast, "-o", out)
     assert (code, Image.open(out).size) == (0, (2 * 48 + pngs.GAP, 48)), err
     assert "tiny-mar" in cli("list", "models")[1]
     samplers = ["mar:steps=36", "cspd:draft=tiny-mar-draft,k=8,steps=36"]

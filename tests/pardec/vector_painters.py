@@ -45,7 +45,7 @@ def vector_painter(
 ) -> Path:
     """Writes a checkpoint with an autoencoder of so many channels beside it, or none.
 
-    Pictures have `side` cells a side; a cell has twice the pixels a side for each level of the autoencoder but one.
+    Images have `side` cells a side; a cell has twice the pixels a side for each level of the autoencoder but one.
     """
     folder.mkdir(parents=True)
     config = {**SHAPE, "model_type": "mar", "tokens": side**2, "class_num": classes, "token_size": size}

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file without network: table, frontier, replay, commit order, and how to make it again."""
+"""The report of a comparison as one self-contained HTML file: table, frontier, replay, commit order, commands."""
 
 from __future__ import annotations
 

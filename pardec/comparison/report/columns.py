@@ -1,4 +1,4 @@
-"""The columns of the report's tables: what each is called, what it means, how its figures are written."""
+"""The columns of the report's tables: title, meaning and number format of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING = "–"
 
 
 def plain(value: float, digits: int = 3) -> str:
-    """A number in `digits` digits, all of them before the point kept.
+    """A number with `digits` significant digits, and always all digits before the point.
 
     >>> plain(1.5234), plain(32.0), plain(12345.6), plain(0.00012345)
     ('1.52', '32', '12,346', '0.000123')
@@ -41,7 +41,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits them.
+    """A number of bytes in a suitable unit.
 
     >>> size(1_500_000)
     '1.43 MiB'
@@ -55,28 +55,28 @@ def size(count: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure of the table; `_low` and `_high` beside it are its interval."""
+    """A figure of the table; the keys with `_low` and `_high` appended are its interval."""
 
     key: str
     title: str
     meaning: str
     write: Callable[[float], str] = plain
     better: Literal["high", "low"] = "high"
-    only: Callable[[Row], bool] | None = None  # the column is left out where no row says yes
+    only: Callable[[Row], bool] | None = None  # the column is omitted if this is false for every row
 
     def worth_showing(self, rows: Sequence[Row]) -> bool:
-        """Whether any row has the figure, and it tells something the others do not."""
-        have = [row for row in rows if row.get(self.key) is not None]
-        return any(self.only(row) for row in have) if self.only else bool(have)
+        """Whether any row has the figure, and it adds information."""
+        rows_with_value = [row for row in rows if row.get(self.key) is not None]
+        return any(self.only(row) for row in rows_with_value) if self.only else bool(rows_with_value)
 
     def cell(self, row: Row) -> str:
-        """The figure as a table cell, its interval below."""
+        """The figure as a table cell with its interval below."""
         value = row.get(self.key)
         if value is None:
             return f'<td data-value="">{NOTHING}</td>'
         low, high = row.get(f"{self.key}_low"), row.get(f"{self.key}_high")
-        between = "" if low is None or high is None else f"<small>{self.write(low)} to {self.write(high)}</small>"
-        return f'<td data-value="{float(value)!r}">{escape(self.write(value))}{between}</td>'
+        interval = "" if low is None or high is None else f"<small>{self.write(low)} to {self.write(high)}</small>"
+        return f'<td data-value="{float(value)!r}">{escape(self.write(value))}{interval}</td>'
 
 
 def _differs(key: str, other: str) -> Callable[[Row], bool]:
@@ -92,122 +92,127 @@ COLUMNS = (
         percent,
         only=_differs("lenient", "accuracy"),
     ),
-    Column("nfe", "NFE", "forwards that a problem took part in, mean", better="low"),
+    Column("nfe", "NFE", "mean forwards per problem", better="low"),
     Column(
         "nfe_to_end",
         "NFE to\u00a0end",
-        "forwards until everything through the first end token was committed, mean",
+        "mean forwards until everything up to the first end token was committed",
         better="low",
         only=_differs("nfe_to_end", "nfe"),
     ),
-    Column("tokens_per_forward", "Tokens per\u00a0forward", "tokens before the first end token, over forwards"),
+    Column("tokens_per_forward", "Tokens per\u00a0forward", "tokens before the first end token, divided by forwards"),
     Column(
         "tokens_per_second",
         "Tokens/s",
-        "tokens before the first end token, over seconds, with rows entering a batch as others leave it; median of the "
+        "tokens before the first end token per second, where rows enter a batch as others leave it; median over the "
         "batches, with quartiles",
     ),
-    Column("speed_up", "Speed\u2011up", "tokens a second over those of the first row", times),
-    Column("seconds_per_forward", "Time per\u00a0forward", "of a batch, in milliseconds", milliseconds, better="low"),
-    Column("seconds", "Seconds", "of a picture of vectors, its share of the batch's, mean", better="low"),
-    Column("backbone_seconds", "In the backbone", "seconds of it in the backbone, mean", better="low"),
-    Column("head_seconds", "In the head", "seconds of it in the head, mean", better="low"),
-    Column("draft_backbone_seconds", "In the drafter's backbone", "seconds of it, mean", better="low"),
-    Column("draft_head_seconds", "In the drafter's head", "seconds of it, mean", better="low"),
-    Column("tokens_fed", "Tokens fed", "positions that the forwards of a problem queried, mean", better="low"),
-    Column("fed_per_token", "Fed per\u00a0token", "positions queried for each token before the end", better="low"),
-    Column("forwards_per_token", "Forwards per\u00a0token", "over the tokens before the first end token", better="low"),
+    Column("speed_up", "Speed\u2011up", "tokens per second relative to the first row", times),
+    Column("seconds_per_forward", "Time per\u00a0forward", "milliseconds, of a batch", milliseconds, better="low"),
+    Column("seconds", "Seconds", "mean share of an image in the seconds of its batch", better="low"),
+    Column("backbone_seconds", "In the backbone", "mean seconds per image in the backbone", better="low"),
+    Column("head_seconds", "In the head", "mean seconds per image in the head", better="low"),
+    Column("draft_backbone_seconds", "In the drafter's backbone", "mean seconds per image", better="low"),
+    Column("draft_head_seconds", "In the drafter's head", "mean seconds per image", better="low"),
+    Column("tokens_fed", "Tokens fed", "mean positions queried by the forwards of a problem", better="low"),
+    Column("fed_per_token", "Fed per\u00a0token", "positions queried per token before the end token", better="low"),
+    Column(
+        "forwards_per_token",
+        "Forwards per\u00a0token",
+        "forwards divided by the tokens before the first end token",
+        better="low",
+    ),
     Column(
         "acceptance_length",
         "Acceptance length",
-        "tokens gained a round of drafting and verifying, the next token included, the prompt's round left out",
+        "tokens gained per round of drafting and verifying, including the next token, without the prompt's round",
     ),
     Column("acceptance_rate", "Accepted", "share of the drafted vectors that were accepted", percent),
-    Column("draft_depth", "Draft depth", "tokens that a round drafts one behind the other, mean"),
+    Column("draft_depth", "Draft depth", "mean length of the longest drafted path per round"),
     Column(
         "draft_forwards",
         "Drafter's forwards",
-        "forwards of the drafting model that a problem took part in, mean; NFE counts those of the model itself",
+        "mean forwards of the drafting model per problem; NFE counts those of the model itself",
         better="low",
         only=lambda row: bool(row["draft_forwards"]),
     ),
-    Column("padding", "Padding", "share of the positions fed that belong to no row", percent, better="low"),
+    Column("padding", "Padding", "share of the positions fed that are padding", percent, better="low"),
     Column(
         "simulated_speed_up",
         "Simulated speed\u2011up",
-        "tokens a round / (drafter's forwards a round * cost ratio + 1): what the speed-up over one forward a token "
-        "would be if a forward cost the same however many tokens it is fed",
+        "tokens per round / (drafter's forwards per round * cost ratio + 1): the speed-up over one forward per token "
+        "if the cost of a forward did not depend on the number of tokens fed",
         times,
     ),
     Column(
         "cost_ratio",
         "Cost ratio",
-        "what a forward of the drafter counts in the simulated speed-up",
+        "cost of a forward of the drafter relative to the model's, as used in the simulated speed-up",
         better="low",
         only=lambda row: bool(row["draft_forwards"]),
     ),
     Column(
         "deviation",
         "Deviation",
-        "what a relaxed acceptance says it adds up to in a problem, in total variation, mean",
+        "mean total variation from the model's distribution per problem, as a relaxed acceptance reports it",
         better="low",
     ),
-    Column("deviation_per_token", "Deviation per\u00a0token", "the same over the tokens", better="low"),
+    Column("deviation_per_token", "Deviation per\u00a0token", "deviation divided by the tokens", better="low"),
     Column(
         "floor_share",
         "Share of\u00a0floor",
-        "forwards of an oracle, which commits whatever agrees with the final text, over those of the sampler; with the "
-        "same cache",
+        "forwards of an oracle, which commits everything that agrees with the final text, divided by those of the "
+        "sampler; with the same cache",
         percent,
     ),
-    Column("agreement", "Agreement", "share of tokens that are those of sequential decoding", percent),
-    Column("identical", "Identical", "share of problems whose tokens are all those of sequential decoding", percent),
+    Column("agreement", "Agreement", "share of tokens that equal those of sequential decoding", percent),
+    Column("identical", "Identical", "share of problems whose tokens all equal those of sequential decoding", percent),
     Column(
         "mismatches",
         "Other tokens",
-        "decodes with other tokens than the sequential one, of samplers that promise the same",
+        "decodes that differ from the sequential one, for samplers that promise the same tokens",
         better="low",
         only=lambda row: row["exact"] == "greedy" and row["mismatches"] > 0,
     ),
     Column(
         "ties",
         "At ties",
-        "those of them that part from it where the likeliest tokens are tied",
+        "those of them that first differ where the likeliest tokens are tied",
         better="low",
         only=lambda row: row["exact"] == "greedy" and bool(row["mismatches"]),
     ),
     Column(
         "distance",
         "FID",
-        "Fr\u00e9chet distance of the pictures from true ones of the same, in features of the scorer's own",
+        "Fr\u00e9chet distance of the images from reference images of the same captions, in the scorer's features",
         better="low",
     ),
-    Column("peak_memory", "Peak memory", "the most that was held on the device", size, better="low"),
+    Column("peak_memory", "Peak memory", "peak memory on the device", size, better="low"),
 )
 
 
-# What a figure means, by its name in the rows of a table: for every place that shows one.
+# The meaning of each field of a table's rows.
 MEANINGS = {column.key: column.meaning for column in COLUMNS} | {
-    "sampler": "as it was asked for",
-    "exact": "greedy: the tokens are those of sequential decoding; distribution: they are drawn as its are; relaxed: "
-    "neither is promised",
+    "sampler": "as requested",
+    "exact": "greedy: the tokens equal those of sequential decoding; distribution: they have the same distribution; "
+    "relaxed: neither is promised",
     "failed": "problems that ended in an error",
 }
 
 
 def columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns worth showing; behind the known ones, what else the rows have in numbers."""
-    known = {column.key for column in COLUMNS} | _SHOWN_OTHERWISE
+    """The columns worth showing; after the known ones, other numeric fields of the rows."""
+    known = {column.key for column in COLUMNS} | _OTHER_COLUMNS
     others = dict.fromkeys(key for row in rows for key, value in row.items() if key not in known and _number(value))
-    more = [
+    extra = [
         Column(key, key.replace("_", " ").capitalize(), "", better="low")
         for key in others
         if not key.endswith(("_low", "_high"))
     ]
-    return [column for column in (*COLUMNS, *more) if column.worth_showing(rows)]
+    return [column for column in (*COLUMNS, *extra) if column.worth_showing(rows)]
 
 
-_SHOWN_OTHERWISE = {"problems", "seeds", "failed"}
+_OTHER_COLUMNS = {"problems", "seeds", "failed"}
 
 
 def _number(value: Any) -> bool:

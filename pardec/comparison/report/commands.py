@@ -1,4 +1,4 @@
-"""The call that makes a run again, read off its configuration: for a shell, and for Python."""
+"""The command and the Python call that repeat a run, from its configuration."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-# What the command takes of the arguments of `generate`; the others are Python's alone.
+# The arguments of `generate` that the command has; the others exist in Python only.
 _FLAGS = {"max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg"}
 
 
-def asked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `compare` that differ from its defaults; `prompts` is None where they were handed in."""
-    held = {**config, **config.get("where", {})}
+def call_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `compare` that differ from its defaults; `prompts` is None if they were not a file."""
+    settings = {**config, **config.get("where", {})}
     changed = {
-        name: held[name] for name, default in _DEFAULTS.items() if name in held and _plain(held[name]) != default
+        name: settings[name]
+        for name, default in _DEFAULTS.items()
+        if name in settings and _plain(settings[name]) != default
     }
     generate = {name: value for name, value in config["generate"].items() if value is not None}
     tasks = [task["name"] for task in config["tasks"] if task["scorer"] is None]
-    found: dict[str, Any] = {"task": tasks} if tasks else {}
+    arguments: dict[str, Any] = {"task": tasks} if tasks else {}
     for task in config["tasks"]:
         if task["scorer"] is not None:
-            found |= {"prompts": task["file"], "scorer": task["scorer"]}
-    found["samplers"] = [entry["sampler"] for entry in config["samplers"] if not entry["reference"]]
+            arguments |= {"prompts": task["file"], "scorer": task["scorer"]}
+    arguments["samplers"] = [entry["sampler"] for entry in config["samplers"] if not entry["reference"]]
     if "sweep" in config:
-        found |= {"samplers": config["sweep"], "sweep": True}
-    return {**found, **changed, **generate}
+        arguments |= {"samplers": config["sweep"], "sweep": True}
+    return {**arguments, **changed, **generate}
 
 
 def shell(config: Mapping[str, Any]) -> list[str]:
-    """One command, an argument a line; none where only Python can ask for it."""
-    arguments = asked(config)
+    """The command, one argument per line; empty if the run can be repeated from Python only."""
+    arguments = call_arguments(config)
     if (
         arguments.get("prompts", "") is None
-        or handed_in(arguments.get("scorer"))
+        or is_function(arguments.get("scorer"))
         or not _FLAGS.issuperset(config["generate"].keys() & arguments.keys())
     ):
         return []
@@ -58,25 +60,25 @@ def shell(config: Mapping[str, Any]) -> list[str]:
             lines.append("--seeds " + ",".join(map(str, value)))
         elif isinstance(value, list | tuple):
             flag = "-s" if name == "samplers" else f"--{name}"
-            lines.append(" ".join(f"{flag} {shlex.quote(str(one))}" for one in value))
+            lines.append(" ".join(f"{flag} {shlex.quote(str(item))}" for item in value))
         else:
             lines.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
     return [f"{lines[0]} \\", *(f"  {line} \\" for line in lines[1:]), "  --out run"]
 
 
-def handed_in(scorer: str | None) -> bool:
-    """Whether a scorer was a function of Python's, which no command can name."""
+def is_function(scorer: str | None) -> bool:
+    """Whether a scorer was a Python function, which a command cannot name."""
     return scorer is not None and scorer not in SCORERS and ":" not in scorer
 
 
 def python(config: Mapping[str, Any]) -> list[str]:
     """The same call from Python."""
     lines = ["import pardec", "", "table = pardec.compare(", f"    {config['model']!r},"]
-    for name, value in asked(config).items():
+    for name, value in call_arguments(config).items():
         if name == "prompts" and value is None:
-            lines.append("    prompts=prompts,  # as they were handed in")
-        elif name == "scorer" and handed_in(value):
-            lines.append(f"    scorer=scorer,  # {value}, as it was handed in")
+            lines.append("    prompts=prompts,  # the prompts of this run")
+        elif name == "scorer" and is_function(value):
+            lines.append(f"    scorer=scorer,  # {value}, the function of this run")
         else:
             lines.append(f"    {name}={_plain(value)!r},")
     return [*lines, '    out="run",', ")"]

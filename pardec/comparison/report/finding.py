@@ -1,4 +1,4 @@
-"""What a comparison found, in one sentence that its table bears out."""
+"""The main result of a comparison in one sentence."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .columns import Row, percent, plain, times
 
 
 def finding(rows: Sequence[Row]) -> str:
-    """One sentence on what most users would choose by; plain text, names in backquotes."""
-    whole = [row for row in rows if not row["failed"] and row["nfe"] is not None]
+    """One sentence on forwards and accuracy; plain text, names in backquotes."""
+    complete = [row for row in rows if not row["failed"] and row["nfe"] is not None]
     failed = [row for row in rows if row["failed"]]
-    if not whole:
+    if not complete:
         error = next((str(row["error"]) for row in failed if row["error"]), None)
         return f"No sampler finished all problems: {error}" if error else "No sampler finished all problems."
-    return _compared(whole) + _failures(failed)
+    return _compared(complete) + _failures(failed)
 
 
 def _failures(failed: Sequence[Row]) -> str:
@@ -25,22 +25,22 @@ def _failures(failed: Sequence[Row]) -> str:
     return f" {names} failed on some problems and {'is' if len(failed) == 1 else 'are'} left out of this."
 
 
-def _compared(whole: list[Row]) -> str:
-    base = next((row for row in whole if row["exact"] != "relaxed"), whole[0])
-    if len(whole) == 1:
+def _compared(complete: list[Row]) -> str:
+    base = next((row for row in complete if row["exact"] != "relaxed"), complete[0])
+    if len(complete) == 1:
         return f"{_name(base)} takes {_forwards(base)}{_at(base)}."
-    faster = sorted((row for row in whole if row["nfe"] < base["nfe"]), key=lambda row: row["nfe"])
+    faster = sorted((row for row in complete if row["nfe"] < base["nfe"]), key=lambda row: row["nfe"])
     if not faster:
         return f"No other sampler needs fewer than the {_forwards(base)} of {_name(base)}{_at(base)}."
     if base["accuracy"] is None:
         return f"{_beside(faster[0], base)}; nothing was scored."
     scored = [row for row in faster if row["accuracy"] is not None]
-    kept = next((row for row in scored if row["accuracy"] >= base["accuracy"]), None)
-    if kept is not None:
-        return f"{_beside(kept, base)}, with {_accuracies(kept, base)}."
-    close = next((row for row in scored if _overlap(row, base)), None)
-    if close is not None:
-        return f"{_beside(close, base)}, with {_accuracies(close, base)} (the 95% intervals overlap)."
+    as_accurate = next((row for row in scored if row["accuracy"] >= base["accuracy"]), None)
+    if as_accurate is not None:
+        return f"{_beside(as_accurate, base)}, with {_accuracies(as_accurate, base)}."
+    overlapping = next((row for row in scored if _overlap(row, base)), None)
+    if overlapping is not None:
+        return f"{_beside(overlapping, base)}, with {_accuracies(overlapping, base)} (the 95% intervals overlap)."
     if not scored:
         return f"{_beside(faster[0], base)}; it was not scored."
     best = max(scored, key=lambda row: row["accuracy"])
@@ -60,13 +60,13 @@ def _forwards(row: Row) -> str:
 
 
 def _beside(row: Row, base: Row) -> str:
-    """Forwards and speed together: fewer forwards need not be faster."""
+    """Forwards and speed together, since fewer forwards are not always faster."""
     return f"{_name(row)} takes {_forwards(row)} where {_name(base)} takes {plain(base['nfe'])}{_speed(row, base)}"
 
 
 def _speed(row: Row, base: Row) -> str:
-    mine, its = row.get("tokens_per_second"), base.get("tokens_per_second")
-    return f", at {times(mine / its)} its tokens a second" if mine and its else ""
+    own, other = row.get("tokens_per_second"), base.get("tokens_per_second")
+    return f", at {times(own / other)} its tokens a second" if own and other else ""
 
 
 def _accuracies(row: Row, base: Row) -> str:
@@ -80,5 +80,5 @@ def _at(row: Row) -> str:
 
 
 def _overlap(one: Row, other: Row) -> bool:
-    """Whether the intervals of two scored rows have a point in common."""
+    """Whether the intervals of two scored rows overlap."""
     return bool(one["accuracy_low"] <= other["accuracy_high"] and other["accuracy_low"] <= one["accuracy_high"])

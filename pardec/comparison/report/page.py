@@ -1,4 +1,4 @@
-"""The report put together: heading, finding, sections, and the data that its script reads."""
+"""Assembles the report: heading, main result, sections, and the data for its script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ...views import replay as replays
+from ...views import replay
 from ...views.colour import ramp
 from ...views.document import asset, document, fill, spec, web
 from . import curves, grids, played, tables
@@ -19,51 +19,51 @@ if TYPE_CHECKING:
     from ..run import Run
 
 _HERE = "pardec.comparison.report"
-_MORE = {
-    "Output": "exact: what sequential decoding gives, or is drawn from the same law; relaxed: neither is promised; "
-    "not kept: promised, and not what was measured",
-    "Failed": "problems that ended in an error, of those that were asked",
+_EXTRA_MEANINGS = {
+    "Output": "exact: the tokens of sequential decoding, or tokens of the same distribution; relaxed: neither is "
+    "promised; not kept: exact was promised, and the tokens differ",
+    "Failed": "problems that ended in an error, of all problems",
 }
 
 
 def page(run: Run) -> str:
-    """The report of a run, finished or not, as one HTML file that needs no network."""
+    """The report of a run, finished or not, as one self-contained HTML file."""
     from ..table import Table
 
     table = Table(run)
     rows: list[Row] = [*table.rows]
     prompts, plot = played.prompts(run), played.plot(rows)
     tasks = list(dict.fromkeys(row["task"] for row in run.rows))
-    found = {
+    candidates = {
         "results": ("Results", _results(rows, table.notes)),
         "quality": ("Quality against cost", asset(_HERE, "frontier.html") if plot else ""),
         "curves": ("Curves", curves.section(table.curves)),
-        "pictures": ("Pictures", grids.section(run)),
+        "images": ("Images", grids.section(run)),
         "decode": ("Decode replay", asset("pardec.views", "web/replay.html") if prompts else ""),
         "order": ("Commit order", order_section(rows, run.rows)),
         "accepted": ("Acceptance by draft position", acceptance_section(rows, run.rows)),
         "rates": ("Acceptance over forwards", rate_section(rows, run.rows)),
         "tasks": ("By task", tables.by_task(rows)),
         "again": ("Run it again", _again(run.config)),
-        "made": ("Made with", _made(run)),
+        "made": ("Made with", _made_with(run)),
     }
-    shown = {name: section for name, section in found.items() if section[1]}
+    sections = {name: section for name, section in candidates.items() if section[1]}
     title = f"{run.config['model']}: {_count(len(rows), 'sampler')} on {_words(tasks)}"
     body = fill(
         asset(_HERE, "page.html"),
         title=escape(title),
         subtitle=escape(_subtitle(run)),
         kind="lead bad" if all(row["failed"] for row in rows) else "lead",
-        finding=_marked(finding(rows)),
-        links="".join(f'<a href="#{name}">{head}</a>' for name, (head, _) in shown.items()),
-        sections="\n".join(_section(name, *section) for name, section in shown.items()),
+        finding=_with_code(finding(rows)),
+        links="".join(f'<a href="#{name}">{head}</a>' for name, (head, _) in sections.items()),
+        sections="\n".join(_section(name, *section) for name, section in sections.items()),
     )
     return document(
         title,
         body,
-        styles=[*web("page.css", "replay.css"), asset(_HERE, "report.css"), _warmth()],
+        styles=[*web("page.css", "replay.css"), asset(_HERE, "report.css"), _heat_styles()],
         scripts=[*web("page.js", "replay.js"), asset(_HERE, "plot.js"), asset(_HERE, "report.js")],
-        data={"scale": replays.scale(), "prompts": prompts, "plot": plot},
+        data={"scale": replay.scale(), "prompts": prompts, "plot": plot},
     )
 
 
@@ -76,12 +76,12 @@ def _subtitle(run: Run) -> str:
 
 
 def _results(rows: Sequence[Row], notes: Sequence[str]) -> str:
-    meant = {column.title: column.meaning for column in columns(rows) if column.meaning} | _MORE
+    meanings = {column.title: column.meaning for column in columns(rows) if column.meaning} | _EXTRA_MEANINGS
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    listed = f'<ul class="soft small" aria-label="Notes">{items}</ul>' if items else ""
+    note_list = f'<ul class="soft small" aria-label="Notes">{items}</ul>' if items else ""
     return (
-        f"{tables.samplers(rows)}{listed}"
-        f"<details><summary>What the columns mean</summary>{tables.facts(meant)}</details>"
+        f"{tables.samplers(rows)}{note_list}"
+        f"<details><summary>What the columns mean</summary>{tables.definitions(meanings)}</details>"
     )
 
 
@@ -96,7 +96,7 @@ def _again(config: Row) -> str:
     )
 
 
-def _made(run: Run) -> str:
+def _made_with(run: Run) -> str:
     config = dict(run.config)
     entries, tasks = config.pop("samplers"), config.pop("tasks")
     tasks = [f"{task['name']}: {_count(task['problems'], 'problem')}, digest {task['digest']}" for task in tasks]
@@ -104,8 +104,8 @@ def _made(run: Run) -> str:
     rest = {key: value for key, value in config.items() if key not in ("notes", "format") and value is not None}
     return (
         f"<h3>Samplers as resolved</h3>{tables.specs(resolved)}"
-        f'<div class="columns"><div><h3>Configuration</h3>{tables.facts({"tasks": tasks, **rest})}</div>'
-        f"<div><h3>Environment</h3>{tables.facts(run.environment)}</div></div>"
+        f'<div class="columns"><div><h3>Configuration</h3>{tables.definitions({"tasks": tasks, **rest})}</div>'
+        f"<div><h3>Environment</h3>{tables.definitions(run.environment)}</div></div>"
     )
 
 
@@ -117,17 +117,17 @@ def _section(name: str, head: str, content: str) -> str:
     return f'<section id="{name}" aria-labelledby="{name}-head"><h2 id="{name}-head">{head}</h2>\n{content}</section>'
 
 
-def _warmth() -> str:
-    """The colour scale as classes of heat map cells, and as a strip."""
+def _heat_styles() -> str:
+    """The colour scale as CSS classes of heat map cells, and as a strip."""
     cells = [f".warm-{at} {{ background: {ground}; color: {ink}; }}" for at, (ground, ink) in enumerate(ramp())]
     strip = ", ".join(ground for ground, _ in ramp())
     return "\n".join([*cells, f".painted {{ background: linear-gradient(to right, {strip}); }}"])
 
 
-def _marked(text: str) -> str:
-    """Plain text as HTML, what stands in backquotes as specs."""
-    pieces = text.split("`")
-    return "".join(spec(piece) if at % 2 else escape(piece) for at, piece in enumerate(pieces))
+def _with_code(text: str) -> str:
+    """Plain text as HTML; text in backquotes becomes a spec."""
+    parts = text.split("`")
+    return "".join(spec(part) if at % 2 else escape(part) for at, part in enumerate(parts))
 
 
 def _count(count: int, what: str) -> str:

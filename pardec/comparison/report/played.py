@@ -1,4 +1,4 @@
-"""What the script of a report plays and plots, as plain values."""
+"""The data for the replay and the plot of a report, as plain values."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ _LONG = {
 
 
 def prompts(run: Run) -> list[dict[str, Any]]:
-    """The replays: for each problem whose traces were kept, what every sampler did on it, references last."""
+    """The replays: for each problem with saved traces, the decode of every sampler, references last."""
     tasks = list(dict.fromkeys(row["task"] for row in run.rows))
     order = sorted(run.rows, key=lambda row: (tasks.index(row["task"]), row["index"], row["reference"]))
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    by_problem: dict[tuple[str, str], dict[str, Any]] = {}
     for row in order:
         result = run.traces.get(row["key"])
         if result is None or result.images:
             continue
-        place = row["task"], row["problem"]
-        if place not in found:
+        key = row["task"], row["problem"]
+        if key not in by_problem:
             label = f"{row['task']} {row['index'] + 1}"
-            found[place] = {"label": label, "prompt": replay.prompt(result, 0), "runs": []}
+            by_problem[key] = {"label": label, "prompt": replay.prompt(result, 0), "runs": []}
         name = f"{row['sampler']} (reference)" if row["reference"] else row["sampler"]
-        found[place]["runs"].append({**replay.run(result, 0, name), "score": row["score"]})
-    return list(found.values())
+        by_problem[key]["runs"].append({**replay.run(result, 0, name), "score": row["score"]})
+    return list(by_problem.values())
 
 
 def plot(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Points and axes of quality against cost, for all tasks and for each; None where nothing was scored."""
-    placed = [
+    """Points and axes of quality against cost, overall and per task; None if nothing was scored."""
+    points = [
         {
             "number": number,
             "name": row["sampler"],
             "exact": row["exact"] != "relaxed",
             "failed": row["failed"],
             "all": figures,
-            "tasks": {task: _figures(held) for task, held in row["by_task"].items()},
+            "tasks": {task: _figures(task_row) for task, task_row in row["by_task"].items()},
         }
         for number, row in enumerate(rows, 1)
         if "nfe" in (figures := _figures(row)) and not figures.keys().isdisjoint(QUALITIES)
     ]
-    if not placed:
+    if not points:
         return None
-    return {"samplers": placed, "costs": _axes(COSTS, rows), "qualities": _axes(QUALITIES, rows)}
+    return {"samplers": points, "costs": _axes(COSTS, rows), "qualities": _axes(QUALITIES, rows)}
 
 
 def _figures(row: Row) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _figures(row: Row) -> dict[str, Any]:
 
 
 def _axes(keys: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What the plot has to know of a figure: its name, which way is better, and whether it is a share."""
+    """The axes of the plot: title of a figure, which direction is better, and whether it is a share."""
     known = {column.key: column for column in COLUMNS}
     return [
         {"key": key, "title": _LONG.get(key, known[key].title), "better": known[key].better, "share": key in QUALITIES}

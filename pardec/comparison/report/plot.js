@@ -1,6 +1,6 @@
 const HEIGHT = [300, 460], NARROW = 520, PAD = { left: 58, right: 18, top: 18, bottom: 50 };
 
-/** Quality against cost: points with their intervals, the step line through what nothing beats, labels that keep apart. */
+/** Quality against cost: points with their intervals, the step line of the frontier, labels that do not overlap. */
 function plot(root, samplers, costs, qualities) {
   const part = Object.fromEntries([...root.querySelectorAll("[data-part]")].map(e => [e.dataset.part, e]));
   const chart = part.chart;
@@ -68,7 +68,7 @@ function span(figures, key) {
   return mid == null ? null : { mid, low: figures[`${key}_low`] ?? mid, high: figures[`${key}_high`] ?? mid };
 }
 
-/** The points that none beats in both, from cheap to dear. */
+/** The points that no other point dominates, cheapest first. */
 function frontier(points, better) {
   const sign = better === "low" ? 1 : -1;
   const beats = (a, b) => sign * a.x.mid <= sign * b.x.mid && a.y.mid >= b.y.mid && (a.x.mid !== b.x.mid || a.y.mid !== b.y.mid);
@@ -150,7 +150,7 @@ function layout(chart, draw, points, best, cost, quality, log) {
 
 const AROUND = [[1, 0], [-1, 0], [0.8, -0.8], [-0.8, -0.8], [0.8, 0.8], [-0.8, 0.8], [0, -1], [0, 1]];
 
-/** Writes the sampler beside its point where it covers nothing: its name where there is room, else its number. */
+/** Labels a point where the label covers nothing: with the sampler's name if it fits, else with its number. */
 function label(chart, draw, point, points, area, taken) {
   const number = `${point.one.number}`, name = `${number} ${point.one.name}`, high = 15;
   const near = point.best ? [13, 24, 36, 50, 70] : [13], far = [13, 24, 36, 50, 70, 95, 120];

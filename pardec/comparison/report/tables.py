@@ -1,4 +1,4 @@
-"""The report's tables as HTML: readable without a script, sortable with it."""
+"""The report's tables as HTML: readable without scripts, sortable with them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .columns import NOTHING, Column, Row, columns, percent, plain
 
 
 def samplers(rows: Sequence[Row]) -> str:
-    """The main table: a row a sampler, a column a figure worth showing, heads that sort."""
-    shown = columns(rows)
+    """The main table: one row per sampler, one sortable column per figure worth showing."""
+    shown_columns = columns(rows)
     sampler, output, failed = (
         f'<th scope="col" data-first="ascending"{kind}><button type="button">{head}</button></th>'
         for head, kind in (("Sampler", " data-text"), ("Output", " data-text"), ("Failed", ""))
     )
-    heads = [sampler, output, *map(_head, shown), failed]
-    lines = "\n".join(_sampler(number, row, shown) for number, row in enumerate(rows, 1))
+    heads = [sampler, output, *map(_head, shown_columns), failed]
+    lines = "\n".join(_sampler(number, row, shown_columns) for number, row in enumerate(rows, 1))
     return scroll(
-        f'<table class="sortable"><caption class="hidden">Samplers and their figures; a column head sorts</caption>'
+        f'<table class="sortable"><caption class="hidden">Samplers and their figures; a column heading sorts</caption>'
         f"<thead><tr>{''.join(heads)}</tr></thead><tbody>\n{lines}\n</tbody></table>",
         "Samplers and their figures",
     )
@@ -34,30 +34,30 @@ def _head(column: Column) -> str:
     return f'<th scope="col" data-key="{column.key}" data-first="{first}">{button}</th>'
 
 
-def _sampler(number: int, row: Row, shown: Sequence[Column]) -> str:
+def _sampler(number: int, row: Row, shown_columns: Sequence[Column]) -> str:
     exact = row["exact"] is not None and row["exact"] != "relaxed"
     output = "exact" if exact else "relaxed" if row["exact"] else NOTHING
     badge = f'<span class="badge {output}">{output}</span>' if row["exact"] else NOTHING
     if broken(row):
         badge = '<span class="badge broken" title="it promises the tokens of sequential decoding">✗ not kept</span>'
-    failed, asked = row["failed"], row["problems"] * row["seeds"]
+    failed, total = row["failed"], row["problems"] * row["seeds"]
     error = f'<span class="error">✗ {escape(str(row["error"]))}</span>' if row["error"] else ""
     count = f"✗ {failed}" if failed else "0"
     kind = ' class="failed"' if failed else ""
     return (
         f'<tr{kind}><th scope="row" data-value="{number:05d}">{name(number, row)}{error}</th>'
-        f'<td class="words" data-value="{output}">{badge}</td>{"".join(column.cell(row) for column in shown)}'
-        f'<td data-value="{failed}">{count}<small>of {asked}</small></td></tr>'
+        f'<td class="words" data-value="{output}">{badge}</td>{"".join(column.cell(row) for column in shown_columns)}'
+        f'<td data-value="{failed}">{count}<small>of {total}</small></td></tr>'
     )
 
 
 def name(number: int, row: Row) -> str:
-    """A sampler as every table and the plot call it: its number and what was asked."""
+    """A sampler as it appears in every table and the plot: its number and its spec as requested."""
     return f'<span class="named"><span class="number">{number}</span>{spec(row["sampler"])}</span>'
 
 
 def by_task(rows: Sequence[Row]) -> str:
-    """A row a sampler, for each task accuracy with its interval, lenient score where it differs, and forwards."""
+    """One row per sampler; per task the accuracy with its interval, the lenient score if different, and forwards."""
     tasks = list(dict.fromkeys(task for row in rows for task in row["by_task"]))
     if len(tasks) < 2:
         return ""
@@ -93,15 +93,15 @@ def _task(figures: Row | None) -> str:
 
 
 def heat(title: str, heads: Sequence[str], lines: Iterable[tuple[str, Sequence[tuple[float, str] | None]]]) -> str:
-    """Shares from 0 to 1 as coloured cells that also say them in percent.
+    """Shares from 0 to 1 as coloured cells with the percentage.
 
     Args:
-        title: what the table is, for those who cannot see it.
-        heads: a word a column.
-        lines: the head of each row, as HTML, and its cells: share and what stands behind it, or nothing.
+        title: the title for screen readers.
+        heads: the headings of the columns.
+        lines: the heading of each row, as HTML, and its cells: share and tooltip, or None.
     """
     top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
-    body = "".join(f'<tr><th scope="row">{head}</th>{"".join(map(_warm, cells))}</tr>' for head, cells in lines)
+    body = "".join(f'<tr><th scope="row">{head}</th>{"".join(map(_heat_cell, cells))}</tr>' for head, cells in lines)
     return scroll(
         f'<table class="heat"><caption class="hidden">{escape(title)}</caption><thead><tr><th scope="col">Sampler</th>'
         f"{top}</tr></thead><tbody>{body}</tbody></table>",
@@ -109,21 +109,21 @@ def heat(title: str, heads: Sequence[str], lines: Iterable[tuple[str, Sequence[t
     )
 
 
-def _warm(cell: tuple[float, str] | None) -> str:
+def _heat_cell(cell: tuple[float, str] | None) -> str:
     if cell is None:
         return "<td></td>"
     share, title = cell
     return f'<td class="warm-{round(min(max(share, 0), 1) * 31)}" title="{escape(title)}">{round(100 * share)}</td>'
 
 
-def facts(values: Mapping[str, Any]) -> str:
+def definitions(values: Mapping[str, Any]) -> str:
     """Names and values as a description list."""
     return _list((escape(str(key)), escape(_value(value))) for key, value in values.items())
 
 
 def specs(resolved: Mapping[str, str]) -> str:
-    """Samplers as asked for and as resolved."""
-    return _list((spec(asked), spec(full)) for asked, full in resolved.items())
+    """Samplers as requested and as resolved."""
+    return _list((spec(sampler), spec(resolved_spec)) for sampler, resolved_spec in resolved.items())
 
 
 def _list(items: Iterable[tuple[str, str]]) -> str:
@@ -134,10 +134,10 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_value, value)) or NOTHING
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_value(held)}" for key, held in value.items()) or NOTHING
+        return ", ".join(f"{key} {_value(item)}" for key, item in value.items()) or NOTHING
     return NOTHING if value is None else "yes" if value is True else "no" if value is False else str(value)
 
 
 def scroll(table: str, title: str, kind: str = "scroll") -> str:
-    """A box of its own that a wide table scrolls in, with the keyboard too."""
+    """A box in which a wide table scrolls, also with the keyboard."""
     return f'<div class="{kind}" role="region" aria-label="{escape(title)}" tabindex="0">{table}</div>'

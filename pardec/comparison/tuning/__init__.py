@@ -1,4 +1,4 @@
-"""`tune`: the cheapest sampler that keeps the quality asked for, found by search and confirmed on fresh problems."""
+"""`tune`: searches the cheapest sampler that keeps the required quality, and confirms it on fresh problems."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...executors import executor as leads
+from ...executors import executor as make_executor
 from ...requests.early import check_folder
 from ...tasks import Task
 from ...tasks.scorers import Score
@@ -17,10 +17,10 @@ from ..runner import environment
 from . import advice
 from .advice import Advice
 from .bench import Baseline, Bench
-from .confirming import Stand
+from .confirming import Confirmation
 from .fit import Fit
 from .halving import Outcome, search
-from .prepared import BASELINE, BUDGET, COSTS, Search, outline, prepare
+from .prepared import BASELINE, BUDGET, COSTS, SearchRequest, prepare, summary
 from .space import Candidate
 
 if TYPE_CHECKING:
@@ -56,34 +56,33 @@ def tune(
 ) -> Advice:
     """Searches samplers, parameters and caches for the cheapest that keeps the quality of `sequential`.
 
-    Successive halving on tuning problems, then a confirmation of the best on problems that the search never saw: up to
-    three candidates, until one "holds". It does where the upper end of the interval of its drop, over pairs of scores
-    of the same problems, lies within `max_drop`; with 95% confidence none that loses more is called so. One whose drop
-    is within the bound while its interval is not is "within", and the advice names the drop that it may have. The
-    baseline is decoded on the first problems of each part and where a candidate is not right; elsewhere it is taken to
-    be right, which makes no drop smaller than it is.
+    Successive halving on tuning problems, then up to three of the best candidates are tested on fresh problems until
+    one "holds": the upper end of the confidence interval of its drop in paired scores is within `max_drop`. With 95%
+    confidence no candidate that loses more holds. A candidate whose drop is within the bound but whose interval is not
+    is "within", and the advice names the drop that it may have. The baseline is decoded on the first problems of each
+    stage and where a candidate is wrong; elsewhere it is assumed to be right, which never underestimates a drop.
 
     Args:
         model: a loaded model, or the name of one; executors other than "local" need a name.
-        task, prompts, scorer: as `compare` takes them; every problem needs a score.
+        task, prompts, scorer: as in `compare`; every problem needs a score.
         max_drop: points of accuracy that may be lost against `sequential`.
-        budget: decodes of the search, a candidate on a problem each; never more are made.
-        confirm: problems of the confirmation; None takes as many as can settle the bound, 100 to 500.
-        cost: what is to be small: "nfe" (forwards), "tokens_fed" (positions asked) or "seconds".
-        samplers: only these; a part without parameters stands for every value that its method is worth trying with.
-        caches: only these, "none" for none. Left out, each is tried with the default, and where the cost feels
-            them (a cache saves no forwards) in every setting and with all else.
-        block_lengths: each is tried; none leaves blocks as they are by default.
-        seed: of the problems, the mixtures tried, and each decode.
-        out: a folder with a comparison's folder for each stage, and advice.json; None keeps nothing.
-        resume: go on with what is in `out`.
+        budget: most decodes of the search, each of one candidate on one problem.
+        confirm: problems of the confirmation; None takes enough to decide about the bound, 100 to 500.
+        cost: what to minimize: "nfe" (forwards), "tokens_fed" (positions queried) or "seconds".
+        samplers: only these; a method without parameters is expanded to its tuning grid.
+        caches: only these, "none" for no cache. By default each is tried with the default sampler; if it can change
+            the cost (a cache saves no forwards), also in every setting and with all other methods.
+        block_lengths: each is tried; if empty, the default.
+        seed: of the problems, the combinations of methods tried, and each decode.
+        out: a folder with a comparison's folder for each stage, and advice.json; None saves nothing.
+        resume: continue the search in `out`.
         executor, workers, batch_size: as in `compare`.
-        progress: show how far each stage is, as in `compare`; `told` hears a line a stage.
-        arguments: those of `generate` that hold for all (max_new_tokens, temperature, ...), and of `load`.
+        progress: show the progress of each stage, as in `compare`; `told` is called with one line per stage.
+        arguments: of `generate`, for all candidates (max_new_tokens, temperature, ...), and of `load`.
 
     Raises:
-        SpecError: something that cannot be: no score, a budget too small, a sampler unknown.
-        PardecError: the baseline itself cannot be decoded.
+        SpecError: for invalid arguments: problems without a score, a budget too small, an unknown sampler.
+        PardecError: the baseline cannot be decoded.
 
     >>> some = ["threshold:tau=0.9+eos", "threshold:tau=0.5+eos"]
     >>> advice = tune("tiny-dream", "lists", samplers=some, budget=12, confirm=4, max_new_tokens=8)
@@ -91,30 +90,30 @@ def tune(
     True
     """
     check_folder(out, resume)
-    asked = Search(max_drop, budget, confirm, cost, samplers, caches, block_lengths, seed)
+    request = SearchRequest(max_drop, budget, confirm, cost, samplers, caches, block_lengths, seed)
     loading, tasks = _read(task, prompts, scorer, executor, arguments)
-    asked.space(Fit.unread(model, loading, arguments))  # what cannot be is refused before weights are read
+    request.space(Fit.without_weights(model, loading, arguments))  # raises SpecError before weights are read
     fit = Fit.of(model, loading, arguments)
-    plan = prepare(fit, tasks, asked)
+    plan = prepare(fit, tasks, request)
     tuning = plan.tuning
     settings = {"seeds": (seed,), "batch_size": batch_size, "executor": executor, "workers": workers}
     settings |= {"resume": resume, "progress": progress, **loading, **arguments}
-    named: Model | str = str(model) if executor != "local" and isinstance(model, str | Path) else fit.loaded
-    bench = Bench(named, settings, None if out is None else Path(out))
+    model_name: Model | str = str(model) if executor != "local" and isinstance(model, str | Path) else fit.loaded
+    bench = Bench(model_name, settings, None if out is None else Path(out))
     rungs: list[int] = []
 
     exact = fit.exact(plan.space.exact, Candidate(BASELINE))
-    searching = Baseline(replace(bench, settings={**settings, "warm_up": cost == "seconds"}), exact, tuning)
+    baseline = Baseline(replace(bench, settings={**settings, "warm_up": cost == "seconds"}), exact, tuning)
 
-    def on_tuning(some: Sequence[Candidate], start: int, stop: int) -> dict[Candidate, list[Outcome | None]]:
+    def on_tuning(group: Sequence[Candidate], start: int, stop: int) -> dict[Candidate, list[Outcome | None]]:
         rungs.append(stop - start)
-        stage, others = f"rung-{len(rungs)}", some[1:]
+        stage, candidates = f"rung-{len(rungs)}", group[1:]
         if not start:
-            return searching.together(stage, others, start, stop)
-        rows = searching.bench.measure(stage, others, tuning, start, stop)
-        return {exact: searching.beside(f"{stage}-baseline", rows, start, stop), **rows}
+            return baseline.decode_together(stage, candidates, start, stop)
+        rows = baseline.bench.measure(stage, candidates, tuning, start, stop)
+        return {exact: baseline.decode_if_needed(f"{stage}-baseline", rows, start, stop), **rows}
 
-    found = search(
+    search_result = search(
         plan.candidates,
         exact,
         on_tuning,
@@ -124,21 +123,21 @@ def tune(
         cost=cost,
         report=told,
     )
-    stand = Stand(Baseline(bench, exact, plan.confirmation), Candidate(plan.space.default), cost, told)
-    judged = stand.judge(found.trials[: found.finalists], max_drop)
-    made = advice.advice(
+    confirmation = Confirmation(Baseline(bench, exact, plan.confirmation), Candidate(plan.space.default), cost, told)
+    judgement = confirmation.judge(search_result.trials[: search_result.finalists], max_drop)
+    answer = advice.advice(
         model=fit.name,
         tasks=list(tasks),
         arguments=arguments,
         max_drop=max_drop,
         budget=budget,
-        search=found,
-        judged=judged,
+        search=search_result,
+        judgement=judgement,
         environment=environment(),
     )
-    if out is not None and leads(executor, workers=workers).leads:
-        made.to_json(Path(out) / "advice.json")
-    return made
+    if out is not None and make_executor(executor, workers=workers).leads:
+        answer.to_json(Path(out) / "advice.json")
+    return answer
 
 
 def preview(
@@ -151,14 +150,16 @@ def preview(
     executor: str = "local",
     **arguments: Any,
 ) -> dict[str, Any]:
-    """What `tune` with these arguments would try, as plain values; nothing is decoded, loaded or written.
+    """What `tune` would try with these arguments, as plain values; nothing is decoded, loaded or written.
 
-    Raises SpecError for what `tune` would refuse before weights are read.
+    Raises SpecError for what `tune` would reject before weights are read.
     """
-    asked = Search(**{field.name: arguments.pop(field.name) for field in fields(Search) if field.name in arguments})
+    request = SearchRequest(
+        **{field.name: arguments.pop(field.name) for field in fields(SearchRequest) if field.name in arguments}
+    )
     loading, tasks = _read(task, prompts, scorer, executor, arguments)
-    fit = Fit.unread(model, loading, arguments)
-    return outline(fit, prepare(fit, tasks, asked), tasks, asked, None if out is None else Path(out))
+    fit = Fit.without_weights(model, loading, arguments)
+    return summary(fit, prepare(fit, tasks, request), tasks, request, None if out is None else Path(out))
 
 
 def _read(
@@ -168,7 +169,7 @@ def _read(
     executor: str,
     arguments: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Task]]:
-    """How the model is loaded, taken out of the arguments; and the tasks."""
+    """The arguments of `load`, removed from `arguments`, and the tasks."""
     sources.refuse_unnamed(scorer, executor)
     loading = {name: arguments.pop(name) for name in _LOADING if name in arguments}
     return loading, sources.tasks(task, prompts, scorer)

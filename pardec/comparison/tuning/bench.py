@@ -1,4 +1,4 @@
-"""Where `tune` measures: comparisons on problems of its own choice, one folder each."""
+"""The measurements of `tune`: comparisons on selected problems, one folder each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chosen(Task):
-    """Problems of one task or several in a fixed order, scored by the task that each is of."""
+class ProblemSet(Task):
+    """Problems of one or several tasks in a fixed order, each scored by its own task."""
 
     owners: tuple[tuple[Task, Problem], ...]
     name: str = "tuning"
@@ -33,7 +33,7 @@ class Chosen(Task):
         return {problem.id: task for task, problem in self.owners}
 
     def problems(self, split: str = "heldout", n: int | None = 50, seed: int = 7) -> list[Problem]:
-        """The first `n` of them, whatever the split."""
+        """The first `n` problems, for any split."""
         return [problem for _, problem in self.owners[:n]]
 
     def score(self, problem: Problem, text: str) -> float | None:
@@ -43,34 +43,36 @@ class Chosen(Task):
         return self._tasks[problem.id].lenient(problem, text)
 
 
-def deal(tasks: Sequence[Task], tuning: int, confirming: int, seed: int) -> tuple[Chosen, Chosen]:
-    """Problems to tune on and problems to confirm on, none in both, the tasks taking turns.
+def split_problems(tasks: Sequence[Task], tuning: int, confirming: int, seed: int) -> tuple[ProblemSet, ProblemSet]:
+    """Disjoint sets of problems for tuning and for confirmation, alternating between the tasks.
 
-    A task with two splits gives of `train` and of `heldout`; one with a single split, such as a file, is shuffled by
-    the seed, and gives at most half of its problems to the confirmation.
+    A task with two splits provides `train` for tuning and `heldout` for confirmation; one with a single split, such as
+    a file, is shuffled by the seed, and at most half of its problems are used for confirmation.
     """
-    first, second = [], []
+    searches, confirmations = [], []
     for task in tasks:
-        a, b = _apart(task, -(-tuning // len(tasks)), -(-confirming // len(tasks)), seed)
-        first.append([(task, problem) for problem in a])
-        second.append([(task, problem) for problem in b])
-    return Chosen(_interleave(first)[:tuning]), Chosen(_interleave(second)[:confirming], name="confirmation")
+        a, b = _split_task(task, -(-tuning // len(tasks)), -(-confirming // len(tasks)), seed)
+        searches.append([(task, problem) for problem in a])
+        confirmations.append([(task, problem) for problem in b])
+    return ProblemSet(_interleave(searches)[:tuning]), ProblemSet(
+        _interleave(confirmations)[:confirming], name="confirmation"
+    )
 
 
-def _apart(task: Task, tuning: int, confirming: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+def _split_task(task: Task, tuning: int, confirming: int, seed: int) -> tuple[list[Problem], list[Problem]]:
     train, heldout = (_sample(task, split, n, seed) for split, n in (("train", tuning), ("heldout", confirming)))
-    known = {str(problem.prompt) for problem in train}
-    if not any(str(problem.prompt) in known for problem in heldout):
+    prompts = {str(problem.prompt) for problem in train}
+    if not any(str(problem.prompt) in prompts for problem in heldout):
         return train, heldout
-    every = {str(problem.prompt): problem for problem in _sample(task, "heldout", tuning + confirming, seed)}
-    mixed = list(every.values())
-    if len(mixed) < 2:
+    by_prompt = {str(problem.prompt): problem for problem in _sample(task, "heldout", tuning + confirming, seed)}
+    problems = list(by_prompt.values())
+    if len(problems) < 2:
         raise SpecError(
-            f"{task.name} has {len(mixed)} problem", hint="tuning takes some to search and others to confirm"
+            f"{task.name} has {len(problems)} problem", hint="tuning needs some to search and others to confirm"
         )
-    random.Random(f"tune/{task.name}/{seed}").shuffle(mixed)
-    cut = min(confirming, len(mixed) // 2)
-    return mixed[cut:], mixed[:cut]
+    random.Random(f"tune/{task.name}/{seed}").shuffle(problems)
+    cut = min(confirming, len(problems) // 2)
+    return problems[cut:], problems[:cut]
 
 
 def _sample(task: Task, split: str, count: int, seed: int) -> list[Problem]:
@@ -78,60 +80,60 @@ def _sample(task: Task, split: str, count: int, seed: int) -> list[Problem]:
     while True:
         try:
             return task.problems(split, count, seed)
-        except SpecError:  # fewer than that
+        except SpecError:  # the task has fewer
             if count == 1:
                 raise
             count = count * 3 // 4
 
 
 def _interleave(lists: list[list[tuple[Task, Problem]]]) -> tuple[tuple[Task, Problem], ...]:
-    """One of each list, again and again; ids are told apart where there are several tasks."""
-    found = []
+    """Alternates between the lists; with several tasks, ids are prefixed with the task."""
+    result = []
     for at in range(max(map(len, lists))):
-        for owned in lists:
-            if at < len(owned):
-                task, problem = owned[at]
-                found.append((task, problem if len(lists) == 1 else replace(problem, id=f"{task.name}/{problem.id}")))
-    return tuple(found)
+        for problems in lists:
+            if at < len(problems):
+                task, problem = problems[at]
+                result.append((task, problem if len(lists) == 1 else replace(problem, id=f"{task.name}/{problem.id}")))
+    return tuple(result)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs comparisons. `settings` are those of `compare` that hold for all of them."""
+    """Runs comparisons. `settings` are the arguments of `compare` that all of them share."""
 
     model: Model | str
     settings: Mapping[str, Any]
     out: Path | None
 
     def measure(
-        self, stage: str, candidates: Sequence[Candidate], chosen: Chosen, start: int, stop: int
+        self, stage: str, candidates: Sequence[Candidate], problem_set: ProblemSet, start: int, stop: int
     ) -> dict[Candidate, list[Outcome | None]]:
-        """Decodes the problems [start, stop) with each candidate; None where one failed or nothing scores it."""
-        return self.decode(stage, candidates, replace(chosen, owners=chosen.owners[start:stop]))
+        """Decodes the problems [start, stop) with each candidate; None for a failed decode."""
+        return self.decode(stage, candidates, replace(problem_set, owners=problem_set.owners[start:stop]))
 
     def decode(
-        self, stage: str, candidates: Sequence[Candidate], some: Chosen
+        self, stage: str, candidates: Sequence[Candidate], problems: ProblemSet
     ) -> dict[Candidate, list[Outcome | None]]:
-        """The same for all problems of `some`."""
-        found: dict[Candidate, list[Outcome | None]] = {}
+        """The same for all of `problems`."""
+        outcomes: dict[Candidate, list[Outcome | None]] = {}
         for block in dict.fromkeys(candidate.block_length for candidate in candidates):
-            own = [candidate for candidate in candidates if candidate.block_length == block]
+            group = [candidate for candidate in candidates if candidate.block_length == block]
             name = stage if block is None else f"{stage}-block-{block}"
-            more: dict[str, Any] = {} if block is None else {"block_length": block}
+            settings: dict[str, Any] = {} if block is None else {"block_length": block}
             table = compare(
                 self.model,
-                some,
-                [candidate.spec for candidate in own],
-                limit=len(some.owners),
+                problems,
+                [candidate.spec for candidate in group],
+                limit=len(problems.owners),
                 references=False,
                 replays=0,
                 out=None if self.out is None else self.out / name,
-                **{**self.settings, **more},
+                **{**self.settings, **settings},
             )
             rows = {(row["sampler"], row["index"]): row for row in table.run.rows}
-            for candidate in own:
-                found[candidate] = [_outcome(rows.get((candidate.spec, at))) for at in range(len(some.owners))]
-        return found
+            for candidate in group:
+                outcomes[candidate] = [_outcome(rows.get((candidate.spec, at))) for at in range(len(problems.owners))]
+        return outcomes
 
 
 def _outcome(row: Mapping[str, Any] | None) -> Outcome | None:
@@ -139,7 +141,7 @@ def _outcome(row: Mapping[str, Any] | None) -> Outcome | None:
         return None
     if row["score"] is None:
         raise SpecError(
-            f"problem {row['problem']} has no score, and tuning is about quality",
+            f"problem {row['problem']} has no score, and tuning needs one",
             hint='give every prompt an "answer", or a scorer that needs none',
         )
     return Outcome(row["score"], row["nfe"], row["tokens_fed"], row["seconds"])
@@ -147,43 +149,48 @@ def _outcome(row: Mapping[str, Any] | None) -> Outcome | None:
 
 @dataclass
 class Baseline:
-    """The baseline on problems, decoded only where it tells candidates apart from it.
+    """Outcomes of the baseline, decoded only where they can change a decision.
 
-    Where a candidate is fully right, none can be better: the baseline is assumed right there too, which makes the drop
-    of the candidate no smaller than it is. So a baseline of many forwards is not decoded on what everybody solves.
+    Where a candidate's score is 1 the baseline is assumed to score 1 too, which never underestimates the candidate's
+    drop. This avoids decoding an expensive baseline on problems that every candidate solves.
     """
 
     bench: Bench
     candidate: Candidate
-    chosen: Chosen
+    problem_set: ProblemSet
     known: dict[int, Outcome | None] = field(default_factory=dict)  # by problem; None where the decode failed
 
-    def together(
+    def decode_together(
         self, stage: str, candidates: Sequence[Candidate], start: int, stop: int
     ) -> dict[Candidate, list[Outcome | None]]:
-        """Decodes [start, stop) with the baseline and with candidates, in turns, so that their times compare."""
-        found = self.bench.measure(stage, [self.candidate, *candidates], self.chosen, start, stop)
-        self.known |= dict(enumerate(found[self.candidate], start))
-        return found
+        """Decodes [start, stop) with baseline and candidates, alternating, so that their times are comparable."""
+        outcomes = self.bench.measure(stage, [self.candidate, *candidates], self.problem_set, start, stop)
+        self.known |= dict(enumerate(outcomes[self.candidate], start))
+        return outcomes
 
     def decode(self, stage: str, problems: Sequence[int]) -> None:
-        """Decodes these, where they are not known."""
-        fresh = [at for at in problems if at not in self.known]
-        if fresh:
-            some = replace(self.chosen, owners=tuple(self.chosen.owners[at] for at in fresh))
-            outcomes = self.bench.decode(stage, [self.candidate], some)[self.candidate]
-            self.known |= dict(zip(fresh, outcomes, strict=True))
+        """Decodes those of `problems` that are not decoded yet."""
+        unknown = [at for at in problems if at not in self.known]
+        if unknown:
+            problem_set = replace(self.problem_set, owners=tuple(self.problem_set.owners[at] for at in unknown))
+            outcomes = self.bench.decode(stage, [self.candidate], problem_set)[self.candidate]
+            self.known |= dict(zip(unknown, outcomes, strict=True))
 
-    def beside(
+    def decode_if_needed(
         self, stage: str, rows: Mapping[Candidate, Sequence[Outcome | None]], start: int, stop: int
     ) -> list[Outcome | None]:
-        """Its outcomes on [start, stop), decoded where one of `rows` is not fully right, assumed elsewhere."""
-        together = zip(*rows.values(), strict=True)
+        """The outcomes on [start, stop), decoded where one of `rows` has a score below 1, assumed elsewhere."""
+        per_problem = zip(*rows.values(), strict=True)
         self.decode(
-            stage, [at for at, some in enumerate(together, start) if any(one and one.score < 1 for one in some)]
+            stage,
+            [
+                at
+                for at, outcomes in enumerate(per_problem, start)
+                if any(outcome and outcome.score < 1 for outcome in outcomes)
+            ],
         )
         return self.outcomes(start, stop)
 
     def outcomes(self, start: int, stop: int) -> list[Outcome | None]:
-        """What is known of [start, stop), and what is assumed."""
+        """The decoded and assumed outcomes on [start, stop)."""
         return [self.known.get(at, ASSUMED) for at in range(start, stop)]

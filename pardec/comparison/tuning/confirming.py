@@ -1,4 +1,4 @@
-"""The confirmation: the best of a search on problems that the search never saw, until one holds."""
+"""The confirmation: tests the best candidates of a search on fresh problems until one holds."""
 
 from __future__ import annotations
 
@@ -13,79 +13,79 @@ from .bench import Baseline
 from .halving import Outcome, Trial, cheapest
 from .space import Candidate
 
-LOOKS = 3  # candidates confirmed at most
-SURE = 0.95  # that a candidate which holds loses no more than the bound, over all looks together
-FEWEST, MOST = 100, 500  # problems of a confirmation, where tune itself chooses
-WHOLE = 32  # of them, those that the baseline is decoded on whatever comes of it: for its cost, and its times beside
+MAX_CONFIRMED = 3  # most candidates tested
+CONFIDENCE = 0.95  # that a candidate that holds loses no more than the bound, over all tests together
+MIN_PROBLEMS, MAX_PROBLEMS = 100, 500  # bounds of the default number of problems
+BASELINE_PROBLEMS = 32  # problems that the baseline is always decoded on, to measure its cost
 
-# Outcomes of candidates on every confirmation problem, as trials with the baseline's beside them.
+# Decodes candidates on every confirmation problem; returns trials that include the baseline's outcomes.
 Confirm = Callable[[int, Sequence[Candidate]], Sequence[Trial]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the confirmation came to."""
+    """The outcome of testing the finalists."""
 
-    winner: Trial | None  # None: nothing holds, nor may
-    how: str  # "holds", "within" or "none"
-    finalists_tried: list[Trial]  # in the order of the looks
+    winner: Trial | None  # None: no candidate holds or is within the bound
+    verdict: str  # "holds", "within" or "none"
+    trials: list[Trial]  # in the order of the tests
 
 
 def level() -> float:
-    """Of the two-sided interval of one look: an end of it errs with the share of 1 - `SURE` that each look has."""
-    return 1 - 2 * (1 - SURE) / LOOKS
+    """Level of the two-sided interval of one test, whose one-sided error is (1 - `CONFIDENCE`) / `MAX_CONFIRMED`."""
+    return 1 - 2 * (1 - CONFIDENCE) / MAX_CONFIRMED
 
 
-def enough(max_drop: float) -> int:
-    """Problems with which a candidate that loses nothing holds, within `FEWEST` and `MOST`."""
+def problem_count(max_drop: float) -> int:
+    """The number of problems on which a candidate without losses holds, from `MIN_PROBLEMS` to `MAX_PROBLEMS`."""
     z, share = NormalDist().inv_cdf((1 + level()) / 2), max_drop / 100
-    return MOST if share <= 0 else min(max(math.ceil(z * z * (1 - share) / share), FEWEST), MOST)
+    return MAX_PROBLEMS if share <= 0 else min(max(math.ceil(z * z * (1 - share) / share), MIN_PROBLEMS), MAX_PROBLEMS)
 
 
 def confirm(finalists: Sequence[Trial], measure: Confirm, max_drop: float) -> Verdict:
-    """Looks at one after the other until one holds: the upper end of its drop is within the bound.
+    """Tests one finalist after the other until one holds: the upper end of its drop is within the bound.
 
-    Each look has its share of the error (Bonferroni), so that the first that holds can be taken. Where none does, the
-    one with the least upper end is taken of those whose drop itself is within the bound.
+    The tests are Bonferroni-corrected, so the first finalist that holds can be returned. If none holds, the winner is
+    the one with the smallest upper end among those whose drop itself is within the bound.
     """
-    finalists_tried: list[Trial] = []
-    for number, finalist in enumerate(finalists[:LOOKS]):
+    trials: list[Trial] = []
+    for number, finalist in enumerate(finalists[:MAX_CONFIRMED]):
         (trial,) = measure(number, [finalist.candidate])
-        finalists_tried.append(trial)
-        if not trial.why and trial.drop(level()).high <= max_drop:
-            return Verdict(trial, "holds", finalists_tried)
-    within = [s for s in finalists_tried if not s.why and s.points <= max_drop]
+        trials.append(trial)
+        if not trial.reason and trial.drop(level()).high <= max_drop:
+            return Verdict(trial, "holds", trials)
+    within = [trial for trial in trials if not trial.reason and trial.points <= max_drop]
     if not within:
-        return Verdict(None, "none", finalists_tried)
-    return Verdict(min(within, key=lambda s: (s.drop(level()).high, *cheapest(s))), "within", finalists_tried)
+        return Verdict(None, "none", trials)
+    return Verdict(min(within, key=lambda trial: (trial.drop(level()).high, *cheapest(trial))), "within", trials)
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The confirmation with what it is held against."""
+class Judgement:
+    """The winner of a confirmation, with the baseline and the default to compare with."""
 
     baseline: Trial
     default: Trial
     winner: Trial
-    how: str  # "holds", "within", "default" or "baseline"
-    finalists_tried: list[Trial]
+    verdict: str  # "holds", "within", "default" or "baseline"
+    trials: list[Trial]
 
 
 @dataclass
-class Stand:
-    """Where candidates are confirmed, on the problems of `baseline`."""
+class Confirmation:
+    """Tests candidates on the problems of `baseline`."""
 
-    baseline: Baseline  # exact: the tokens of one a forward, in as few forwards as the default's own parts allow
+    baseline: Baseline  # gives the tokens of sequential decoding, in as few forwards as the default's parts allow
     default: Candidate
     cost: str
     report: Callable[[str], object]
     rows: dict[Candidate, list[Outcome | None]] = field(default_factory=dict)
 
-    def judge(self, finalists: Sequence[Trial], max_drop: float) -> Judged:
-        """Confirms the finalists; where none will do, the default if it will, else the baseline is the winner.
+    def judge(self, finalists: Sequence[Trial], max_drop: float) -> Judgement:
+        """Tests the finalists; the winner is one of them, else the default if within the bound, else the baseline.
 
-        The baseline is decoded where a candidate is not right. Only where nothing will do then, it is decoded on all
-        problems: what it gets wrong may speak for a candidate. Raises PardecError where it cannot be decoded.
+        The baseline is first decoded only where a candidate is wrong. If no candidate wins, it is decoded on all
+        problems: its own errors reduce the candidates' drops. Raises PardecError if it cannot be decoded.
         """
         self._decode(1, [self.default, *(finalist.candidate for finalist in finalists[:1])])
         if not any(self.baseline.known.values()):
@@ -102,32 +102,32 @@ class Stand:
             verdict = confirm(finalists, measure, max_drop)
             baseline, default = self._trial(self.baseline.candidate), self._trial(self.default)
             if verdict.winner is not None:
-                return Judged(baseline, default, verdict.winner, verdict.how, verdict.finalists_tried)
-            if not default.why and default.points <= max_drop and cheapest(default) < cheapest(baseline):
-                return Judged(baseline, default, default, "default", verdict.finalists_tried)
-        return Judged(baseline, default, baseline, "baseline", verdict.finalists_tried)
+                return Judgement(baseline, default, verdict.winner, verdict.verdict, verdict.trials)
+            if not default.reason and default.points <= max_drop and cheapest(default) < cheapest(baseline):
+                return Judgement(baseline, default, default, "default", verdict.trials)
+        return Judgement(baseline, default, baseline, "baseline", verdict.trials)
 
     @property
     def _count(self) -> int:
-        return len(self.baseline.chosen.owners)
+        return len(self.baseline.problem_set.owners)
 
     def _decode(self, look: int, candidates: Sequence[Candidate]) -> None:
-        """Decodes candidates on every problem, and the baseline beside them where they are not right."""
-        known = (*self.rows, self.baseline.candidate)
-        fresh = [candidate for candidate in dict.fromkeys(candidates) if candidate not in known]
-        if not fresh:
+        """Decodes candidates on every problem, and the baseline where they are wrong."""
+        decoded = (*self.rows, self.baseline.candidate)
+        new = [candidate for candidate in dict.fromkeys(candidates) if candidate not in decoded]
+        if not new:
             return
-        stage, first = f"confirmation-{look}", min(WHOLE, self._count) if look == 1 else 0
-        self.report(f"confirmation {look}: {', '.join(map(str, fresh))} on {self._count} fresh problems")
-        rows: dict[Candidate, list[Outcome | None]] = {candidate: [] for candidate in fresh}
-        if first:
-            together = self.baseline.together(stage, fresh, 0, first)
-            rows = {candidate: together[candidate] for candidate in fresh}
-        if first < self._count:
-            bench, chosen = self.baseline.bench, self.baseline.chosen
-            more = bench.measure(f"{stage}-rest" if first else stage, fresh, chosen, first, self._count)
-            rows = {candidate: rows[candidate] + more[candidate] for candidate in fresh}
-        self.baseline.beside(f"{stage}-baseline", rows, 0, self._count)
+        stage, count = f"confirmation-{look}", min(BASELINE_PROBLEMS, self._count) if look == 1 else 0
+        self.report(f"confirmation {look}: {', '.join(map(str, new))} on {self._count} fresh problems")
+        rows: dict[Candidate, list[Outcome | None]] = {candidate: [] for candidate in new}
+        if count:
+            outcomes = self.baseline.decode_together(stage, new, 0, count)
+            rows = {candidate: outcomes[candidate] for candidate in new}
+        if count < self._count:
+            bench, problem_set = self.baseline.bench, self.baseline.problem_set
+            rest = bench.measure(f"{stage}-rest" if count else stage, new, problem_set, count, self._count)
+            rows = {candidate: rows[candidate] + rest[candidate] for candidate in new}
+        self.baseline.decode_if_needed(f"{stage}-baseline", rows, 0, self._count)
         self.rows |= rows
 
     def _trial(self, candidate: Candidate) -> Trial:

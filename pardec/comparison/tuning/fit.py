@@ -1,4 +1,4 @@
-"""What a model can take, asked without a forward."""
+"""Finds out which samplers a model supports, without a forward."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fit:
-    """A model with the arguments of `generate` that hold for every candidate."""
+    """A model with the arguments of `generate` that all candidates share."""
 
     model: Model | None  # None before its weights are read
-    name: str  # as it is asked for again
+    name: str  # to load it again
     family: Family
     arguments: Mapping[str, Any]
-    _known: dict[Candidate, tuple[str, str] | None] = field(default_factory=dict)
+    _resolutions: dict[Candidate, tuple[str, str] | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Model | str | Path, loading: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fit:
-        """Loads a model that is named."""
+        """Loads a model given by name."""
         from ...api import load
 
-        held = load(model, **loading) if isinstance(model, str | Path) else model
-        _refuse_vectors(held.name, held.family)
-        name = str(model) if isinstance(model, str | Path) else held.name
-        return cls(held, name, held.family, dict(arguments))
+        loaded = load(model, **loading) if isinstance(model, str | Path) else model
+        _refuse_vectors(loaded.name, loaded.family)
+        name = str(model) if isinstance(model, str | Path) else loaded.name
+        return cls(loaded, name, loaded.family, dict(arguments))
 
     @classmethod
-    def unread(cls, model: Model | str | Path, loading: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fit:
-        """What a model's family can take, by its configuration: the model itself may refuse some of it yet."""
+    def without_weights(
+        cls, model: Model | str | Path, loading: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> Fit:
+        """Reads a model's family from its configuration only; the model itself may support less."""
         if not isinstance(model, str | Path):
             return cls.of(model, loading, arguments)
         family = family_of(str(model), Loading(**loading))
@@ -51,54 +53,54 @@ class Fit:
 
     @property
     def loaded(self) -> Model:
-        """The model, once its weights are read."""
-        assert self.model is not None, "asked for by who loaded it"
+        """The model with its weights."""
+        assert self.model is not None, "created by `of`"
         return self.model
 
     def space(self, baseline: str, caches: Sequence[str] | None, block_lengths: Sequence[int], *, mix: bool) -> Space:
-        """Everything there is to try. Raises SpecError for an argument or a cache that the model cannot take."""
-        default = self._prepared(self.arguments)
+        """The search space. Raises SpecError for an argument or a cache that the model does not support."""
+        default = self._sampler(self.arguments)
         for block in block_lengths:
-            self._prepared({**self.arguments, "block_length": block})
+            self._sampler({**self.arguments, "block_length": block})
         for cache in caches or ():
             if cache != "none":
-                self._prepared({**self.arguments, "sampler": f"{baseline}@{cache}"})
+                self._sampler({**self.arguments, "sampler": f"{baseline}@{cache}"})
         blocks = tuple(block_lengths) or (None,)
         return Space(self.spec, self.family, str(default.spec), baseline, caches, mix, blocks)
 
     def spec(self, candidate: Candidate) -> str | None:
-        """The candidate's spec as this model resolves it; None where it cannot take it."""
-        known = self._resolved(candidate)
-        return None if known is None else known[0]
+        """The candidate's resolved spec; None if the model does not support it."""
+        resolution = self._resolve(candidate)
+        return None if resolution is None else resolution[0]
 
-    def exact(self, candidate: Candidate, otherwise: Candidate) -> Candidate:
-        """The candidate, if its tokens are the baseline's."""
-        known = self._resolved(candidate)
-        return candidate if known is not None and known[1] == "greedy" else otherwise
+    def exact(self, candidate: Candidate, fallback: Candidate) -> Candidate:
+        """The candidate if it gives the baseline's tokens, else `fallback`."""
+        resolution = self._resolve(candidate)
+        return candidate if resolution is not None and resolution[1] == "greedy" else fallback
 
-    def _resolved(self, candidate: Candidate) -> tuple[str, str] | None:
-        if candidate not in self._known:
+    def _resolve(self, candidate: Candidate) -> tuple[str, str] | None:
+        if candidate not in self._resolutions:
             block = {} if candidate.block_length is None else {"block_length": candidate.block_length}
             try:
-                sampler = self._prepared({**self.arguments, **block, "sampler": candidate.spec})
-                self._known[candidate] = str(sampler.spec), sampler.exact
-            except (SpecError, ModelError):  # a draft model that cannot be had among them
-                self._known[candidate] = None
-        return self._known[candidate]
+                sampler = self._sampler({**self.arguments, **block, "sampler": candidate.spec})
+                self._resolutions[candidate] = str(sampler.spec), sampler.exact
+            except (SpecError, ModelError):  # including a draft model that cannot be loaded
+                self._resolutions[candidate] = None
+        return self._resolutions[candidate]
 
-    def _prepared(self, arguments: Mapping[str, Any]) -> Any:
+    def _sampler(self, arguments: Mapping[str, Any]) -> Any:
         if self.model is None:
             settings = Settings.of(arguments)
             return resolve(settings.sampler, self.family, sampling=settings.temperature > 0)
         sampler: Any = self.model.prepare("a", **arguments).sampler
         if isinstance(sampler, SpeculativeSampler):
-            sampler.width(self.model.language_model)  # drafters refuse a model there
+            sampler.width(self.model.language_model)  # raises if the drafter does not support the model
         return sampler
 
 
 def _refuse_vectors(name: str, family: Family) -> None:
     if family == "continuous":
         raise SpecError(
-            f"{name} draws vectors, and tune searches samplers of tokens that have ids",
+            f"{name} draws vectors, and tune searches samplers of token ids",
             hint="compare its samplers: pardec compare MODEL --task classes -s mar:steps=16 -s mar:steps=64",
         )

@@ -1,8 +1,8 @@
-"""Successive halving: each rung measures what is left on more problems, and drops what cannot be the answer.
+"""Successive halving: each rung measures the remaining candidates on more problems and drops some of them.
 
-A candidate goes when it failed, when it is credibly worse than the bound allows, and when one that costs about the same
-promises more: what it saves of the baseline's cost, times how well its scores go with the bound. Only its neighbours in
-cost can put it out, since what is cheaper is often worse, and the few problems of the first rungs do not show it. The
+A candidate is dropped if it failed, if it is significantly worse than the bound allows, or if one of similar cost
+promises more: its savings over the baseline, times how compatible its scores are with the bound. It competes only with
+its neighbours in cost, since cheaper candidates are often worse, which the few problems of early rungs do not show. The
 baseline is measured on the same problems, so that quality is compared problem by problem.
 """
 
@@ -17,11 +17,11 @@ from pardec.models.errors import SpecError
 from .paired import Drop, drop, probability
 from .space import Candidate
 
-ETA = 3  # a rung keeps one in so many
+REDUCTION = 3  # a rung keeps one candidate in three
 FINALISTS = 4  # in the last rung
-FIRST = 8  # least problems of the first rung, where tune itself chooses how many candidates there are
-TIE = 0.01  # costs that differ by less than this share are the same
-_LEAST = 1e-9  # a cost that has a logarithm
+MIN_PROBLEMS = 8  # fewest problems of the first rung when tune chooses the number of candidates
+TIE = 0.01  # costs that differ by less than this share count as equal
+_LEAST = 1e-9  # lower bound of costs, to take logarithms
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,42 +34,46 @@ class Outcome:
     seconds: float
 
 
-# Where the baseline need not be decoded, since the candidates are right: that it is right too is the worst for them.
+# The baseline's outcome where it is not decoded: candidates are right there, and this never underestimates their drop.
 ASSUMED = Outcome(1.0, math.nan, math.nan, math.nan)
 
-# Candidates decode the problems [start, stop) of the tuning ones: an outcome each, None where the decode failed.
+# Decodes the tuning problems [start, stop) with candidates: one outcome per problem, None for a failed decode.
 Measure = Callable[[Sequence[Candidate], int, int], Mapping[Candidate, Sequence[Outcome | None]]]
 
 
 @dataclass
 class Trial:
-    """What is known of a candidate."""
+    """The measurements of a candidate."""
 
     candidate: Candidate
-    cost: str  # the figure of an outcome that is to be small
+    cost: str  # the field of an outcome to minimize
     outcomes: list[Outcome] = field(default_factory=list)
     baseline: list[Outcome] = field(default_factory=list)  # on the same problems
-    place: int = 0  # among the candidates; earlier ones are plainer
-    why: str = ""  # it was dropped
+    order: int = 0  # index among the candidates; earlier ones are simpler
+    reason: str = ""  # why it was dropped
     rung: int = 0  # the last that measured it
 
     def mean(self, figure: str) -> float:
-        """Over the problems decoded; inf where there are none."""
+        """The mean over the decoded problems; inf if there are none."""
         return _mean(self.outcomes, figure)
 
-    def add(self, baseline: Sequence[Outcome | None], own: Sequence[Outcome | None]) -> None:
-        """Outcomes on more problems; those on which the baseline failed count for nobody."""
-        if None in own:
-            self.why = "failed"
-        pairs = [(base, mine) for base, mine in zip(baseline, own, strict=True) if base and mine]
-        self.baseline += [base for base, _ in pairs]
-        self.outcomes += [mine for _, mine in pairs]
+    def add(self, baseline: Sequence[Outcome | None], outcomes: Sequence[Outcome | None]) -> None:
+        """Adds outcomes on more problems; problems on which the baseline failed are ignored."""
+        if None in outcomes:
+            self.reason = "failed"
+        pairs = [
+            (baseline_outcome, outcomes)
+            for baseline_outcome, outcomes in zip(baseline, outcomes, strict=True)
+            if baseline_outcome and outcomes
+        ]
+        self.baseline += [baseline_outcome for baseline_outcome, _ in pairs]
+        self.outcomes += [outcomes for _, outcomes in pairs]
 
     @property
     def step(self) -> int:
-        """The cost on a scale whose steps are `TIE` wide: what shares a step costs the same."""
-        price = self.mean(self.cost)
-        return round(math.log(max(price, _LEAST)) / math.log1p(TIE))
+        """The cost on a logarithmic scale with steps of `TIE`; candidates in the same step cost the same."""
+        cost = self.mean(self.cost)
+        return round(math.log(max(cost, _LEAST)) / math.log1p(TIE))
 
     @property
     def points(self) -> float:
@@ -78,8 +82,8 @@ class Trial:
         return round(100 * math.fsum(lost) / len(lost), 9)
 
     def promise(self, max_drop: float) -> float:
-        """The share of the baseline's cost that it can be expected to save, if nothing is saved beyond the bound."""
-        base, own = ([outcome.score for outcome in some] for some in (self.baseline, self.outcomes))
+        """The expected share of the baseline's cost that it saves, where savings count only within the bound."""
+        base, own = ([outcome.score for outcome in outcomes] for outcomes in (self.baseline, self.outcomes))
         return probability(base, own, max_drop) * (1 - self.mean(self.cost) / _mean(self.baseline, self.cost))
 
     def drop(self, level: float = 0.95) -> Drop:
@@ -92,32 +96,32 @@ def _mean(outcomes: Sequence[Outcome], figure: str) -> float:
 
 
 @dataclass(frozen=True)
-class Search:
-    """What the halving came to."""
+class SearchResult:
+    """The result of successive halving."""
 
     trials: list[Trial]  # of every candidate, the finalists first and best first
     finalists: int
-    problems: int  # of the tuning ones, used
-    spent: int  # decodes, the baseline's included
+    problems: int  # tuning problems used
+    spent: int  # decodes, including the baseline's
     rungs: int
 
 
 def rungs(candidates: int) -> int:
-    """How many it takes: those that thin out so many candidates, and one for the finalists."""
+    """The number of rungs: those that reduce the candidates to the finalists, and one for the finalists."""
     count = 1
     while candidates > FINALISTS:
-        candidates, count = _keep(candidates), count + 1
+        candidates, count = _survivors(candidates), count + 1
     return count
 
 
-def _keep(candidates: int) -> int:
-    return max(FINALISTS, math.ceil(candidates / ETA))
+def _survivors(candidates: int) -> int:
+    return max(FINALISTS, math.ceil(candidates / REDUCTION))
 
 
-def room(budget: int) -> int:
-    """The most candidates whose first rung has `FIRST` problems."""
+def max_candidates(budget: int) -> int:
+    """The most candidates for which the first rung has `MIN_PROBLEMS` problems."""
     count = 1
-    while budget // rungs(count + 1) // (count + 2) >= FIRST:
+    while budget // rungs(count + 1) // (count + 2) >= MIN_PROBLEMS:
         count += 1
     return count
 
@@ -132,12 +136,12 @@ def search(
     max_drop: float,
     cost: str,
     report: Callable[[str], object] = lambda text: None,
-) -> Search:
+) -> SearchResult:
     """Finds the cheapest candidates that keep the quality of the baseline.
 
     Args:
-        budget: decodes in all, one candidate on one problem each, the baseline's included; never more are made.
-        problems: how many tuning problems there are.
+        budget: most decodes in all, each of one candidate on one problem, including the baseline's.
+        problems: the number of tuning problems.
         max_drop: points of quality that may be lost.
 
     Raises SpecError for a budget that is too small for a single problem a rung.
@@ -146,51 +150,55 @@ def search(
     if budget // planned // (len(candidates) + 1) < 1:
         raise SpecError(
             f"a budget of {budget} decodes is too small for {len(candidates)} candidates in {planned} rungs",
-            hint=f"it takes at least {planned * (len(candidates) + 1)}",
+            hint=f"use at least {planned * (len(candidates) + 1)}",
         )
-    trials = [Trial(candidate, cost, place=place) for place, candidate in enumerate(candidates)]
-    alive, used, spent = trials, 0, 0
+    trials = [Trial(candidate, cost, order=order) for order, candidate in enumerate(candidates)]
+    remaining, used, spent = trials, 0, 0
     for rung in range(planned):
-        width = len(alive) + 1
-        count = min((budget - spent) // (planned - rung) // width, problems - used)
+        decodes = len(remaining) + 1
+        count = min((budget - spent) // (planned - rung) // decodes, problems - used)
         if count > 0:
-            report(f"rung {rung + 1} of {planned}: {len(alive)} candidates on {count} problems")
-            measured = measure([baseline, *(trial.candidate for trial in alive)], used, used + count)
-            for trial in alive:
+            report(f"rung {rung + 1} of {planned}: {len(remaining)} candidates on {count} problems")
+            measured = measure([baseline, *(trial.candidate for trial in remaining)], used, used + count)
+            for trial in remaining:
                 trial.add(measured[baseline], measured[trial.candidate])
                 trial.rung = rung + 1
-            used, spent = used + count, spent + width * count
-        alive = _kept(alive, _keep(len(alive)), max_drop)
-        if not alive or used == problems:
+            used, spent = used + count, spent + decodes * count
+        remaining = _select(remaining, _survivors(len(remaining)), max_drop)
+        if not remaining or used == problems:
             break
-    alive = _kept(alive, FINALISTS, max_drop)
-    gone = [trial for trial in trials if trial.why]
-    ranked = sorted((s for s in gone if s.outcomes), key=lambda s: (-s.rung, *_best(s, max_drop)))
-    return Search([*alive, *ranked, *(s for s in gone if not s.outcomes)], len(alive), used, spent, planned)
+    remaining = _select(remaining, FINALISTS, max_drop)
+    dropped = [trial for trial in trials if trial.reason]
+    ranked = sorted(
+        (trial for trial in dropped if trial.outcomes), key=lambda trial: (-trial.rung, *_best(trial, max_drop))
+    )
+    return SearchResult(
+        [*remaining, *ranked, *(trial for trial in dropped if not trial.outcomes)], len(remaining), used, spent, planned
+    )
 
 
-def _kept(alive: Sequence[Trial], keep: int, max_drop: float) -> list[Trial]:
-    """One of each `keep` groups of neighbours in cost, best first; the others are told why they go."""
-    for trial in alive:
-        if not trial.why and not trial.outcomes:
-            trial.why = "failed"
-        if not trial.why and trial.drop().low > max_drop:
-            trial.why = "loses too much"
-    by_cost = sorted((s for s in alive if not s.why), key=cheapest)
-    kept, count = [], min(keep, len(by_cost))
-    for group in range(count):
-        some = by_cost[group * len(by_cost) // count : (group + 1) * len(by_cost) // count]
-        kept.append(min(some, key=lambda s: _best(s, max_drop)))
-        for trial in some:
-            trial.why = "" if trial is kept[-1] else "promises less"
-    return sorted(kept, key=lambda s: _best(s, max_drop))
+def _select(trials: Sequence[Trial], keep: int, max_drop: float) -> list[Trial]:
+    """The best of each of `keep` groups of neighbours in cost, best first; sets `reason` of the others."""
+    for trial in trials:
+        if not trial.reason and not trial.outcomes:
+            trial.reason = "failed"
+        if not trial.reason and trial.drop().low > max_drop:
+            trial.reason = "loses too much"
+    by_cost = sorted((trial for trial in trials if not trial.reason), key=cheapest)
+    best, count = [], min(keep, len(by_cost))
+    for index in range(count):
+        group = by_cost[index * len(by_cost) // count : (index + 1) * len(by_cost) // count]
+        best.append(min(group, key=lambda trial: _best(trial, max_drop)))
+        for trial in group:
+            trial.reason = "" if trial is best[-1] else "promises less"
+    return sorted(best, key=lambda trial: _best(trial, max_drop))
 
 
 def _best(trial: Trial, max_drop: float) -> tuple[float, int, tuple[int, int, int], int]:
-    """Sorts by promise in steps of a percent; within one by cost and simplicity."""
+    """Sort key: promise in steps of one percent, then cost and simplicity."""
     return -round(trial.promise(max_drop), 2), *cheapest(trial)
 
 
 def cheapest(trial: Trial) -> tuple[int, tuple[int, int, int], int]:
-    """Sorts by cost, ties by what is simpler, then by what comes first among the candidates: the default does."""
-    return trial.step, trial.candidate.size, trial.place
+    """Sort key: cost, then simplicity, then the order of the candidates, in which the default is first."""
+    return trial.step, trial.candidate.size, trial.order

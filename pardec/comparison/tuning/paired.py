@@ -1,4 +1,4 @@
-"""What a sampler loses against another on the same problems, with an interval."""
+"""The drop in quality between two samplers on the same problems, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 _RESAMPLES = 4000
 _LEAST = 1e-3
-_WIDTH = 1e-9  # to which an end of the interval is found
+_WIDTH = 1e-9  # precision of the ends of an interval
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Quality lost, in points: 100 times the mean difference of paired scores. Below 0 something was gained."""
+    """Loss of quality in points: 100 times the mean difference of paired scores; negative for a gain."""
 
     problems: int
     lost: int  # problems on which the sampler scores lower
-    gained: int  # and higher
+    gained: int  # problems on which it scores higher
     points: float
     low: float
     high: float
@@ -32,12 +32,12 @@ class Drop:
 def drop(baseline: Sequence[float], sampler: Sequence[float], level: float = 0.95) -> Drop:
     """The drop from `baseline` to `sampler`, scores in [0, 1] of the same problems in the same order.
 
-    Where every score is 0 or 1 the interval is Tango's score interval for paired proportions (Statistics in Medicine
-    17, 1998), which only the discordant pairs move and which has a width without any; else a seeded paired bootstrap,
-    never narrower than what as many pairs without a difference would leave open.
+    If every score is 0 or 1 the interval is Tango's score interval for paired proportions (Statistics in Medicine 17,
+    1998), which depends on the discordant pairs and has a width even without any; else a seeded paired bootstrap, at
+    least as wide as Tango's interval for the same number of equal pairs.
 
     Args:
-        level: of the two-sided interval; each end alone holds with (1 + level) / 2.
+        level: of the two-sided interval; each end alone has confidence (1 + level) / 2.
 
     >>> print(drop([1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]))
     +25.0 [-36.2, +69.9]
@@ -55,13 +55,13 @@ def drop(baseline: Sequence[float], sampler: Sequence[float], level: float = 0.9
 
 
 def probability(baseline: Sequence[float], sampler: Sequence[float], points: float) -> float:
-    """How well the scores go with a drop of at most `points`, in [0, 1]: one half where they say just that drop.
+    """How compatible the scores are with a drop of at most `points`, in [0, 1]: 1/2 for exactly that drop.
 
-    The share of the score test's law above what was seen; graded scores take the normal law of their mean.
+    The one-sided p-value of the score test; for graded scores, of a normal approximation of their mean.
     """
     first, second = np.asarray(baseline, dtype=np.float64), np.asarray(sampler, dtype=np.float64)
     lost, gained, n, bound = int((second < first).sum()), int((second > first).sum()), len(first), points / 100
-    bound = max(bound, _LEAST)  # where nothing differs, a bound of 0 has no error to measure in
+    bound = max(bound, _LEAST)  # without differences, a bound of 0 has no standard error
     if np.isin(first, (0, 1)).all() and np.isin(second, (0, 1)).all():
         z = _statistic(lost, gained, n, bound)
     else:
@@ -71,7 +71,7 @@ def probability(baseline: Sequence[float], sampler: Sequence[float], points: flo
 
 
 def _upper(lost: int, gained: int, n: int, z: float) -> float:
-    """The largest difference of proportions that the score test does not refuse."""
+    """The largest difference of proportions that the score test does not reject."""
     inside, outside = (lost - gained) / n, 1.0
     while outside - inside > _WIDTH:
         middle = (inside + outside) / 2
@@ -83,11 +83,11 @@ def _upper(lost: int, gained: int, n: int, z: float) -> float:
 
 
 def _statistic(lost: int, gained: int, n: int, difference: float) -> float:
-    """Standard normal if `difference` is the true one: the observed one less that, over its constrained error."""
+    """The score statistic of the hypothesis that the true difference is `difference`; standard normal if it is."""
     a = 2 * n
     b = (2 * n - lost + gained) * difference - lost - gained
     c = -gained * difference * (1 - difference)
-    gaining = (math.sqrt(max(b * b - 4 * a * c, 0.0)) - b) / (2 * a)  # likeliest share of gains under that difference
+    gaining = (math.sqrt(max(b * b - 4 * a * c, 0.0)) - b) / (2 * a)  # maximum likelihood share of gains
     variance = n * (2 * gaining + difference * (1 - difference))
     return (lost - gained - n * difference) / math.sqrt(variance)
 

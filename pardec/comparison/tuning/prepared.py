@@ -1,4 +1,4 @@
-"""What a search is to try, and on which problems; and the same told before weights are read."""
+"""The candidates and problems of a search, and its preview before weights are read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ...requests.settings import check_whole, is_number
 from ...tasks import Task
 from ..entries import SamplerLike
 from . import confirming
-from .bench import Chosen, deal
+from .bench import ProblemSet, split_problems
 from .fit import Fit
-from .halving import room, rungs
+from .halving import max_candidates, rungs
 from .space import Candidate, Space
 
 COSTS = ("nfe", "tokens_fed", "seconds")
@@ -26,8 +26,8 @@ BUDGET = 1000  # decodes of a search
 
 
 @dataclass(frozen=True)
-class Search:
-    """What is asked of `tune` beside the model and the tasks; SpecError for what cannot be."""
+class SearchRequest:
+    """The arguments of `tune` besides the model and the tasks; raises SpecError for invalid ones."""
 
     max_drop: float = 1.0
     budget: int = BUDGET
@@ -52,7 +52,7 @@ class Search:
             )
 
     def space(self, fit: Fit) -> Space:
-        """All that there is to try with a model, samplers that were named checked. Raises SpecError."""
+        """The search space of a model. Raises SpecError for a sampler that does not exist."""
         for sampler in self.samplers or ():
             resolve(sampler, fit.family, sampling=fit.arguments.get("temperature", 0) > 0)
         mix = self.cost != "nfe" or self.caches is not None
@@ -60,62 +60,67 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Candidates with the problems of the search and of the confirmation."""
+class SearchPlan:
+    """The candidates, and the problems for the search and for the confirmation."""
 
     space: Space
     candidates: list[Candidate]
-    tuning: Chosen
-    confirmation: Chosen
+    tuning: ProblemSet
+    confirmation: ProblemSet
 
 
-def prepare(fit: Fit, tasks: Mapping[str, Task], asked: Search) -> Prepared:
-    """Puts a search together. Raises SpecError where nothing is left to try."""
-    space = asked.space(fit)
-    if asked.samplers is None:
-        candidates = space.candidates(room(asked.budget), asked.seed)
+def prepare(fit: Fit, tasks: Mapping[str, Task], request: SearchRequest) -> SearchPlan:
+    """Plans a search. Raises SpecError if there are no candidates."""
+    space = request.space(fit)
+    if request.samplers is None:
+        candidates = space.candidates(max_candidates(request.budget), request.seed)
     else:
-        candidates = space.of([one if isinstance(one, str) else str(parse(one)) for one in asked.samplers])
+        candidates = space.of(
+            [sampler if isinstance(sampler, str) else str(parse(sampler)) for sampler in request.samplers]
+        )
     if not candidates:
         raise SpecError("none of the samplers can be used with this model", hint='"pardec list samplers" has others')
-    fresh = confirming.enough(asked.max_drop) if asked.confirm is None else asked.confirm
-    tuning, confirmation = deal(list(tasks.values()), max(asked.budget // 2, 1), fresh, asked.seed)
-    return Prepared(space, candidates, tuning, confirmation)
+    count = confirming.problem_count(request.max_drop) if request.confirm is None else request.confirm
+    tuning, confirmation = split_problems(list(tasks.values()), max(request.budget // 2, 1), count, request.seed)
+    return SearchPlan(space, candidates, tuning, confirmation)
 
 
-def outline(fit: Fit, made: Prepared, tasks: Mapping[str, Task], asked: Search, out: Path | None) -> dict[str, Any]:
-    """What a search would do, as plain values."""
+def summary(
+    fit: Fit, plan: SearchPlan, tasks: Mapping[str, Task], request: SearchRequest, out: Path | None
+) -> dict[str, Any]:
+    """The plan of a search as plain values."""
     return {
         "model": fit.name,
         "family": fit.family,
         "tasks": list(tasks),
         "arguments": dict(fit.arguments),
-        "max_drop": asked.max_drop,
-        "cost": asked.cost,
-        "budget": asked.budget,
-        "rungs": rungs(len(made.candidates)),
+        "max_drop": request.max_drop,
+        "cost": request.cost,
+        "budget": request.budget,
+        "rungs": rungs(len(plan.candidates)),
         "candidates": [
-            {"sampler": one.spec, "block_length": one.block_length, "spec": fit.spec(one)} for one in made.candidates
+            {"sampler": candidate.spec, "block_length": candidate.block_length, "spec": fit.spec(candidate)}
+            for candidate in plan.candidates
         ],
-        "baseline": str(made.space.exact),
-        "problems": {"searched": len(made.tuning.owners), "confirmed": len(made.confirmation.owners)},
+        "baseline": str(plan.space.exact),
+        "problems": {"searched": len(plan.tuning.owners), "confirmed": len(plan.confirmation.owners)},
         "out": None if out is None else str(out),
     }
 
 
-def describe(made: Mapping[str, Any]) -> str:
-    """The same for a reader."""
-    arguments = "".join(f", {name} {value}" for name, value in made["arguments"].items())
-    problems = made["problems"]
-    lines = [f"model: {made['model']} ({made['family']}){arguments}", f"tasks: {', '.join(made['tasks'])}"]
+def describe(info: Mapping[str, Any]) -> str:
+    """The plan of a search as text."""
+    arguments = "".join(f", {name} {value}" for name, value in info["arguments"].items())
+    problems = info["problems"]
+    lines = [f"model: {info['model']} ({info['family']}){arguments}", f"tasks: {', '.join(info['tasks'])}"]
     lines.append(
-        f"search: {made['budget']} decodes at most, {len(made['candidates'])} candidates, {made['rungs']} rungs"
+        f"search: {info['budget']} decodes at most, {len(info['candidates'])} candidates, {info['rungs']} rungs"
     )
-    for one in made["candidates"]:
-        block = "" if one["block_length"] is None else f" in blocks of {one['block_length']}"
-        lines += [f"candidate: {one['sampler']}{block}", f"  {one['spec']}"]
+    for candidate in info["candidates"]:
+        block = "" if candidate["block_length"] is None else f" in blocks of {candidate['block_length']}"
+        lines += [f"candidate: {candidate['sampler']}{block}", f"  {candidate['spec']}"]
     lines.append(f"problems: up to {problems['searched']} to search, {problems['confirmed']} fresh ones to confirm")
-    lines.append(f"held to: {made['baseline']}, within {made['max_drop']:g} points; least {made['cost']}")
-    lines.append("note: without its weights, what the model itself refuses is not known yet")
-    lines.append("out: nothing is kept" if made["out"] is None else f"out: {made['out']}")
+    lines.append(f"baseline: {info['baseline']}, within {info['max_drop']:g} points; least {info['cost']}")
+    lines.append("note: the model may reject some candidates when its weights are loaded")
+    lines.append("out: nothing is kept" if info["out"] is None else f"out: {info['out']}")
     return "\n".join(lines)

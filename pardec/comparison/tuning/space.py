@@ -1,4 +1,4 @@
-"""What `tune` tries: every method of the model's family in the settings it names, presets, caches, and mixtures."""
+"""The candidates of `tune`: every method of the model's family over its tuning grid, presets, caches, combinations."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pardec.samplers.spec import Part, Spec, parse
 if TYPE_CHECKING:
     from pardec.samplers.registry import Card
 
-MAIN = {"masked": "select", "ar": "draft"}  # the stage that every sampler of a family is built around
-# A proposer decides what a score means, and with it what every threshold means; it comes in with presets only.
-_LEFT_OUT = {"propose"}
-_MIXED = 1 / 3  # how often a stage joins a mixture
-_PATIENCE = 200  # mixtures in a row that bring nothing new, after which the space counts as exhausted
+MAIN = {"masked": "select", "ar": "draft"}  # the main stage of a family's samplers
+# A proposer changes the meaning of scores and thus of every threshold; it is tried in presets only.
+_EXCLUDED = {"propose"}
+_MIX_PROBABILITY = 1 / 3  # probability that a stage is part of a combination
+_MAX_REPEATS = 200  # after so many specs in a row without a new one the space counts as exhausted
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One setting that may be advised."""
+    """A sampler spec with an optional block length."""
 
     spec: str
     block_length: int | None = None
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Smaller is simpler: parts, parameters, an argument beside the spec."""
+        """Complexity: number of parts, number of parameters, whether a block length is set."""
         spec = parse(self.spec)
         parts = spec.every
         return len(parts), sum(len(part.params) for part in parts), self.block_length is not None
@@ -39,23 +39,23 @@ class Candidate:
         return self.spec if self.block_length is None else f"{self.spec} in blocks of {self.block_length}"
 
 
-Resolve = Callable[[Candidate], str | None]  # the resolved spec, or None where the model cannot take it
+Resolve = Callable[[Candidate], str | None]  # the resolved spec, or None if the model does not support it
 
 
 @dataclass(frozen=True)
 class Space:
-    """The settings for one model.
+    """The search space of one model.
 
-    A method says in its class attribute `tried` which values of its parameters are worth trying, `{"tau": (0.9, 0.8)}`;
-    the default is among them only if it is named. A method without it is tried as it stands.
+    A method's class attribute `tuning_grid` lists the parameter values to try, `{"tau": (0.9, 0.8)}`; the default is
+    tried only if it is listed. A method without a grid is tried with its defaults.
     """
 
     resolve: Resolve
     family: str
-    default: str  # the family's default spec; what it has beside its main stage, every candidate has; shortened
-    baseline: str  # the exact one, which is not searched
-    caches: Sequence[str] | None = None  # specs of caches, "none" among them; None: whatever the family has
-    mix_caches: bool = True  # False: each cache is tried once, with the default, since the cost does not feel them
+    default: str  # the family's default spec, shortened; every candidate has its parts of other than the main stage
+    baseline: str  # the exact spec, which is not a candidate
+    caches: Sequence[str] | None = None  # specs of caches, may include "none"; None: all caches of the family
+    mix_caches: bool = True  # False: try each cache once, with the default, since it cannot change the cost
     blocks: Sequence[int | None] = (None,)
     cards: Mapping[str, Card] = field(init=False)
 
@@ -66,151 +66,154 @@ class Space:
             object.__setattr__(self, "default", self._shortest(parse(self.default), full, None))
 
     def candidates(self, count: int, seed: int) -> list[Candidate]:
-        """The first `count`: the default and its method's other settings, each method once, presets, caches; then the
-        others' settings, the first of each method before the second of any, and mixtures by seed.
+        """The first `count` candidates: the default and other settings of its method, each method once, presets,
+        caches; then further settings of all methods, interleaved, and random combinations by seed.
 
-        No two resolve to the same, each is written as shortly as it can be, and all are fit for the model.
+        The model supports all of them, no two resolve to the same spec, and each is written as briefly as possible.
         """
-        return list(islice(self._distinct(self._every(random.Random(f"tune/{seed}"))), count))
+        return list(islice(self._distinct(self._all_specs(random.Random(f"tune/{seed}"))), count))
 
     def of(self, specs: Sequence[str]) -> list[Candidate]:
-        """Only these, with every cache asked for where they name none; a part without parameters stands for all its
-        settings."""
-        found = []
+        """Only these; methods without parameters are expanded to their grid, specs without a cache to `caches`."""
+        candidates = []
         for text in specs:
-            for spec in self._expanded(parse(registry.preset(text).spec if text.startswith("preset:") else text)):
+            for spec in self._expand(parse(registry.preset(text).spec if text.startswith("preset:") else text)):
                 bare = spec.cache is None
-                found += [replace(spec, cache=cache) for cache in self._caches()] if bare and self.caches else [spec]
-        return list(self._distinct(iter(found)))
+                candidates += (
+                    [replace(spec, cache=cache) for cache in self._caches()] if bare and self.caches else [spec]
+                )
+        return list(self._distinct(iter(candidates)))
 
     def settings(self, name: str) -> list[Part]:
-        """A method in every setting that it names, what is its default left out."""
+        """A method in every setting of its grid; parameters with their default value are omitted."""
         card = self.cards[name]
-        tried, default = card.make.tuning_grid, _defaults(card)
+        grid, default = card.make.tuning_grid, _defaults(card)
         return [
-            Part(name, tuple((k, v) for k, v in zip(tried, values, strict=True) if v != default[k]))
-            for values in product(*([_text(value) for value in values] for values in tried.values()))
+            Part(name, tuple((k, v) for k, v in zip(grid, values, strict=True) if v != default[k]))
+            for values in product(*([_text(value) for value in values] for values in grid.values()))
         ]
 
     @property
     def base(self) -> tuple[Part, ...]:
-        """What the default has beside its main stage: ends a row early, say."""
+        """The parts of the default outside its main stage, such as `eos`."""
         parts = parse(self.default).parts
         return tuple(part for part in parts if self.cards[part.name].stage != MAIN[self.family])
 
     @property
     def exact(self) -> Candidate:
-        """The baseline with the same beside it: its tokens, where that changes none."""
+        """The baseline with the base parts, which usually do not change its tokens."""
         return Candidate(str(Spec((Part(self.baseline), *self.base))))
 
-    # --- in the order of what is tried first ---
+    # --- candidates, in the order in which they are tried ---
 
-    def _every(self, rng: random.Random) -> Iterator[Spec]:
+    def _all_specs(self, rng: random.Random) -> Iterator[Spec]:
         default, caches = parse(self.default), self._caches()
-        methods = [self.settings(name) for name, card in self.cards.items() if self._searched(card)]
+        methods = [self.settings(name) for name, card in self.cards.items() if self._is_searched(card)]
         main = next(part.name for part in default.parts if self.cards[part.name].stage == MAIN[self.family])
         yield from (replace(default, cache=cache) for cache in caches[:1])
-        # From the default's own method a user expects the setting that keeps the quality, however strict it is.
+        # Strict settings of the default's own method come first, since they are the most likely to keep the quality.
         yield from (self._with_base(setting, cache=caches[0]) for setting in self.settings(main))
         yield from (self._with_base(*settings[:1], cache=caches[0]) for settings in methods)
         interleaved = chain.from_iterable(zip_longest(*(settings[1:] for settings in methods)))
-        rest = [self._with_base(setting, cache=caches[0]) for setting in interleaved if setting is not None]
+        later = [self._with_base(setting, cache=caches[0]) for setting in interleaved if setting is not None]
         if self.caches is None:
-            named = [self._filled(parse(preset.spec)) for preset in registry.presets() if self._knows(preset.spec)]
+            presets = [
+                self._fill_grid(parse(preset.spec)) for preset in registry.presets() if self._is_known(preset.spec)
+            ]
             if not self.mix_caches:
-                named = [spec for spec in named if spec.cache is None]
-            composed = [spec for spec in named if len(spec.parts) > 1 + len(self.base) or spec.cache is not None]
-            yield from composed  # a single method with other values waits with the other settings
-            rest += [spec for spec in named if spec not in composed]
+                presets = [spec for spec in presets if spec.cache is None]
+            composed = [spec for spec in presets if len(spec.parts) > 1 + len(self.base) or spec.cache is not None]
+            yield from composed  # presets of a single method come later, with the other settings
+            later += [spec for spec in presets if spec not in composed]
         yield from (replace(default, cache=cache) for cache in caches[1:])
         mixtures = self._mixtures(rng)
-        for at, spec in enumerate(rest):
+        for index, spec in enumerate(later):
             yield spec
-            if at % 2:
+            if index % 2:
                 yield next(mixtures)
         yield from mixtures
 
     def _mixtures(self, rng: random.Random) -> Iterator[Spec]:
-        """Methods of several stages together, without end."""
+        """Random combinations of methods of several stages, endlessly."""
         stages: dict[str, list[list[Part]]] = {}
         for name, card in self.cards.items():
-            if self._searched(card):
+            if self._is_searched(card):
                 stages.setdefault(card.stage, []).append(self.settings(name))
         main, caches = MAIN[self.family], self._caches()
         while True:
-            chosen = [s for s in stages if s == main or rng.random() < _MIXED]
-            parts = [rng.choice(rng.choice(stages[stage])) for stage in chosen]
+            mix = [s for s in stages if s == main or rng.random() < _MIX_PROBABILITY]
+            parts = [rng.choice(rng.choice(stages[stage])) for stage in mix]
             yield self._with_base(*parts, cache=rng.choice(caches) if self.mix_caches else caches[0])
 
     def _distinct(self, specs: Iterator[Spec]) -> Iterator[Candidate]:
-        seen: set[tuple[str, int | None]] = set()
-        idle = 0
+        known: set[tuple[str, int | None]] = set()
+        repeats = 0
         for spec in specs:
-            idle += 1
+            repeats += 1
             for block in self.blocks:
                 full = self.resolve(Candidate(str(spec), block))
-                if full is not None and (full, block) not in seen:
-                    seen.add((full, block))
+                if full is not None and (full, block) not in known:
+                    known.add((full, block))
                     yield Candidate(self._shortest(spec, full, block), block)
-                    idle = 0
-            if idle > _PATIENCE:
+                    repeats = 0
+            if repeats > _MAX_REPEATS:
                 return
 
     def _shortest(self, spec: Spec, full: str, block: int | None) -> str:
-        """`spec` without what it would have anyway; the method it is built around stays."""
+        """`spec` without parts and parameters that are defaults; the method of the main stage remains."""
 
-        def same(less: Spec) -> bool:
-            return bool(less.parts) and self.resolve(Candidate(str(less), block)) == full
+        def is_same(shorter: Spec) -> bool:
+            return bool(shorter.parts) and self.resolve(Candidate(str(shorter), block)) == full
 
-        if same(bare := replace(spec, cache=None)):
-            spec = bare
+        if is_same(shorter := replace(spec, cache=None)):
+            spec = shorter
         for part in spec.parts:
             others = tuple(other for other in spec.parts if other != part)
-            if self.cards[part.name].stage != MAIN[self.family] and same(replace(spec, parts=others)):
+            if self.cards[part.name].stage != MAIN[self.family] and is_same(replace(spec, parts=others)):
                 spec = replace(spec, parts=others)
         for part in spec.every:
             for key, _ in part.params:
-                if same(less := _without(spec, part.name, key)):
-                    spec = less
+                if is_same(shorter := _without(spec, part.name, key)):
+                    spec = shorter
         return str(spec)
 
     # --- parts ---
 
-    def _searched(self, card: Card) -> bool:
-        plain = card.name in {part.name for part in (*self.base, *parse(self.baseline).parts)}
-        return not (card.stage == "cache" or card.stage in _LEFT_OUT or card.make.yardstick or plain)
+    def _is_searched(self, card: Card) -> bool:
+        fixed = card.name in {part.name for part in (*self.base, *parse(self.baseline).parts)}
+        return not (card.stage == "cache" or card.stage in _EXCLUDED or card.make.yardstick or fixed)
 
     def _with_base(self, *parts: Part, cache: Part | None) -> Spec:
         names = {part.name for part in parts}
         return Spec((*parts, *(part for part in self.base if part.name not in names)), cache)
 
     def _caches(self) -> list[Part | None]:
-        """The caches tried, none first; every setting of those that are not written with parameters."""
+        """The caches to try, None first; those without parameters are expanded to their grid."""
         if self.caches is None:
-            named = [name for name, card in self.cards.items() if card.stage == "cache" and name != "none"]
-            some = [self.settings(name) if self.mix_caches else self.settings(name)[:1] for name in named]
-            return [None, *(setting for settings in some for setting in settings)]
+            names = [name for name, card in self.cards.items() if card.stage == "cache" and name != "none"]
+            grids = [self.settings(name) if self.mix_caches else self.settings(name)[:1] for name in names]
+            return [None, *(setting for grid in grids for setting in grid)]
         parts = [parse(text).parts[0] for text in self.caches]
         return [setting for part in parts for setting in self._settings_of(part)] or [None]
 
     def _settings_of(self, part: Part) -> list[Part]:
         return [part] if part.params or part.name not in self.cards else self.settings(part.name)
 
-    def _expanded(self, spec: Spec) -> list[Spec]:
+    def _expand(self, spec: Spec) -> list[Spec]:
         return [Spec(tuple(parts), spec.cache) for parts in product(*map(self._settings_of, spec.parts))]
 
-    def _filled(self, spec: Spec) -> Spec:
-        """A preset as it is searched: with the base, and never in a default that its method does not name as tried."""
+    def _fill_grid(self, spec: Spec) -> Spec:
+        """A preset with the base parts, where defaults outside a method's grid are replaced by its first value."""
 
         def fill(part: Part) -> Part:
-            tried, default = self.cards[part.name].make.tuning_grid, _defaults(self.cards[part.name])
-            given = dict(part.params)
-            added = {k: _text(v[0]) for k, v in tried.items() if k not in given and default[k] not in map(_text, v)}
+            grid, default = self.cards[part.name].make.tuning_grid, _defaults(self.cards[part.name])
+            params = dict(part.params)
+            added = {k: _text(v[0]) for k, v in grid.items() if k not in params and default[k] not in map(_text, v)}
             return Part(part.name, (*part.params, *added.items()))
 
         return self._with_base(*map(fill, spec.parts), cache=spec.cache)
 
-    def _knows(self, text: str) -> bool:
+    def _is_known(self, text: str) -> bool:
         spec = parse(text)
         baseline = {part.name for part in parse(self.baseline).parts}
         names = {part.name for part in spec.every}
@@ -218,7 +221,7 @@ class Space:
 
 
 def _without(spec: Spec, name: str, key: str) -> Spec:
-    """`spec` with one parameter left open."""
+    """`spec` without one parameter."""
 
     def cut(part: Part) -> Part:
         return Part(name, tuple(p for p in part.params if p[0] != key)) if part.name == name else part
@@ -231,5 +234,5 @@ def _defaults(card: Card) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """A value as specs write it."""
+    """A value in spec syntax."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

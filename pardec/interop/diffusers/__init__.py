@@ -1,4 +1,4 @@
-"""pardec inside diffusers, and diffusers' schedulers inside pardec.
+"""pardec samplers in diffusers, and diffusers' schedulers in pardec.
 
 `PardecPipeline` takes the arguments of diffusers' LLaDA2Pipeline and decodes with pardec's loop, samplers and caches;
 `PardecScheduler` is a sampler spec as a scheduler for LLaDA2Pipeline itself; `policy` turns a diffusers scheduler into

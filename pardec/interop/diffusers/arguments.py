@@ -1,4 +1,4 @@
-"""The arguments of LLaDA2Pipeline's call: their defaults, and which of them pardec takes from where."""
+"""The arguments of LLaDA2Pipeline's call: their defaults, and their translation to pardec."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ def defaults() -> dict[str, Any]:
     return {name: argument.default for name, argument in signature.parameters.items() if name != "self"}
 
 
-def called_alike(network: Any) -> bool:
-    """Whether it is called as LLaDA2Pipeline calls its model."""
+def accepts_pipeline_call(network: Any) -> bool:
+    """Whether `network` accepts the arguments with which LLaDA2Pipeline calls its model."""
     if not callable(network):
         return False
-    names = inspect.signature(getattr(network, "forward", network)).parameters
-    anything = any(argument.kind is argument.VAR_KEYWORD for argument in names.values())
-    return anything or {"attention_mask", "position_ids"} <= names.keys()
+    parameters = inspect.signature(getattr(network, "forward", network)).parameters
+    takes_any = any(argument.kind is argument.VAR_KEYWORD for argument in parameters.values())
+    return takes_any or {"attention_mask", "position_ids"} <= parameters.keys()
 
 
 def refuse_unless_default(name: str, value: Any, hint: str) -> None:
-    """Raises SpecError for a value that was asked for and cannot be honoured; None and the default were not."""
+    """Raises SpecError for an unsupported value; None and the default are accepted."""
     if value is not None and value != defaults()[name]:
-        raise SpecError(f"{name}={value!r} is not for a sampler that is given by its spec", hint=hint)
+        raise SpecError(f"{name}={value!r} cannot be combined with a sampler spec", hint=hint)
 
 
-def shaping(temperature: float, top_k: int | None, top_p: float | None, sampling_method: str) -> dict[str, Any]:
-    """temperature, top_k and top_p in pardec's terms; "greedy" takes the likeliest token at any temperature."""
+def sampling_settings(
+    temperature: float, top_k: int | None, top_p: float | None, sampling_method: str
+) -> dict[str, Any]:
+    """temperature, top_k and top_p for pardec; "greedy" takes the likeliest token at any temperature."""
     if sampling_method not in ("auto", "greedy", "multinomial"):
         raise SpecError(f"unknown sampling_method {sampling_method!r}", hint='it is "auto", "greedy" or "multinomial"')
     if not divides(temperature):
@@ -54,7 +56,7 @@ def shaping(temperature: float, top_k: int | None, top_p: float | None, sampling
 
 
 def draw_seeds(generator: torch.Generator | None, count: int) -> list[int]:
-    """`count` seeds from the generator, or from torch's own stream as diffusers does without one."""
-    place = torch.device("cpu") if generator is None else generator.device
-    seeds: Tensor = torch.randint(2**62, (count,), generator=generator, device=place)
+    """`count` seeds from the generator, or from torch's global generator as in diffusers."""
+    device = torch.device("cpu") if generator is None else generator.device
+    seeds: Tensor = torch.randint(2**62, (count,), generator=generator, device=device)
     return [int(seed) for seed in seeds.tolist()]

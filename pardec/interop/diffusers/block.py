@@ -1,4 +1,4 @@
-"""The masked loop over one block whose logits are handed in."""
+"""The masked loop over one block whose logits are passed in."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.ops.rank import top
 from pardec.samplers.rng import Keyed
 
-from .callbacks import StepView, Watch
+from .callbacks import RecordStep, StepView
 
 
 @dataclass(frozen=True)
-class Share(Widen):
-    """Commits at least an even share of what is left over the steps that are left."""
+class EvenShare(Widen):
+    """Commits at least an even share of the open positions per remaining step."""
 
     steps: int
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         share = -(-canvas.left // np.maximum(self.steps - canvas.step, 1))
-        first = proposal.score.masked_fill(chosen & proposal.eligible, torch.inf)
-        return chosen | top(first, torch.from_numpy(share).to(chosen.device)[:, None])
+        score = proposal.score.masked_fill(chosen & proposal.eligible, torch.inf)
+        return chosen | top(score, torch.from_numpy(share).to(chosen.device)[:, None])
 
 
-class Handed:
-    """A stack that gives the logits it was handed, in place of running a model."""
+class GivenLogits:
+    """A decoder that returns logits from outside instead of running a model."""
 
     logits: Tensor  # [n, W, V], live rows
 
     @property
     def embedding(self) -> Tensor:
-        raise SpecError("a scheduler has no embeddings", hint="PardecPipeline has them")
+        raise SpecError("a scheduler has no embeddings", hint="use PardecPipeline")
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if plan.tokens.shape != self.logits.shape[:2]:
             raise SpecError(
-                f"the sampler asks for {list(plan.tokens.shape)} positions of a block {list(self.logits.shape[:2])}",
-                hint="PardecPipeline runs it",
+                f"the sampler queries {list(plan.tokens.shape)} positions of a block {list(self.logits.shape[:2])}",
+                hint="use PardecPipeline",
             )
         return Hidden(plan, self.logits, lambda states: states)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        raise SpecError("a scheduler has no cache", hint="PardecPipeline has one")
+        raise SpecError("a scheduler has no cache", hint="use PardecPipeline")
 
     def parameters(self) -> tuple[Tensor, ...]:
         return ()
@@ -74,12 +74,12 @@ class Block:
         distribution: dict[str, Any],
         prompt: Tensor | None,
     ) -> None:
-        """What is no mask and not of the `prompt` ([W] bool) was committed before, and may be revised."""
+        """Positions that are neither masked nor in `prompt` ([W] bool) count as committed and may be revised."""
         rows, width = sample.shape
-        self.handed = Handed()
+        self.decoder = GivenLogits()
         decoding_config = DecodingConfig(mask_id, (), 0, None, 0, "bidirectional")
         model = LanguageModel(
-            self.handed,
+            self.decoder,
             decoding_config,
             config={},
             tokenizer=None,
@@ -92,40 +92,40 @@ class Block:
             layers=1,
             width=vocab,
         )
-        self.seen: list[StepView] = []
-        watched = replace(sampler, widen=(*sampler.widen, Watch(self.seen)))
+        self.views: list[StepView] = []
+        recording = replace(sampler, widen=(*sampler.widen, RecordStep(self.views)))
         canvases = tuple(sample.cpu().clone())
         self.loop = MaskedLoop(
-            model, watched, Request(canvases, (0,) * rows, width, source, absolute=True, **distribution)
+            model, recording, Request(canvases, (0,) * rows, width, source, absolute=True, **distribution)
         )
-        settled = sample != mask_id if prompt is None else (sample != mask_id) & ~prompt
-        self.loop.canvas.commit_step[:, :-1].masked_fill_(settled, 0)
-        self.filled = sample.clone()
-        self.ended = np.zeros(rows, dtype=bool)
+        committed = sample != mask_id if prompt is None else (sample != mask_id) & ~prompt
+        self.loop.canvas.commit_step[:, :-1].masked_fill_(committed, 0)
+        self.block_tokens = sample.clone()
+        self.finished = np.zeros(rows, dtype=bool)
         list(self.loop.retire())
 
     @property
     def live(self) -> bool:
         """Whether a row that has not ended has open positions, or a stage that still revises it."""
-        return bool((~self.ended[self.loop.canvas.rows]).any())
+        return bool((~self.finished[self.loop.canvas.rows]).any())
 
-    def goes_on(self, sample: Tensor) -> bool:
-        """Whether `sample` is what the last step left, in every row that has not ended."""
-        if sample.shape != self.filled.shape:
+    def continues(self, sample: Tensor) -> bool:
+        """Whether `sample` equals the output of the last step in every row that has not ended."""
+        if sample.shape != self.block_tokens.shape:
             return False
-        return not ((sample != self.filled).any(1).cpu().numpy() & ~self.ended).any()
+        return not ((sample != self.block_tokens).any(1).cpu().numpy() & ~self.finished).any()
 
     def step(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens of the block after the step, and each candidate's probability and token; [B, W] each."""
         live = torch.from_numpy(self.loop.canvas.rows).to(logits.device)
         probability, tokens = logits.float().softmax(-1).max(-1)
-        self.filled = self.filled.clone()  # what was given out stays as it was
+        self.block_tokens = self.block_tokens.clone()  # the caller has the previous tensor
         if len(live):
-            self.handed.logits = logits[live].float()
+            self.decoder.logits = logits[live].float()
             self.loop.step()
-            self.filled[live] = self.loop.canvas.tokens[:, :-1]
-            proposal = self.seen[0].proposal
+            self.block_tokens[live] = self.loop.canvas.tokens[:, :-1]
+            proposal = self.views[0].proposal
             probability[live] = proposal.evidence.filtered.probability(proposal.tokens)
             tokens[live] = proposal.tokens
             list(self.loop.retire())
-        return self.filled, probability, tokens
+        return self.block_tokens, probability, tokens

@@ -1,4 +1,4 @@
-"""diffusers' callback_on_step_end, told of the steps of pardec's loop."""
+"""Calls diffusers' callback_on_step_end for the steps of pardec's loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TENSORS = ("block_x", "transfer_index", "editing_transfer_index", "sampled_token
 
 @dataclass
 class StepView:
-    """What the loop saw in its last step; [n, W] each, live rows."""
+    """The proposal, window and active positions of the loop's last step; [n, W] each, live rows."""
 
     proposal: Proposal
     window: np.ndarray
@@ -29,21 +29,21 @@ class StepView:
 
 
 @dataclass(frozen=True)
-class Watch(Widen):
-    """A widen stage that adds nothing and remembers the step."""
+class RecordStep(Widen):
+    """A widen stage that adds nothing and records the step."""
 
-    seen: list[StepView]
+    views: list[StepView]
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
-        self.seen[:] = [StepView(proposal, canvas.window_host.copy(), canvas.eligible_host.copy(), canvas.lo.copy())]
+        self.views[:] = [StepView(proposal, canvas.window_host.copy(), canvas.eligible_host.copy(), canvas.lo.copy())]
         return chosen
 
 
 class StepCallbacks:
     """Calls the callback after every step, with tensors of LLaDA2Pipeline's names and shapes.
 
-    [B, W] tensors show each row's own active block; rows that have finished show padding, and nothing as active. What
-    stands for a position that is not active was not proposed and means nothing.
+    [B, W] tensors are of each row's own active block; finished rows have padding and no active positions. Values at
+    positions that are not active are meaningless.
     """
 
     def __init__(self, pipeline: Any, callback: Callable[..., Any] | None, names: Sequence[str] | None) -> None:
@@ -56,38 +56,38 @@ class StepCallbacks:
                 f"callback_on_step_end_tensor_inputs has {unknown}", hint=f"it may have {', '.join(TENSORS)}"
             )
         self.pipeline, self.callback = pipeline, callback
-        self.seen: list[StepView] = []
+        self.views: list[StepView] = []
         self.block: tuple[int, int] | None = None
         self.step = 0
         self.end = 0  # of the furthest block reached
 
-    def watched(self, sampler: MaskedSampler) -> MaskedSampler:
-        """The sampler, with an eye on it if there is a callback."""
+    def with_recorder(self, sampler: MaskedSampler) -> MaskedSampler:
+        """The sampler, with a recorder if there is a callback."""
         if self.callback is None:
             return sampler
-        return replace(sampler, widen=(*sampler.widen, Watch(self.seen)))
+        return replace(sampler, widen=(*sampler.widen, RecordStep(self.views)))
 
-    def tell(self, event: Event) -> None:
-        """Hands a step on."""
+    def on_event(self, event: Event) -> None:
+        """Calls the callback for a step."""
         if self.callback is None:
             return
         if isinstance(event, Started):
             self.tokens = event.tokens.copy()
         elif isinstance(event, Step):
             self.tokens[event.rows] = event.tokens
-            (view,) = self.seen
+            (view,) = self.views
             block = int(event.rows[0]), int(view.lo[0])
             self.step = self.step + 1 if block == self.block else 0
             self.block = block
             self.end = max(self.end, 1 + int(view.window[view.window < self.tokens.shape[1]].max()))
-            handed = {name: self._tensor(name, event, view) for name in self.names}
-            before = handed.get("block_x")
-            kept = None if before is None else before.clone()
-            answer = self.callback(self.pipeline, event.number, self.step, handed) or {}
-            given = answer.get("block_x", before)
-            if given is not None and (kept is None or not torch.equal(given, kept)):
+            tensors = {name: self._tensor(name, event, view) for name in self.names}
+            block_x = tensors.get("block_x")
+            original = None if block_x is None else block_x.clone()
+            answer = self.callback(self.pipeline, event.number, self.step, tensors) or {}
+            returned = answer.get("block_x", block_x)
+            if returned is not None and (original is None or not torch.equal(returned, original)):
                 raise SpecError(
-                    "the callback changes block_x, and pardec's loop does not take tokens from outside",
+                    "the callback changes block_x, which pardec's loop does not support",
                     hint="LLaDA2Pipeline with a PardecScheduler does",
                 )
 
@@ -95,17 +95,17 @@ class StepCallbacks:
         device = self.pipeline.device
         if name == "block_x":
             return torch.from_numpy(self.tokens[:, : self.end].copy()).to(device)
-        found: Any
+        values: Any
         if name in ("sampled_tokens", "sampled_probs"):
             tokens = view.proposal.tokens
-            found = tokens if name == "sampled_tokens" else view.proposal.evidence.filtered.probability(tokens)
+            values = tokens if name == "sampled_tokens" else view.proposal.evidence.filtered.probability(tokens)
         elif name == "active_block":
-            found = torch.from_numpy(view.active)
+            values = torch.from_numpy(view.active)
         else:
             flags = event.committed if name == "transfer_index" else event.revised
             flags = np.zeros_like(event.open) if flags is None else flags
             bin_added = np.concatenate([flags, np.zeros_like(flags[:, :1])], 1)
-            found = torch.from_numpy(np.take_along_axis(bin_added, view.window, 1))
-        made = torch.zeros((len(self.tokens), found.shape[1]), dtype=found.dtype, device=device)
-        made[torch.from_numpy(event.rows).to(device)] = found.to(device).clone()
-        return made
+            values = torch.from_numpy(np.take_along_axis(bin_added, view.window, 1))
+        result = torch.zeros((len(self.tokens), values.shape[1]), dtype=values.dtype, device=device)
+        result[torch.from_numpy(event.rows).to(device)] = values.to(device).clone()
+        return result

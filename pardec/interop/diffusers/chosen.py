@@ -1,4 +1,4 @@
-"""Which sampler a call of the pipeline asks for: by a spec, or by the arguments of LLaDA2Pipeline."""
+"""Selects the sampler of a pipeline call: from a spec, or from the arguments of LLaDA2Pipeline."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pardec.samplers.spec import Part, Policy, Spec
 
 from ...api import Model
 from .arguments import refuse_unless_default
-from .policy import altered, policy
+from .policy import policy, with_config
 from .scheduler import PardecScheduler
 
 
 def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | MaskedSampler | None) -> Any:
-    """The scheduler of a call that diffusers' loop decodes; None where pardec's own loop does."""
+    """The scheduler for a call that runs in diffusers' loop; None if it runs in pardec's own loop."""
     if sampler is None and isinstance(scheduler, PardecScheduler):
         sampler = scheduler.config.sampler
     if isinstance(model, Model):
-        plain = sampler is None and isinstance(scheduler, BlockRefinementScheduler)
-        return scheduler if plain and model.language_model.decoding_config.attention == "block-causal" else None
+        no_sampler = sampler is None and isinstance(scheduler, BlockRefinementScheduler)
+        return scheduler if no_sampler and model.language_model.decoding_config.attention == "block-causal" else None
     if isinstance(scheduler, EntropyBoundScheduler):
         raise SpecError(
             f"EntropyBoundScheduler does not run in diffusers' loop with a {type(model).__name__}",
@@ -41,61 +41,61 @@ def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | MaskedSa
     return PardecScheduler(str(sampler), block_length=scheduler.config.block_length)
 
 
-def asked_for(
-    scheduler: Any, sampler: str | Spec | Policy | MaskedSampler | None, asked: dict[str, Any]
+def select_sampler(
+    scheduler: Any, sampler: str | Spec | Policy | MaskedSampler | None, arguments: dict[str, Any]
 ) -> MaskedSampler:
-    """The sampler of a call; `asked` has the arguments of LLaDA2Pipeline that say how a block is committed."""
-    editing = asked["editing_threshold"]
+    """The sampler of a call; `arguments` are those of LLaDA2Pipeline that control how a block is committed."""
+    editing = arguments["editing_threshold"]
     if editing is not None and editing <= 0:
-        editing = asked["editing_threshold"] = None  # no editing, as diffusers reads it
+        editing = arguments["editing_threshold"] = None  # no editing, as in diffusers
     if sampler is None and isinstance(scheduler, PardecScheduler):
         sampler = scheduler.config.sampler
     if sampler is not None:
         resolved = registry.resolve(sampler)
-        for name, value in asked.items():
+        for name, value in arguments.items():
             if name != "gen_length":
                 refuse_unless_default(name, value, f"write it into the spec, {str(resolved.spec)!r}")
         return resolved
     for name in ("num_inference_steps", "minimal_topk", "gen_length"):
-        if asked[name] < 1:
-            raise SpecError(f"{name} must be at least 1, got {asked[name]}")
-    steps = max(min(asked["num_inference_steps"], asked["gen_length"] // asked["minimal_topk"]), 1)
+        if arguments[name] < 1:
+            raise SpecError(f"{name} must be at least 1, got {arguments[name]}")
+    steps = max(min(arguments["num_inference_steps"], arguments["gen_length"] // arguments["minimal_topk"]), 1)
     if isinstance(scheduler, EntropyBoundScheduler):
         for name in ("threshold", "editing_threshold", "max_post_steps"):
-            refuse_unless_default(name, asked[name], "EntropyBoundScheduler has only an entropy_bound")
+            refuse_unless_default(name, arguments[name], "EntropyBoundScheduler has only an entropy_bound")
         return policy(scheduler, steps=steps)
     if editing is None:
-        return policy(altered(scheduler, editing_threshold=None), steps=steps, threshold=asked["threshold"])
+        return policy(with_config(scheduler, editing_threshold=None), steps=steps, threshold=arguments["threshold"])
     try:
         registry.find("edit")
     except UnknownNameError as error:
         raise SpecError(
-            f"editing_threshold={editing} asks for the method 'edit', which is not there",
+            f"editing_threshold={editing} needs the method 'edit', which is not available",
             hint="pass editing_threshold=None",
         ) from error
-    # diffusers looks at a complete block once more than it says: the count is compared after the look.
-    edit = f"edit:tau={editing},post={asked['max_post_steps'] + 1}"
-    return policy(scheduler, f"{edit}+eos", steps=steps, threshold=asked["threshold"])
+    # diffusers runs one more step on a complete block than max_post_steps: it compares the count after the step.
+    edit = f"edit:tau={editing},post={arguments['max_post_steps'] + 1}"
+    return policy(scheduler, f"{edit}+eos", steps=steps, threshold=arguments["threshold"])
 
 
-def ending(sampler: MaskedSampler, early: bool) -> MaskedSampler:
+def with_eos(sampler: MaskedSampler, early: bool) -> MaskedSampler:
     """The sampler with `eos`, or without it."""
     parts = tuple(part for part in sampler.spec.parts if part.name != "eos")
-    named = len(parts) < len(sampler.spec.parts)
-    if early == named:
+    has_eos = len(parts) < len(sampler.spec.parts)
+    if early == has_eos:
         return sampler
-    ends = registry.resolve(Spec((Part("sequential"), Part("eos"))))
+    eos_sampler = registry.resolve(Spec((Part("sequential"), Part("eos"))))
     if early:
-        part = next(part for part in ends.spec.parts if part.name == "eos")
+        part = next(part for part in eos_sampler.spec.parts if part.name == "eos")
         return replace(
-            sampler, spec=replace(sampler.spec, parts=(*parts, part)), finish=(*sampler.finish, *ends.finish)
+            sampler, spec=replace(sampler.spec, parts=(*parts, part)), finish=(*sampler.finish, *eos_sampler.finish)
         )
-    finish = tuple(stage for stage in sampler.finish if not isinstance(stage, type(ends.finish[0])))
+    finish = tuple(stage for stage in sampler.finish if not isinstance(stage, type(eos_sampler.finish[0])))
     return replace(sampler, spec=replace(sampler.spec, parts=parts), finish=finish)
 
 
-def shown(call: Mapping[str, Any]) -> MaskedSampler:
-    """A sampler for a Result to show: diffusers' loop, with what a call of it says of the blocks."""
+def display_sampler(call: Mapping[str, Any]) -> MaskedSampler:
+    """A sampler that describes diffusers' loop in a Result, with the arguments of the call."""
     names = ("threshold", "editing_threshold", "max_post_steps", "num_inference_steps", "minimal_topk")
     part = Part("LLaDA2Pipeline", tuple((name, str(call[name])) for name in names))
     return replace(registry.resolve("threshold"), exact="relaxed", spec=Spec((part,), Part("block")))

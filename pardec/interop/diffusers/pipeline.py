@@ -20,7 +20,7 @@ from pardec.samplers.spec import Policy, Spec
 from ...api import Model, load
 from ...result import Result
 from . import llada2, own_loop
-from .arguments import called_alike, defaults
+from .arguments import accepts_pipeline_call, defaults
 from .callbacks import TENSORS
 from .chosen import lockstep
 from .folders import parts, save
@@ -30,10 +30,10 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
     """LLaDA2Pipeline with every model family, sampler and cache of pardec.
 
     Args:
-        model: a pardec Model, or a name or folder for `pardec.load`; or any network that LLaDA2Pipeline takes, called
-            with input_ids, attention_mask and position_ids for an output with logits.
+        model: a pardec Model, or a name or folder for `pardec.load`; or any network that LLaDA2Pipeline accepts, called
+            with input_ids, attention_mask and position_ids and returning an output with logits.
         scheduler: a PardecScheduler, or diffusers' BlockRefinementScheduler (the default) or EntropyBoundScheduler.
-        tokenizer: in place of the model's own.
+        tokenizer: replaces the model's own.
 
     >>> pipe = PardecPipeline.from_pretrained("tiny-dream", device="cpu")
     >>> out = pipe("Tom has 3 cups.", gen_length=8, block_length=8, sampler="threshold:tau=0.9@dual")
@@ -47,7 +47,7 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
     def __init__(self, model: Any, scheduler: Any = None, tokenizer: Any = None) -> None:
         if isinstance(model, (str, os.PathLike)):
             model = load(Path(model) if isinstance(model, os.PathLike) else model)
-        if not (isinstance(model, Model) or called_alike(model)):
+        if not (isinstance(model, Model) or accepts_pipeline_call(model)):
             raise SpecError(
                 "model is a pardec Model, a name or a folder, or is called with attention_mask and position_ids; "
                 f"got {type(model).__name__}",
@@ -56,7 +56,7 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         scheduler = BlockRefinementScheduler() if scheduler is None else scheduler
         if not isinstance(scheduler, (BlockRefinementScheduler, EntropyBoundScheduler)):
             raise SpecError(
-                f"{type(scheduler).__name__} is no scheduler that a masked model can be decoded with",
+                f"{type(scheduler).__name__} is not a scheduler for masked models",
                 hint="pass a PardecScheduler, a BlockRefinementScheduler or an EntropyBoundScheduler",
             )
         if isinstance(model, Model) and tokenizer is None:
@@ -71,33 +71,35 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> PardecPipeline:
-        """Loads an embedded name, a folder or a hub id by `pardec.load`; a folder of a saved pipeline will do too.
+        """Loads an embedded name, a folder or a hub id by `pardec.load`; also a folder of a saved pipeline.
 
         Args:
-            kwargs: scheduler and tokenizer, and what `pardec.load` takes; diffusers' names torch_dtype and
-                local_files_only are understood.
+            kwargs: scheduler, tokenizer, and arguments of `pardec.load`; diffusers' names torch_dtype and
+                local_files_only are accepted.
         """
-        own: dict[str, Any] = {name: kwargs.pop(name) for name in ("scheduler", "tokenizer") if name in kwargs}
+        components: dict[str, Any] = {name: kwargs.pop(name) for name in ("scheduler", "tokenizer") if name in kwargs}
         if kwargs.pop("trust_remote_code", False):
             raise SpecError("trust_remote_code=True, and pardec runs no remote code", hint="leave it out")
-        for theirs, ours in (("torch_dtype", "dtype"), ("local_files_only", "offline")):
-            if theirs in kwargs:
-                kwargs[ours] = kwargs.pop(theirs)
-        kwargs.pop("low_cpu_mem_usage", None)  # as always here
-        if isinstance(place := kwargs.get("device_map"), str) and place != "auto" and "device" not in kwargs:
+        for diffusers_name, pardec_name in (("torch_dtype", "dtype"), ("local_files_only", "offline")):
+            if diffusers_name in kwargs:
+                kwargs[pardec_name] = kwargs.pop(diffusers_name)
+        kwargs.pop("low_cpu_mem_usage", None)  # pardec always does this
+        if isinstance(device_map := kwargs.get("device_map"), str) and device_map != "auto" and "device" not in kwargs:
             kwargs["device"] = kwargs.pop("device_map")  # one device, as diffusers writes it
-        known = inspect.signature(load).parameters
+        parameters = inspect.signature(load).parameters
         for argument in kwargs:
-            if argument not in known:
-                raise SpecError(f"from_pretrained takes no {argument!r}", hint=f"pardec.load takes {', '.join(known)}")
-        name, beside = parts(pretrained_model_name_or_path)
-        return cls(load(name, **kwargs), **{**beside, **own})
+            if argument not in parameters:
+                raise SpecError(
+                    f"from_pretrained takes no {argument!r}", hint=f"pardec.load takes {', '.join(parameters)}"
+                )
+        name, saved_components = parts(pretrained_model_name_or_path)
+        return cls(load(name, **kwargs), **{**saved_components, **components})
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """As diffusers does it; with a pardec model the files that it was loaded from, for `from_pretrained`."""
+        """Saves as in diffusers; for a pardec model, copies the files that it was loaded from."""
         if not isinstance(self.model, Model):
             super().save_pretrained(save_directory, *args, **kwargs)
-            if self.tokenizer is not None:  # which diffusers leaves out
+            if self.tokenizer is not None:  # diffusers does not save it
                 self.tokenizer.save_pretrained(Path(save_directory) / "tokenizer")
             return
         if args or kwargs:
@@ -109,8 +111,8 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        place: torch.device = self.model.language_model.device if isinstance(self.model, Model) else super().device
-        return place
+        device: torch.device = self.model.language_model.device if isinstance(self.model, Model) else super().device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -118,22 +120,22 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         return kind
 
     def to(self, *args: Any, **kwargs: Any) -> PardecPipeline:
-        """Itself where it is there already; a pardec model is placed when it is loaded. A network is moved."""
+        """Moves a network; a pardec model gets its device and dtype when it is loaded, so others raise SpecError."""
         if not isinstance(self.model, Model):
             super().to(*args, **kwargs)
             return self
         kwargs.pop("silence_dtype_warnings", None)
         for wanted in (*args, *kwargs.values()):
-            there = self.dtype if isinstance(wanted, torch.dtype) else self.device
+            current = self.dtype if isinstance(wanted, torch.dtype) else self.device
             if isinstance(wanted, (str, int)):
                 wanted = torch.device(wanted)
-            same = wanted in (None, there) or (
+            matches = wanted in (None, current) or (
                 isinstance(wanted, torch.device) and wanted.index is None and wanted.type == self.device.type
             )
-            if not same:
+            if not matches:
                 raise SpecError(
-                    f"{self.model.name} is on {self.device} in {self.dtype}, asked for {wanted}",
-                    hint="a model is placed when it is loaded: PardecPipeline.from_pretrained(..., device=, dtype=)",
+                    f"{self.model.name} is on {self.device} in {self.dtype}, not {wanted}",
+                    hint="set device and dtype when loading: PardecPipeline.from_pretrained(..., device=, dtype=)",
                 )
         return self
 
@@ -170,35 +172,35 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
     ) -> Any:
         """Decodes as LLaDA2Pipeline's call does.
 
-        With a network of the caller's, or with a block-causal pardec model, a call without a sampler runs diffusers'
-        own loop: the same tokens, draws and callbacks. A pardec model there never commits its mask token, reads blocks
-        that are complete from a cache, has its own block length, and takes lists of texts and of conversations too.
+        For a network of the caller or a block-causal pardec model, a call without a sampler runs diffusers' own loop:
+        the same tokens, draws and callbacks. A pardec model never commits its mask token there, reads complete blocks
+        from a cache, has its own block length, and also accepts lists of texts and of conversations.
 
-        `sampler`, as in `Model.generate`, or the spec of a PardecScheduler, takes the place of num_inference_steps,
-        threshold, editing_threshold, max_post_steps and minimal_topk; then these stay at their defaults. It runs in
-        pardec's loop, as every call of a family that is not block-causal does:
+        `sampler`, as in `Model.generate`, or the spec of a PardecScheduler, replaces num_inference_steps, threshold,
+        editing_threshold, max_post_steps and minimal_topk, which must keep their defaults. It runs in pardec's loop, as
+        do all calls of families that are not block-causal:
 
-        - rows go at their own pace, may differ in length, and give alone what they give in a batch; `attention_mask`
-          marks padding, which is left out.
-        - a block may be edited when it has used all its steps, and a row ends once nothing up to its end token is to
-          be edited. Positions past gen_length take no part in the last block.
-        - the block grid begins at the prompt's end in families that are not block-causal, as their authors lay it;
+        - rows progress independently, may differ in length, and give the same alone and in a batch; `attention_mask`
+          marks padding, which is removed.
+        - a block may be edited after all its steps, and a row ends when nothing up to its end token is left to edit.
+          Positions after gen_length are not part of the last block.
+        - the blocks start at the prompt's end in families that are not block-causal, as in the authors' code;
           `block_length` is at most gen_length.
-        - top-p is taken before top-k. Draws are keyed by row, with a seed from `generator`.
+        - top-p is applied before top-k. Draws are keyed by row, with a seed from `generator`.
         - a callback cannot replace block_x.
 
         For a block-causal model, `sampler=policy(BlockRefinementScheduler(threshold=0.7), "edit:tau=0.5,post=17+eos")`
-        is the default call in that loop. With a network of the caller's, a sampler runs as a PardecScheduler does, in
+        is the default call in that loop. With a network of the caller, a sampler runs like a PardecScheduler, in
         diffusers' loop.
 
         Returns:
-            LLaDA2PipelineOutput: `sequences` [B, gen_length] and `texts`, or the two as a tuple. Behind an early end
-            stands what diffusers leaves there, or in pardec's loop the padding id. The whole pardec Result is in
-            `pipe.result`; None with a network of the caller's.
+            LLaDA2PipelineOutput: `sequences` [B, gen_length] and `texts`, or the two as a tuple. After an early end
+            are the tokens that diffusers leaves there, or in pardec's loop the padding id. The full pardec Result is in
+            `pipe.result`; None for a network of the caller.
         """
         call = {name: value for name, value in locals().items() if name in defaults()}
         if input_ids is None and attention_mask is not None:
-            raise SpecError("attention_mask goes with input_ids", hint="leave it out; text brings its own")
+            raise SpecError("attention_mask goes with input_ids", hint="leave it out for text")
         if isinstance(self.model, Model):
             decoding_config = self.model.language_model.decoding_config
             if mask_token_id not in (None, decoding_config.mask_id):

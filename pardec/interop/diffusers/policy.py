@@ -1,8 +1,8 @@
 """diffusers' discrete schedulers as select policies of the masked loop.
 
-The scheduler decides which open positions are committed; the candidates are pardec's, so that draws stay keyed to the
-row's seed and a row alone gives what it gives in a batch. Rows may be at different steps of their blocks, and `step`
-takes one step index: it is called once for each index present, which in a batch that keeps pace is once.
+The scheduler decides which open positions are committed; pardec draws the candidates, so that draws are keyed to the
+row's seed and a row gives the same alone and in a batch. Rows may be at different steps of their blocks, and `step`
+takes one step index, so it is called once for each index present.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ def policy(
     """A sampler whose select is `scheduler`, for `Model.generate(sampler=...)`.
 
     Args:
-        scheduler: diffusers' BlockRefinementScheduler or EntropyBoundScheduler. It is not changed by a request.
+        scheduler: diffusers' BlockRefinementScheduler or EntropyBoundScheduler; requests do not modify it.
         rest: the other parts, as a spec without a select: "eos@dual", "credit+eos".
-        steps: steps a block is planned for; None takes the scheduler's.
-        threshold: BlockRefinementScheduler's, in place of its config's.
+        steps: planned steps per block; None takes the scheduler's.
+        threshold: overrides that of a BlockRefinementScheduler's config.
 
-    EntropyBoundScheduler anneals the logits; at temperature 0 the candidates are the likeliest tokens all the same, at
-    temperature 1 they are drawn from the annealed law, as the scheduler draws them. Its noise tokens have no meaning
+    EntropyBoundScheduler anneals the logits; at temperature 0 the candidates are still the likeliest tokens, at
+    temperature 1 they are drawn from the annealed distribution, as in the scheduler. Its noise tokens have no meaning
     for a masked model and are not used.
 
     Raises:
-        SpecError: another class, `rest` names a select, or editing is on and `rest` has no `edit`.
+        SpecError: for another class, if `rest` names a select, or if editing is on and `rest` has no `edit`.
     """
     spec = parse(rest)
     name = type(scheduler).__name__
     if not isinstance(scheduler, (BlockRefinementScheduler, EntropyBoundScheduler)):
         raise SpecError(
-            f"{name} is no scheduler that a masked model can be decoded with",
-            hint="BlockRefinementScheduler and EntropyBoundScheduler are",
+            f"{name} is not a scheduler for masked models",
+            hint="use a BlockRefinementScheduler or an EntropyBoundScheduler",
         )
-    own = getattr(scheduler.config, "sampler", None)
-    if own is not None:
-        raise SpecError(f"this {name} runs the sampler {own!r}", hint=f"pass the spec itself, sampler={own!r}")
+    nested = getattr(scheduler.config, "sampler", None)
+    if nested is not None:
+        raise SpecError(f"this {name} runs the sampler {nested!r}", hint=f"pass the spec itself, sampler={nested!r}")
     if any(registry.find(part.name).stage == "select" for part in spec.parts):
         raise SpecError(f"{rest!r} names a select, and {name} is one", hint="leave it out")
     steps = int(scheduler.num_inference_steps) if steps is None else steps
@@ -70,28 +70,30 @@ def policy(
         if threshold is not None:
             raise SpecError(f"threshold={threshold}, and {name} has none", hint="set its entropy_bound")
         hot, cold = float(scheduler.config.t_max), float(scheduler.config.t_min)
-        select = Bound(altered(scheduler, t_max=1.0, t_min=1.0))
+        select = Bound(with_config(scheduler, t_max=1.0, t_min=1.0))
         logits = (Anneal(hot, cold, steps),)
         bound = float(scheduler.config.entropy_bound)
         parameters = {"entropy_bound": bound, "t_max": hot, "t_min": cold, "steps": steps}
     return _sampler(spec, Part(name, tuple((key, str(value)) for key, value in parameters.items())), select, logits)
 
 
-def altered(scheduler: Any, **values: Any) -> Any:
+def with_config(scheduler: Any, **values: Any) -> Any:
     """A scheduler like this one with other values in its config."""
-    kept = {name: value for name, value in scheduler.config.items() if not name.startswith("_")}
-    return type(scheduler).from_config({**kept, **values})
+    config = {name: value for name, value in scheduler.config.items() if not name.startswith("_")}
+    return type(scheduler).from_config({**config, **values})
 
 
-def _sampler(spec: Spec, named: Part, select: Any, logits: tuple[Any, ...]) -> MaskedSampler:
+def _sampler(spec: Spec, select_part: Part, select: Any, logits: tuple[Any, ...]) -> MaskedSampler:
     """`spec` resolved with a stand-in for the select, and this one in its place."""
     parts = spec.parts
     if all(registry.find(part.name).stage != "propose" for part in parts):
-        parts = (Part("confidence", (("of", "filtered"),)), *parts)  # what the schedulers measure
+        parts = (Part("confidence", (("of", "filtered"),)), *parts)  # the score that the schedulers use
     stand_in = Part("sequential")
     base = registry.resolve(Spec((*parts, stand_in), spec.cache))
-    shown = Spec(tuple(named if part.name == stand_in.name else part for part in base.spec.parts), base.spec.cache)
-    return replace(base, spec=shown, exact="relaxed", select=select, logits=(*base.logits, *logits))
+    full_spec = Spec(
+        tuple(select_part if part.name == stand_in.name else part for part in base.spec.parts), base.spec.cache
+    )
+    return replace(base, spec=full_spec, exact="relaxed", select=select, logits=(*base.logits, *logits))
 
 
 # --- the policies ---
@@ -99,25 +101,25 @@ def _sampler(spec: Spec, named: Part, select: Any, logits: tuple[Any, ...]) -> M
 
 @dataclass
 class Clock:
-    """When each row's active block was entered; [B]."""
+    """The step at which each row entered its active block; [B]."""
 
     start: np.ndarray
 
     def at(self, canvas: Canvas, steps: int) -> np.ndarray:
-        """The step each row is at in its block, at most the last; [B]."""
+        """The step of each row in its block, at most the last; [B]."""
         self.start = np.where(canvas.entered, canvas.step, self.start)
         at: np.ndarray = np.minimum(canvas.step - self.start, steps - 1)
         return at
 
 
 @dataclass
-class Running(Clock):
-    """The request's own copy of the scheduler beside the clock."""
+class RunningScheduler(Clock):
+    """The clock with the request's own copy of the scheduler."""
 
     scheduler: Any
 
 
-def _alike(at: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def _group_by_step(at: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Each step index present, and the rows that are at it."""
     for step in np.unique(at):
         yield int(step), np.flatnonzero(at == step)
@@ -135,18 +137,18 @@ class Refinement(Select):
     steps: int
     threshold: float
 
-    def start(self, canvas: Canvas) -> Running:
-        own = copy.copy(self.scheduler)
-        own.set_timesteps(self.steps, block_length=canvas.block_length)
-        return Running(_start(canvas), own)
+    def start(self, canvas: Canvas) -> RunningScheduler:
+        scheduler = copy.copy(self.scheduler)
+        scheduler.set_timesteps(self.steps, block_length=canvas.block_length)
+        return RunningScheduler(_start(canvas), scheduler)
 
-    def select(self, proposal: Proposal, canvas: Canvas, state: Running) -> Tensor:
+    def select(self, proposal: Proposal, canvas: Canvas, state: RunningScheduler) -> Tensor:
         chosen = torch.zeros_like(proposal.eligible)
-        for step, rows in _alike(state.at(canvas, self.steps)):
+        for step, rows in _group_by_step(state.at(canvas, self.steps)):
             row = torch.from_numpy(rows).to(chosen.device)
             eligible, tokens = proposal.eligible[row], proposal.tokens[row]
-            # The scheduler would take candidates from the logits; these have been made, so it is handed them.
-            state.scheduler._sample_from_logits = lambda *_, made=(tokens, proposal.score[row]), **__: made
+            # The scheduler would draw candidates from the logits; pass it the ones that exist already.
+            state.scheduler._sample_from_logits = lambda *_, candidates=(tokens, proposal.score[row]), **__: candidates
             out = state.scheduler.step(
                 proposal.evidence.logits[row],
                 step,
@@ -178,15 +180,15 @@ class Anneal(Logits):
 
 @dataclass(frozen=True)
 class Bound(Select):
-    """EntropyBoundScheduler on logits that are annealed already: the prefix of the surest under its entropy bound."""
+    """EntropyBoundScheduler on annealed logits: the most confident positions within its entropy bound."""
 
     scheduler: Any  # of temperature 1 throughout
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         logits = proposal.evidence.logits
-        # A law without doubt has entropy 0: it stands in front of the order and adds nothing to the sums.
+        # A one-hot distribution has entropy 0: it comes first in the order and adds nothing to the sums.
         certain = torch.full_like(logits[0, 0], -torch.inf)
         certain[0] = 0.0
         logits = torch.where(proposal.eligible[..., None], logits, certain)
-        unused = torch.Generator(logits.device).manual_seed(0)  # its draws are dropped; the global stream is left alone
+        unused = torch.Generator(logits.device).manual_seed(0)  # its draws are ignored; do not use the global generator
         return torch.as_tensor(self.scheduler.step(logits, 0, proposal.tokens, generator=unused).accepted_index)

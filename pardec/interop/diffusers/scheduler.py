@@ -1,8 +1,7 @@
-"""A sampler spec as a scheduler of diffusers, for the loop of its own LLaDA2Pipeline.
+"""A sampler spec as a diffusers scheduler, for the loop of diffusers' LLaDA2Pipeline.
 
-The pipeline hands the scheduler the logits of one block. Here they stand in for the model of a masked loop whose whole
-canvas is that block, so that every stage runs as it does in pardec. A block is a request of its own: states of stages
-begin anew with it.
+The pipeline passes the logits of one block to the scheduler. They replace the model of a masked loop whose canvas is
+that block, so every stage runs as it does in pardec. Each block is a separate request: the states of stages start anew.
 """
 
 from __future__ import annotations
@@ -22,28 +21,27 @@ from pardec.samplers import registry
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.rng import Keyed
 
-from .arguments import draw_seeds, refuse_unless_default, shaping
-from .block import Block, Share
+from .arguments import draw_seeds, refuse_unless_default, sampling_settings
+from .block import Block, EvenShare
 
-KIND = SchedulerMixin  # which diffusers looks up in this module when it loads a pipeline with this scheduler
-_PACE = ("threshold", "editing_threshold", "minimal_topk")  # what a spec says in its own words
+KIND = SchedulerMixin  # diffusers looks this up when it loads a pipeline with this scheduler
+_RULE_ARGUMENTS = ("threshold", "editing_threshold", "minimal_topk")  # a spec has its own parameters for these
 
 
 class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
     """diffusers' BlockRefinementScheduler with a sampler spec in place of its rule.
 
     Args:
-        sampler: a spec such as "credit+threshold:tau=0.9"; None is diffusers' own rule. A cache cannot be run from a
-            scheduler, and neither can a stage that adds to the model's inputs or asks it for a second forward:
-            PardecPipeline runs them. What counts over a whole canvas, such as the steps of `fixed`, counts over a block
-            here.
-        block_length: the block where the pipeline's call names none.
-        num_inference_steps: steps a block may take. The spec sets the pace, but each step commits at least an even
-            share of what is left, so that a block is complete when its steps are over.
-        threshold, editing_threshold, minimal_topk: of diffusers' rule; a spec says them itself.
+        sampler: a spec such as "credit+threshold:tau=0.9"; None is diffusers' own rule. Caches, and stages that add
+            to the model's inputs or need a second forward, require PardecPipeline. Parameters that refer to the whole
+            canvas, such as the steps of `fixed`, refer to a block here.
+        block_length: the default if the pipeline's call has none.
+        num_inference_steps: most steps per block. The spec sets the pace, but each step commits at least an even share
+            of the open positions, so that a block is complete after its steps.
+        threshold, editing_threshold, minimal_topk: of diffusers' rule; not allowed with a spec.
 
-    With a spec, `threshold` and `editing_threshold` of the pipeline's call must stay at their defaults, and draws are
-    keyed by a seed for each row and block, which comes from the call's generator.
+    With a spec, `threshold` and `editing_threshold` of the pipeline's call must keep their defaults, and draws are
+    keyed by a seed per row and block from the call's generator.
     """
 
     @register_to_config  # type: ignore[untyped-decorator]
@@ -63,14 +61,14 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
             editing_threshold=editing_threshold,
             minimal_topk=minimal_topk,
         )
-        self.register_to_config(_use_default_values=[])  # where diffusers counts what was given by position
+        self.register_to_config(_use_default_values=[])  # diffusers counts positional arguments there
         if sampler is not None:
             for name, default in inspect.signature(BlockRefinementScheduler.__init__).parameters.items():
-                if name in _PACE and (given := self.config[name]) != default.default:
-                    raise SpecError(f"{name}={given!r} beside a sampler", hint=f"write it into the spec {sampler!r}")
-        self._sampler = None if sampler is None else _runnable(sampler)
+                if name in _RULE_ARGUMENTS and (value := self.config[name]) != default.default:
+                    raise SpecError(f"{name}={value!r} beside a sampler", hint=f"write it into the spec {sampler!r}")
+        self._sampler = None if sampler is None else _resolve_spec(sampler)
         if sampler is not None:
-            self.check_eos_finished = _ended
+            self.check_eos_finished = _finished_rows
         self.set_timesteps(num_inference_steps, block_length=block_length)
 
     def set_timesteps(
@@ -107,8 +105,8 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
             model_output: logits [B, W, V].
             timestep: the step's index within the block; 0 begins one.
             sample: the block's tokens [B, W] int64, the mask id where open.
-            minimal_topk: has done its work in the pipeline, which lowers num_inference_steps by it.
-            prompt_mask: [W] bool, what is given and never revised.
+            minimal_topk: not used here: the pipeline has reduced num_inference_steps by it.
+            prompt_mask: [W] bool, prompt positions, which are never revised.
 
         Returns:
             BlockRefinementSchedulerOutput, or its fields as a tuple.
@@ -130,25 +128,25 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
                 generator=generator,
                 return_dict=return_dict,
             )
-        hint = f"the spec says it; this scheduler runs {self.config.sampler!r}"
+        hint = f"write it into the spec; this scheduler runs {self.config.sampler!r}"
         refuse_unless_default("threshold", threshold, hint)
         refuse_unless_default("editing_threshold", editing_threshold, hint)
         if mask_token_id is None:
-            raise SpecError("mask_token_id is missing", hint="a masked model is decoded; pass the id of its mask token")
+            raise SpecError("mask_token_id is missing", hint="pass the id of the model's mask token")
         block = self._block
-        if int(timestep) == 0 or block is None or not block.goes_on(sample):
-            distribution = shaping(temperature, top_k, top_p, sampling_method)
-            sampler = replace(self._sampler, widen=(*self._sampler.widen, Share(self.num_inference_steps)))
+        if int(timestep) == 0 or block is None or not block.continues(sample):
+            distribution = sampling_settings(temperature, top_k, top_p, sampling_method)
+            sampler = replace(self._sampler, widen=(*self._sampler.widen, EvenShare(self.num_inference_steps)))
             source = Keyed(tuple(draw_seeds(generator, len(sample))))
             block = self._block = Block(
                 sampler, sample, mask_token_id, model_output.shape[-1], source, distribution, prompt_mask
             )
             block.loop.canvas.step += min(int(timestep), self.num_inference_steps - 1)
-        filled, probability, tokens = block.step(model_output)
+        block_tokens, probability, tokens = block.step(model_output)
         open_before = sample == mask_token_id
-        changed = filled != sample
-        tokens = torch.where(changed, filled, tokens)
-        out = (filled, changed & open_before, changed & ~open_before, tokens, probability, model_output)
+        changed = block_tokens != sample
+        tokens = torch.where(changed, block_tokens, tokens)
+        out = (block_tokens, changed & open_before, changed & ~open_before, tokens, probability, model_output)
         return BlockRefinementSchedulerOutput(*out) if return_dict else out
 
     def check_block_should_continue(
@@ -166,7 +164,7 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         A callback that opens positions again in the last step of a block comes too late.
         """
         if self._sampler is None:
-            going: bool = super().check_block_should_continue(
+            again: bool = super().check_block_should_continue(
                 step_idx=step_idx,
                 masks_remaining=masks_remaining,
                 editing_enabled=editing_enabled,
@@ -175,14 +173,14 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
                 max_post_steps=max_post_steps,
                 finished=finished,
             )
-            return going
+            return again
         if self._block is None or bool(finished.all()) or (not masks_remaining and post_steps > max_post_steps):
             return False
-        self._block.ended = finished.cpu().numpy()
+        self._block.finished = finished.cpu().numpy()
         return self._block.live
 
 
-def _ended(
+def _finished_rows(
     cur_x: Tensor,
     sampled_tokens: Tensor,
     final_transfer: Tensor,
@@ -191,23 +189,23 @@ def _ended(
     mask_token_id: int,
     prompt_length: int,
 ) -> Tensor:
-    """Rows [B] that are done: an end token stands behind the prompt, and nothing open before it.
+    """Finished rows [B]: there is an end token after the prompt, and no open position before it.
 
-    diffusers' own also asks that the step committed an end token and the prompt holds none, and goes on longer.
+    diffusers' own rule also requires that the step committed an end token and that the prompt has none.
     """
-    made = cur_x[:, prompt_length:]
-    ended = (made == eos_token_id).cumsum(1) > 0
-    before = (made == mask_token_id).cumsum(1) > 0
+    generated = cur_x[:, prompt_length:]
+    ended = (generated == eos_token_id).cumsum(1) > 0
+    before = (generated == mask_token_id).cumsum(1) > 0
     return finished | (ended & ~before).any(1)
 
 
-def _runnable(spec: str) -> MaskedSampler:
-    """The sampler, if logits of a block are all it needs."""
+def _resolve_spec(spec: str) -> MaskedSampler:
+    """The sampler; raises SpecError if it needs more than the logits of a block."""
     sampler = registry.resolve(spec)
-    hint = f"PardecPipeline.from_pretrained(name)(..., sampler={spec!r}) runs it"
+    hint = f"use PardecPipeline.from_pretrained(name)(..., sampler={spec!r})"
     if sampler.cache.stores:
         raise SpecError(f"{spec!r} has the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
-    shadowed = any(stage.needs_shadow for stage in sampler.revise)
-    if sampler.inputs or shadowed or sampler.select.reference_sampler is not None:
+    needs_shadow = any(stage.needs_shadow for stage in sampler.revise)
+    if sampler.inputs or needs_shadow or sampler.select.reference_sampler is not None:
         raise SpecError(f"{spec!r} has a stage that runs the model in its own way, which a scheduler cannot", hint=hint)
     return sampler

@@ -1,4 +1,4 @@
-"""pardec as a model of lm-evaluation-harness, so that its tasks score any checkpoint with any sampler.
+"""pardec as a model of lm-evaluation-harness, to run its tasks on any checkpoint with any sampler.
 
     python -m pardec.interop.lm_eval run --model pardec --model_args pretrained=tiny-dream,sampler=threshold --tasks ...
 
@@ -19,7 +19,7 @@ except ImportError as error:
 
 from .model import PardecLM
 
-if "pardec" not in model_registry:  # an lm-eval that found the entry point has it already
+if "pardec" not in model_registry:  # lm-eval may have registered the entry point already
     model_registry.register("pardec")(PardecLM)
 
 __all__ = ["PardecLM"]

@@ -11,7 +11,7 @@ from pardec.models.errors import PardecError, SpecError
 
 
 def main() -> int:
-    """Runs lm-eval on `sys.argv`; an error of pardec's is one line and a hint on stderr, and the exit code."""
+    """Runs lm-eval on `sys.argv`; prints an error of pardec with its hint on stderr and returns the exit code."""
     try:
         cli_evaluate()
     except PardecError as error:

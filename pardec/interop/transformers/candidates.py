@@ -32,28 +32,28 @@ def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> Spec
     """A sampler that drafts with transformers' candidate generators.
 
     Args:
-        source: a `CandidateGenerator`, for a batch of one; or a function that makes one for each row from its ids
-            [1, L] when candidates are first asked for, one token behind the prompt. Sampled candidates must come with
-            the logits they were drawn from.
-        accept: which drafted tokens stand; the default is exact, greedily and sampling.
-        k: most candidates taken of what a generator gives.
+        source: a `CandidateGenerator`, for a batch of one; or a function that creates one for each row from its ids
+            [1, L] when candidates are first needed, one token after the prompt. Sampled candidates must come with the
+            logits that they were drawn from.
+        accept: the acceptance rule for drafted tokens; the default is exact, for greedy decoding and for sampling.
+        k: most candidates per round.
 
     Raises:
-        SpecError: no generator, or one that needs more than the text.
+        SpecError: not a generator, or one that needs more than the text.
     """
-    made = registry.build_method(parse(accept).parts[0], "ar")
+    acceptance = registry.build_method(parse(accept).parts[0], "ar")
     card = registry.find(parse(accept).parts[0].name, "ar")
     if card.stage != "accept":
-        raise SpecError(f"{card.name!r} is no acceptance", hint='"pardec list samplers --stage accept" shows them')
+        raise SpecError(f"{card.name!r} is no acceptance rule", hint='"pardec list samplers --stage accept" shows them')
     spec = Spec((Part("candidates", (("k", str(k)),)), *parse(accept).parts))
-    sampler = SpeculativeSampler(spec, getattr(made, "exact", card.exact), Candidates(source, k), made)
-    made.check(sampler)
+    sampler = SpeculativeSampler(spec, getattr(acceptance, "exact", card.exact), Candidates(source, k), acceptance)
+    acceptance.check(sampler)
     return sampler
 
 
 @dataclass(frozen=True)
 class Candidates(Drafter):
-    """The drafter; `candidates` makes a sampler of it."""
+    """The drafter; `candidates` wraps it in a sampler."""
 
     source: Any
     k: int
@@ -62,9 +62,9 @@ class Candidates(Drafter):
     def __post_init__(self) -> None:
         if self.k < 1:
             raise SpecError(f"candidates: k must be at least 1, got {self.k}")
-        if not (_generates(self.source) or callable(self.source)):
+        if not (_is_generator(self.source) or callable(self.source)):
             raise SpecError(
-                f"candidates: {type(self.source).__name__} has no get_candidates and makes nothing that has",
+                f"candidates: {type(self.source).__name__} has no get_candidates and is not callable",
                 hint="pass a CandidateGenerator, or a function from a row's ids [1, L] to one",
             )
 
@@ -73,66 +73,66 @@ class Candidates(Drafter):
 
     def start(self, context: DecodeContext) -> _Generators:
         rows = len(context.text)
-        if _generates(self.source):
+        if _is_generator(self.source):
             if rows > 1:
                 raise SpecError(
-                    f"one candidate generator cannot follow {rows} rows", hint="pass a function that makes one a row"
+                    f"one candidate generator cannot follow {rows} rows", hint="pass a function that makes one per row"
                 )
-            return _Generators([_checked(self.source)])
+            return _Generators([_check_generator(self.source)])
         return _Generators([None] * rows)
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: _Generators) -> Draft:
         text, vocab = context.text, context.model.vocab_size
         batch, device = len(text), text.device
         drafted, counts = torch.zeros(batch, self.k, dtype=torch.int64, device=device), np.zeros_like(text.length)
-        given: list[Tensor | None] = []
+        all_logits: list[Tensor | None] = []
         for at in range(batch):
             ids = torch.from_numpy(text.row(at).copy())[None].to(device)
-            generator = state.generators[at] = state.generators[at] or _checked(self.source(ids))
-            made, logits = generator.get_candidates(ids) if room[at] > 0 else (ids, None)
-            found = made[0, ids.shape[1] :][: min(self.k, max(int(room[at]), 0))].to(device)
-            drafted[at, : len(found)], counts[at] = found, len(found)
-            given.append(None if logits is None else _fitted(logits[0, : len(found)].to(device), vocab))
+            generator = state.generators[at] = state.generators[at] or _check_generator(self.source(ids))
+            ids_out, logits = generator.get_candidates(ids) if room[at] > 0 else (ids, None)
+            tokens = ids_out[0, ids.shape[1] :][: min(self.k, max(int(room[at]), 0))].to(device)
+            drafted[at, : len(tokens)], counts[at] = tokens, len(tokens)
+            all_logits.append(None if logits is None else _match_vocabulary(logits[0, : len(tokens)].to(device), vocab))
         most = int(counts.max(initial=0))
-        if not context.request.temperature or all(logits is None for logits in given) or not most:
+        if not context.request.temperature or all(logits is None for logits in all_logits) or not most:
             return Draft.chain(text, drafted, counts)
         q = torch.full((batch, most + 1, vocab), 1 / vocab, device=device)
         point = torch.ones(batch, most + 1, dtype=torch.bool, device=device)
-        for at, logits in enumerate(given):
+        for at, logits in enumerate(all_logits):
             if logits is not None:
                 q[at, 1 : len(logits) + 1], point[at, 1 : len(logits) + 1] = logits.softmax(-1), False
         return Draft.chain(text, drafted, counts, q=q, point=point)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Generators) -> None:
-        """Each generator is told how its candidates fared; the prompt's round had none."""
-        if not state.asked:
-            state.asked = True
+        """Reports accepted candidates to each generator; the prompt's round had none."""
+        if not state.prompt_done:
+            state.prompt_done = True
             return
         text, sizes = context.text, outcome.draft.sizes
-        for at, generator in enumerate(state.generators):
-            ids = torch.from_numpy(text.row(at).copy())[None].to(text.device)
-            matches = min(int(outcome.gained[at]) - 1, int(sizes[at]) - 1)
-            generator.update_candidate_strategy(ids, outcome.distributions.logits[at : at + 1, : sizes[at]], matches)
+        for row, generator in enumerate(state.generators):
+            ids = torch.from_numpy(text.row(row).copy())[None].to(text.device)
+            matches = min(int(outcome.gained[row]) - 1, int(sizes[row]) - 1)
+            generator.update_candidate_strategy(ids, outcome.distributions.logits[row : row + 1, : sizes[row]], matches)
 
 
 class _Generators:
-    """One generator a live row."""
+    """One generator per live row."""
 
     def __init__(self, generators: list[Any]) -> None:
-        self.generators = generators  # None until it is first asked
-        self.asked = False  # the prompt's round is over
+        self.generators = generators  # None until first needed
+        self.prompt_done = False  # the prompt's round is over
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows."""
         self.generators = [self.generators[row] for row in rows]
 
 
-def _generates(source: Any) -> bool:
+def _is_generator(source: Any) -> bool:
     return callable(getattr(source, "get_candidates", None))
 
 
-def _checked(generator: Any) -> Any:
-    if not _generates(generator):
+def _check_generator(generator: Any) -> Any:
+    if not _is_generator(generator):
         raise SpecError(f"candidates: the function gave a {type(generator).__name__}, which has no get_candidates")
     if getattr(generator, "requires_model_outputs", False):
         raise SpecError(
@@ -142,7 +142,7 @@ def _checked(generator: Any) -> Any:
     return generator
 
 
-def _fitted(logits: Tensor, vocab: int) -> Tensor:
-    """float32 logits over the target's vocabulary: what a drafting model lacks cannot have been drawn."""
+def _match_vocabulary(logits: Tensor, vocab: int) -> Tensor:
+    """float32 logits over the target's vocabulary: tokens that the drafting model lacks have probability 0."""
     wide = torch.nn.functional.pad(logits.float(), (0, max(0, vocab - logits.shape[-1])), value=-torch.inf)
     return wide[..., :vocab]

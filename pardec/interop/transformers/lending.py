@@ -1,4 +1,4 @@
-"""A live transformers model, lent to pardec for the length of a call."""
+"""Uses a live transformers model in pardec for the duration of a call."""
 
 from __future__ import annotations
 
@@ -12,66 +12,66 @@ from pardec.models.model import DecodingConfig, LanguageModel
 
 from ...api import Model
 
-_KEPT = "_pardec_view"  # the attribute of the model that holds pardec's view of it
+_VIEW_ATTRIBUTE = "_pardec_view"  # the attribute of the model that holds pardec's view of it
 
 
 @contextmanager
-def lent(model: Any) -> Iterator[Model]:
-    """pardec's view of `model`: its own layers and weights, which attend through pardec until the block ends.
+def borrow(model: Any) -> Iterator[Model]:
+    """pardec's view of `model`: the same layers and weights, with pardec's attention until the block ends.
 
     Raises:
-        ModelError: run like that, it would not give its own logits.
+        ModelError: this would change the model's logits.
     """
-    before = _attention(model.config)
+    previous = _attention(model.config)
     try:
         yield Model(_view(model))
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(previous)
 
 
 def _attention(config: Any) -> Any:
-    """How the model and its parts attend, as `set_attn_implementation` takes it."""
+    """The attention implementations of the model and its parts, for `set_attn_implementation`."""
     own = config._attn_implementation
     parts = {key: part for key in config.sub_configs if (part := getattr(config, key, None)) is not None}
     return {"": own, **{key: _attention(part) for key, part in parts.items()}} if parts else own
 
 
-def _altered(model: Any) -> list[tuple[Any, ...]]:
-    """The modules of the model and what hangs on each: hooks by their numbers, a forward that was put in."""
+def _modifications(model: Any) -> list[tuple[Any, ...]]:
+    """The modules of the model with their hooks (by id) and replaced forwards."""
     return [
         (part, *part._forward_pre_hooks, *part._forward_hooks, vars(part).get("forward"))
         for part in model.modules()
-        if part is not model  # which holds this
+        if part is not model  # which stores this list
     ] + [(vars(model).get("forward"),)]
 
 
 def _view(model: Any) -> LanguageModel:
-    """Made once a model, since it is tried against the model's own logits; anew when what it rests on has changed."""
+    """Created once per model, since it is tested against the model's own logits; again after modifications."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    state = (embedding, head, model.device, model.dtype, _altered(model))
-    known = vars(model).get(_KEPT)
-    if known is not None and known[0] == state:
+    state = (embedding, head, model.device, model.dtype, _modifications(model))
+    saved = vars(model).get(_VIEW_ATTRIBUTE)
+    if saved is not None and saved[0] == state:
         model.set_attn_implementation(ATTENTION)
-        view: LanguageModel = known[1]
+        view: LanguageModel = saved[1]
         return view
     name = getattr(model.config, "name_or_path", "") or type(model).__name__
-    stack = HFAdapter(model, name)
+    adapter = HFAdapter(model, name)
     view = LanguageModel(
-        decoder=stack,
-        # What ends a text and what fills it up is said in each call.
+        decoder=adapter,
+        # End and padding tokens come with each call.
         decoding_config=DecodingConfig(mask_id=None, eos_ids=(), pad_id=0, bos_id=None, shift=1, attention="causal"),
         config=model.config.to_dict(),
         tokenizer=None,
         name=name,
         path=None,
         family=f"transformers {type(model).__name__}",
-        device=stack.device,
+        device=adapter.device,
         dtype=model.dtype,
-        vocab_size=stack.vocab,
-        layers=stack.layers,
+        vocab_size=adapter.vocab,
+        layers=adapter.layers,
         width=int(embedding.weight.shape[1]),
-        limit=stack.limit,
+        limit=adapter.limit,
     )
-    # On the model itself, so that it goes when the model goes.
-    vars(model)[_KEPT] = (state, view)
+    # Stored on the model itself, so that it is freed with the model.
+    vars(model)[_VIEW_ATTRIBUTE] = (state, view)
     return view

@@ -1,4 +1,4 @@
-"""What pardec cannot do in place of transformers' own decoding, said by name before anything runs."""
+"""Rejects calls of transformers' `generate` that pardec does not support, before anything runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transformers.generation import (
 
 from pardec.models.errors import SpecError
 
-_FINE = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
-_MODES = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
+_SUPPORTED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+_SUPPORTED_MODES = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
 _HINTS = {
     GenerationMode.ASSISTED_GENERATION: 'name the drafter as the sampler: sampler="lookup", or candidates(generator)',
     GenerationMode.BEAM_SEARCH: "leave num_beams out",
 }
-_RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# They know each row by its place in the batch, keep a memory from call to call, or run the model.
+_UNSUPPORTED_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# These identify rows by their batch index, keep state between calls, or run the model.
 _PROCESSORS = (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -34,21 +34,21 @@ _PROCESSORS = (
 )
 
 
-def refuse(model: Any, config: Any, processors: Any, given: Mapping[str, Any], assistant: Any) -> None:
-    """Raises SpecError for what this call asks and pardec does not do.
+def refuse(model: Any, config: Any, processors: Any, model_kwargs: Mapping[str, Any], assistant: Any) -> None:
+    """Raises SpecError for anything in this call that pardec does not support.
 
     Args:
-        given: what `generate` hands on to the model's forward.
+        model_kwargs: the arguments that `generate` passes to the model's forward.
         assistant: the assistant_model of the call.
     """
-    own = "leave custom_generate out for transformers' own decoding"
+    hint = "leave custom_generate out for transformers' own decoding"
     if model.config.is_encoder_decoder:
-        raise SpecError(f"{type(model).__name__} has an encoder, and pardec decodes decoder-only models", hint=own)
+        raise SpecError(f"{type(model).__name__} has an encoder, and pardec decodes decoder-only models", hint=hint)
     if model.training:
         raise SpecError("the model is in training mode, where its logits are random", hint="call model.eval() before")
     if any(isinstance(part, _DropoutNd) and part.training and part.p for part in model.modules()):
         raise SpecError(
-            "a part of the model is in training mode, where it drops states", hint="call model.eval() before"
+            "a module of the model is in training mode and applies dropout", hint="call model.eval() before"
         )
     if torch.is_autocast_enabled(model.device.type):
         raise SpecError(
@@ -68,61 +68,63 @@ def refuse(model: Any, config: Any, processors: Any, given: Mapping[str, Any], a
             hint='leave it out and draft with sampler="model:name=..." or with candidates(...)',
         )
     mode = config.get_generation_mode()
-    if mode not in _MODES:
+    if mode not in _SUPPORTED_MODES:
         words = mode.value.replace("_", " ")
         raise SpecError(
-            f"the call asks for {words}, and pardec decodes greedily or samples", hint=_HINTS.get(mode, own)
+            f"the call asks for {words}, and pardec decodes greedily or samples", hint=_HINTS.get(mode, hint)
         )
-    asked = [name for name in _RECORDS if config.return_dict_in_generate and getattr(config, name, None)]
-    if asked:
-        raise SpecError(f"{asked[0]} is not kept, since most of it is of rejected drafts", hint=f"leave {asked[0]} out")
+    outputs = [name for name in _UNSUPPORTED_OUTPUTS if config.return_dict_in_generate and getattr(config, name, None)]
+    if outputs:
+        raise SpecError(
+            f"{outputs[0]} is not supported, since most forwards verify drafts", hint=f"leave {outputs[0]} out"
+        )
     for processor in processors:
         if isinstance(processor, _PROCESSORS):
             raise SpecError(
                 f"{type(processor).__name__} cannot be run on the nodes of a draft",
-                hint="leave out the argument that brings it, or leave custom_generate out",
+                hint="leave out the argument that adds it, or leave custom_generate out",
             )
     kind = getattr(config, "cache_implementation", None) or ""
     if "offloaded" in kind or kind == "quantized":
         raise SpecError(
-            f"cache_implementation={kind!r} is asked for, and pardec's cache is whole and on the device",
+            f"cache_implementation={kind!r} is requested, and pardec's cache is unquantized and on the device",
             hint="leave cache_implementation out",
         )
-    strange = sorted(name for name, value in given.items() if value is not None and name not in _FINE)
-    if strange:
-        raise SpecError(f"the model is given {', '.join(strange)}, and pardec feeds token ids alone", hint=own)
-    cache = given.get("past_key_values")
+    unsupported = sorted(name for name, value in model_kwargs.items() if value is not None and name not in _SUPPORTED)
+    if unsupported:
+        raise SpecError(f"the model is given {', '.join(unsupported)}, and pardec feeds token ids alone", hint=hint)
+    cache = model_kwargs.get("past_key_values")
     if cache is not None and (cache.get_seq_length() or getattr(cache, "_is_user_defined", False)):
         raise SpecError("past_key_values is given, and pardec keeps its own cache", hint="leave past_key_values out")
 
 
-def real(input_ids: Tensor, given: Mapping[str, Any]) -> Tensor:
-    """[B, P] bool: which of `input_ids` [B, P] are no padding.
+def real_tokens(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> Tensor:
+    """[B, P] bool: which of `input_ids` [B, P] are not padding.
 
-    SpecError unless padding stands on the left alone and positions are counted from the first token of each row.
+    Raises SpecError unless all padding is on the left and positions count from the first token of each row.
     """
-    mask = given.get("attention_mask")  # transformers hands over None for one that hides nothing
-    kept: Tensor = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.to(input_ids.device).bool()
-    if kept.shape != input_ids.shape:
+    mask = model_kwargs.get("attention_mask")  # transformers passes None for a mask of ones
+    real: Tensor = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.to(input_ids.device).bool()
+    if real.shape != input_ids.shape:
         raise SpecError(
-            f"attention_mask is {list(kept.shape)} and input_ids are {list(input_ids.shape)}", hint="they must agree"
+            f"attention_mask is {list(real.shape)} and input_ids are {list(input_ids.shape)}", hint="they must agree"
         )
-    if not (kept[:, -1].all() and (kept[:, 1:] >= kept[:, :-1]).all()):
+    if not (real[:, -1].all() and (real[:, 1:] >= real[:, :-1]).all()):
         raise SpecError(
-            "attention_mask has gaps or padding on the right, and the text goes on there",
+            "attention_mask has gaps or padding on the right, where generation continues",
             hint='pad on the left (tokenizer.padding_side = "left"); pass attention_mask if the text has the pad token',
         )
-    places = given.get("position_ids")
-    if places is not None and not _counts(places.to(kept.device), kept):
+    positions = model_kwargs.get("position_ids")
+    if positions is not None and not _count_from_zero(positions.to(real.device), real):
         raise SpecError(
             "position_ids do not count the tokens of each row from 0",
-            hint="leave position_ids out; leave custom_generate out too where the text is to stand elsewhere",
+            hint="leave position_ids out; leave custom_generate out too to use other positions",
         )
-    return kept
+    return real
 
 
-def _counts(places: Tensor, kept: Tensor) -> bool:
-    """Whether `places` [B, P] or [1, P] number what is `kept` [B, P] of each row from 0."""
-    if places.ndim > 2 or places.shape[-1] != kept.shape[1] or len(places) not in (1, len(kept)):
+def _count_from_zero(positions: Tensor, real: Tensor) -> bool:
+    """Whether `positions` [B, P] or [1, P] count the `real` [B, P] tokens of each row from 0."""
+    if positions.ndim > 2 or positions.shape[-1] != real.shape[1] or len(positions) not in (1, len(real)):
         return False
-    return torch.equal(places.expand_as(kept)[kept], (kept.long().cumsum(-1) - 1)[kept])
+    return torch.equal(positions.expand_as(real)[real], (real.long().cumsum(-1) - 1)[real])

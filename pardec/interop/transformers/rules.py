@@ -1,4 +1,4 @@
-"""transformers' logits processors and stopping criteria, made for rows in lock-step, for rows at their own pace."""
+"""Runs transformers' logits processors and stopping criteria, which expect lockstep, on rows of different progress."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from transformers.generation import (
 )
 
 
-class Padded:
-    """Logits processors that see each row as transformers shows it, its padding on the left included.
+class PaddedProcessors:
+    """Calls logits processors with the inputs that transformers would pass, including the padding on the left.
 
-    They count tokens from the padded length and may read the padding; who reads the row's number is told it.
+    They count tokens from the padded length and may read the padding; those that use row indices get the right ones.
     """
 
     def __init__(self, processors: Sequence[Any], input_ids: Tensor, real: Tensor) -> None:
@@ -28,60 +28,60 @@ class Padded:
         self.padding = (~real).sum(1)  # [B]
 
     def by_row(self, rows: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores [N, V] behind the unpadded histories `ids` [N, L] of `rows` [N]."""
+        """Processes scores [N, V] that follow the unpadded histories `ids` [N, L] of `rows` [N]."""
         padding, out = self.padding.to(rows.device)[rows], scores.clone()
         for count in sorted(set(padding.tolist())):
-            at = (padding == count).nonzero()[:, 0]
-            before = self.input_ids[rows[at].to(self.input_ids.device), :count].to(ids.device)
-            out[at] = self._run(rows[at], torch.cat((before, ids[at]), 1), scores[at])
+            same = (padding == count).nonzero()[:, 0]
+            before = self.input_ids[rows[same].to(self.input_ids.device), :count].to(ids.device)
+            out[same] = self._process(rows[same], torch.cat((before, ids[same]), 1), scores[same])
         return out
 
-    def _run(self, rows: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
+    def _process(self, rows: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
         for processor in self.processors:
             scores = _with_row(processor, rows)(ids, scores)
         return scores
 
 
 def _with_row(processor: Any, rows: Tensor) -> Any:
-    """The processor for a batch that consists of these rows of the call, where it knows rows by their number."""
+    """The processor for a batch of these rows of the call, for processors that use row indices."""
     ignored = getattr(processor, "prompt_ignore_length", None)
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(ignored, Tensor):
         return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored.to(rows.device)[rows])
     if type(processor) is PrefixConstrainedLogitsProcessor:
-        allowed, numbers = processor._prefix_allowed_tokens_fn, rows.tolist()
-        return PrefixConstrainedLogitsProcessor(lambda at, ids: allowed(numbers[at], ids), 1)
+        function, numbers = processor._prefix_allowed_tokens_fn, rows.tolist()
+        return PrefixConstrainedLogitsProcessor(lambda at, ids: function(numbers[at], ids), 1)
     return processor
 
 
 class Stopping:
-    """Stopping criteria sorted: what the loop itself sees to, the clock, and what is asked about the text."""
+    """Stopping criteria by kind: those that the loop handles itself, time limits, and criteria on the text."""
 
     def __init__(self, criteria: Sequence[Any], input_ids: Tensor) -> None:
         self.input_ids = input_ids  # [B, P]
         lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
-        self.most: int | None = min(lengths) - input_ids.shape[1] if lengths else None  # tokens to come
+        self.max_new_tokens: int | None = min(lengths) - input_ids.shape[1] if lengths else None  # tokens to come
         ends = [each.eos_token_id.flatten().tolist() for each in criteria if type(each) is EosTokenCriteria]
         self.stop_ids = sorted({token for each in ends for token in each if token >= 0})
-        self.ends = any(hasattr(each, "eos_token_id") for each in criteria)  # finished rows are filled up
+        self.ends = any(hasattr(each, "eos_token_id") for each in criteria)  # finished rows are padded
         self.clocks = [each for each in criteria if type(each) is MaxTimeCriteria]
-        # One of these with a rule of its own is asked like any other.
+        # Subclasses of these have rules of their own and are called like any other.
         known = (MaxLengthCriteria, EosTokenCriteria, MaxTimeCriteria)
         self.others = [each for each in criteria if type(each) not in known]
-        self.text = input_ids  # [B, P + n], as far as the others have been asked
+        self.text = input_ids  # [B, P + n], up to the last column passed to the others
 
-    def late(self) -> bool:
-        """Whether the time is up."""
+    def time_is_up(self) -> bool:
+        """Whether a time limit has passed."""
         return any(bool(torch.as_tensor(clock(self.input_ids, None)).any()) for clock in self.clocks)
 
-    def stopped(self, column: Tensor) -> list[bool]:
-        """Which rows a criterion stops behind the next token of each, `column` [B].
+    def stop_rows(self, column: Tensor) -> list[bool]:
+        """Which rows a criterion stops after the next token of each, `column` [B].
 
-        Criteria are asked as transformers asks them, about all rows at once and once a token, so one may look at the
-        whole batch or remember what it was asked.
+        Criteria are called as in transformers, with all rows and once per token, so a criterion may use the whole batch
+        or keep state.
         """
         self.text = torch.cat((self.text, column[:, None].to(self.text.device)), 1)
-        done = torch.zeros(len(column), dtype=torch.bool, device=self.text.device)
+        stop = torch.zeros(len(column), dtype=torch.bool, device=self.text.device)
         for each in self.others:
-            done = done | torch.as_tensor(each(self.text, None), device=done.device)
-        stopped: list[bool] = done.tolist()
-        return stopped
+            stop = stop | torch.as_tensor(each(self.text, None), device=stop.device)
+        by_row: list[bool] = stop.tolist()
+        return by_row

@@ -1,8 +1,8 @@
-"""Whether a logits processor of the caller's is a function of a row's text and scores, tried before anything runs.
+"""Tests whether a logits processor of the caller is a function of a row's text and scores, before anything runs.
 
-transformers asks a processor once a token, about all rows. pardec asks about several rows, and about several drafted
-tokens of each, in an order of its own. That can be told for transformers' own classes by their names; others are called
-on the prompts, and what they give and keep is compared.
+transformers calls a processor once per token with all rows. pardec calls it with some rows, and with several drafted
+tokens of each, in another order. transformers' own classes are known by name; other processors are called on the
+prompts, and their outputs and attributes are compared.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _HINT = "make it a function of input_ids and scores, row by row, or leave custom
 
 
 def require_stateless(processors: Sequence[Any], input_ids: Tensor, vocab: int) -> None:
-    """Raises SpecError for a processor that remembers calls, draws, or mixes the rows of `input_ids` [B, P].
+    """Raises SpecError for a processor that keeps state, is random, or mixes the rows of `input_ids` [B, P].
 
-    What shows only after some tokens is not found out.
+    Effects that appear only after some tokens are not detected.
     """
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(len(input_ids), vocab, generator=generator).to(input_ids.device)
@@ -33,46 +33,46 @@ def require_stateless(processors: Sequence[Any], input_ids: Tensor, vocab: int) 
             continue
         name = type(processor).__name__
         if isinstance(processor, _BY_ROW):
-            raise SpecError(f"{name} changes one that knows rows by their place in the batch", hint=_HINT)
-        _ask(processor, input_ids, scores)  # what is made once, at the first call
-        before = copy.copy(getattr(processor, "__dict__", {}))
-        before = {key: copy.deepcopy(value) for key, value in before.items() if _plain(value)}
-        whole = _ask(processor, input_ids, scores)
-        changed = [key for key, value in before.items() if not _same(value, getattr(processor, key, None))]
-        if changed:
-            raise SpecError(f"{name} remembers its calls (in {', '.join(changed)})", hint=_HINT)
-        if not _same(whole, _ask(processor, input_ids, scores)):
-            raise SpecError(f"{name} gives something else when it is asked again", hint=_HINT)
-        if len(input_ids) == 1:  # the nodes of a draft are asked about together, as rows are
+            raise SpecError(f"{name} is a subclass of a processor that uses batch indices", hint=_HINT)
+        _call(processor, input_ids, scores)  # the first call may initialize state
+        state = copy.copy(getattr(processor, "__dict__", {}))
+        state = {key: copy.deepcopy(value) for key, value in state.items() if _plain(value)}
+        together = _call(processor, input_ids, scores)
+        changed_names = [key for key, value in state.items() if not _same(value, getattr(processor, key, None))]
+        if changed_names:
+            raise SpecError(f"{name} keeps state between calls (in {', '.join(changed_names)})", hint=_HINT)
+        if not _same(together, _call(processor, input_ids, scores)):
+            raise SpecError(f"{name} returns something else when it is called again", hint=_HINT)
+        if len(input_ids) == 1:  # the nodes of a draft are processed together, like rows
             ids, distribution = (
                 torch.cat((input_ids, input_ids.roll(1, 1))),
                 torch.cat((scores, 2 * scores.flip(1) + 1)),
             )
-            whole = _ask(processor, ids, distribution)
+            together = _call(processor, ids, distribution)
         else:
             ids, distribution = input_ids, scores
-        alone = [_ask(processor, ids[row : row + 1], distribution[row : row + 1]) for row in range(len(ids))]
-        if not _same(whole, torch.cat(alone)):
-            raise SpecError(f"{name} gives a row something else in a batch than alone", hint=_HINT)
+        separate = [_call(processor, ids[row : row + 1], distribution[row : row + 1]) for row in range(len(ids))]
+        if not _same(together, torch.cat(separate)):
+            raise SpecError(f"{name} returns something else for a row in a batch than alone", hint=_HINT)
 
 
-def _ask(processor: Any, input_ids: Tensor, scores: Tensor) -> Tensor:
-    given = processor(input_ids.clone(), scores.clone())
-    if not isinstance(given, Tensor) or given.shape != scores.shape:
-        what = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-        raise SpecError(f"{type(processor).__name__} gives {what} for scores {list(scores.shape)}", hint=_HINT)
-    return given
+def _call(processor: Any, input_ids: Tensor, scores: Tensor) -> Tensor:
+    output = processor(input_ids.clone(), scores.clone())
+    if not isinstance(output, Tensor) or output.shape != scores.shape:
+        kind = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise SpecError(f"{type(processor).__name__} gives {kind} for scores {list(scores.shape)}", hint=_HINT)
+    return output
 
 
 def _plain(value: Any) -> bool:
-    """Whether it is a number, text, tensor or a collection, which shows that something is remembered."""
+    """Whether it is a number, text, tensor or collection, whose changes reveal state."""
     return isinstance(value, (int, float, str, bytes, Tensor, list, tuple, dict, set, type(None)))
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.allclose(one, other, atol=1e-4, equal_nan=True)
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.shape == second.shape and torch.allclose(first, second, atol=1e-4, equal_nan=True)
     try:
-        return type(one) is type(other) and bool(one == other)
-    except (RuntimeError, ValueError, TypeError):  # a collection of tensors has no truth
+        return type(first) is type(second) and bool(first == second)
+    except (RuntimeError, ValueError, TypeError):  # a collection of tensors cannot be compared
         return True

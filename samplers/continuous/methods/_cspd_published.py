@@ -39,9 +39,7 @@ def published_round(method: CSpDSettings, context: ContinuousContext, drafter: D
     stays = torch.zeros_like(drafts.wanted)
     stays[drafts.wanted] = accepted
     return RoundResult(
-        drafted=drafts.wanted.sum(1).cpu().numpy(),
-        accepted=stays.sum(1).cpu().numpy(),
-        draft_forwards=drafts.forwards,
+        drafted=drafts.wanted.sum(1).cpu().numpy(), accepted=stays.sum(1).cpu().numpy(), draft_forwards=drafts.forwards
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,11 +14,11 @@ from pardec.models.errors import SpecError
 from ...ops.denoising_paths import Last, walk, width
 from ...ops.unmasking import Guidance, Unmasking, unmasking
 from ...spec import Policy
-from ..contracts import ContinuousContext
+from ..contracts import ContinuousContext, RoundResult
 
 
 class GroupMethod(Policy):
-    """A method with a schedule of groups, given by the fields that it declares."""
+    """A method with a schedule of groups, given by the fields that it declares; by default one group a round."""
 
     steps: int
     guidance: Guidance
@@ -44,6 +46,13 @@ class GroupMethod(Policy):
 
     def check_model(self, model: ContinuousModel) -> None:
         """Works with every model."""
+
+    def start(self, context: ContinuousContext) -> Any:
+        return None
+
+    def round(self, context: ContinuousContext, state: Any) -> RoundResult:
+        self.sample_group(context)
+        return RoundResult()
 
     def schedule(self, context: ContinuousContext) -> Unmasking:
         """The schedule of the model's images."""

@@ -17,7 +17,6 @@ from typing import Annotated, ClassVar
 from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
 from ...registry import register
-from ..contracts import ContinuousContext, RoundResult
 from ._groups import GroupMethod
 
 
@@ -30,10 +29,3 @@ class MAR(GroupMethod):
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
-
-    def start(self, context: ContinuousContext) -> None:
-        return None
-
-    def round(self, context: ContinuousContext, state: None) -> RoundResult:
-        self.sample_group(context)
-        return RoundResult()

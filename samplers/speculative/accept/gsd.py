@@ -28,8 +28,6 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.relaxed import relaxed
 from ...ops.verification import Exact, Trial, judge
 from ...registry import register
@@ -51,8 +49,7 @@ class Grouped(Acceptance):
 
     def __post_init__(self) -> None:
         self.require("group", "dist", least=0)
-        if not 0 <= self.prob <= 1:
-            raise SpecError(f"gsd: prob must lie in [0, 1], got {self.prob}")
+        self.require("prob", least=0, most=1)
 
     @property
     def exact(self) -> str:

@@ -62,16 +62,13 @@ class Lantern(Acceptance):
     mode: Annotated[Literal["principled", "reference"], "reference: as published, without a bound"] = "principled"
 
     def __post_init__(self) -> None:
-        if self.k < 0:
-            raise SpecError(f"lantern: k must be at least 0, got {self.k}", hint="k=0 is the exact rule")
+        self.require("k", least=0, hint="k=0 is the exact rule")
         if not 0 <= self.delta <= 1:
             raise SpecError(
                 f"lantern: delta is a probability in [0, 1], got {self.delta}", hint="ratio=5 bounds a multiple of p"
             )
-        if self.ratio is not None and not self.ratio >= 1:
-            raise SpecError(f"lantern: ratio must be at least 1, got {self.ratio}", hint="ratio=1 is the exact rule")
-        if self.ratio is not None and self.ratio > MOST:
-            raise SpecError(f"lantern: ratio must be at most {MOST:g}, got {self.ratio}", hint="delta=1 sets no bound")
+        self.require("ratio", least=1, hint="ratio=1 is the exact rule")
+        self.require("ratio", most=MOST, hint="delta=1 sets no bound")
 
     @property
     def exact(self) -> str:

@@ -141,8 +141,7 @@ class JacobiWindow(Drafter):
         refuse_narrow(name, self.window)
         if self.exit_iterations is not None and self.exit_iterations < 1:
             raise SpecError(f"{name}: exit_iterations must be at least 1 or none, got {self.exit_iterations}")
-        if self.exit_tokens < 0:
-            raise SpecError(f"{name}: exit_tokens must be at least 0, got {self.exit_tokens}")
+        self.require("exit_tokens", least=0)
         if self.exits and self.policy != "block":
             raise SpecError(f"{name}: a sliding window has no iteration to leave early", hint="add policy=block")
 
@@ -157,10 +156,7 @@ class JacobiWindow(Drafter):
 
     def check(self, sampler: SpeculativeSampler) -> None:
         if self.exits and not sampler.accept.follows_pick:
-            raise SpecError(
-                "an early exit commits guesses that were not sampled",
-                hint="accept with greedy or match",
-            )
+            raise SpecError("an early exit commits guesses that were not sampled", hint="accept with greedy or match")
 
     def width(self, model: LanguageModel) -> int:
         refuse_without_image(self.name, self.init, model)

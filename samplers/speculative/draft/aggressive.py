@@ -25,7 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from ._history import PerRow, chain
 
 
@@ -63,9 +63,6 @@ class Aggressive(Drafter):
             return state.rows[at].ahead(text.row(at)[text.prompt[at] :])[:budget]
 
         return chain(text, self.k, room, guess)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: PerRow[Alignment]) -> None:
-        return
 
 
 class Alignment:

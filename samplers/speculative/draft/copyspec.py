@@ -24,7 +24,7 @@ import numpy as np
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from ._history import NGramIndex, PerRow, chain, repeated
 
 
@@ -54,9 +54,6 @@ class CopySpec(Drafter):
             return tokens[:0] if position is None else repeated(tokens, position, budget)
 
         return chain(text, self.k, room, guess)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: PerRow[Copy]) -> None:
-        return
 
 
 class Copy:

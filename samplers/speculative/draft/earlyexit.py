@@ -27,7 +27,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, EarlyStates, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, EarlyStates, Uniforms
 from ..draft_model import DraftModelState
 from ..shape._growth import packed
 
@@ -63,9 +63,6 @@ class EarlyExit(Drafter):
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Shallow) -> Draft:
         draft = state.draft(self.k, room, uniforms)
         return state.early(draft, self.layers) if state.drafting else draft
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: Shallow) -> None:
-        return
 
 
 class Shallow(DraftModelState):

@@ -30,13 +30,12 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ...ops.rank import argmax
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from ..draft_model import DraftModelState
 from ._skipping import Search, Skip, shared_search, uniform
 
@@ -56,8 +55,7 @@ class LayerSkip(Drafter):
     ] = 32
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ratio <= 1:
-            raise SpecError(f"layerskip: ratio must lie in [0, 1], got {self.ratio}")
+        self.require("ratio", least=0, most=1)
         self.require("k", "context", least=1)
 
     def width(self, model: LanguageModel) -> int:
@@ -82,9 +80,6 @@ class LayerSkip(Drafter):
         tries = state.improve(self.context)
         draft = state.draft(self.k, room, uniforms)
         return replace(draft, forwards=draft.forwards + tries)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: Skipping) -> None:
-        return
 
 
 class Skipping(DraftModelState):

@@ -25,7 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from ._grid import columns
 from ._history import GridIndex, NGramIndex, PerRow, SuffixIndex, chain, repeated
 
@@ -88,6 +88,3 @@ class Lookup(Drafter):
         if start_at is None:
             return tokens[:0]
         return tokens[start_at : start_at + count] if self.prefer == "first" else repeated(tokens, start_at, count)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: PerRow[Index]) -> None:
-        return

@@ -47,8 +47,7 @@ class Recycling(Drafter):
 
     def __post_init__(self) -> None:
         self.require("k", least=1)
-        if self.k > 1024:  # kept of every token of the vocabulary
-            raise SpecError(f"recycling: k must be at most 1024, got {self.k}")
+        self.require("k", most=1024)  # kept of every token of the vocabulary
         above = 1
         for count in self._counts:
             if not 1 <= count <= above * self.k:

@@ -16,7 +16,7 @@ import numpy as np
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 
 
 @register("sequential", stage="draft", paper="arXiv:1706.03762", exact="greedy", checked="golden/llamagen reference")
@@ -27,6 +27,3 @@ class Sequential(Drafter):
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: None) -> Draft:
         return Draft.none(context.text)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: None) -> None:
-        return

@@ -49,8 +49,7 @@ class Zipar(Drafter):
     window: Annotated[int | None, "tokens of a row that are sampled when the next row begins; none: half a row"] = None
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise SpecError(f"zipar: window must be at least 1, got {self.window}")
+        self.require("window", least=1)
 
     def check(self, sampler: SpeculativeSampler) -> None:
         if not sampler.accept.follows_pick:

@@ -23,7 +23,6 @@ from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import DecodeContext, Length, RoundResult
-from ._rounds import levels
 
 
 @dataclass
@@ -75,7 +74,7 @@ class Calibrated(Length):
         return rate
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Counts) -> None:
-        accepted, drafted = levels(outcome)
+        accepted, drafted = outcome.levels()
         step = np.arange(state.bucket.shape[1])
         known = (step < drafted[:, None]) & (step <= accepted[:, None])
         row, column = np.nonzero(known)

@@ -15,13 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
-from ..contracts import DecodeContext, Length, RoundResult
+from ..contracts import DecodeContext, Length
 
 
 @register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy", checked="joint")
@@ -32,14 +29,7 @@ class Fallback(Length):
     below: Annotated[float, "probability of the drafter's likeliest token, under which the target takes over"] = 0.6
 
     def __post_init__(self) -> None:
-        if not 0 <= self.below <= 1:
-            raise SpecError(f"fallback: below must lie in [0, 1], got {self.below}")
-
-    def budget(self, most: int, context: DecodeContext, state: None) -> np.ndarray:
-        return np.full(len(context.text), most)
+        self.require("below", least=0, most=1)
 
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: None) -> Tensor:
         return confidence < self.below
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: None) -> None:
-        return

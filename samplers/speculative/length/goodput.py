@@ -22,14 +22,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import DecodeContext, Length, RoundResult
 from ._goodput import Costs, Round, lengths
-from ._rounds import levels
 
 _WEIGHT = 2.0  # tested tokens that the prior counts as
 _TRIED = 6  # rounds of different lengths before measured costs are used
@@ -76,11 +74,8 @@ class Goodput(Length):
         acceptance = (_WEIGHT * self.prior + state.accepted) / (_WEIGHT + state.tested)
         return lengths(acceptance, most, costs, float(context.text.length.sum()))
 
-    def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: _Memory) -> None:
-        return None
-
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Memory) -> None:
-        accepted, drafted = levels(outcome)
+        accepted, drafted = outcome.levels()
         state.tested = state.tested * self.decay + np.minimum(accepted + 1, drafted)
         state.accepted = state.accepted * self.decay + accepted
         if state.started is not None:

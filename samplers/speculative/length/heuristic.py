@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from torch import Tensor
 
 from ...registry import register
 from ..contracts import DecodeContext, Length, RoundResult
-from ._rounds import levels
 
 
 @dataclass
@@ -45,10 +43,7 @@ class Heuristic(Length):
         state.k = state.k.clip(1, most)
         return state.k
 
-    def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: _Wanted) -> None:
-        return None
-
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Wanted) -> None:
-        accepted, drafted = levels(outcome)
+        accepted, drafted = outcome.levels()
         step = np.where(accepted == drafted, self.more, -self.less)
         state.k = np.maximum(1, state.k + np.where(drafted > 0, step, 0))

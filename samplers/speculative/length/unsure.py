@@ -13,13 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
-from ..contracts import DecodeContext, Length, RoundResult
+from ..contracts import DecodeContext, Length
 
 
 @register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
@@ -28,14 +25,7 @@ class Unsure(Length):
     tau: Annotated[float, "probability of the drafter's likeliest token; SWIFT's is 0.8"] = 0.4
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau <= 1:
-            raise SpecError(f"unsure: tau must lie in [0, 1], got {self.tau}")
-
-    def budget(self, most: int, context: DecodeContext, state: None) -> np.ndarray:
-        return np.full(len(context.text), most)
+        self.require("tau", least=0, most=1)
 
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: None) -> Tensor:
         return confidence < self.tau
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: None) -> None:
-        return

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from pardec.models.kernels.attention import attend
 from pardec.models.kernels.attention_pattern import attention_pattern, visible_slots
 from pardec.models.plan import Visible, plan_on
+from tests.grids import thinned
 from tests.models.toys import ask, ids
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -21,6 +23,13 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED el
 RUNS = INTERPRETED or DEVICE.type == "cuda"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+HALVES = (torch.bfloat16, torch.float16)
+SHAPES = [(2, 5, 13, 2, 1, 24), (1, 33, 70, 2, 2, 32), (2, 1, 40, 3, 3, 80)]  # batch, queries, slots, heads, kv, dim
+
+
+def met(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """On a GPU every pair; the interpreter, which rounds alike in every shape, meets each half in one of them."""
+    return DEVICE.type == "cuda" or dtype == torch.float32 or (shape, dtype) in zip(SHAPES[:0:-1], HALVES, strict=True)
 
 
 @pytest.mark.skipif(RUNS, reason="this process runs the kernels itself")
@@ -40,15 +49,11 @@ def test_the_kernels_agree_with_their_definition_under_the_interpreter():
 
 
 @pytest.mark.skipif(not RUNS, reason="runs in the process that the test above starts")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    ("batch", "queries", "slots", "heads", "kv_heads", "dim"),
-    [(2, 5, 13, 2, 1, 24), (1, 33, 70, 2, 2, 32), (2, 1, 40, 3, 3, 80)],
-    ids=str,
-)
-def test_kernel_equals_the_definition(batch, queries, slots, heads, kv_heads, dim, dtype, monkeypatch):
+@pytest.mark.parametrize(("shape", "dtype"), thinned(product(SHAPES, TOLERANCE), met))
+def test_kernel_equals_the_definition(shape, dtype, monkeypatch):
     from pardec.models.kernels.attention_triton import attend_triton
 
+    batch, queries, slots, heads, kv_heads, dim = shape
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
     torch.manual_seed(queries)
     stored = batch + 1

@@ -137,7 +137,7 @@ def test_what_has_no_chat_template_is_refused(
     assert (code, "bare has no chat template, so it cannot be talked with" in err) == (2, True)
     assert f'"pardec generate {bare} -p ..."' in err
     code, _, err = cli("chat", "tiny-llamagen")
-    assert (code, "is a model of pictures" in err) == (2, True)
+    assert (code, "is a model of images" in err) == (2, True)
     code, _, err = cli("chat", "tiny-dream", "-s", "treshold")
     assert (code, "did you mean 'threshold'" in err) == (2, True)
 

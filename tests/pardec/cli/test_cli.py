@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -126,14 +127,17 @@ def test_rows_are_kept_as_they_finish_and_printed_in_the_order_of_the_prompts(
     assert [row["id"] for row in rows_of(output)] == [2, 1, "a"]
 
 
-@pytest.mark.parametrize("content", ["Tom has 3 cups.\nAnn\n", '{"prompt": "Tom has 3 cups."}\n{"prompt": "Ann"}\n'])
-def test_prompts_come_from_a_pipe(folder: Path, model: pardec.Model, content: str) -> None:
+def test_prompts_come_from_a_pipe(cli: Cli, folder: Path, model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines through a pipe to the command itself; rows through what stands for one here."""
+    expected = model.generate([TEXT, "Ann"], max_new_tokens=6).text
     command = [sys.executable, "-m", "pardec", "generate", str(folder), *SHORT, "--quiet"]
-    done = subprocess.run(
-        command, input=content, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
-    )
+    lines, root = "Tom has 3 cups.\nAnn\n", Path(__file__).parents[3]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == model.generate([TEXT, "Ann"], max_new_tokens=6).text
+    assert done.stdout.splitlines() == expected
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "Tom has 3 cups."}\n{"prompt": "Ann"}\n'))
+    code, out, _ = cli("generate", folder, *SHORT, "--quiet")
+    assert (code, out.splitlines()) == (0, expected)
 
 
 def test_a_text_file_has_a_prompt_a_line(cli: Cli, folder: Path, tmp_path: Path, model: pardec.Model) -> None:

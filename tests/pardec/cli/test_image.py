@@ -1,4 +1,4 @@
-"""`pardec image`: pictures and what their files say, grids, the preview, refusals, saved and shown results."""
+"""`pardec image`: images and what their files say, grids, the preview, refusals, saved and shown results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pardec.models.images.contracts import ImageLayout
 from pardec.views import image_view
 from pardec.views.blocks import fitting, half_blocks, way
 from pardec.views.html import fragment, page
-from pardec.views.picture import gif, png
+from pardec.views.order_image import gif, png
 from pardec.views.preview import Preview
 from pardec.views.unfinished import BLANK, Codes, blanked, unfinished
 from tests.pardec.painters import CLASSES, CODES, DEFAULTS, SIDE, painter
@@ -81,7 +81,7 @@ def test_a_file_says_how_to_make_its_pictures_again(cli: Cli, classes: Path, tmp
         each,
         "--json",
     )
-    assert (code, err.splitlines()[-1].startswith("4 pictures, 64 tokens in ")) == (0, True), err
+    assert (code, err.splitlines()[-1].startswith("4 images, 64 tokens in ")) == (0, True), err
     held, said = json.loads(told), pngs.read(out)
     assert said["spec"].startswith("sjd:window=")
     assert {name: said[name] for name in DEFAULTS} == DEFAULTS  # the checkpoint's own
@@ -154,7 +154,7 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ("a class out of range", ["--class", "3", "-o", "OUT"], 2, "label 3 is no class", f"0..{CLASSES - 1}"),
     ("a negative class", ["--class", "-1", "-o", "OUT"], 2, "label -1 is no class", f"0..{CLASSES - 1}"),
     ("a malformed grid", ["--class", "1", "--grid", "2by2", "-o", "OUT"], 2, "a grid is ROWSxCOLUMNS", "2x3"),
-    ("a grid of none", ["--class", "1", "--grid", "0x2", "-o", "OUT"], 2, "0x2 holds no picture", "at least 1"),
+    ("a grid of none", ["--class", "1", "--grid", "0x2", "-o", "OUT"], 2, "0x2 holds no image", "at least 1"),
     (
         "a grid too small",
         ["--class", "1", "--num-images", "3", "--grid", "1x2", "-o", "OUT"],
@@ -166,7 +166,7 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ("seeds in words", ["--class", "1", "--seeds", "a,b", "-o", "OUT"], 2, "seeds are whole numbers", "--seeds 5,12"),
     ("too many seeds", ["--class", "1", "--seeds", "1,2", "-o", "OUT"], 2, "2 seeds for 1 rows", "one a row"),
     ("two kinds of seeds", ["--class", "1", "--seeds", "1", "--seed", "2", "-o", "OUT"], 2, "both --seed", "--seed 0"),
-    ("another format", ["--class", "1", "-o", "out.jpg"], 2, "pictures are PNG files", ".png"),
+    ("another format", ["--class", "1", "-o", "out.jpg"], 2, "images are PNG files", ".png"),
     (
         "a sampler of text",
         ["--class", "1", "-s", "threshold", "-o", "OUT"],
@@ -219,7 +219,7 @@ def test_what_a_model_cannot_do_is_said_before_the_first_forward(
     code, _, err = cli("image", "tiny-llama", "-p", "a", *out)
     assert (code, "tiny-llama is a text model" in err, "pardec generate tiny-llama" in err) == (2, True, True)
     code, _, err = cli("generate", captions, "-p", "a")
-    assert (code, "is a model of pictures" in err, "pardec image" in err) == (2, True, True)
+    assert (code, "is a model of images" in err, "pardec image" in err) == (2, True, True)
 
 
 def test_a_decoder_may_lie_elsewhere(cli: Cli, classes: Path, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_an_interrupted_run_keeps_what_is_finished(
     monkeypatch.setattr(pardec.Model, "run", stopped)
     each = tmp_path / "each"
     code, _, err = cli("image", classes, "--class", 1, "--num-images", 3, "--batch-size", 1, "--each", each, "--quiet")
-    assert (code, err) == (130, f"interrupted: 1 of 3 pictures are finished, in {each}\n")
+    assert (code, err) == (130, f"interrupted: 1 of 3 images are finished, in {each}\n")
     assert [file.name for file in each.iterdir()] == ["0.png"]
 
 
@@ -370,7 +370,7 @@ def test_an_animation_shows_what_each_forward_knew(result: pardec.Result) -> Non
     side = -(-image_view.LEAST // result.images[0].height) * result.images[0].height
     top, cell = image_view.MARGIN + image_view.LINE, side // SIDE
     when = image_view.steps(result, 0)
-    for frame in range(last + 1):  # the last frame is the whole picture, whose colours a palette may move
+    for frame in range(last + 1):  # the last frame is the whole image, whose colours a palette may move
         film.seek(frame)
         pixels = np.asarray(film.convert("RGB")).astype(int)[
             top : top + side, image_view.MARGIN : image_view.MARGIN + side

@@ -12,8 +12,8 @@ import pytest
 
 import pardec
 from pardec.comparison.tuning import BUDGET
-from pardec.comparison.tuning.bench import Baseline, Chosen
-from pardec.comparison.tuning.confirming import Judged, Stand, enough
+from pardec.comparison.tuning.bench import Baseline, ProblemSet
+from pardec.comparison.tuning.confirming import Confirmation, Judgement, problem_count
 from pardec.comparison.tuning.halving import ASSUMED, Outcome, search
 from pardec.comparison.tuning.space import Candidate
 from pardec.tasks import Problem, Task
@@ -64,12 +64,12 @@ class Simulated:
     decodes: dict[Candidate, int] = field(default_factory=dict)
 
     def measure(
-        self, stage: str, candidates: Sequence[Candidate], chosen: Chosen, start: int, stop: int
+        self, stage: str, candidates: Sequence[Candidate], chosen: ProblemSet, start: int, stop: int
     ) -> dict[Candidate, list[Outcome | None]]:
-        return self.decode(stage, candidates, Chosen(chosen.owners[start:stop], name=chosen.name))
+        return self.decode(stage, candidates, ProblemSet(chosen.owners[start:stop], name=chosen.name))
 
     def decode(
-        self, stage: str, candidates: Sequence[Candidate], some: Chosen
+        self, stage: str, candidates: Sequence[Candidate], some: ProblemSet
     ) -> dict[Candidate, list[Outcome | None]]:
         for one in candidates:
             self.decodes[one] = self.decodes.get(one, 0) + len(some.owners)
@@ -91,13 +91,13 @@ class Numbered(Task):
         return 0.0
 
 
-def _chosen(count: int, name: str) -> Chosen:
-    return Chosen(tuple((Numbered(), Problem(str(at), "", "")) for at in range(count)), name=name)
+def _chosen(count: int, name: str) -> ProblemSet:
+    return ProblemSet(tuple((Numbered(), Problem(str(at), "", "")) for at in range(count)), name=name)
 
 
 def _advised(
     known: Mapping[Candidate, tuple[float, float]], seed: int, budget: int = BUDGET
-) -> tuple[Judged, Simulated]:
+) -> tuple[Judgement, Simulated]:
     """The search and the confirmation as `tune` puts them together."""
     bench: Any = Simulated(known, seed)
     tuning = _chosen(budget // 2, "tuning")
@@ -105,15 +105,15 @@ def _advised(
 
     def measure(some: Sequence[Candidate], start: int, stop: int) -> dict[Candidate, list[Outcome | None]]:
         if not start:
-            return searching.together("", some[1:], start, stop)
+            return searching.decode_together("", some[1:], start, stop)
         rows = bench.measure("", some[1:], tuning, start, stop)
-        return {BASE: searching.beside("", rows, start, stop), **rows}
+        return {BASE: searching.decode_if_needed("", rows, start, stop), **rows}
 
     candidates = [one for one in known if one != BASE]
-    found = search(candidates, BASE, measure, budget=budget, problems=budget // 2, max_drop=1.0, cost="nfe")
+    result = search(candidates, BASE, measure, budget=budget, problems=budget // 2, max_drop=1.0, cost="nfe")
     bench.decodes.clear()
-    stand = Stand(Baseline(bench, BASE, _chosen(enough(1.0), "fresh")), DEFAULT, "nfe", lambda text: None)
-    return stand.judge(found.trials[: found.finalists], 1.0), bench
+    stand = Confirmation(Baseline(bench, BASE, _chosen(problem_count(1.0), "fresh")), DEFAULT, "nfe", lambda text: None)
+    return stand.judge(result.trials[: result.finalists], 1.0), bench
 
 
 ARITHMETIC = {Candidate(f"{spec}+eos"): figures for spec, figures in MEASURED.items()} | {BASE: (1.0, 32.0)}
@@ -127,22 +127,22 @@ def test_what_a_person_sees_in_the_table_is_advised() -> None:
     assert advised.count(BASE) <= 1
     assert len(few) >= 12
     assert all(ARITHMETIC[one][0] >= 0.99 for one in advised)
-    sure = [ARITHMETIC[judged.winner.candidate][0] for judged in made if judged.how == "holds"]
+    sure = [ARITHMETIC[judged.winner.candidate][0] for judged in made if judged.verdict == "holds"]
     assert len(sure) >= 8
 
 
 def test_the_baseline_is_decoded_where_a_candidate_is_wrong_and_no_drop_is_smaller_for_it() -> None:
     judged, bench = _advised(ARITHMETIC, 3)
-    assert bench.decodes[BASE] < enough(1.0) / 3
-    assert sum(outcome is ASSUMED for outcome in judged.baseline.outcomes) == enough(1.0) - bench.decodes[BASE]
+    assert bench.decodes[BASE] < problem_count(1.0) / 3
+    assert sum(outcome is ASSUMED for outcome in judged.baseline.outcomes) == problem_count(1.0) - bench.decodes[BASE]
     assert not math.isnan(judged.baseline.mean("nfe"))
     weak = {**ARITHMETIC, BASE: (0.8, 32.0)}
     whole = Simulated(weak, 3)
-    every = whole.decode("", [BASE, *(one.candidate for one in judged.finalists_tried)], _chosen(enough(1.0), "fresh"))
-    for trial in _advised(weak, 3)[0].finalists_tried:
+    every = whole.decode("", [BASE, *(one.candidate for one in judged.trials)], _chosen(problem_count(1.0), "fresh"))
+    for trial in _advised(weak, 3)[0].trials:
         if trial.candidate in every:
             pairs = zip(every[BASE], every[trial.candidate], strict=True)
-            true = 100 * sum(base.score - own.score for base, own in pairs if base and own) / enough(1.0)
+            true = 100 * sum(base.score - own.score for base, own in pairs if base and own) / problem_count(1.0)
             assert trial.points >= true - 1e-9
 
 
@@ -151,7 +151,7 @@ def test_what_the_baseline_gets_wrong_speaks_for_a_candidate_before_nothing_is_a
     judged, bench = _advised(known, 0)
     assert judged.winner.candidate == DEFAULT
     assert judged.winner.points < -10
-    assert bench.decodes[BASE] == enough(1.0)
+    assert bench.decodes[BASE] == problem_count(1.0)
     assert all(outcome is not ASSUMED for outcome in judged.baseline.outcomes)
 
 

@@ -20,8 +20,8 @@ SHORT = ("-n", 4, "--device", "cpu", "--limit", 3)
 
 
 def test_json_is_one_document_with_the_documented_fields(cli: Cli, folder: Path, prompts: Path) -> None:
-    given = ("--prompts", prompts, "--scorer", "number", "-s", "threshold", "-s", "sequential")
-    code, out, err = cli("compare", folder, *given, *SHORT, "--json")
+    options = ("--prompts", prompts, "--scorer", "number", "-s", "threshold", "-s", "sequential")
+    code, out, err = cli("compare", folder, *options, *SHORT, "--json")
     document = json.loads(out)
     assert (code, err) == (0, "")
     assert [tuple(row) for row in document["rows"]] == [FIELDS, FIELDS]
@@ -53,7 +53,7 @@ def test_lines_of_progress_go_to_stderr_and_quiet_has_none(cli: Cli, folder: Pat
 
 
 def test_progress_says_whose_the_rows_are(cli: Cli, folder: Path) -> None:
-    """Three problems and one sampler are three rows; six more are what it is held to."""
+    """Three problems and one sampler are three rows; six more belong to its references."""
     err = cli("compare", folder, "--task", "lists", "-s", "threshold", *SHORT)[2]
     assert "9 of 9 rows (6 of references) in 0:" in err
 
@@ -83,7 +83,7 @@ def test_an_interrupt_says_how_to_go_on(
     ("arguments", "words"),
     [
         (("-s", "thresold"), "did you mean 'threshold'"),
-        ((), "no sampler is given"),
+        ((), "no sampler is named"),
         (("-s", "threshold", "--seeds", "a"), "--seeds are whole numbers"),
         (("-s", "threshold", "--resume"), "needs a run's folder"),
     ],

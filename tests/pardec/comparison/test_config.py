@@ -74,9 +74,9 @@ def test_every_kind_of_file_asks_for_the_same_and_the_command_line_wins(cli: Cli
     ids=str,
 )
 def test_true_is_no_number_of_a_comparison(wrong: dict[str, Any]) -> None:
-    given = {"limit": 1, "references": False, **wrong}
+    arguments = {"limit": 1, "references": False, **wrong}
     with pytest.raises(pardec.SpecError, match=next(iter(wrong)).rstrip("s")) as caught:
-        pardec.compare("tiny-dream", "lists", ["threshold"], **given)
+        pardec.compare("tiny-dream", "lists", ["threshold"], **arguments)
     assert caught.value.hint
 
 
@@ -90,7 +90,7 @@ def test_true_is_no_number_of_a_search(name: str, value: Any) -> None:
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("a.yaml", "limt: 3", "there is no option 'limt' (did you mean 'limit'"),
         ("a.yaml", "seeds: {a: 1}", "'seeds' holds options of its own"),
@@ -116,20 +116,20 @@ def test_true_is_no_number_of_a_search(name: str, value: Any) -> None:
     ],
 )
 def test_what_a_file_gets_wrong_is_one_line_and_a_way_out(
-    cli: Cli, tmp_path: Path, name: str, text: str | None, said: str
+    cli: Cli, tmp_path: Path, name: str, text: str | None, message: str
 ) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
     code, out, err = cli("compare", "tiny-dream", "--task", "lists", "-s", "threshold", "--config", tmp_path / name)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert len(err.splitlines()) == 2
 
 
 @pytest.mark.usefixtures("no_weights")
 def test_a_dry_run_says_it_all_to_a_reader_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
-    given = ("compare", "tiny-dream", "--task", "lists", "-s", "preset:fast-dllm", "--limit", 3)
-    code, out, _ = cli(*given, "--dry-run", "--out", tmp_path / "run")
+    arguments = ("compare", "tiny-dream", "--task", "lists", "-s", "preset:fast-dllm", "--limit", 3)
+    code, out, _ = cli(*arguments, "--dry-run", "--out", tmp_path / "run")
     assert code == 0
     assert "task: lists, 3 problems" in out
     assert "threshold:tau=0.9,fall=0.0@dual:refresh=0,reference=false" in out
@@ -138,23 +138,23 @@ def test_a_dry_run_says_it_all_to_a_reader_and_writes_nothing(cli: Cli, tmp_path
     assert "rows: 9 to do, 0 finished; 3 of samplers, 6 of references" in out
     assert f"out: {tmp_path / 'run'}" in out
     assert not (tmp_path / "run").exists()
-    code, _, err = cli(*given, "--dry-run", "--resume")
+    code, _, err = cli(*arguments, "--dry-run", "--resume")
     assert (code, "needs a run's folder" in err) == (2, True)
 
 
 def test_a_dry_run_of_a_resumed_run_says_what_is_missing(cli: Cli, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    given: dict[str, Any] = {"limit": 2, "references": False, "max_new_tokens": 4, "out": out}
-    pardec.compare(folder, "lists", "threshold", progress=False, device="cpu", **given)
+    arguments: dict[str, Any] = {"limit": 2, "references": False, "max_new_tokens": 4, "out": out}
+    pardec.compare(folder, "lists", "threshold", progress=False, device="cpu", **arguments)
     lines = (out / "rows.jsonl").read_text().splitlines(keepends=True)
     (out / "rows.jsonl").write_text(lines[0])
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
-    rows = preview(folder, "lists", "threshold", resume=True, **given)["rows"]
+    rows = preview(folder, "lists", "threshold", resume=True, **arguments)["rows"]
     assert (rows["finished"], rows["to_do"]) == (1, 1)
     with pytest.raises(pardec.SpecError, match="holds a run already"):
-        preview(folder, "lists", "threshold", **given)
+        preview(folder, "lists", "threshold", **arguments)
     with pytest.raises(pardec.SpecError, match="holds a run of something else"):
-        preview(folder, "lists", "fixed", resume=True, **given)
+        preview(folder, "lists", "fixed", resume=True, **arguments)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 
@@ -178,7 +178,7 @@ def test_tune_tells_its_candidates_and_reads_a_file_too(cli: Cli, tmp_path: Path
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         (("tune", "tiny-dream", "--task", "lists", "-s", "sjd"), "is for autoregressive models"),
         (("tune", "tiny-dream", "--task", "lists", "--cache", "duall"), "unknown sampler 'duall'"),
@@ -196,13 +196,13 @@ def test_tune_tells_its_candidates_and_reads_a_file_too(cli: Cli, tmp_path: Path
     ],
 )
 def test_what_can_be_told_before_weights_are_read_is(
-    cli: Cli, tmp_path: Path, given: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = cli(*given, "--out", "run")
+    code, out, err = cli(*arguments, "--out", "run")
     assert code in (1, 2)
     assert out == ""
-    assert said in err
+    assert message in err
     assert not (tmp_path / "run").exists()
 
 
@@ -213,7 +213,7 @@ def test_a_run_whose_config_is_damaged_is_told_so(tmp_path: Path, damage: dict[s
     whole = {"format": FORMAT, "generate": {}, "tasks": [{"name": "lists"}], "samplers": []}
     (tmp_path / "config.json").write_text(json.dumps(whole | damage))
     with pytest.raises(SpecError, match=r"config\.json is damaged"):
-        Folder(tmp_path, whole, print).found(resume=True)
+        Folder(tmp_path, whole, print).existing(resume=True)
 
 
 def test_a_key_that_is_a_path_leads_nowhere(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ def test_rounds_by_hand() -> None:
 
 def test_figures_by_hand() -> None:
     rows = [row(), OTHER, FAILED]
-    found = {name: figure(rows) for name, figure in metrics.FIGURES.items() if name in metrics.DRAFTING}
-    assert found == {
+    figures = {name: figure(rows) for name, figure in metrics.FIGURES.items() if name in metrics.DRAFTING}
+    assert figures == {
         "forwards_per_token": pytest.approx((4 + 3) / (6 + 6)),
         "acceptance_length": pytest.approx((3 + 1 + 2 + 2 + 1) / 5),
         "draft_depth": pytest.approx((3 + 4 + 2 + 1 + 0) / 5),
@@ -94,16 +94,16 @@ def test_padding_counts_a_batch_once_and_whole_ones_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "cost", "speed_up"),
+    ("arguments", "cost", "speed_up"),
     [
         (None, 0.25, 9 / (10 * 0.25 + 5)),  # nine tokens in five rounds, with ten forwards of the drafter
         (0.0, 0.0, 9 / 5),
         (1.0, 1.0, 9 / 15),
     ],
 )
-def test_the_simulated_speed_up_by_hand(given: float | None, cost: float, speed_up: float) -> None:
-    found = metrics.simulated([row(), OTHER, FAILED], given)
-    assert found == {"cost_ratio": cost, "simulated_speed_up": pytest.approx(speed_up)}
+def test_the_simulated_speed_up_by_hand(arguments: float | None, cost: float, speed_up: float) -> None:
+    figures = metrics.simulated([row(), OTHER, FAILED], arguments)
+    assert figures == {"cost_ratio": cost, "simulated_speed_up": pytest.approx(speed_up)}
 
 
 def test_a_drafter_without_a_model_is_free_and_an_unknown_cost_is_no_speed_up() -> None:
@@ -150,31 +150,31 @@ def run(home: Path) -> Run:
 
 def test_rows_and_figures_are_those_of_generate(run: Run) -> None:
     model = pardec.load("tiny-llama", device="cpu")
-    found = Table(run).rows[2]
+    figures = Table(run).rows[2]
     texts = [problem.prompt for name in ("lists", "records") for problem in pardec.task(name).problems(n=3)]
     result = model.generate(texts, sampler=MODEL, max_new_tokens=32)
     mine = [row for row in run.rows if row["sampler"] == MODEL]
     order = {(row["task"], row["index"]): row for row in mine}
-    for at, held in enumerate(order[task, index] for task in ("lists", "records") for index in range(3)):
-        assert held["drafted"] == list(result.trace.drafted[at])
-        assert held["accepted"] == list(result.trace.accepted[at])
-        assert held["draft_forwards"] == result.draft_forwards[at]
-        assert held["deviation"] is None
-    assert found["acceptance_length"] == pytest.approx(result.acceptance_length)
-    assert 1 < found["acceptance_length"] <= 4
-    assert found["forwards_per_token"] == pytest.approx(1 / result.tokens_per_forward)
+    for at, entry in enumerate(order[task, index] for task in ("lists", "records") for index in range(3)):
+        assert entry["drafted"] == list(result.trace.drafted[at])
+        assert entry["accepted"] == list(result.trace.accepted[at])
+        assert entry["draft_forwards"] == result.draft_forwards[at]
+        assert entry["deviation"] is None
+    assert figures["acceptance_length"] == pytest.approx(result.acceptance_length)
+    assert 1 < figures["acceptance_length"] <= 4
+    assert figures["forwards_per_token"] == pytest.approx(1 / result.tokens_per_forward)
     sizes = {"tiny-llama": model.language_model.parameters}
     sizes["tiny-llama-draft"] = pardec.load("tiny-llama-draft", device="cpu").language_model.parameters
-    assert found["cost_ratio"] == pytest.approx(sizes["tiny-llama-draft"] / sizes["tiny-llama"])
-    assert (found["identical"], found["mismatches"], found["ties"]) == (1.0, 0, 0)
-    assert len(found["acceptance_by_position"]) == 3
+    assert figures["cost_ratio"] == pytest.approx(sizes["tiny-llama-draft"] / sizes["tiny-llama"])
+    assert (figures["identical"], figures["mismatches"], figures["ties"]) == (1.0, 0, 0)
+    assert len(figures["acceptance_by_position"]) == 3
 
 
 def test_plain_decoding_gains_one_token_a_round_and_drafts_none(run: Run) -> None:
-    found = Table(run).rows[0]
+    figures = Table(run).rows[0]
     kept = ("acceptance_length", "draft_depth", "draft_forwards", "simulated_speed_up", "cost_ratio", "speed_up")
-    assert {name: found[name] for name in kept} == dict(zip(kept, (1.0, 0.0, 0.0, 1.0, 0.0, 1.0), strict=True))
-    assert found["acceptance_by_position"] is None
+    assert {name: figures[name] for name in kept} == dict(zip(kept, (1.0, 0.0, 0.0, 1.0, 0.0, 1.0), strict=True))
+    assert figures["acceptance_by_position"] is None
 
 
 def test_every_format_has_what_drafting_comes_to(run: Run) -> None:
@@ -184,12 +184,12 @@ def test_every_format_has_what_drafting_comes_to(run: Run) -> None:
     assert shown["acceptance length"] == f"{table.rows[2]['acceptance_length']:.2f}"
     assert shown["identical"] == "100.0%"
     assert "deviation" not in shown
-    held = list(csv.DictReader(io.StringIO(table.to_csv())))
-    assert float(held[2]["acceptance[3]"]) == table.rows[2]["acceptance_by_position"][2]
-    assert held[0]["acceptance[1]"] == ""
-    assert held[2]["acceptance_length[lists]"] == str(table.rows[2]["by_task"]["lists"]["acceptance_length"])
+    entry = list(csv.DictReader(io.StringIO(table.to_csv())))
+    assert float(entry[2]["acceptance[3]"]) == table.rows[2]["acceptance_by_position"][2]
+    assert entry[0]["acceptance[1]"] == ""
+    assert entry[2]["acceptance_length[lists]"] == str(table.rows[2]["by_task"]["lists"]["acceptance_length"])
     assert [note for note in table.notes if "simulated" in note] == [
-        f"{MODEL}: the simulated speed-up counts a forward of the drafter as 0.255, its size beside the model's"
+        f"{MODEL}: the simulated speed-up counts a forward of the drafter as 0.255, from the sizes of drafter and model"
     ]
 
 
@@ -202,13 +202,13 @@ def test_another_cost_ratio_makes_another_table_of_the_same_rows(home: Path, tmp
     table = pardec.compare(
         "tiny-llama", tasks, ["sequential", "lookup", MODEL], out=out, resume=True, cost_ratio=1.0, **more
     )
-    found = table.rows[2]
+    figures = table.rows[2]
     mine = [row for row in RowsFile(out / "rows.jsonl").rows.values() if row["sampler"] == MODEL]
     gained = sum(step > 0 for row in mine for step in row["steps"])
     spent = sum(row["draft_forwards"] + len(row["accepted"]) - 1 for row in mine)
-    assert (found["cost_ratio"], found["simulated_speed_up"]) == (1.0, pytest.approx(gained / spent))
+    assert (figures["cost_ratio"], figures["simulated_speed_up"]) == (1.0, pytest.approx(gained / spent))
     assert (out / "rows.jsonl").read_bytes() == rows
-    assert table.notes == [f"{MODEL}: the simulated speed-up counts a forward of the drafter as 1, as asked"]
+    assert table.notes == [f"{MODEL}: the simulated speed-up counts a forward of the drafter as 1, as requested"]
     assert "  --cost-ratio 1.0 " in page(Run.load(out))
 
 
@@ -231,7 +231,7 @@ def test_a_broken_promise_is_told(run: Run) -> None:
     shown = page(run)
     assert "✗ not kept" in shown
     assert text in shown
-    # At a tie it is told, too, but no promise is broken.
+    # A difference at a tie is noted too, but breaks no promise.
     mine[0]["scores"] = next(row for row in run.rows if row["sampler"] == "sequential" and _same(row, mine[0]))[
         "scores"
     ]
@@ -249,7 +249,7 @@ def test_a_relaxed_acceptance_tells_its_deviation_or_that_none_is_known(run: Run
     table = Table(run)
     shown = [dict(zip(table.cells()[0], line, strict=True))["deviation"] for line in table.cells()[1:]]
     assert shown == ["", "none known", "0.500"]
-    assert "lookup: relaxed, and how far its law is from the model's is not known" in table.notes
+    assert "lookup: relaxed, and how far its distribution is from the model's is not known" in table.notes
 
 
 def test_the_deviation_of_a_real_relaxed_run() -> None:
@@ -270,7 +270,7 @@ def test_the_report_in_a_browser(run: Run, tmp_path: Path) -> None:
         sandbox = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu", "--no-first-run", *sandbox])
         view = browser.new_page(viewport={"width": 1280, "height": 900})
-        view.on("console", lambda told: complaints.append(told.text))
+        view.on("console", lambda calls: complaints.append(calls.text))
         view.on("pageerror", lambda error: complaints.append(str(error)))
         view.goto((tmp_path / "report.html").as_uri())
         lines = view.locator("#accepted tbody tr")

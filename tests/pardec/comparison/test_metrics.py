@@ -1,4 +1,4 @@
-"""Every figure on rows made by hand, with numbers worked out by hand or taken from published tables."""
+"""Every figure on hand-made rows, with numbers computed by hand or taken from published tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def failed(index: int = 0) -> dict[str, Any]:
 
 
 def places(rows: list[dict[str, Any]]) -> set[metrics.Place]:
-    return {metrics.place(one) for one in rows if one["error"] is None and one["score"] is not None}
+    return {metrics.problem_key(one) for one in rows if one["error"] is None and one["score"] is not None}
 
 
 # --- quality ---
@@ -60,19 +60,19 @@ def test_wilson_is_the_published_interval(right: int, n: int, low: float, high: 
 
 def test_accuracy_of_right_and_wrong_answers_takes_wilson() -> None:
     rows = [row(i, score=float(i < 5), lenient=1.0) for i in range(10)]
-    found = metrics.quality(rows, places(rows))
-    assert found["accuracy"] == 0.5
-    assert (found["accuracy_low"], found["accuracy_high"]) == pytest.approx((0.2366, 0.7634), abs=5e-5)
-    assert found["lenient"] == 1.0
+    result = metrics.quality(rows, places(rows))
+    assert result["accuracy"] == 0.5
+    assert (result["accuracy_low"], result["accuracy_high"]) == pytest.approx((0.2366, 0.7634), abs=5e-5)
+    assert result["lenient"] == 1.0
 
 
 def test_several_seeds_are_averaged_a_problem_before_the_bootstrap() -> None:
     # Problem 0 is right with one seed of two, problem 1 with both, problem 2 with its only one.
     rows = [row(0, score=1.0), row(0, score=0.0, seed=1), row(1), row(1, seed=1), row(2)]
-    found = metrics.quality(rows, places(rows))
-    assert found["accuracy"] == pytest.approx((0.5 + 1 + 1) / 3)
+    result = metrics.quality(rows, places(rows))
+    assert result["accuracy"] == pytest.approx((0.5 + 1 + 1) / 3)
     # A mean of three draws from {0.5, 1, 1} is 0.5 with probability 1/27 and 1 with 8/27: both are within 95%.
-    assert (found["accuracy_low"], found["accuracy_high"]) == (0.5, 1.0)
+    assert (result["accuracy_low"], result["accuracy_high"]) == (0.5, 1.0)
 
 
 def test_the_bootstrap_of_partial_scores_is_as_wide_as_its_standard_error() -> None:
@@ -100,15 +100,15 @@ def test_what_failed_wholly_or_has_no_answers_has_no_accuracy() -> None:
 
 def test_forwards_tokens_and_memory_by_hand() -> None:
     rows = [row(0), row(1, nfe=8, nfe_to_end=5, generated=10, tokens_fed=200, peak_memory=300), failed(2)]
-    found = {name: figure(rows) for name, figure in metrics.FIGURES.items()}
-    assert {name: found[name] for name in ("nfe", "nfe_to_end", "tokens_fed", "peak_memory")} == {
+    result = {name: figure(rows) for name, figure in metrics.FIGURES.items()}
+    assert {name: result[name] for name in ("nfe", "nfe_to_end", "tokens_fed", "peak_memory")} == {
         "nfe": 6.0,  # (4 + 8) / 2
         "nfe_to_end": 4.0,  # (3 + 5) / 2
         "tokens_fed": 120.0,  # (40 + 200) / 2
         "peak_memory": 300,
     }
-    assert found["tokens_per_forward"] == 1.0  # (2 + 10) / (4 + 8), and not the mean of 0.5 and 1.25
-    assert found["fed_per_token"] == 20.0  # (40 + 200) / (2 + 10)
+    assert result["tokens_per_forward"] == 1.0  # (2 + 10) / (4 + 8), and not the mean of 0.5 and 1.25
+    assert result["fed_per_token"] == 20.0  # (40 + 200) / (2 + 10)
 
 
 def test_figures_that_do_not_apply_are_null() -> None:
@@ -126,8 +126,8 @@ def test_figures_that_do_not_apply_are_null() -> None:
 
 def test_speed_is_the_median_over_the_batches_and_not_over_the_rows() -> None:
     def batch(name: str, generated: list[int], *left: tuple[float, int]) -> list[dict[str, Any]]:
-        told = [{"id": name, "seconds": at, "rows": len(generated), "forwards": made} for at, made in left]
-        return [row(i, generated=one, batch=when) for i, (one, when) in enumerate(zip(generated, told, strict=True))]
+        calls = [{"id": name, "seconds": at, "rows": len(generated), "forwards": made} for at, made in left]
+        return [row(i, generated=one, batch=when) for i, (one, when) in enumerate(zip(generated, calls, strict=True))]
 
     rows = [
         *batch("x", [10, 30], (2.0, 10), (0.9, 4)),  # 20 tokens a second until its last row left, 0.2 s a forward
@@ -151,8 +151,8 @@ def test_speeds_of_another_device_and_of_half_a_batch_do_not_count() -> None:
         row(3, batch={"id": "r", "seconds": 1.0, "rows": 1, "forwards": 9}, generated=1000, device="b"),
     ]
     assert metrics.device(rows) == "a"
-    found = metrics.speed(rows, "a")
-    assert (found["tokens_per_second"], found["tokens_per_second_high"]) == (2.0, 2.0)
+    result = metrics.speed(rows, "a")
+    assert (result["tokens_per_second"], result["tokens_per_second_high"]) == (2.0, 2.0)
 
 
 # --- against references ---
@@ -168,5 +168,5 @@ def test_the_floor_is_measured_on_problems_that_both_finished() -> None:
 def test_agreement_counts_places_up_to_the_end_of_the_longer_text() -> None:
     rows = [row(0, tokens=[1, 2, 3]), row(1, tokens=[1, 9, 3]), row(2, tokens=[1, 2]), row(3, tokens=[7, 1, 2])]
     sequential = [row(0, tokens=[1, 2, 3]), row(1, tokens=[1, 2, 3, 4]), row(2, tokens=[1, 2, 3, 4]), failed(3)]
-    found = metrics.agreement(rows, sequential)
-    assert found == {"agreement": pytest.approx((1 + 2 / 4 + 2 / 4) / 3), "identical": pytest.approx(1 / 3)}
+    result = metrics.agreement(rows, sequential)
+    assert result == {"agreement": pytest.approx((1 + 2 / 4 + 2 / 4) / 3), "identical": pytest.approx(1 / 3)}

@@ -26,24 +26,24 @@ def rate(problem: Problem, text: str) -> float:
 def test_a_function_scores_prompts_of_a_file_and_of_memory(small: Small, prompts: Path) -> None:
     table = small(scorer=rate, limit=4, references=False)
     assert [row["score"] for row in sorted(table.run.rows, key=lambda row: row["index"])[::2]] == [1.0, 1.0, 1.0, 0.25]
-    given = [
+    arguments = [
         "Ann.",
         {"prompt": "Tom.", "answer": 3},
         {"messages": [{"role": "user", "content": "Hi"}], "answers": ["3"]},
     ]
-    made = sources.tasks(None, given[:2], lambda problem, text: problem.answer == 3)["prompts"]
+    made = sources.tasks(None, arguments[:2], lambda problem, text: problem.answer == 3)["prompts"]
     assert [made.score(problem, "") for problem in made.problems()] == [0.0, 1.0]
-    listed = sources.tasks(None, given[1:], "exact")["prompts"].problems()
-    assert (listed[1].prompt, listed[1].answer) == (given[2]["messages"], ["3"])
-    mean = small(prompts=given[:2], scorer=partial(rate), limit=2, references=False).rows[0]["accuracy"]
+    listed = sources.tasks(None, arguments[1:], "exact")["prompts"].problems()
+    assert (listed[1].prompt, listed[1].answer) == (arguments[2]["messages"], ["3"])
+    mean = small(prompts=arguments[:2], scorer=partial(rate), limit=2, references=False).rows[0]["accuracy"]
     assert mean == 1.0
 
 
 def test_a_run_goes_on_with_the_same_function_only(small: Small, tmp_path: Path) -> None:
     out = {"out": tmp_path / "run", "limit": 1, "references": False}
     table = small(scorer=rate, **out)
-    (told,) = table.run.config["tasks"]
-    assert told["scorer"].endswith("test_own_scorers.rate")
+    (calls,) = table.run.config["tasks"]
+    assert calls["scorer"].endswith("test_own_scorers.rate")
     assert small(scorer=rate, resume=True, **out).rows[0]["accuracy"] == 1.0
     with pytest.raises(SpecError, match="holds a run of something else"):
         small(scorer=lambda problem, text: 0.0, resume=True, **out)
@@ -66,15 +66,15 @@ def test_tune_takes_functions_and_objects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         (lambda text: 1.0, "cannot take two arguments"),
         (3, "a scorer is a name or a function, got int"),
     ],
 )
-def test_what_is_no_scorer_is_refused(given: object, said: str, prompts: Path) -> None:
-    with pytest.raises(SpecError, match=said):
-        FileTask(prompts, scorer=given)  # type: ignore[arg-type]
+def test_what_is_no_scorer_is_refused(arguments: object, message: str, prompts: Path) -> None:
+    with pytest.raises(SpecError, match=message):
+        FileTask(prompts, scorer=arguments)  # type: ignore[arg-type]
 
 
 def test_a_function_that_fails_says_where(prompts: Path) -> None:

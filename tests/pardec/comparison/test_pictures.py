@@ -1,4 +1,4 @@
-"""Comparisons of pictures: scores from pixels, distances, the checkpoint's own settings, grids in the report."""
+"""Comparisons of images: scores from pixels, distances, the checkpoint's own settings, grids in the report."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .conftest import keys
 
 @pytest.fixture(scope="module")
 def drawer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose pictures have the size that captions are read back at: 12x12 cells of 4 pixels."""
+    """A random model whose images have the size that captions are read back at: 12x12 cells of 4 pixels."""
     return painter(tmp_path_factory.mktemp("drawer") / "model", "text", side=12, levels=3)
 
 
 def test_pictures_are_scored_and_shown_side_by_side(drawer: Path, tmp_path: Path) -> None:
-    given = {"limit": 3, "batch_size": 2, "replays": 2, "device": "cpu"}
+    arguments = {"limit": 3, "batch_size": 2, "replays": 2, "device": "cpu"}
     samplers = ["sequential", "sjd:window=24,init=left", "sjd:window=24,init=left+lantern:k=4,mode=reference"]
-    table = pardec.compare(drawer, "captions", samplers, out=tmp_path / "run", **given)
+    table = pardec.compare(drawer, "captions", samplers, out=tmp_path / "run", **arguments)
     sequential, exact, relaxed = table.rows
     assert sequential["nfe"] == 144
     assert exact["nfe"] < 144
@@ -35,10 +35,10 @@ def test_pictures_are_scored_and_shown_side_by_side(drawer: Path, tmp_path: Path
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert {name: config["generate"][name] for name in DEFAULTS} == DEFAULTS
     html = page(table.run)
-    assert html.count("data:image/png") >= 2 * 2 * 3  # a picture and a map, of two captions, by three samplers
-    assert html.count('id="pictures"') == 1
+    assert html.count("data:image/png") >= 2 * 2 * 3  # an image and a map, of two captions, by three samplers
+    assert html.count('id="images"') == 1
     assert 'id="decode"' not in html
-    again = pardec.compare(drawer, "captions", samplers, out=tmp_path / "run", resume=True, **given)
+    again = pardec.compare(drawer, "captions", samplers, out=tmp_path / "run", resume=True, **arguments)
     assert again.rows == table.rows
     assert len(keys(tmp_path / "run")) == 9
 

@@ -18,7 +18,7 @@ import pardec
 from pardec.comparison.frontier import GAINS
 from pardec.comparison.report import page
 from pardec.comparison.report.columns import COLUMNS
-from pardec.comparison.report.commands import asked, python, shell
+from pardec.comparison.report.commands import call_arguments, python, shell
 from pardec.comparison.report.finding import finding
 from pardec.comparison.report.orders import acceptance, binned, commit_order
 from pardec.comparison.run import Run
@@ -67,7 +67,7 @@ def opened(run: Run, model: pardec.Model, tmp_path_factory: pytest.TempPathFacto
         def show(name: str = "report", width: int = 1280, **options: Any) -> Any:
             view = browser.new_page(viewport={"width": width, "height": 900}, **options)
             address = (home / f"{name}.html").as_uri()
-            view.on("console", lambda told: complaints.append(told.text))
+            view.on("console", lambda calls: complaints.append(calls.text))
             view.on("pageerror", lambda error: complaints.append(str(error)))
             view.on("request", lambda asked: complaints.append(asked.url) if asked.url != address else None)
             view.goto(address)
@@ -81,8 +81,8 @@ def opened(run: Run, model: pardec.Model, tmp_path_factory: pytest.TempPathFacto
 def crowded(text: str) -> str:
     """The report with nine samplers at almost one place of the plot."""
     before, mark, rest = text.partition('id="data">')
-    held, end, after = rest.partition("</script>")
-    data = json.loads(held)
+    entry, end, after = rest.partition("</script>")
+    data = json.loads(entry)
     first = data["plot"]["samplers"][0]
     figures = [{**first["all"], "nfe": 4 + at % 3 / 10, "accuracy": 0.9 + at % 2 / 100} for at in range(9)]
     data["plot"]["samplers"] = [{**first, "number": at + 1, "all": some} for at, some in enumerate(figures)]
@@ -94,8 +94,8 @@ def numbers(view: Any, column: str) -> list[float | None]:
     heads = view.locator("#results thead th button").all_inner_texts()
     at = [head.replace("\xa0", " ").replace("\n", " ").strip() for head in heads].index(column)
     texts = view.locator(f"#results tbody tr > :nth-child({at + 1})").all_inner_texts()
-    found = [re.match(r"[✗ ]*([\d.,]+)", text) for text in texts]
-    return [float(match[1].replace(",", "")) if match else None for match in found]
+    result = [re.match(r"[✗ ]*([\d.,]+)", text) for text in texts]
+    return [float(match[1].replace(",", "")) if match else None for match in result]
 
 
 def tokens(view: Any, state: str) -> int:
@@ -189,9 +189,9 @@ def test_a_token_tells_its_forward_to_pointer_and_keys(opened: Callable[..., Any
             panel.locator(".token").first.focus()
         else:
             view.keyboard.press("ArrowRight")
-        told = panel.locator(".told").inner_text()
-        assert f"forward {row['steps'][index] + 1} of 12" in told
-        assert float(told.rpartition(" ")[2]) == pytest.approx(row["scores"][index], abs=1e-4)
+        calls = panel.locator(".told").inner_text()
+        assert f"forward {row['steps'][index] + 1} of 12" in calls
+        assert float(calls.rpartition(" ")[2]) == pytest.approx(row["scores"][index], abs=1e-4)
     panel.locator(".token").nth(5).hover()
     assert panel.locator(".told").inner_text().startswith("position 5:")
     assert panel.locator(".token[tabindex='0']").count() == 1
@@ -229,16 +229,16 @@ def test_the_theme_follows_the_system_until_it_is_switched(opened: Callable[...,
 def test_the_plot_has_a_point_a_sampler_and_its_frontier(opened: Callable[..., Any], run: Run) -> None:
     view = opened()
     points = view.locator("#frontier [data-part=chart] .point")
-    told = points.evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
-    assert [text.partition(":")[0].split()[0] for text in told] == ["1", "2", "3", "4"]
+    calls = points.evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
+    assert [text.partition(":")[0].split()[0] for text in calls] == ["1", "2", "3", "4"]
     whole = [row for row in Table(run).frontier() if not row["failed"]]
-    ahead = {text.split(" ", 1)[1] for text in told if "on the frontier" in text}
+    ahead = {text.split(" ", 1)[1] for text in calls if "on the frontier" in text}
     assert {name for name in SAMPLERS if any(text.startswith(f"{name}:") for text in ahead)} >= {whole[-1]["sampler"]}
-    assert "1 failed" in told[3]
-    assert "on the frontier" not in told[3]
+    assert "1 failed" in calls[3]
+    assert "on the frontier" not in calls[3]
     points.first.focus()
     tip = view.locator("#frontier [data-part=tip]")
-    assert tip.inner_text() == told[0]
+    assert tip.inner_text() == calls[0]
     view.keyboard.press("Escape")
     assert tip.is_hidden()
     task = view.locator("#frontier [data-part=task]")
@@ -360,7 +360,7 @@ BESIDE = "`a` takes 4 forwards a problem where `base` takes 32"
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ([BASE, scored("a", 4.0, 0.9)], f"{BESIDE}, with the same accuracy of 90%."),
         (
@@ -390,15 +390,15 @@ BESIDE = "`a` takes 4 forwards a problem where `base` takes 32"
         ([row(failed=2, error="OutOfMemory: x")], "No sampler finished all problems: OutOfMemory: x"),
     ],
 )
-def test_the_finding_is_what_the_table_says(rows: list[dict[str, Any]], said: str) -> None:
-    assert finding(rows) == said
+def test_the_finding_is_what_the_table_says(rows: list[dict[str, Any]], message: str) -> None:
+    assert finding(rows) == message
 
 
 def test_commit_order_by_hand() -> None:
     rows = [
         {"sampler": "a", "error": None, "steps": [0, 4, 2]},
         {"sampler": "a", "error": None, "steps": [1, 0]},
-        {"sampler": "a", "error": None, "steps": [0, -1]},  # one forward; the second position was given
+        {"sampler": "a", "error": None, "steps": [0, -1]},  # one forward; the second position is a prompt token
         {"sampler": "a", "error": "E", "steps": None},
         {"sampler": "b", "error": None, "steps": []},
     ]
@@ -415,11 +415,11 @@ def test_commit_order_by_hand() -> None:
 def test_acceptance_appears_where_rows_have_it(run: Run) -> None:
     assert "Acceptance" not in page(run)
     rows = copy.deepcopy(run.rows)
-    for at, held in enumerate(row for row in rows if row["sampler"] == "sequential"):
+    for at, entry in enumerate(row for row in rows if row["sampler"] == "sequential"):
         # A round that drafts two and accepts both, or one of them, or one that drafts one and rejects it.
         drafted, accepted = ((2, 2), (2, 1), (1, 0))[at % 3]
-        held |= {"drafted": [0, drafted], "accepted": [0, accepted], "steps": [0] + [1] * (accepted + 1)}
-        held |= {"draft_forwards": 0, "deviation": None, "batch": {**held["batch"], "padding": 0}}
+        entry |= {"drafted": [0, drafted], "accepted": [0, accepted], "steps": [0] + [1] * (accepted + 1)}
+        entry |= {"draft_forwards": 0, "deviation": None, "batch": {**entry["batch"], "padding": 0}}
     means = acceptance(rows)
     assert means == {"sequential": [(6 / 8, 8), (pytest.approx(3 / 6), 6)]}  # eight rows: 3, 3 and 2 of each kind
     text = page(Run(run.config, run.environment, rows, run.traces))
@@ -444,8 +444,8 @@ def test_directions_are_those_of_the_frontier() -> None:
 
 
 def test_the_call_that_makes_it_again_is_the_one_that_made_it(run: Run) -> None:
-    told = asked(run.config)
-    assert told == {
+    calls = call_arguments(run.config)
+    assert calls == {
         "task": ["arithmetic", "lists"],
         "samplers": SAMPLERS,
         "limit": 4,
@@ -458,7 +458,7 @@ def test_the_call_that_makes_it_again_is_the_one_that_made_it(run: Run) -> None:
     made: dict[str, Any] = {}
     code = "\n".join(python(run.config)).replace("import pardec", "").replace("pardec.compare", "dict")
     exec(code.replace(repr(run.config["model"]), f"model={run.config['model']!r}"), made)
-    assert made["table"] == {"model": run.config["model"], **told, "out": "run"}
+    assert made["table"] == {"model": run.config["model"], **calls, "out": "run"}
     assert shell(run.config) == []  # the command has no --stop-ids
 
 
@@ -485,4 +485,4 @@ def test_the_command_has_every_flag_that_is_shown(run: Run) -> None:
     assert (read["executor"], read["workers"], read["limit"], read["batch_size"]) == ("torchrun", 2, 4, 2)
     handed_in = {**config, "tasks": [{**file, "file": None}]}
     assert shell(handed_in) == []
-    assert "    prompts=prompts,  # as they were handed in" in python(handed_in)
+    assert "    prompts=prompts,  # the prompts of this run" in python(handed_in)

@@ -30,7 +30,7 @@ def test_rows_are_those_of_generate_and_figures_those_of_its_result(
     task = FileTask(prompts, scorer="number")
     texts: list[Any] = [problem.prompt for problem in problems]
     rows = RowsFile(tmp_path / "run" / "rows.jsonl").rows.values()
-    for found, spec in zip(table.rows, SPECS, strict=True):
+    for figures, spec in zip(table.rows, SPECS, strict=True):
         result = model.generate(texts, sampler=spec, max_new_tokens=6, seed=3, temperature=temperature)
         mine = sorted((row for row in rows if row["sampler"] == spec), key=lambda row: row["index"])
         assert result.text is not None
@@ -45,11 +45,11 @@ def test_rows_are_those_of_generate_and_figures_those_of_its_result(
             assert row["score"] == task.score(problems[at], result.text[at])
             assert len(row["scores"]) == len(row["tokens"])
         scores = [task.score(problem, text) for problem, text in zip(problems[:9], result.text, strict=False)]
-        assert found["accuracy"] == pytest.approx(sum(filter(None, scores)) / 9)
-        assert found["nfe"] == pytest.approx(sum(result.nfe) / 10)
-        assert found["tokens_per_forward"] == pytest.approx(result.tokens_per_forward)
-        assert found["spec"] == result.spec
-        assert found["exact"] == result.exact
+        assert figures["accuracy"] == pytest.approx(sum(filter(None, scores)) / 9)
+        assert figures["nfe"] == pytest.approx(sum(result.nfe) / 10)
+        assert figures["tokens_per_forward"] == pytest.approx(result.tokens_per_forward)
+        assert figures["spec"] == result.spec
+        assert figures["exact"] == result.exact
 
 
 def test_references_are_decoded_and_not_listed(small: Small, model: pardec.Model, tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ def test_references_are_decoded_and_not_listed(small: Small, model: pardec.Model
     assert sum(row["reference"] for row in rows) == 3 * 10  # with the first seed only
     # The oracle reaches the text of `sequential`, so its forwards are few and its answers those.
     ordered = sorted(rows, key=lambda row: row["index"])
-    told = {name: [row for row in ordered if row["sampler"] == name] for name in references}
+    events = {name: [row for row in ordered if row["sampler"] == name] for name in references}
     for name in ("oracle+eos", "oracle@dual"):
-        assert [row["tokens"] for row in told[name]] == [row["tokens"] for row in told["sequential+eos"]]
+        assert [row["tokens"] for row in events[name]] == [row["tokens"] for row in events["sequential+eos"]]
     threshold = table.rows[0]
     mine = [row["nfe"] for row in rows if row["sampler"] == SPECS[0]]
-    floor = [row["nfe"] for row in told["oracle+eos"]]
+    floor = [row["nfe"] for row in events["oracle+eos"]]
     assert threshold["floor_share"] == pytest.approx(2 * sum(floor) / sum(mine))
     assert (threshold["problems"], threshold["seeds"], threshold["failed"]) == (10, 2, 0)
 
@@ -207,9 +207,9 @@ def test_the_first_batch_of_a_sampler_is_decoded_once_more_before_it_is_timed(
 ) -> None:
     real, calls = pardec.Model.serve, []
 
-    def serve(self: pardec.Model, given: Any, **more: Any) -> Any:
-        calls.append((str(given[0].sampler.spec), [tuple(call.request.canvases[0].tolist()) for call in given]))
-        return real(self, given, **more)
+    def serve(self: pardec.Model, arguments: Any, **more: Any) -> Any:
+        calls.append((str(arguments[0].sampler.spec), [tuple(call.request.canvases[0].tolist()) for call in arguments]))
+        return real(self, arguments, **more)
 
     monkeypatch.setattr(pardec.Model, "serve", serve)
     monkeypatch.setattr("pardec.executors.STREAM", 2)
@@ -219,20 +219,26 @@ def test_the_first_batch_of_a_sampler_is_decoded_once_more_before_it_is_timed(
         assert mine[0] == mine[1][:3]
         assert [len(prompts) for prompts in mine] == [3, 6, 4]
     oracle = str(resolve("oracle+eos", "masked").spec)
-    assert [sampler for sampler, _ in calls].count(oracle) == 2  # a reference's time is not told
+    assert [sampler for sampler, _ in calls].count(oracle) == 2  # a reference is not timed
     order = [sampler for sampler, _ in calls[-5:]]
     assert len(set(order)) == 5  # the samplers take turns
 
 
 def test_a_sampler_whose_rows_cannot_follow_each_other_says_so(model: pardec.Model, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"limit": 5, "batch_size": 2, "max_new_tokens": 4, "device": "cpu", "out": tmp_path / "run"}
-    pardec.compare(model, "arithmetic", ["threshold", "oracle"], references=False, **given)
+    arguments: dict[str, Any] = {
+        "limit": 5,
+        "batch_size": 2,
+        "max_new_tokens": 4,
+        "device": "cpu",
+        "out": tmp_path / "run",
+    }
+    pardec.compare(model, "arithmetic", ["threshold", "oracle"], references=False, **arguments)
     rows = RowsFile(tmp_path / "run" / "rows.jsonl").rows.values()
     batches = {row["batch"]["id"]: row["batch"] for row in rows if row["sampler"] == "oracle"}
     assert sorted(batch["rows"] for batch in batches.values()) == [1, 2, 2]
     table = pardec.comparison.Table(pardec.comparison.Run.load(tmp_path / "run"))
     assert [note for note in table.notes if "whole batches" in note] == [
-        "oracle: its speed is that of whole batches, since sequential decodes the rows of a request beforehand"
+        "oracle: its speed was measured on whole batches, since sequential decodes the rows of a request beforehand"
     ]
 
 
@@ -288,16 +294,16 @@ def test_prompts_may_move_but_neither_they_nor_their_scorer_may_change(
         file.parent.mkdir()
         file.write_text(prompts.read_text())
     (tmp_path / "mine.py").write_text("def rate(problem, text):\n    return 1\n")
-    given: dict[str, Any] = {"model": model, "out": out, "samplers": ["threshold"], "references": False}
-    given |= {"resume": True, "scorer": f"{tmp_path / 'mine.py'}:rate"}
-    small(prompts=first, **given)
-    small(prompts=second, **given)
+    arguments: dict[str, Any] = {"model": model, "out": out, "samplers": ["threshold"], "references": False}
+    arguments |= {"resume": True, "scorer": f"{tmp_path / 'mine.py'}:rate"}
+    small(prompts=first, **arguments)
+    small(prompts=second, **arguments)
     second.write_text(prompts.read_text().replace("Sara", "Anna"))
     with pytest.raises(SpecError, match="task p digest .* there, .* now$"):
-        small(prompts=second, **given)
+        small(prompts=second, **arguments)
     (tmp_path / "mine.py").write_text("def rate(problem, text):\n    return 0\n")
     with pytest.raises(SpecError, match="task p digest .* there, .* now$"):
-        small(prompts=first, **given)
+        small(prompts=first, **arguments)
 
 
 def test_a_folder_with_something_in_it_is_left_alone(small: Small, tmp_path: Path) -> None:
@@ -354,10 +360,10 @@ def test_what_is_kept_can_be_replayed(small: Small, model: pardec.Model, tmp_pat
 
 def test_the_environment_names_no_path_of_the_machine(small: Small, tmp_path: Path) -> None:
     small(out=tmp_path / "run", samplers=["threshold"], references=False)
-    held = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert "path" not in held
-    assert held["pardec"] == pardec.__version__
-    assert {"torch", "platform", "cpu_cores", "load_average"} <= set(held)
+    content = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert "path" not in content
+    assert content["pardec"] == pardec.__version__
+    assert {"torch", "platform", "cpu_cores", "load_average"} <= set(content)
 
 
 # --- misuse, before weights are read ---
@@ -366,7 +372,7 @@ def test_the_environment_names_no_path_of_the_machine(small: Small, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"samplers": []}, "no sampler is given"),
+        ({"samplers": []}, "no sampler is named"),
         ({"samplers": ["thresold"]}, "did you mean 'threshold'"),
         ({"samplers": ["threshold", "threshold:tau=0.9"]}, "are the same sampler"),
         ({"prompts": None, "scorer": None}, "no task and no prompts"),
@@ -376,10 +382,10 @@ def test_the_environment_names_no_path_of_the_machine(small: Small, tmp_path: Pa
         ({"limit": 0}, "limit"),
         ({"limit": "8"}, "limit is a whole number"),
         ({"replays": 1.5}, "replays is a whole number"),
-        ({"prompts": []}, "prompts holds no prompt"),
+        ({"prompts": []}, "prompts is empty"),
         ({"samplers": (), "sampler": ["threshold"]}, "did you mean 'samplers'"),
         ({"batch_size": 0}, "batch_size is a whole number of at least 1"),
-        ({"seeds": (1, 1)}, "seeds are different"),
+        ({"seeds": (1, 1)}, "seeds must be distinct"),
         ({"temprature": 1.0}, "did you mean 'temperature'"),
         ({"temperature": -1.0}, "temperature must be at least 0"),
         ({"prompts": [{"text": "x"}]}, "prompt 0 is"),

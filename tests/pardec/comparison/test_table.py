@@ -136,9 +136,9 @@ NAMES = ("sequential+eos", "credit+localleap:relaxed=0.75,radius=4+eos@dual", "t
 @pytest.mark.parametrize("width", [60, 80, 120, 400])
 def test_a_terminal_of_any_width_shows_every_figure_and_every_name_whole(run: Run, width: int) -> None:
     renamed = dict(zip(("slow", "fast", "never"), NAMES, strict=True))
-    for held in (*run.rows, *run.config["samplers"]):
-        held["sampler"] = renamed.get(held["sampler"], held["sampler"])
-        held["baseline"] = renamed.get(held.get("baseline", ""))
+    for values in (*run.rows, *run.config["samplers"]):
+        values["sampler"] = renamed.get(values["sampler"], values["sampler"])
+        values["baseline"] = renamed.get(values.get("baseline", ""))
     table = Table(run)
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(table)
@@ -243,6 +243,6 @@ def test_the_frontier_is_what_nothing_dominates(seed: int) -> None:
 def test_a_column_that_is_no_figure_is_refused(run: Run) -> None:
     with pytest.raises(SpecError, match="did you mean 'accuracy'"):
         Table(run).frontier(quality="acuracy")
-    with pytest.raises(SpecError, match="'sampler' is no figure"):
+    with pytest.raises(SpecError, match="'sampler' is not a figure"):
         Table(run).frontier(cost="sampler")
     assert set(GAINS) <= set(FIELDS)

@@ -34,9 +34,9 @@ def test_torchrun_has_the_rows_of_one_process_and_survives_a_kill(
 ) -> None:
     small(out=tmp_path / "whole", batch_size=1, max_new_tokens=40)
     out = tmp_path / "run"
-    given: list[object] = [folder, "--prompts", prompts, "--scorer", "number", "--out", out, "--resume"]
-    given += ["-n", 40, "--batch-size", 1, *(part for spec in SPECS for part in ("-s", spec))]
-    started = launch(2, *given)
+    options: list[object] = [folder, "--prompts", prompts, "--scorer", "number", "--out", out, "--resume"]
+    options += ["-n", 40, "--batch-size", 1, *(part for spec in SPECS for part in ("-s", spec))]
+    started = launch(2, *options)
     try:
         while started.poll() is None and len(untimed(out)) < 5:
             time.sleep(0.02)
@@ -46,9 +46,9 @@ def test_torchrun_has_the_rows_of_one_process_and_survives_a_kill(
         started.communicate(timeout=120)
     assert started.returncode != 0
     assert 5 <= len(untimed(out)) < len(untimed(tmp_path / "whole"))
-    again = launch(2, *given)
-    shown, said = again.communicate(timeout=300)
-    assert again.returncode == 0, said.decode()
+    again = launch(2, *options)
+    shown, message = again.communicate(timeout=300)
+    assert again.returncode == 0, message.decode()
     assert untimed(out) == untimed(tmp_path / "whole")
     assert sorted(keys(out)) == sorted(set(keys(out)))
     assert shown.decode() == (out / "report.md").read_text()  # one process prints

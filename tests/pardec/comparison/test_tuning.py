@@ -1,4 +1,4 @@
-"""The search on candidates of known quality and cost, the statistics on numbers worked by hand, and true small runs."""
+"""The search on candidates of known quality and cost, the statistics on hand-computed numbers, and small real runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 import pardec
 from pardec.cli import run as command
 from pardec.comparison.tuning import halving
-from pardec.comparison.tuning.bench import deal
-from pardec.comparison.tuning.confirming import LOOKS, confirm, enough, level
+from pardec.comparison.tuning.bench import split_problems
+from pardec.comparison.tuning.confirming import MAX_CONFIRMED, confirm, level, problem_count
 from pardec.comparison.tuning.fit import Fit
-from pardec.comparison.tuning.halving import Outcome, Search, Trial, search
+from pardec.comparison.tuning.halving import Outcome, SearchResult, Trial, search
 from pardec.comparison.tuning.paired import drop, probability
 from pardec.comparison.tuning.space import Candidate, Space
 from pardec.models.errors import SpecError
@@ -31,23 +31,23 @@ from pardec.tasks import Problem, Task, task
 
 def test_interval_without_a_discordant_pair_is_the_closed_form() -> None:
     """There the score test says n d / (1 - d) = z^2, so d = z^2 / (n + z^2)."""
-    found = drop([1.0] * 50, [1.0] * 50, level=0.9)
+    result = drop([1.0] * 50, [1.0] * 50, level=0.9)
     z = 1.6448536
-    assert found.points == 0
-    assert found.high == pytest.approx(100 * z * z / (50 + z * z), abs=1e-4)
-    assert found.low == pytest.approx(-found.high)
+    assert result.points == 0
+    assert result.high == pytest.approx(100 * z * z / (50 + z * z), abs=1e-4)
+    assert result.low == pytest.approx(-result.high)
 
 
 def test_interval_is_the_published_one() -> None:
     """Tango 1998: 44 pairs of which one is discordant; 95%: -0.060 to 0.118."""
-    found = drop([1.0] * 44, [1.0] * 43 + [0.0])
-    assert (found.lost, found.gained) == (1, 0)
-    assert (found.low, found.high) == pytest.approx((-5.95, 11.8), abs=0.1)
+    result = drop([1.0] * 44, [1.0] * 43 + [0.0])
+    assert (result.lost, result.gained) == (1, 0)
+    assert (result.low, result.high) == pytest.approx((-5.95, 11.8), abs=0.1)
 
 
 @pytest.mark.parametrize(("lost", "gained", "n"), [(3, 1, 20), (0, 2, 15), (5, 5, 30), (9, 0, 9), (1, 0, 400)])
 def test_interval_is_what_the_score_test_keeps(lost: int, gained: int, n: int) -> None:
-    """Against the constrained likelihood maximised on a grid, and the ends found by scanning."""
+    """Against the constrained likelihood maximised on a grid, and the ends located by scanning."""
 
     def statistic(difference: float) -> float:
         gaining = np.linspace(max(0.0, -difference), (1 - difference) / 2, 20001)[1:-1]
@@ -57,11 +57,11 @@ def test_interval_is_what_the_score_test_keeps(lost: int, gained: int, n: int) -
         best = gaining[np.argmax(sum(terms))]
         return float((lost - gained - n * difference) / math.sqrt(n * (2 * best + difference * (1 - difference))))
 
-    found = drop([1.0] * lost + [0.0] * gained + [1.0] * (n - lost - gained), [0.0] * lost + [1.0] * (n - lost))
-    if found.high < 99.9:
-        assert statistic(found.high / 100) == pytest.approx(-1.96, abs=0.02)
-    if found.low > -99.9:
-        assert statistic(found.low / 100) == pytest.approx(1.96, abs=0.02)
+    result = drop([1.0] * lost + [0.0] * gained + [1.0] * (n - lost - gained), [0.0] * lost + [1.0] * (n - lost))
+    if result.high < 99.9:
+        assert statistic(result.high / 100) == pytest.approx(-1.96, abs=0.02)
+    if result.low > -99.9:
+        assert statistic(result.low / 100) == pytest.approx(1.96, abs=0.02)
 
 
 def test_swapping_the_samplers_mirrors_the_interval() -> None:
@@ -74,11 +74,11 @@ def test_graded_scores_are_bootstrapped_and_never_certain() -> None:
     rng = np.random.default_rng(3)
     first = rng.uniform(0.5, 1.0, 80)
     second = first - rng.uniform(0.0, 0.2, 80)
-    found = drop(list(first), list(second))
+    result = drop(list(first), list(second))
     error = 100 * (first - second).std() / math.sqrt(80)
-    assert found.points == pytest.approx(100 * (first - second).mean())
-    assert found.high - found.points >= 1.9 * error
-    assert found == drop(list(first), list(second))
+    assert result.points == pytest.approx(100 * (first - second).mean())
+    assert result.high - result.points >= 1.9 * error
+    assert result == drop(list(first), list(second))
     assert drop([0.5] * 20, [0.5] * 20).high == pytest.approx(drop([1.0] * 20, [1.0] * 20).high)
 
 
@@ -141,24 +141,26 @@ def _world(count: int, **more: object) -> tuple[list[Candidate], World, Candidat
     return some, World(quality, cost, **more), best  # type: ignore[arg-type]
 
 
-def _search(some: Sequence[Candidate], world: World, budget: int = 2000, problems: int = 10_000) -> Search:
+def _search(some: Sequence[Candidate], world: World, budget: int = 2000, problems: int = 10_000) -> SearchResult:
     return search(some, BASE, world, budget=budget, problems=problems, max_drop=1.0, cost="nfe")
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_search_finds_the_cheapest_that_keeps_the_quality(seed: int) -> None:
     some, world, best = _world(60, seed=seed)
-    found = _search(some, world)
-    assert found.trials[0].candidate == best
+    result = _search(some, world)
+    assert result.trials[0].candidate == best
 
 
 @pytest.mark.parametrize(("count", "budget"), [(60, 2000), (60, 1999), (13, 500), (4, 57), (1, 10), (200, 1100)])
 def test_search_spends_its_budget_and_never_more(count: int, budget: int) -> None:
     some, world, _ = _world(count)
-    found = _search(some, world, budget)
-    assert found.spent == world.decodes <= budget
-    assert found.spent > budget - halving.FINALISTS * halving.ETA - 2  # less is left than one problem more would cost
-    assert found.problems == len(world.seen)
+    result = _search(some, world, budget)
+    assert result.spent == world.decodes <= budget
+    assert (
+        result.spent > budget - halving.FINALISTS * halving.REDUCTION - 2
+    )  # less is left than one problem more would cost
+    assert result.problems == len(world.seen)
 
 
 def test_search_is_the_same_again_and_stops_where_problems_end() -> None:
@@ -175,31 +177,31 @@ def test_search_is_the_same_again_and_stops_where_problems_end() -> None:
 def test_fast_and_wrong_is_dropped_as_losing_too_much() -> None:
     some, world, best = _world(20)
     poison = Candidate("prophet")
-    found = _search([poison, *some], World({**world.quality, poison: 0.2}, {**world.cost, poison: 0.5}), budget=1500)
-    (trial,) = [s for s in found.trials if s.candidate == poison]
-    assert trial.why == "loses too much"
-    assert found.trials[0].candidate == best
+    result = _search([poison, *some], World({**world.quality, poison: 0.2}, {**world.cost, poison: 0.5}), budget=1500)
+    (trial,) = [s for s in result.trials if s.candidate == poison]
+    assert trial.reason == "loses too much"
+    assert result.trials[0].candidate == best
 
 
 def test_failed_candidates_go_and_problems_the_baseline_failed_count_for_nobody() -> None:
     some, world, best = _world(20)
     world.fails = frozenset({best})
-    found = _search(some, world)
-    assert next(s.why for s in found.trials if s.candidate == best) == "failed"
+    result = _search(some, world)
+    assert next(s.reason for s in result.trials if s.candidate == best) == "failed"
     partly = Trial(best, "nfe")
     partly.add([Outcome(1, 1, 1, 1)] * 2, [None, Outcome(1, 1, 1, 1)])
-    assert partly.why == "failed"
+    assert partly.reason == "failed"
     trial = Trial(best, "nfe")
     trial.add([None, Outcome(1, 1, 1, 1)], [Outcome(1, 1, 1, 1), Outcome(0, 3, 1, 1)])
-    assert (trial.points, trial.mean("nfe"), trial.why) == (100, 3, "")
+    assert (trial.points, trial.mean("nfe"), trial.reason) == (100, 3, "")
 
 
 def test_ties_go_to_the_simpler_then_to_the_earlier() -> None:
     plain, longer, later = Candidate("threshold+eos"), Candidate("credit+threshold+eos"), Candidate("factor+eos")
     one = {plain: 1.0, longer: 1.0, later: 1.0, BASE: 1.0}
     cost = {plain: 2.0, longer: 1.999, later: 2.0, BASE: 60.0}
-    found = _search([longer, plain, later], World(one, cost), budget=100)
-    assert [s.candidate for s in found.trials] == [plain, later, longer]
+    result = _search([longer, plain, later], World(one, cost), budget=100)
+    assert [s.candidate for s in result.trials] == [plain, later, longer]
 
 
 def test_where_quality_is_sure_cost_decides_and_a_gain_does_not_pay_for_it() -> None:
@@ -211,9 +213,9 @@ def test_where_quality_is_sure_cost_decides_and_a_gain_does_not_pay_for_it() -> 
         places = range(start, stop)
         return {one: [Outcome(float(at % 20 < right[one]), cost[one], 1, 1) for at in places] for one in some}
 
-    found = search([better, cheaper, bad], BASE, measure, budget=4000, problems=9999, max_drop=1.0, cost="nfe")
-    assert [(s.candidate, s.points) for s in found.trials] == [(cheaper, 0), (better, -10), (bad, 5)]
-    assert [s.why for s in found.trials] == ["", "", "loses too much"]
+    result = search([better, cheaper, bad], BASE, measure, budget=4000, problems=9999, max_drop=1.0, cost="nfe")
+    assert [(s.candidate, s.points) for s in result.trials] == [(cheaper, 0), (better, -10), (bad, 5)]
+    assert [s.reason for s in result.trials] == ["", "", "loses too much"]
 
 
 def test_a_budget_without_a_problem_a_rung_is_refused() -> None:
@@ -226,9 +228,9 @@ def test_a_budget_without_a_problem_a_rung_is_refused() -> None:
 
 @pytest.mark.parametrize("budget", [200, 2500, 10_000])
 def test_room_leaves_the_first_rung_its_problems(budget: int) -> None:
-    count = halving.room(budget)
-    assert budget // halving.rungs(count) // (count + 1) >= halving.FIRST
-    assert budget // halving.rungs(count + 1) // (count + 2) < halving.FIRST
+    count = halving.max_candidates(budget)
+    assert budget // halving.rungs(count) // (count + 1) >= halving.MIN_PROBLEMS
+    assert budget // halving.rungs(count + 1) // (count + 2) < halving.MIN_PROBLEMS
 
 
 # --- the confirmation ---
@@ -246,7 +248,7 @@ def _confirm(lost: Sequence[int], n: int = 1000) -> tuple[str, Candidate | None,
     some = _candidates(len(lost))
     known = {one: _standing(one, count, n=n) for one, count in zip(some, lost, strict=True)}
     verdict = confirm(list(known.values()), lambda look, one: [known[one[0]]], 1.0)
-    return verdict.how, verdict.winner and verdict.winner.candidate, len(verdict.finalists_tried)
+    return verdict.verdict, verdict.winner and verdict.winner.candidate, len(verdict.trials)
 
 
 def test_the_first_that_holds_is_taken() -> None:
@@ -256,16 +258,16 @@ def test_the_first_that_holds_is_taken() -> None:
     # 8 of 1000 lie within one point, yet more than one point is possible.
     assert _confirm([8, 1]) == ("holds", some[1], 2)
     assert _confirm([9, 8, 30]) == ("within", some[1], 3)
-    assert _confirm([30, 30, 30, 0]) == ("none", None, LOOKS)
+    assert _confirm([30, 30, 30, 0]) == ("none", None, MAX_CONFIRMED)
 
 
 def test_looks_share_the_error() -> None:
     """Three looks at 1.67% each: z = 2.128, so 449 problems without a loss settle one point, and 448 do not."""
     assert 1 - level() == pytest.approx(2 * 0.05 / 3)
-    assert enough(1.0) == 449
+    assert problem_count(1.0) == 449
     one = Candidate("threshold")
     assert _standing(one, 0, n=449).drop(level()).high <= 1.0 < _standing(one, 0, n=448).drop(level()).high
-    assert (enough(10.0), enough(0.0)) == (100, 500)
+    assert (problem_count(10.0), problem_count(0.0)) == (100, 500)
 
 
 def test_false_advice_is_rarer_than_said() -> None:
@@ -274,7 +276,7 @@ def test_false_advice_is_rarer_than_said() -> None:
     for _ in range(200):
         losses = rng.binomial(450, 0.012, size=3)
         known = {one: _standing(one, int(lost), n=450) for one, lost in zip(some, losses, strict=True)}
-        wrong += confirm(list(known.values()), lambda look, one, known=known: [known[one[0]]], 1.0).how == "holds"
+        wrong += confirm(list(known.values()), lambda look, one, known=known: [known[one[0]]], 1.0).verdict == "holds"
     assert wrong <= 0.05 * 200
 
 
@@ -355,7 +357,7 @@ def test_what_a_preset_leaves_at_one_token_a_forward_is_filled_in(space: Space) 
 
 
 def test_confirmation_problems_are_never_seen_in_tuning() -> None:
-    tuning, confirmation = deal([task("arithmetic"), task("lists")], 80, 41, seed=3)
+    tuning, confirmation = split_problems([task("arithmetic"), task("lists")], 80, 41, seed=3)
     assert (len(tuning.owners), len(confirmation.owners)) == (80, 41)
     prompts = [{p.prompt for _, p in chosen.owners} for chosen in (tuning, confirmation)]
     assert not prompts[0] & prompts[1]
@@ -384,17 +386,17 @@ class Fixed(Task):
 
 @pytest.mark.parametrize(("count", "confirmed"), [(30, 15), (200, 40), (2, 1)])
 def test_a_file_is_cut_in_two_by_the_seed(count: int, confirmed: int) -> None:
-    tuning, confirmation = deal([Fixed(count)], 100, 40, seed=1)
+    tuning, confirmation = split_problems([Fixed(count)], 100, 40, seed=1)
     ids = [{p.id for _, p in chosen.owners} for chosen in (tuning, confirmation)]
     assert not ids[0] & ids[1]
     assert len(ids[1]) == confirmed
     assert len(ids[0]) == min(100, count - confirmed)
-    assert ids[1] != {p.id for _, p in deal([Fixed(count)], 100, 40, seed=4)[1].owners} or count == 2
+    assert ids[1] != {p.id for _, p in split_problems([Fixed(count)], 100, 40, seed=4)[1].owners} or count == 2
 
 
 def test_one_problem_cannot_be_cut() -> None:
     with pytest.raises(SpecError, match="fixed has 1 problem"):
-        deal([Fixed(1)], 10, 10, seed=0)
+        split_problems([Fixed(1)], 10, 10, seed=0)
 
 
 # --- true runs ---
@@ -465,7 +467,7 @@ def test_command_prints_one_spec_and_the_evidence_elsewhere(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ({"cost": "nfes"}, "did you mean 'nfe'"),
         ({"max_drop": -1.0}, "max_drop is in points"),
@@ -475,9 +477,9 @@ def test_command_prints_one_spec_and_the_evidence_elsewhere(capsys: pytest.Captu
         ({"max_new_tokens": 0}, "max_new_tokens"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_decode(given: dict[str, object], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        pardec.tune("tiny-dream", **{"task": "arithmetic", "device": "cpu", **given})  # type: ignore[arg-type]
+def test_what_cannot_be_is_refused_before_a_decode(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        pardec.tune("tiny-dream", **{"task": "arithmetic", "device": "cpu", **arguments})  # type: ignore[arg-type]
 
 
 def test_prompts_without_answers_cannot_be_tuned_on() -> None:

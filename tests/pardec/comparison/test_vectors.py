@@ -17,7 +17,7 @@ from pardec.models.errors import SpecError
 from tests.pardec.painters import painter
 from tests.pardec.vector_painters import DEFAULTS, vector_painter
 
-SIDE, CLASSES, LEVELS = 6, 36, 4  # pictures of the size that classes are read back at: 6x6 cells of 8 pixels
+SIDE, CLASSES, LEVELS = 6, 36, 4  # images of the size that classes are read back at: 6x6 cells of 8 pixels
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def draft(home: Path) -> Path:
 @pytest.fixture(scope="module")
 def table(target: Path, draft: Path, home: Path) -> pardec.Table:
     samplers = ["mar:steps=6", f'cspd:draft="{draft}",k=2,steps=8', f'cspd:draft="{target}",k=2,steps=8,mode=exact']
-    given = {"limit": 3, "batch_size": 2, "replays": 2, "device": "cpu", "seeds": (0, 1)}
-    return pardec.compare(target, "classes", samplers, out=home / "run", **given)
+    arguments = {"limit": 3, "batch_size": 2, "replays": 2, "device": "cpu", "seeds": (0, 1)}
+    return pardec.compare(target, "classes", samplers, out=home / "run", **arguments)
 
 
 def test_the_figures_are_those_of_the_rows(table: pardec.Table, home: Path) -> None:
@@ -74,8 +74,8 @@ def test_the_table_and_the_report_say_it(table: pardec.Table, home: Path) -> Non
     assert {name: config["generate"][name] for name in DEFAULTS} == DEFAULTS
     assert (config["family"], config["notes"]) == ("continuous", [])
     html = page(table.run)
-    assert html.count("data:image/png") >= 2 * 2 * 3  # a picture and a map, of two classes, by three samplers
-    assert 'id="pictures"' in html
+    assert html.count("data:image/png") >= 2 * 2 * 3  # an image and a map, of two classes, by three samplers
+    assert 'id="images"' in html
     assert 'id="rates"' in html
     assert 'id="accepted"' not in html
     assert "forward 2: 0.0%" in html or "forward 3: " in html
@@ -98,14 +98,14 @@ def test_acceptance_is_counted_by_forward() -> None:
 
 def test_a_run_goes_on(table: pardec.Table, target: Path, home: Path) -> None:
     samplers = [row["sampler"] for row in table.rows]
-    given = {"limit": 3, "batch_size": 2, "replays": 2, "device": "cpu", "seeds": (0, 1)}
-    again = pardec.compare(target, "classes", samplers, out=home / "run", resume=True, **given)
+    arguments = {"limit": 3, "batch_size": 2, "replays": 2, "device": "cpu", "seeds": (0, 1)}
+    again = pardec.compare(target, "classes", samplers, out=home / "run", resume=True, **arguments)
     assert again.rows == table.rows
 
 
 def test_a_loaded_model_is_compared_like_a_named_one(target: Path, table: pardec.Table) -> None:
-    held = pardec.load(target, device="cpu")
-    again = pardec.compare(held, "classes", ["mar:steps=6"], limit=3, batch_size=2, seeds=(0, 1))
+    entry = pardec.load(target, device="cpu")
+    again = pardec.compare(entry, "classes", ["mar:steps=6"], limit=3, batch_size=2, seeds=(0, 1))
     assert again.rows[0]["lenient"] == table.rows[0]["lenient"]
     assert again.rows[0]["distance"] == pytest.approx(table.rows[0]["distance"], rel=1e-2)
 
@@ -114,8 +114,8 @@ def test_the_temperature_is_one_unless_the_checkpoint_or_the_caller_says(home: P
     folder = vector_painter(home / "plain", side=SIDE, classes=CLASSES, levels=LEVELS, temperature=None)
     (folder / "generation_config.json").unlink()
     asked = {"limit": 1, "device": "cpu"}
-    for given, expected in (({}, 1.0), ({"temperature": 0.5}, 0.5)):
-        run = pardec.compare(folder, "classes", ["mar:steps=2"], **asked, **given).run
+    for arguments, expected in (({}, 1.0), ({"temperature": 0.5}, 0.5)):
+        run = pardec.compare(folder, "classes", ["mar:steps=2"], **asked, **arguments).run
         assert run.config["samplers"][0]["arguments"]["temperature"] == expected
         (result,) = run.traces.values()
         assert result.settings["temperature"] == expected
@@ -134,14 +134,14 @@ def test_models_of_classes_whose_tokens_are_codes_are_compared(tmp_path: Path) -
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("task", "said"), [
+@pytest.mark.parametrize(("task", "message"), [
     ("captions", "target draws classes and the task 'captions' gives it captions"),
     ("arithmetic", "answers in pictures and the task 'arithmetic' asks for text"),
 ])  # fmt: skip
-def test_other_tasks_are_refused(target: Path, task: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_other_tasks_are_refused(target: Path, task: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         pardec.compare(target, task, ["mar"], limit=1)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         pardec.compare(pardec.load(target, device="cpu"), task, ["mar"], limit=1)
 
 
@@ -158,5 +158,5 @@ def test_samplers_of_other_models_are_refused(target: Path) -> None:
 
 
 def test_tune_is_for_tokens_that_have_ids(target: Path) -> None:
-    with pytest.raises(SpecError, match="target draws vectors, and tune searches samplers of tokens that have ids"):
+    with pytest.raises(SpecError, match="target draws vectors, and tune searches samplers of token ids"):
         pardec.tune(target, "classes")

@@ -1,4 +1,4 @@
-"""Classes of pictures of one thing: names, scenes and scores."""
+"""Classes of images of one thing: names, scenes and scores."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def test_no_class_is_refused(label: int) -> None:
 
 
 def test_one_label_a_picture() -> None:
-    with pytest.raises(SpecError, match="1 pictures but 2 labels"):
+    with pytest.raises(SpecError, match="1 images but 2 labels"):
         classes.score(np.zeros((1, 48, 48, 3), np.uint8), [0, 1])

@@ -1,4 +1,4 @@
-"""Pictures of shapes: captions and their split, drawing, reading back, scores and the distance of two sets."""
+"""Images of shapes: captions and their split, drawing, reading back, scores and the distance of two sets."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_what_is_no_scene_is_not_read_as_one() -> None:
     assert len(read(three)[0].things) == 3
     assert read(three)[0].scene() is None
     for wrong in (flat[0], flat.astype(np.float32), flat[:, :40]):
-        with pytest.raises(SpecError, match="cannot read pictures of shape"):
+        with pytest.raises(SpecError, match="cannot read images of shape"):
             read(wrong)
 
 
@@ -236,7 +236,7 @@ def test_a_score_says_what_is_wrong() -> None:
     assert (one.count, one.colours, one.place, one.right) == (False, 0.5, False, False)
     more = score(draw([parse(CAPTION)], [1]), ["a small red circle at the left on grey"])[0]
     assert (more.right, more.count, more.colours, more.shapes) == (False, False, 1, 1)
-    with pytest.raises(SpecError, match="1 pictures but 2 captions"):
+    with pytest.raises(SpecError, match="1 images but 2 captions"):
         score(draw([parse(CAPTION)], [1]), [CAPTION, CAPTION])
 
 

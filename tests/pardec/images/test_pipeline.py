@@ -1,4 +1,4 @@
-"""pardec.ImagePipeline: called like diffusers' image pipelines, and the pictures are those of Model.generate."""
+"""pardec.ImagePipeline: called like diffusers' image pipelines, and the images are those of Model.generate."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "no class is given"),
     ({"class_labels": 0, "output_type": "tensor"}, "output_type 'tensor' is unknown"),
     ({"class_labels": 0, "generator": 5}, "generator is a torch.Generator"),
-    ({"class_labels": [0, 1], "generator": [torch.Generator()]}, "1 generators for 2 pictures"),
+    ({"class_labels": [0, 1], "generator": [torch.Generator()]}, "1 generators for 2 images"),
     ({"class_labels": 0, "num_images_per_prompt": 0}, "num_images is a whole number of at least 1"),
     ({"class_labels": 0, "callback_on_step_end_tensor_inputs": ["codes"]}, "has \\['codes'\\]"),
     ({"class_labels": 0, "sampler": "threshold"}, "for masked models"),

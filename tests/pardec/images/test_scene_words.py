@@ -1,4 +1,4 @@
-"""What people ask of pictures in diffusers' words: larger, away from a caption; and captions as they write them."""
+"""What people ask of images in diffusers' words: larger, away from a caption; and captions as they write them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_pipeline_draws_in_multiples_of_the_models_size(pipe: Any) -> None:
 @pytest.mark.parametrize(
     ("size", "said"),
     [
-        ({"height": 512, "width": 512}, "height=512, and tiny-llamagen draws pictures of 48 by 48 pixels"),
+        ({"height": 512, "width": 512}, "height=512, and tiny-llamagen draws images of 48 by 48 pixels"),
         ({"width": 24}, "width=24"),
         ({"width": 96.0}, "width=96.0"),
         ({"height": 48, "width": 96}, "48 by 96 pixels have another form"),

@@ -89,7 +89,7 @@ def random_call(seed: int) -> dict[str, Any]:
     return call
 
 
-def given(pipeline: Any, call: dict[str, Any], seed: int) -> Tensor:
+def options(pipeline: Any, call: dict[str, Any], seed: int) -> Tensor:
     pipeline.set_progress_bar_config(disable=True)
     sequences: Tensor = pipeline(**call, generator=torch.Generator().manual_seed(seed)).sequences
     return sequences
@@ -99,9 +99,9 @@ def test_random_calls_give_the_rows_of_llada2_pipeline() -> None:
     edited = ended = forwards = fed = 0
     for seed in range(CALLS):
         call, network = random_call(seed), Network(model(seed % 8))
-        expected = given(LLaDA2Pipeline(model=network, scheduler=BlockRefinementScheduler()), call, seed)
+        expected = options(LLaDA2Pipeline(model=network, scheduler=BlockRefinementScheduler()), call, seed)
         ours = PardecPipeline(model=pardec.Model(model(seed % 8)))
-        assert torch.equal(given(ours, call, seed), expected), call
+        assert torch.equal(options(ours, call, seed), expected), call
         result = ours.result
         assert result is not None
         looks = bool(
@@ -110,8 +110,8 @@ def test_random_calls_give_the_rows_of_llada2_pipeline() -> None:
         assert result.nfe == [network.calls] * len(expected) if looks else result.nfe[0] <= network.calls
         forwards, fed = forwards + result.nfe[0], fed + result.tokens_fed[0]
         if seed % 4 == 0:
-            assert torch.equal(given(PardecPipeline(model=network), call, seed), expected), call
-            plain = given(ours, call | {"editing_threshold": None, "eos_early_stop": False}, seed)
+            assert torch.equal(options(PardecPipeline(model=network), call, seed), expected), call
+            plain = options(ours, call | {"editing_threshold": None, "eos_early_stop": False}, seed)
             edited += not torch.equal(plain, expected)
         ended += bool((expected == toys.MASK).any())
     assert edited > CALLS // 16  # the calls ask for what they are to tell apart
@@ -121,17 +121,17 @@ def test_random_calls_give_the_rows_of_llada2_pipeline() -> None:
 
 def test_a_scheduler_without_a_spec_ends_rows_as_diffusers_does() -> None:
     """An end token that the prompt holds, or that a callback or an earlier step put in, ends no row there."""
-    held = 0
+    values = 0
     for seed in range(40):
         call, network = (
             random_call(seed) | {"eos_token_id": 1 + seed % 3, "eos_early_stop": True},
             Network(model(seed % 8)),
         )
-        expected = given(LLaDA2Pipeline(model=network, scheduler=BlockRefinementScheduler()), call, seed)
+        expected = options(LLaDA2Pipeline(model=network, scheduler=BlockRefinementScheduler()), call, seed)
         for kind in (LLaDA2Pipeline, PardecPipeline):
-            assert torch.equal(given(kind(model=network, scheduler=PardecScheduler()), call, seed), expected), call
-        held += bool((call["input_ids"] == call["eos_token_id"]).any())
-    assert held > 10
+            assert torch.equal(options(kind(model=network, scheduler=PardecScheduler()), call, seed), expected), call
+        values += bool((call["input_ids"] == call["eos_token_id"]).any())
+    assert values > 10
 
 
 def test_the_result_tells_of_diffusers_loop_what_it_tells_of_pardecs() -> None:
@@ -231,7 +231,7 @@ def test_other_families_take_an_empty_prompt_and_a_threshold_above_one(family: s
 def test_schedulers_that_decode_no_masked_text_are_refused_by_name(scheduler: Any) -> None:
     made = scheduler()
     name = type(made).__name__
-    with pytest.raises(SpecError, match=f"{name} is no scheduler"):
+    with pytest.raises(SpecError, match=f"{name} is not a scheduler"):
         policy(made)
-    with pytest.raises(SpecError, match=f"{name} is no scheduler"):
+    with pytest.raises(SpecError, match=f"{name} is not a scheduler"):
         PardecPipeline(model=pardec.Model(model(0)), scheduler=made)

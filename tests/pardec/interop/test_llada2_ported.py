@@ -145,21 +145,21 @@ def test_ids_of_one_row_may_lack_the_batch(ids: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "given"),
+    ("tokenizer", "arguments"),
     [
         (None, {"prompt": "hello"}),
         (Words(), {"prompt": "hello", "messages": [{"role": "user", "content": "hi"}]}),
         (Words(), {}),
     ],
 )
-def test_no_tokenizer_two_prompts_and_none_are_value_errors(tokenizer: Any, given: dict[str, Any]) -> None:
+def test_no_tokenizer_two_prompts_and_none_are_value_errors(tokenizer: Any, arguments: dict[str, Any]) -> None:
     made = pipe()
     made.tokenizer = tokenizer
     with pytest.raises(ValueError):  # noqa: PT011
-        made(**call(input_ids=None, **given))
+        made(**call(input_ids=None, **arguments))
     how = {"use_chat_template": False, "add_generation_prompt": False, "chat_template_kwargs": None}
     with pytest.raises(ValueError):  # noqa: PT011
-        made._prepare_input_ids(**{"prompt": None, "messages": None, "input_ids": None, **given}, **how)
+        made._prepare_input_ids(**{"prompt": None, "messages": None, "input_ids": None, **arguments}, **how)
 
 
 def test_text_is_encoded_and_padded_by_the_tokenizer() -> None:
@@ -172,14 +172,14 @@ def test_text_is_encoded_and_padded_by_the_tokenizer() -> None:
 
 def test_chats_and_lists_of_chats() -> None:
     talk = [{"role": "user", "content": "a bc"}]
-    for given, rows in (
+    for arguments, rows in (
         ({"prompt": "a bc"}, [[9, 1, 2]]),
         ({"messages": talk}, [[9, 1, 2]]),
         ({"prompt": ["a bc", "d"]}, [[9, 1, 2], [9, 1, 0]]),
         ({"messages": [talk, [{"role": "user", "content": "d"}]]}, [[9, 1, 2], [9, 1, 0]]),
     ):
         made = pipe(Chats())
-        made(**call(input_ids=None, use_chat_template=True, **given))
+        made(**call(input_ids=None, use_chat_template=True, **arguments))
         assert made.model.seen[0][0][:, :3].tolist() == rows
 
 
@@ -216,16 +216,20 @@ def test_an_empty_prompt_and_a_block_length_of_the_call() -> None:
 
 
 def test_a_callback_is_given_every_tensor_that_is_promised_and_may_return_nothing() -> None:
-    made, told = pipe(), []
+    made, calls = pipe(), []
 
     def callback(pipeline: Any, step: int, timestep: int, tensors: dict[str, Tensor]) -> None:
         assert pipeline is made
-        told.append((step, timestep, set(tensors)))
+        calls.append((step, timestep, set(tensors)))
 
     names = made._callback_tensor_inputs
     made(**call(gen_length=8), callback_on_step_end=callback, callback_on_step_end_tensor_inputs=names)
-    assert {each for *_, given in told for each in given} == set(names) == set(LLaDA2Pipeline._callback_tensor_inputs)
-    assert [step for step, *_ in told] == list(range(len(told)))
+    assert (
+        {each for *_, arguments in calls for each in arguments}
+        == set(names)
+        == set(LLaDA2Pipeline._callback_tensor_inputs)
+    )
+    assert [step for step, *_ in calls] == list(range(len(calls)))
 
 
 class Replacing(PipelineCallback):
@@ -367,6 +371,6 @@ def test_a_padded_batch_of_texts_with_a_pardec_model() -> None:
     texts = ["Tom has 3 cups.", "Ann has 18 cups. She finds 4."]
     encoded = dream.tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
     how = {"gen_length": 6, "output_type": "seq", "eos_token_id": 0}
-    given = made(texts, use_chat_template=False, **how).sequences
-    assert torch.equal(given, made(**encoded, **how).sequences)
+    arguments = made(texts, use_chat_template=False, **how).sequences
+    assert torch.equal(arguments, made(**encoded, **how).sequences)
     assert made("", use_chat_template=False, **how).sequences.shape == (1, 6)

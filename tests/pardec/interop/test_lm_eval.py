@@ -1,4 +1,4 @@
-"""pardec behind lm-eval: its scores held to plain generation, its likelihoods to enumeration and to naive loops."""
+"""pardec in lm-eval: scores compared with plain generation, likelihoods with enumeration and naive loops."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def llama() -> pardec.Model:
 def evaluate(model: PardecLM | str, task: str, **arguments: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Metrics and samples of one of the local tasks."""
     manager = TaskManager(include_path=str(TASKS), include_defaults=False)
-    found = simple_evaluate(model=model, tasks=[task], task_manager=manager, bootstrap_iters=0, **arguments)
-    assert found is not None
-    return found["results"][task], sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
+    result = simple_evaluate(model=model, tasks=[task], task_manager=manager, bootstrap_iters=0, **arguments)
+    assert result is not None
+    return result["results"][task], sorted(result["samples"][task], key=lambda sample: sample["doc_id"])
 
 
 def asks(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
@@ -172,7 +172,7 @@ def test_until_ends_a_text_at_the_first_of_its_texts(dream: pardec.Model) -> Non
 def test_until_a_special_token_ends_the_row(monkeypatch: pytest.MonkeyPatch, dream: pardec.Model) -> None:
     seen: list[Any] = []
     prepare = dream.prepare
-    monkeypatch.setattr(dream, "prepare", lambda *given, **more: seen.append(prepare(*given, **more)) or seen[-1])
+    monkeypatch.setattr(dream, "prepare", lambda *options, **more: seen.append(prepare(*options, **more)) or seen[-1])
     PardecLM(dream, max_new_tokens=4).generate_until(asks("generate_until", (QUESTIONS[0], {"until": ["<pad>"]})))
     assert [call.stop_ids for call in seen] == [(3, 0)]  # the end token and that of the text
 
@@ -310,7 +310,7 @@ def test_a_context_begins_as_in_lm_evals_own_model(beside: Any, arguments: dict[
 
 def test_a_length_of_prompt_and_answer_leaves_room_or_says_so(beside: Any) -> None:
     ours, _ = beside()
-    with pytest.raises(SpecError, match="max_length=3 leaves nothing"):
+    with pytest.raises(SpecError, match="max_length=3 leaves no room"):
         ours.generate_until(asks("generate_until", (QUESTIONS[0], {"max_length": 3})))
 
 
@@ -326,7 +326,7 @@ def test_a_long_context_is_cut_as_by_lm_evals_own_model(beside: Any, asked: dict
 
 def test_runs_that_are_not_to_come_again_are_of_texts_that_grow_at_their_end(dream: pardec.Model, llama: Any) -> None:
     call = asks("generate_until", (QUESTIONS[0], {"until": [], "max_gen_toks": 8, "no_repeat_ngram_size": 2}))
-    with pytest.raises(SpecError, match="no_repeat_ngram_size=2 reads a text from its beginning"):
+    with pytest.raises(SpecError, match="no_repeat_ngram_size=2 needs left-to-right decoding"):
         PardecLM(dream).generate_until(call)
     call[0].args[1]["no_repeat_ngram_size"] = -1
     with pytest.raises(SpecError, match="at least 1, got -1"):
@@ -368,7 +368,7 @@ def test_monte_carlo_converges_to_the_mean_over_all_orders() -> None:
     error = float(draws.std()) / math.sqrt(len(draws))
     assert error < 0.1
     assert abs(float(draws.mean()) - truth) < 3.5 * error
-    # Orders of unequal weight would be off by more than the error allows: the estimate can be told from wrong ones.
+    # Orders of unequal weight would be off by more than the error allows: the test detects wrong estimates.
     assert abs(chain(model, PREFIX, target, range(5)) - truth) > 5 * error
     # Sixteen times the masks leave about a quarter of the spread, or less: systematic sampling.
     long = [1, 2, 0, 3, 1, 4, 2, 0, 3, 5]
@@ -384,12 +384,12 @@ def test_each_token_of_an_answer_is_expected_once(length: int, limit: int) -> No
     patterns = masks(length, key=5, limit=limit)
     assert len(patterns) <= limit
     assert len({pattern.masked for pattern in patterns}) == len(patterns)
-    assert sum(pattern.weight * len(pattern.asked) for pattern in patterns) == pytest.approx(length)
+    assert sum(pattern.weight * len(pattern.queried) for pattern in patterns) == pytest.approx(length)
     times = torch.zeros(length)
     keys = 300
     for key in range(keys):
         for pattern in masks(length, key=key, limit=limit):
-            times[list(pattern.asked)] += pattern.weight / keys
+            times[list(pattern.queried)] += pattern.weight / keys
     assert times.sub(1).abs().max() < 0.35
 
 
@@ -417,7 +417,7 @@ def test_the_chain_rule_from_left_to_right_and_by_confidence(family: str) -> Non
 
 
 def surest(model: LanguageModel, prefix: list[int], target: list[int]) -> list[int]:
-    """Order in which `sequential` would take the positions, were it handed the right tokens."""
+    """Order in which `sequential` would take the positions, if it got the right tokens."""
     assert model.decoding_config.mask_id is not None
     canvas, left, order = prefix + [model.decoding_config.mask_id] * len(target), list(range(len(target))), []
     while left:
@@ -474,9 +474,9 @@ def test_answers_to_one_context_share_their_masks_and_no_batch_changes_a_value()
 def test_the_head_in_parts_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = toys.toy("dream")
     queries = [Query(prompt, [2, 4, 5], [1, 2, 3]) for prompt in toys.prompts([7, 9])]
-    whole = TokenProbabilities(model, Batches(2)).ask(queries)
+    whole = TokenProbabilities(model, Batches(2)).query(queries)
     monkeypatch.setattr("pardec.interop.lm_eval.token_probabilities._LOGITS", 1)
-    for one, other in zip(whole, TokenProbabilities(model, Batches(2)).ask(queries), strict=True):
+    for one, other in zip(whole, TokenProbabilities(model, Batches(2)).query(queries), strict=True):
         assert torch.allclose(one.log_prob, other.log_prob)
         assert torch.equal(one.best, other.best)
 
@@ -490,15 +490,15 @@ def ar_log_prob(model: pardec.Model, context: list[int], answer: list[int]) -> t
 def test_an_ar_model_is_scored_exactly(llama: pardec.Model) -> None:
     model = PardecLM(llama, batch_size=3)
     pairs = [(problem["question"], f" {choice}") for problem in PROBLEMS[:3] for choice in problem["choices"]]
-    found = model.loglikelihood(asks("loglikelihood", *pairs), disable_tqdm=True)
+    result = model.loglikelihood(asks("loglikelihood", *pairs), disable_tqdm=True)
     greedy = 0
-    for (question, choice), (value, flag) in zip(pairs, found, strict=True):
+    for (question, choice), (value, flag) in zip(pairs, result, strict=True):
         context, whole = (llama.tokenizer(text)["input_ids"] for text in (question, question + choice))
         expected = ar_log_prob(llama, context, whole[len(context) :])
         assert value == pytest.approx(expected[0], abs=1e-3)
         assert flag == expected[1]
         greedy += flag
-    assert 0 < greedy < len(found)
+    assert 0 < greedy < len(result)
 
 
 def test_an_empty_context_is_the_first_token_and_an_empty_answer_is_certain(llama: pardec.Model) -> None:
@@ -535,8 +535,8 @@ def test_multiple_choice_takes_the_likeliest_choice(dream: pardec.Model) -> None
         for choice in problem["choices"]:
             ids = dream.tokenizer(f"{problem['question']} {choice}")["input_ids"][len(context) :]
             values.append(chain(dream.language_model, context, ids, range(len(ids))))
-        told = [response[0][0] for response in sample["resps"]]
-        assert told == pytest.approx(values, abs=1e-3)
+        calls = [response[0][0] for response in sample["resps"]]
+        assert calls == pytest.approx(values, abs=1e-3)
         right = problem["choices"].index(problem["answer"])
         best += max(range(4), key=values.__getitem__) == right
         normed += max(range(4), key=lambda i: values[i] / len(problem["choices"][i])) == right
@@ -551,7 +551,7 @@ def test_masked_scoring_tells_right_from_wrong_choices(dream: pardec.Model) -> N
 
 
 def test_an_answer_longer_than_the_model_is_refused(dream: pardec.Model) -> None:
-    with pytest.raises(SpecError, match="does not fit the 8 of tiny-dream"):
+    with pytest.raises(SpecError, match="does not fit the length 8 of tiny-dream"):
         PardecLM(dream, max_length=8).loglikelihood(asks("loglikelihood", ("Tom", QUESTIONS[0])), disable_tqdm=True)
 
 
@@ -561,8 +561,8 @@ def test_an_answer_longer_than_the_model_is_refused(dream: pardec.Model) -> None
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_specs_survive_every_way_of_writing_model_args(quote: str) -> None:
     text = f"pretrained=tiny-dream,sampler={quote}{COMMAS}{quote},max_new_tokens=64,seed=7"
-    for given in (key_val_to_dict(text), try_parse_json(json.dumps({"pretrained": "tiny-dream", "sampler": COMMAS}))):
-        made = PardecLM.create_from_arg_obj(given, {"batch_size": "4", "max_batch_size": None, "device": "cpu"})
+    for options in (key_val_to_dict(text), try_parse_json(json.dumps({"pretrained": "tiny-dream", "sampler": COMMAS}))):
+        made = PardecLM.create_from_arg_obj(options, {"batch_size": "4", "max_batch_size": None, "device": "cpu"})
         assert (made.defaults["sampler"], made.batch_size) == (COMMAS, 4)
     made = PardecLM.create_from_arg_string(text, {"batch_size": 2, "device": "cpu"})
     assert (made.defaults, made.seed) == ({"sampler": COMMAS, "max_new_tokens": 64}, 7)
@@ -581,7 +581,7 @@ def test_specs_survive_every_way_of_writing_model_args(quote: str) -> None:
         ({"samplr": "threshold"}, "did you mean 'sampler'"),
         ({"sampler": "treshold"}, "did you mean 'threshold'"),
         ({"likelihood": "mcmc"}, "unknown likelihood 'mcmc' (did you mean 'mc'?)"),
-        ({"mc_num": 0}, "mc_num is a whole number of at least 1, got 0"),
+        ({"mc_num": 0}, "mc_num must be a whole number of at least 1, got 0"),
         ({"batch_size": 0}, "batch_size is at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens is a whole number of at least 1"),
     ],
@@ -596,7 +596,7 @@ def test_a_wrong_argument_is_named(dream: pardec.Model, arguments: dict[str, Any
 def test_what_cannot_be_is_said_before_anything_runs(dream: pardec.Model, llama: pardec.Model) -> None:
     with pytest.raises(SpecError, match="tiny-llama is an AR model"):
         PardecLM(llama, cfg=2.0)
-    with pytest.raises(SpecError, match="without a tokenizer"):
+    with pytest.raises(SpecError, match="has no tokenizer"):
         PardecLM(pardec.Model(toys.toy()))
     with pytest.raises(ModelError):
         PardecLM("no-such-model", device="cpu")
@@ -620,11 +620,11 @@ def test_auto_batches_halve_when_memory_runs_out() -> None:
 def test_results_record_how_it_was_scored(dream: pardec.Model, llama: pardec.Model) -> None:
     model = PardecLM(dream, sampler="threshold", mc_num=4, seed=1)
     model.generate_until(asks("generate_until", (QUESTIONS[0], {"max_gen_toks": 4})), disable_tqdm=True)
-    told = model.get_model_info()["pardec"]
-    assert (told["model"], told["sampler"]) == ("tiny-dream", "threshold")
-    assert told["specs"] == [dream.generate(QUESTIONS[0], sampler="threshold", max_new_tokens=4).spec]
-    assert (told["likelihood"], told["mc_num"], told["seed"]) == ("mc", 4, 1)
-    json.dumps(told)
+    calls = model.get_model_info()["pardec"]
+    assert (calls["model"], calls["sampler"]) == ("tiny-dream", "threshold")
+    assert calls["specs"] == [dream.generate(QUESTIONS[0], sampler="threshold", max_new_tokens=4).spec]
+    assert (calls["likelihood"], calls["mc_num"], calls["seed"]) == ("mc", 4, 1)
+    json.dumps(calls)
     assert "likelihood" not in PardecLM(llama).get_model_info()["pardec"]
 
 

@@ -127,7 +127,7 @@ def test_every_logits_processor_counts_and_sees_what_it_does_in_transformers(
 
 def test_a_repetition_penalty_ignores_each_row_s_own_padding() -> None:
     plain, _ = both(None)
-    for token in plain[:, 9:].unique().tolist()[:8]:  # what the model likes to say stands as padding
+    for token in plain[:, 9:].unique().tolist()[:8]:  # a token that the model often generates is used as padding
         given = inputs(4)
         given["input_ids"] = given["input_ids"].masked_fill(given["attention_mask"] == 0, token)
         expected, made = both("lookup", repetition_penalty=3.0, **given)
@@ -207,7 +207,7 @@ def test_when_the_time_is_up_every_row_stops_where_it_stands() -> None:
 
 
 class Recorder:
-    """What a streamer is given."""
+    """Records what a streamer gets."""
 
     def __init__(self) -> None:
         self.given: list[list[Any]] = []
@@ -247,7 +247,7 @@ def test_the_output_object_says_what_the_decoding_took() -> None:
     assert made.spec.startswith("recycling:k=8,")
 
 
-# --- sampling: the same law ---
+# --- sampling: the same distribution ---
 
 
 def render(sampler: str, count: int, **options: Any) -> Tensor:
@@ -361,12 +361,12 @@ def test_a_model_is_tried_once_and_anew_when_it_has_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"num_beams": 2}, "the call asks for beam search"),
         ({"prompt_lookup_num_tokens": 3}, "the call asks for assisted generation"),
         ({"assistant_model": "network"}, "an assistant_model is given beside a sampler"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not kept"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not supported"),
         ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor cannot be run on the nodes"),
         ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenaltyLogitsProcessor cannot be run"),
         ({"sampler": "lookup:k=0"}, "lookup: k must be at least 1"),
@@ -377,7 +377,7 @@ def test_a_model_is_tried_once_and_anew_when_it_has_changed() -> None:
         ({"position_ids": "other"}, "position_ids do not count the tokens of each row from 0"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], said: str) -> None:
+def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {**inputs(2), "max_new_tokens": 5, "do_sample": False, "sampler": "lookup", **options}
     if options.get("assistant_model"):
         given["assistant_model"] = network("Llama", 1)
@@ -388,7 +388,7 @@ def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], said: str)
         given["position_ids"] = torch.arange(9).expand(2, -1) + 1
     with pytest.raises(SpecError) as error:
         network().generate(**given, custom_generate=generate)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert error.value.hint
 
 
@@ -438,12 +438,12 @@ def test_a_drafting_model_of_transformers_in_a_batch(accept: str, batch: int) ->
 
 
 def test_a_drafting_model_is_told_how_its_candidates_fared() -> None:
-    told: list[tuple[int, int, int]] = []
+    events: list[tuple[int, int, int]] = []
     plain = AssistedCandidateGenerator.update_candidate_strategy
 
     class Telling(AssistedCandidateGenerator):
         def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-            told.append((input_ids.shape[1], scores.shape[1], num_matches))
+            events.append((input_ids.shape[1], scores.shape[1], num_matches))
             plain(self, input_ids, scores, num_matches)
 
     made = assisted(torch.nn.functional.pad(inputs(1)["input_ids"], (0, 1)))
@@ -456,12 +456,12 @@ def test_a_drafting_model_is_told_how_its_candidates_fared() -> None:
         custom_generate=generate,
         sampler=candidates(made),
     )
-    lengths = [length for length, _, _ in told]
-    assert len(told) == done.nfe[0] - 1
+    lengths = [length for length, _, _ in events]
+    assert len(events) == done.nfe[0] - 1
     assert lengths == sorted(lengths)
     assert lengths[-1] == done.sequences.shape[1]
-    assert np.diff([10, *lengths]).tolist() == [matches + 1 for _, _, matches in told]
-    assert all(matches < given for _, given, matches in told)
+    assert np.diff([10, *lengths]).tolist() == [matches + 1 for _, _, matches in events]
+    assert all(matches < given for _, given, matches in events)
 
 
 def test_prompt_lookup_of_transformers_drafts_what_pardec_s_does() -> None:
@@ -480,25 +480,25 @@ def test_prompt_lookup_of_transformers_drafts_what_pardec_s_does() -> None:
 
 
 class Fixed(CandidateGenerator):
-    """Draws two tokens from one law, whatever stands before; every third time without saying from which."""
+    """Draws two tokens from one distribution, for any text; every third time without its logits."""
 
-    def __init__(self, seed: int, said: Callable[[Tensor], Tensor] = lambda distribution: distribution) -> None:
+    def __init__(self, seed: int, claim: Callable[[Tensor], Tensor] = lambda distribution: distribution) -> None:
         self.render = torch.Generator().manual_seed(seed)
-        self.distribution, self.said, self.calls = torch.tensor([0.5, 0.05, 0.3, 0.15]), said, seed
+        self.distribution, self.claim, self.calls = torch.tensor([0.5, 0.05, 0.3, 0.15]), claim, seed
 
     def get_candidates(self, input_ids: Tensor, **more: Any) -> tuple[Tensor, Tensor | None]:
         self.calls += 1
         if self.calls % 3 == 0:
             return torch.cat((input_ids, torch.tensor([[2, 0]])), 1), None
         new = torch.multinomial(self.distribution, 2, replacement=True, generator=self.render)[None]
-        return torch.cat((input_ids, new), 1), self.said(self.distribution).log().expand(1, 2, 4)
+        return torch.cat((input_ids, new), 1), self.claim(self.distribution).log().expand(1, 2, 4)
 
 
-def draws(said: Callable[[Tensor], Tensor], count: int = 6000) -> float:
+def draws(claim: Callable[[Tensor], Tensor], count: int = 6000) -> float:
     model, prompt, counts = toy_ar(5, vocab=4), [1, 2, 0], np.zeros((4, 4, 4))
     numbers = iter(range(count))
     for start in range(0, count, 1000):
-        sampler = candidates(lambda ids: Fixed(next(numbers), said))
+        sampler = candidates(lambda ids: Fixed(next(numbers), claim))
         done = run(model, sampler, [prompt] * 1000, 3, temperature=1.0, seeds=range(start, start + 1000))
         counts += counted(done, len(prompt), 3, 4)
     return g_test(counts, joint(model, prompt, 3))
@@ -520,7 +520,7 @@ def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
         run(toy_ar(), candidates(lambda prompt: 3), [[1, 2]], 3)
     with pytest.raises(SpecError, match="one candidate generator cannot follow 2 rows"):
         run(toy_ar(), candidates(Fixed(0)), [[1, 2], [3]], 3)
-    with pytest.raises(SpecError, match="'lookup' is no acceptance"):
+    with pytest.raises(SpecError, match="'lookup' is no acceptance rule"):
         candidates(Fixed(0), accept="lookup")
     with pytest.raises(SpecError, match="candidates: k must be at least 1, got 0"):
         candidates(Fixed(0), k=0)

@@ -48,7 +48,7 @@ def test_a_window_that_only_transformers_cache_obeys_ends_what_is_decoded(named:
 # --- hooks ---
 
 
-def rolled(module: Any, given: Any, out: Any) -> Any:
+def rolled(module: Any, options: Any, out: Any) -> Any:
     out.logits = out.logits.roll(1, -1)
     return out
 
@@ -62,7 +62,7 @@ def test_hooks_on_the_model_itself_are_refused_whenever_they_come(kind: str, bef
     handle = (
         model.register_forward_hook(rolled)
         if kind == "forward"
-        else model.register_forward_pre_hook(lambda module, given: None)
+        else model.register_forward_pre_hook(lambda module, options: None)
     )
     with pytest.raises(SpecError, match=r"1 forward hook on the LlamaForCausalLM itself") as error:
         both(model)
@@ -76,10 +76,10 @@ def test_hooks_on_parts_of_the_model_run() -> None:
     plain = same(model)
     calls: list[int] = []
     for part, hook in (
-        (model.lm_head, lambda module, given, out: out.roll(1, -1)),
-        (model.model.layers[0], lambda module, given, out: out * 1.5),
-        (model.model.embed_tokens, lambda module, given, out: out + 0.3),
-        (model.model, lambda module, given, out: calls.append(1)),
+        (model.lm_head, lambda module, options, out: out.roll(1, -1)),
+        (model.model.layers[0], lambda module, options, out: out * 1.5),
+        (model.model.embed_tokens, lambda module, options, out: out + 0.3),
+        (model.model, lambda module, options, out: calls.append(1)),
     ):
         handle = part.register_forward_hook(hook)
         made = same(model)
@@ -92,7 +92,7 @@ def test_a_hook_that_reads_more_than_a_token_is_found_when_it_comes() -> None:
     model = new()
     same(model)
     ramp = model.model.layers[0].register_forward_hook(
-        lambda module, given, out: out * torch.linspace(0.2, 3, out.shape[1])[:, None]
+        lambda module, options, out: out * torch.linspace(0.2, 3, out.shape[1])[:, None]
     )
     with pytest.raises(ModelError, match="logits differ from its own"):
         both(model)
@@ -104,9 +104,9 @@ def test_a_forward_that_was_put_in_is_found_unless_it_changes_nothing() -> None:
     model = new()
     same(model)
     own = model.forward
-    model.forward = lambda *given, **named: own(*given, **named)
+    model.forward = lambda *options, **named: own(*options, **named)
     same(model)
-    model.forward = lambda *given, **named: rolled(None, None, own(*given, **named))
+    model.forward = lambda *options, **named: rolled(None, None, own(*options, **named))
     with pytest.raises(ModelError, match="logits differ from its own"):
         both(model)
     del model.forward
@@ -162,7 +162,7 @@ def test_autocast_is_refused() -> None:
 def test_a_part_in_training_mode_is_refused() -> None:
     model = new(attention_dropout=0.0)
     model.model.layers[0].mlp.drop = nn.Dropout(0.1).train()  # as an adapter is put into a model in evaluation mode
-    with pytest.raises(SpecError, match="a part of the model is in training mode"):
+    with pytest.raises(SpecError, match="a module of the model is in training mode"):
         both(model)
     model.eval()
     same(model)
@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a mask of another shape": ({"attention_mask": torch.tensor([[0, 1, 1]] * 3)}, "attention_mask is"),
     "beams": ({"num_beams": 3}, "beam search"),
     "guidance": ({"guidance_scale": 2.0, "negative_prompt_ids": IDS}, "UnbatchedClassifierFreeGuidance"),
-    "kept scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not kept"),
+    "kept scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not supported"),
     "kept states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
 }
 
@@ -213,10 +213,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused(what: str) -> None:
     arguments, says = REFUSED[what]
-    given = {"attention_mask": torch.ones_like(IDS), **arguments}
-    given = {name: value() if callable(value) else value for name, value in given.items()}
+    options = {"attention_mask": torch.ones_like(IDS), **arguments}
+    options = {name: value() if callable(value) else value for name, value in options.items()}
     with pytest.raises(SpecError, match=says) as error:
-        llama().generate(IDS, max_new_tokens=4, do_sample=False, custom_generate=generate, sampler="lookup", **given)
+        llama().generate(IDS, max_new_tokens=4, do_sample=False, custom_generate=generate, sampler="lookup", **options)
     assert error.value.hint
 
 

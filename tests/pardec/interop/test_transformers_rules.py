@@ -36,7 +36,7 @@ class Once(StoppingCriteria):
 
 
 class Counting(StoppingCriteria):
-    """Stops row r when it has been asked r + 3 times."""
+    """Stops row r at its call r + 3."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -151,16 +151,16 @@ class Constraint(PrefixConstrainedLogitsProcessor):
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (Memory, r"Memory remembers its calls \(in calls\)"),
-        (Listed, r"Listed remembers its calls \(in lengths\)"),
-        (closed, "function gives something else when it is asked again"),
-        (lambda: lambda ids, scores: scores + torch.rand_like(scores), "when it is asked again"),
+        (Memory, r"Memory keeps state between calls \(in calls\)"),
+        (Listed, r"Listed keeps state between calls \(in lengths\)"),
+        (closed, "function returns something else when it is called again"),
+        (lambda: lambda ids, scores: scores + torch.rand_like(scores), "when it is called again"),
         (lambda: lambda ids, scores: scores - scores.mean(), "in a batch than alone"),
         (lambda: lambda ids, scores: scores * (ids[:1, -1:] % 3), "in a batch than alone"),
         (lambda: lambda ids, scores: scores.mean(1), r"gives \[\d\] for scores"),
         (lambda: lambda ids, scores: None, "gives NoneType for scores"),
-        (lambda: Penalty(1.5), "Penalty changes one that knows rows"),
-        (lambda: Constraint(lambda row, ids: [3, 4], 1), "Constraint changes one that knows rows"),
+        (lambda: Penalty(1.5), "Penalty is a subclass of a processor that uses"),
+        (lambda: Constraint(lambda row, ids: [3, 4], 1), "Constraint is a subclass of a processor that uses"),
     ],
 )
 def test_a_processor_that_is_no_function_of_a_rows_text_is_refused(made: Any, says: str, rows: int) -> None:

@@ -158,7 +158,7 @@ def test_what_cannot_join_waits_and_says_so(dream: Model, llama: Model) -> None:
     assert same_alone(dream, [few[0], *limited], sampler="threshold@dual") == allowed
 
 
-# --- pictures ---
+# --- images ---
 
 
 @pytest.mark.parametrize("sampler", ["sequential", "sjd:window=5", "zipar:window=2", "lookup:context=grid"])
@@ -188,7 +188,7 @@ def test_pictures_of_vectors_are_drawn_a_batch_at_a_time(tmp_path: Path) -> None
     model = pardec.load(vector_painter(tmp_path / "vectors"), device="cpu")
     serving = model.serve_batch(({"label": at} for at in range(3)), batch_size=2, sampler="mar:steps=4")
     found = {row.index: row for row in serving}
-    assert serving.waits == "pictures of vectors are drawn a whole batch at a time"
+    assert serving.waits == "images of vectors are drawn a whole batch at a time"
     for at, row in found.items():
         alone = model.generate(label=at, sampler="mar:steps=4", seed=[row.seed])
         assert row.result.latents is not None

@@ -1,4 +1,4 @@
-"""Captions as a task: what pictures score, and what a comparison keeps of them."""
+"""Captions as a task: what images score, and what a comparison keeps of them."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def test_features_are_those_that_the_distance_is_made_of() -> None:
 
 def test_pictures_of_other_sizes_are_refused() -> None:
     (problem,) = task.problems(n=1)
-    with pytest.raises(SpecError, match="a picture of 16x16x3 cannot be read"):
+    with pytest.raises(SpecError, match="an image of 16x16x3 cannot be read"):
         task.score(problem, np.zeros((16, 16, 3), np.uint8))

@@ -1,4 +1,4 @@
-"""Classes as a task: what pictures score, which problems there are, and what a comparison keeps of them."""
+"""Classes as a task: what images score, which problems there are, and what a comparison keeps of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ task = pardec.task("classes")
 
 
 def pictures(problems: list[Problem], first: int) -> np.ndarray:
-    """True pictures of the classes of problems."""
+    """True images of the classes of problems."""
     scenes = [scene(problem.label or 0, random.Random(first + at)) for at, problem in enumerate(problems)]
     return draw(scenes, range(first, first + len(problems)))
 
@@ -52,7 +52,7 @@ def test_a_picture_of_its_class_is_right_and_of_another_is_not() -> None:
     agree = sum(one == two for one, two in zip((size, colour, shape), other, strict=True))
     assert task.lenient(problems[0], made[1]) == (1 + agree) / 4  # it shows one thing in any case
     assert task.score(problems[0], np.full((48, 48, 3), 128, np.uint8)) == 0.0
-    with pytest.raises(SpecError, match="a picture of 16x16x3 cannot be read"):
+    with pytest.raises(SpecError, match="an image of 16x16x3 cannot be read"):
         task.score(problems[0], np.zeros((16, 16, 3), np.uint8))
 
 

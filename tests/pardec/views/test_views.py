@@ -1,4 +1,4 @@
-"""Views of a canvas: lines and colours in a terminal, one HTML file, pictures."""
+"""Views of a canvas: lines and colours in a terminal, one HTML file, images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pardec.samplers.events import RowFinished, Started, Step
 from pardec.views.colour import contrast, glow, luminance, ramp, shade
 from pardec.views.document import embedded, fill
 from pardec.views.html import fragment, page
-from pardec.views.picture import gif, png
+from pardec.views.order_image import gif, png
 from pardec.views.terminal import Watch, finished
 from pardec.views.token_grid import cells
 

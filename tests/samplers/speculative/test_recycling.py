@@ -67,7 +67,7 @@ def test_nodes_that_fall_away_close_the_ranks() -> None:
     found, parents, depths, sizes = compact(tokens, tree.parents, tree.depths, kept)
     assert sizes.tolist() == [4, 1]
     assert found[0].tolist() == [10, 12, 15, 16]
-    assert parents[1].tolist() == [-1, 0, 1, 2]
+    assert parents[0].tolist() == [-1, 0, 1, 2]
     assert depths[0].tolist() == [0, 1, 2, 3]
     assert (found[1, 0], parents[1, 0]) == (10, -1)
 

@@ -1,4 +1,4 @@
-"""A result as a picture or an animation of the decode order, with Pillow alone.
+"""A result as an image or an animation of the decode order, with Pillow alone.
 
 Pillow's own font has Latin letters; other scripts show as boxes, their colours stay right.
 """
