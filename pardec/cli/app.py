@@ -26,8 +26,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"pardec {__version__}")
         raise typer.Exit
 

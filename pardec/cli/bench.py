@@ -68,7 +68,9 @@ def decode(
     for name in shape or ():
         config_of(name)
     for name in model or ():
-        early.check(name, sampler or (), distribution, {"device": device, "dtype": dtype})
+        kind = early.check(name, sampler or (), distribution, {"device": device, "dtype": dtype})
+        if kind is not None and kind.family == "masked" and block_length is not None:
+            early.check_block(kind.name, block_length, min(numbers["new"]), kind.block)
     loading.check(device, dtype)
     texts = [item.prompt for item in read_file(prompts)] if prompts else []
 

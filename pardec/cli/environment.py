@@ -15,9 +15,9 @@ def env(json_: Json = False) -> None:
     """Print versions, devices and settings, for bug reports."""
     from ..environment import checkout, machine, versions
 
-    found = {**versions(), **checkout(), **machine()}
-    found |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    values = {**versions(), **checkout(), **machine()}
+    values |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if json_:
-        dump(found)
+        dump(values)
     else:
-        print(columns(list(found.items())))
+        print(columns(list(values.items())))

@@ -36,13 +36,13 @@ def list_(
 
     pardec list samplers --family continuous
     """
-    asked = {"stage": stage, "family": family}
-    if (any(asked.values()) or markdown) and kind != "samplers":
+    filters = {"stage": stage, "family": family}
+    if (any(filters.values()) or markdown) and kind != "samplers":
         raise SpecError(
             "--stage, --family and --markdown are for samplers", hint='try "pardec list samplers --markdown"'
         )
     found = entries(kind)
-    for name, wanted in asked.items():
+    for name, wanted in filters.items():
         if wanted is not None:
             _check(name, wanted, entries(kind))
             found = [entry for entry in found if entry[name] == wanted]

@@ -66,6 +66,8 @@ def check(
 
 def check_placing(placing: Mapping[str, Any]) -> None:
     """Refuses arguments of `load` that can be on no machine."""
+    if placing.get("revision") == "":
+        raise SpecError("the revision is empty", hint="name a branch, tag or commit, or leave it out")
     loading.check(
         placing.get("device", "auto"),
         placing.get("dtype", "auto"),

@@ -1,1 +1,1 @@
-"""Many prompts through one batch, and their events as they become certain."""
+"""Serving many prompts through one batch, and streaming the events of a decode."""

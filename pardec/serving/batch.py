@@ -1,4 +1,4 @@
-"""Prompts of any number through one batch: a row that is done leaves, and the next prompt takes its place.
+"""Prompts of any number through one batch: a finished row leaves, and the next prompt takes its slot.
 
 So throughput does not fall to the slowest row of a batch. A row's tokens are those of `generate` alone with its seed.
 A masked model takes new rows at any step, each at the start of its own first block; an autoregressive one feeds their
@@ -233,12 +233,12 @@ class Serving(Iterator[Served]):
                 if len(free):
                     loop.keep(np.setdiff1d(np.arange(len(loop.rows)), free))
         finally:
-            loop.memory.clear()  # states may hold the scene, which reaches them
+            loop.memory.clear()  # states may hold the context, which refers back to them
 
     def _join(
         self, loop: Loop, slots: list[Waiting], free: np.ndarray, other: Loop, more: list[Waiting]
     ) -> Generator[Served, None, np.ndarray]:
-        """Lets the rows of `other` in; yields those that are done at once, and returns the places that stay free."""
+        """Lets the rows of `other` in; yields those that are done at once, and returns the slots that stay free."""
         if isinstance(other, VerifyLoop):
             yield from self._ended(other, more, other.over())
             if len(other.rows):
