@@ -51,22 +51,22 @@ def settings(by_sampler: Mapping[str, Rows], names: Sequence[str]) -> list[Setti
 
     A row that failed scores 0 and leaves its sampler out: its cost is not known.
     """
-    finished = {name: metrics.done(by_sampler.get(name, ())) for name in names}
-    scored = {metrics.place(row) for rows in finished.values() for row in rows if row["score"] is not None}
+    finished = {name: metrics.successful(by_sampler.get(name, ())) for name in names}
+    scored = {metrics.problem_key(row) for rows in finished.values() for row in rows if row["score"] is not None}
     problems = sorted(scored)
-    found = []
+    complete = []
     for name, rows in finished.items():
-        per_problem: dict[metrics.Place, list[Row]] = {}
+        per_problem: dict[metrics.ProblemKey, list[Row]] = {}
         for row in rows:
-            per_problem.setdefault(metrics.place(row), []).append(row)
+            per_problem.setdefault(metrics.problem_key(row), []).append(row)
         if not problems or any(problem not in per_problem for problem in problems):
             continue
 
-        def mean(field: str, rows_of: Mapping[metrics.Place, list[Row]] = per_problem) -> np.ndarray:
+        def mean(field: str, rows_of: Mapping[metrics.ProblemKey, list[Row]] = per_problem) -> np.ndarray:
             return np.array([np.mean([row[field] or 0 for row in rows_of[problem]]) for problem in problems])
 
-        found.append(Setting(name, mean("score"), {cost: mean(cost) for cost in COSTS}, mean("generated")))
-    return found
+        complete.append(Setting(name, mean("score"), {cost: mean(cost) for cost in COSTS}, mean("generated")))
+    return complete
 
 
 @dataclass(frozen=True, slots=True)

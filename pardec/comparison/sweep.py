@@ -42,19 +42,19 @@ def curves(samplers: Sequence[SamplerLike], family: Family, *, sampling: bool = 
     other arguments belong to its setting. Masked models are judged against `threshold`, and `fixed` is always there;
     an acceptance is judged against its drafter alone, a sampler of vectors against `mar` with the same steps.
     """
-    found: dict[str, Curve] = {}
+    by_name: dict[str, Curve] = {}
     for sampler in samplers:
         name = sampler if isinstance(sampler, str) else str(parse(sampler))
         spec = parse(registry.preset(name).spec if name.startswith("preset:") else sampler)
         references = _references(spec, family)
         against = str(references[0]) if references and str(references[0]) != name else None
         if name.startswith("preset:"):
-            found.setdefault(name, Curve(name, None, (name,), against))
+            by_name.setdefault(name, Curve(name, None, (name,), against))
         else:
-            found.setdefault(str(spec), _curve(spec, family, against))
+            by_name.setdefault(str(spec), _curve(spec, family, against))
         for at, reference in enumerate(references):
-            found.setdefault(str(reference), _curve(reference, family, against if at else None))
-    resolved = [replace(curve, samplers=_distinct(curve.samplers, family, sampling)) for curve in found.values()]
+            by_name.setdefault(str(reference), _curve(reference, family, against if at else None))
+    resolved = [replace(curve, samplers=_distinct(curve.samplers, family, sampling)) for curve in by_name.values()]
     return [curve for curve in resolved if curve.samplers]
 
 
@@ -101,8 +101,8 @@ def _selects(spec: Spec) -> bool:
 
 def _distinct(specs: Iterable[str], family: Family, sampling: bool) -> tuple[str, ...]:
     """Those that resolve, each resolved spec once."""
-    known: dict[str, str] = {}
+    by_spec: dict[str, str] = {}
     for text in specs:
         with suppress(SpecError):  # a value that does not go with the others, as a relaxed bound above its threshold
-            known.setdefault(str(registry.resolve(text, family, sampling=sampling).spec), text)
-    return tuple(known.values())
+            by_spec.setdefault(str(registry.resolve(text, family, sampling=sampling).spec), text)
+    return tuple(by_spec.values())

@@ -105,5 +105,5 @@ def _table(task: Mapping[str, Any]) -> str:
     ]
     caption = '<caption class="hidden">Costs at equal accuracy</caption>'
     table = f"<table>{caption}<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    details = f"<details><summary>What the columns mean</summary>{tables.facts(meanings)}</details>"
+    details = f"<details><summary>What the columns mean</summary>{tables.definitions(meanings)}</details>"
     return tables.scroll(table, "Costs at equal accuracy") + details

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pardec
+from pardec.comparison import preview
 from pardec.comparison.sweep import curves, settings
 from pardec.samplers import registry
 
@@ -52,3 +60,40 @@ def test_every_quality_parameter_belongs_to_its_method_and_resolves() -> None:
         (curve,) = [curve for curve in curves([card.name], card.family) if curve.name == card.name]
         assert (curve.parameter or "").startswith(f"{card.name}.")
         assert len(curve.samplers) >= 4, card.name
+
+
+def test_a_run_reports_its_curves_in_every_format(
+    small: Callable[..., pardec.Table], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = small(samplers=("klass",), sweep=True, out=tmp_path / "run", replays=0)
+    (task,) = table.curves
+    assert [curve["name"] for curve in task["curves"]] == ["klass", "threshold", "fixed"]
+    threshold = task["curves"][1]
+    assert threshold["ratio"] is None
+    assert [point["nfe"] for point in threshold["points"]] == sorted(point["nfe"] for point in threshold["points"])
+    for curve in task["curves"]:
+        for point in curve["points"]:
+            row = next(row for row in table.rows if row["sampler"] == point["sampler"])
+            scored = [r for r in table.run.rows if r["sampler"] == point["sampler"] and r["score"] is not None]
+            assert point["accuracy"] == pytest.approx(row["accuracy"])
+            assert point["nfe"] == pytest.approx(sum(r["nfe"] for r in scored) / len(scored))
+    assert json.loads(table.to_json())["curves"][0]["task"] == task["task"]
+    assert "| `klass`" in table.to_markdown().split("Curves of")[1]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert 'id="curves"' in page
+    assert page.count('class="curve own"') == 3
+    assert "--sweep" in page
+    again = small(samplers=("klass",), sweep=True, out=tmp_path / "run", resume=True, replays=0)
+    assert again.curves == table.curves
+
+
+def test_a_run_without_a_sweep_has_no_curves(small: Callable[..., pardec.Table]) -> None:
+    table = small(samplers=("threshold",), references=False)
+    assert table.curves == []
+    assert "curves" not in table.document()
+    assert "Curves" not in table.to_markdown()
+
+
+def test_a_preview_lists_the_settings_of_a_sweep() -> None:
+    document = preview("tiny-dream", "arithmetic", ["entropy_bound"], limit=2, references=False, sweep=True)
+    assert len(document["samplers"]) == 6 + 9 + 5
