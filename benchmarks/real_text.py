@@ -1,7 +1,8 @@
 """Drafters on a real language model and real prompts, beside transformers' own ways to decode the same weights.
 
     python benchmarks/real_text.py --model FILE.gguf --prompts QUESTIONS.jsonl [--count 10] [--timed 2]
-        [--max-new-tokens 64] [--specs SPEC ...] [--runs NAME ...] [--assistant NAME] [--run FOLDER] [--out NAME]
+        [--max-new-tokens 64] [--checked-tokens N] [--specs SPEC ...] [--runs NAME ...] [--assistant NAME]
+        [--run FOLDER] [--out NAME]
 
 The prompts are lines of JSON with `question_id`, `category` and `turns`, as in Spec-Bench's question file; the first
 turn of each is asked, as a user's turn in the chat template. Their categories make six kinds, of which `--count`
@@ -155,23 +156,22 @@ class Store:
 def check(decoders: Decoders, prompts: list[Prompt], options: argparse.Namespace, store: Store) -> None:
     """Decodes all prompts by transformers, one by one, and by every drafter, in batches."""
     ids = {prompt.id: decoders.ids(prompt) for prompt in prompts}
-    for prompt in prompts:
-        if store.find(arm=PLAIN, id=prompt.id) is None:
-            [tokens], _ = decoders.decode(PLAIN, [ids[prompt.id]], options.max_new_tokens)
-            store.add({"arm": PLAIN, "id": prompt.id, "kind": prompt.kind, "tokens": tokens})
     ordered = sorted(prompts, key=lambda prompt: len(ids[prompt.id]))  # rows of a batch are of about one length
-    for arm in options.specs:
+    for arm in [PLAIN, *options.specs]:
         left = [prompt for prompt in ordered if store.find(arm=arm, id=prompt.id) is None]
-        for start in range(0, len(left), BATCH):
-            batch = left[start : start + BATCH]
-            answers, _ = decoders.decode(arm, [ids[prompt.id] for prompt in batch], options.max_new_tokens)
+        size = 1 if arm == PLAIN else BATCH
+        for start in range(0, len(left), size):
+            batch = left[start : start + size]
+            answers, _ = decoders.decode(arm, [ids[prompt.id] for prompt in batch], options.checked_tokens)
             for prompt, tokens in zip(batch, answers, strict=True):
-                expected = (store.find(arm=PLAIN, id=prompt.id) or {})["tokens"]
-                row = {"arm": arm, "id": prompt.id, "kind": prompt.kind, "equal": tokens == expected}
-                if tokens != expected:
-                    row["gap"] = decoders.gap(ids[prompt.id], expected, tokens)
-                store.add(row)
-        print(f"{arm}: {sum(row['equal'] for row in store.rows if row['arm'] == arm)} equal", flush=True)
+                store.add({"arm": arm, "id": prompt.id, "kind": prompt.kind, "tokens": tokens})
+        print(f"{arm}: compared", flush=True)
+    for row in [row for row in store.rows if "gap" not in row]:
+        expected = store.find(arm=PLAIN, id=row["id"])
+        known = store.find(arm=f"gap of {row['arm']}", id=row["id"])
+        if expected and expected["tokens"] != row["tokens"] and known is None:
+            gap = decoders.gap(ids[row["id"]], expected["tokens"], row["tokens"])
+            store.add({"arm": f"gap of {row['arm']}", "id": row["id"], "gap": gap})
 
 
 def timed(decoders: Decoders, run: str, prompts: list[Prompt], options: argparse.Namespace, store: Store) -> None:
@@ -234,22 +234,19 @@ def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
         "command": " ".join(["python", "benchmarks/real_text.py", *map(_shown, sys.argv[1:])]),
         "model": Path(options.model).name,
         "max_new_tokens": options.max_new_tokens,
+        "checked_tokens": options.checked_tokens,
         "processor": processor(),
         "threads": 1,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    equal = {arm: [row for row in checks.rows if row["arm"] == arm] for arm in options.specs}
-    equality = [
-        {
-            "arm": arm,
-            "prompts": len(rows),
-            "equal": sum(row["equal"] for row in rows),
-            "gaps": [row["gap"] for row in rows if not row["equal"]],
-        }
-        for arm, rows in equal.items()
-        if rows
-    ]
+    plain = {row["id"]: row["tokens"] for row in checks.rows if row["arm"] == PLAIN}
+    equality = []
+    for arm in options.specs:
+        own = [row for row in checks.rows if row["arm"] == arm and row["id"] in plain]
+        equal = sum(row["tokens"] == plain[row["id"]] for row in own)
+        gaps = [row["gap"] for row in checks.rows if row["arm"] == f"gap of {arm}"]
+        equality += [{"arm": arm, "prompts": len(own), "equal": equal, "gaps": gaps}] if own else []
     runs, kinds = {}, {}
     for run in RUNS:
         own = [row for row in times.rows if row["run"] == run]
@@ -275,6 +272,7 @@ def _page(head: Row, equality: list[Row], runs: dict[str, list[Row]], kinds: Row
     yield f"{head['torch']}, transformers {head['transformers']}; `{head['command']}`.\n"
     if equality:
         yield "## Tokens equal to transformers' greedy ones, float32\n"
+        yield f"The first {head['checked_tokens']} tokens of each answer; drafters in batches."
         yield "A gap is how far apart transformers' own logits of the two tokens are where the answers part.\n"
         yield "| drafter | prompts | equal | gaps |"
         yield "|---|---|---|---|"
@@ -309,6 +307,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10, help="prompts of each kind that are compared")
     parser.add_argument("--timed", type=int, default=2, help="prompts of each kind that are timed")
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--checked-tokens", type=int, help="of each answer that is compared; all if not given")
     parser.add_argument("--specs", nargs="*", default=specs())
     parser.add_argument("--runs", nargs="*", default=[*RUNS], choices=[*RUNS])
     parser.add_argument("--assistant", help="a smaller model of the same tokens; without one, its own first layers")
@@ -318,8 +317,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    settings = {"model": Path(options.model).name, "new": options.max_new_tokens, "assistant": options.assistant}
-    checks, times = (Store(options.run / f"{name}.jsonl", settings) for name in ("checks", "timed"))
+    options.checked_tokens = options.checked_tokens or options.max_new_tokens
+    model = Path(options.model).name
+    checks = Store(options.run / "checks.jsonl", {"model": model, "tokens": options.checked_tokens})
+    settings = {"model": model, "tokens": options.max_new_tokens, "assistant": options.assistant}
+    times = Store(options.run / "timed.jsonl", settings)
     prompts = read_prompts(options.prompts, options.count)
     few = read_prompts(options.prompts, options.timed)
     if options.only in (None, "check"):
