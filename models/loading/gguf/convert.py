@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,10 +25,11 @@ from ...errors import ModelError
 from ..cache_dir import cache_folder, private, require_own
 from .architecture import Target, describe
 from .header import Header, StoredTensor, library, read_header
+from .listing import FOLDER, SOURCE
 from .tokenizer import special_ids, tokenizer_files
 
 _FORMAT = 1  # of the folders; another number lets files be converted again
-_FOLDER, _PART = "gguf", "part-"
+_PART = "part-"
 _WEIGHTS = "model.safetensors"
 _AS_THEY_ARE = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 _CHUNK = 1 << 24  # values dequantized at a time
@@ -53,7 +55,7 @@ def converted(file: Path) -> Path:
 
 def _convert(header: Header) -> Path:
     key = f"{hashlib.sha256(header.content).hexdigest()[:32]}-{_FORMAT}"
-    with private(_FOLDER) as folder:
+    with private(FOLDER) as folder:
         if not (folder / key).is_dir():
             config, targets = describe(header)
             part = Path(tempfile.mkdtemp(dir=folder, prefix=_PART))
@@ -67,10 +69,10 @@ def _convert(header: Header) -> Path:
             finally:
                 shutil.rmtree(part, ignore_errors=True)
                 _clear(folder)
-    with private(_FOLDER, key) as folder:
+    with private(FOLDER, key) as folder:
         for name in os.listdir(folder):
             require_own(folder / name)
-    return cache_folder() / _FOLDER / key
+    return cache_folder() / FOLDER / key
 
 
 def _write(header: Header, folder: Path, config: dict[str, Any], targets: dict[str, Target]) -> None:
@@ -80,12 +82,23 @@ def _write(header: Header, folder: Path, config: dict[str, Any], targets: dict[s
     files = tokenizer_files(header, vocabulary, positions)
     files["config.json"] = json.dumps({**config, **special}, indent=2)
     files["generation_config.json"] = json.dumps(special, indent=2)
+    files[SOURCE] = json.dumps(_source(header, targets, config["model_type"]))
     total = sum(_published_size(header.tensors[name]) for name in targets)
     if shutil.disk_usage(folder).free < total:
         raise OSError(errno.ENOSPC, f"{total / 2**30:.2f} GiB are needed")
     _save(folder / _WEIGHTS, _safetensors(header, targets))
     for name, text in files.items():
         _save(folder / name, iter([text.encode("utf-8")]))
+
+
+def _source(header: Header, targets: dict[str, Target], family: str) -> dict[str, Any]:
+    """What `pardec list models` shows."""
+    kinds = Counter[str]()
+    for name in targets:
+        kinds[header.tensors[name].kind] += header.tensors[name].count
+    title = header.metadata.get("general.name")
+    summary = f"{title if isinstance(title, str) and title else header.file.stem}, {kinds.most_common(1)[0][0]}"
+    return {"file": os.path.abspath(header.file), "family": family, "summary": summary, "parameters": kinds.total()}
 
 
 def _safetensors(header: Header, targets: dict[str, Target]) -> Iterator[bytes | memoryview]:

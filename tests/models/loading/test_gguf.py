@@ -20,6 +20,7 @@ import pardec
 from pardec.models.errors import ModelError
 from pardec.models.load import load
 from pardec.models.loading.gguf import convert
+from pardec.models.loading.gguf.listing import converted_files
 from pardec.models.loading.kinds import kind_of
 from tests.models.loading.gguf_files import CONFIG, MERGES, TEMPLATE, TOKENS, tokenizer_fields, write_gguf
 from tests.models.toys import ROOT
@@ -167,6 +168,22 @@ def test_a_file_is_converted_once(tmp_path: Path, own_cache: Path, monkeypatch: 
     convert._ready.clear()  # as in another process
     assert torch.equal(logits(pardec.load(shutil.copy(file, tmp_path / "copy.gguf"), device="cpu")), expected)
     assert kind_of(file).family == "ar"  # type: ignore[union-attr]
+
+
+def test_files_that_were_converted_are_listed(tmp_path: Path, own_cache: Path) -> None:
+    assert converted_files() == []
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0", metadata={"general.name": "a\x1bb"})
+    folder = load(file, device="cpu").path
+    [entry] = converted_files()
+    assert (entry.name, entry.family, entry.summary) == (str(file), "llama", r"a\x1bb, Q8_0")
+    assert entry.parameters == load(file, device="cpu").parameters
+    assert entry.path == str(folder)
+    (own_cache / "part-x").mkdir()
+    (own_cache / folder.name / "source.json").chmod(0o666)  # type: ignore[union-attr]
+    assert converted_files() == []
+    (own_cache / folder.name / "source.json").chmod(0o600)  # type: ignore[union-attr]
+    file.unlink()
+    assert converted_files() == []
 
 
 def test_another_content_is_another_model(tmp_path: Path, own_cache: Path) -> None:
