@@ -92,7 +92,7 @@ def describe(header: Header) -> tuple[dict[str, Any], dict[str, Target]]:
             f"{header.file} is one of {fields.whole('split.count')} parts of a model",
             "merge the parts into one file first (llama-gguf-split --merge)",
         )
-    for unsupported in ("expert_count", "attention.sliding_window"):
+    for unsupported in ("expert_count", "attention.sliding_window", "rope.scale_linear"):
         if fields.optional(unsupported):
             raise ModelError(f"{header.file}: {name}.{unsupported} is {fields.optional(unsupported)!r}: not supported")
     config = _config(fields, header)
@@ -110,8 +110,10 @@ def _config(fields: Fields, header: Header) -> dict[str, Any]:
         raise ModelError(f"{fields.file}: {layers} layers of {heads} heads and width {width} are no model")
     head_dim = fields.whole("attention.key_length", width // heads)
     rotated = fields.whole("rope.dimension_count", head_dim)
-    if rotated != head_dim or fields.whole("attention.value_length", head_dim) != head_dim:
-        raise ModelError(f"{fields.file}: heads of {head_dim} values, of which {rotated} are rotated: not supported")
+    values = fields.whole("attention.value_length", head_dim)
+    if not head_dim == rotated == values:
+        problem = f"keys of {head_dim} values, of which {rotated} are rotated, and values of {values}: not supported"
+        raise ModelError(f"{fields.file}: {problem}")
     kind = fields.architecture
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[kind]],

@@ -52,7 +52,9 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
             f"supported: {', '.join(_SPLITS)}",
         )
     tokens, merges = _texts(header, "tokens"), _texts(header, "merges")
-    types = fields.get(_PREFIX + "token_type") or [1] * len(tokens)
+    types = fields.get(_PREFIX + "token_type", [1] * len(tokens))
+    if not isinstance(types, list):
+        raise ModelError(f"{file}: {_PREFIX}token_type is no list")
     if len(tokens) > vocabulary or len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ModelError(
             f"{file}: {len(tokens)} tokens, {len(set(tokens))} different ones, {len(types)} types and "
@@ -60,7 +62,8 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
         )
     special = {name: _id(header, key, len(tokens)) for name, key in _SPECIAL.items()}
     settings: dict[str, Any] = {name: tokens[index] for name, index in special.items() if index is not None}
-    adds_bos = fields.get(_PREFIX + "add_bos_token") is True and special["bos_token"] is not None
+    like_llama3 = _SPLITS[split] == _LLAMA3  # which has it by default
+    adds_bos = fields.get(_PREFIX + "add_bos_token", like_llama3) is True and special["bos_token"] is not None
     settings |= {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": adds_bos,
