@@ -1,16 +1,17 @@
 """Drafters on a real language model and real prompts, beside transformers' own ways to decode the same weights.
 
     python benchmarks/real_text.py --model FILE.gguf --prompts QUESTIONS.jsonl [--count 10] [--timed 2]
-        [--max-new-tokens 64] [--checked-tokens N] [--specs SPEC ...] [--runs NAME ...] [--assistant NAME]
-        [--run FOLDER] [--out NAME]
+        [--max-new-tokens 64] [--checked-tokens N] [--specs SPEC ...] [--beside NAME ...] [--runs NAME ...]
+        [--assistant NAME] [--run FOLDER] [--only check|timed|report] [--out NAME]
 
 The prompts are lines of JSON with `question_id`, `category` and `turns`, as in Spec-Bench's question file; the first
 turn of each is asked, as a user's turn in the chat template. Their categories make six kinds, of which `--count`
 prompts each are decoded greedily by every exact drafter, in batches of 8, and compared with transformers' greedy
 tokens ("equal"). The first `--timed` of each kind are also decoded one by one by all arms in turn (every prompt begins
-with the next arm), in each of `--runs`: float32 with kernels in C, float32 with PyTorch's, and bfloat16. Seconds are
-of this process on one thread, the prompt's forward among them, which other load on the machine changes little; the
-last column is by the clock. What is done is kept in FOLDER, and the same command goes on from there.
+with the next arm), each in all of `--runs`: float32 with kernels in C, float32 with PyTorch's, and bfloat16. An arm is
+compared with transformers over the prompts that it has done, whose number stands beside it. Seconds are of this process
+on one thread, the prompt's forward among them, which other load on the machine changes little; a last column has those
+of the clock. What is done is kept in FOLDER, and the same command goes on from there; `--only` does a part of it.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class Decoders:
     """pardec's model and transformers' of the same files, in one dtype, loaded when they are first used."""
 
     def __init__(self, options: argparse.Namespace, run: str) -> None:
-        self.dtype, kernels = RUNS[run]
-        os.environ["PARDEC_KERNELS"] = kernels
+        self.dtype, self.kernels = RUNS[run]
+        os.environ["PARDEC_KERNELS"] = self.kernels
         self.options = options
         self.model = pardec.load(options.model, device="cpu", dtype=self.dtype)
 
@@ -101,6 +102,7 @@ class Decoders:
 
     def decode(self, arm: str, prompts: list[list[int]], new: int) -> tuple[list[list[int]], Row]:
         """The tokens of each prompt, up to and with the first end token, and what they took."""
+        os.environ["PARDEC_KERNELS"] = self.kernels
         if not arm.startswith(PLAIN):
             result = self.model.generate(input_ids=prompts, sampler=arm, max_new_tokens=new)
             gained = [count for row in result.trace.gained for count in row[1:] if count]
@@ -174,33 +176,36 @@ def check(decoders: Decoders, prompts: list[Prompt], options: argparse.Namespace
             store.add({"arm": f"gap of {row['arm']}", "id": row["id"], "gap": gap})
 
 
-def timed(decoders: Decoders, run: str, prompts: list[Prompt], options: argparse.Namespace, store: Store) -> None:
-    """Decodes each prompt alone by every arm, the next one first each time."""
-    arms = [PLAIN, LOOKUP, ASSISTED, *options.specs]
-    warm: set[str] = set()
+def timed(prompts: list[Prompt], options: argparse.Namespace, store: Store) -> None:
+    """Decodes each prompt alone by every arm in every run, the next arm first each time."""
+    decoders = {run: Decoders(options, run) for run in options.runs}
+    arms = [PLAIN, *options.beside, *options.specs]
+    warm = set()
     for number, prompt in enumerate(prompts):
-        ids = decoders.ids(prompt)
+        ids = next(iter(decoders.values())).ids(prompt)
         for arm in (arms[number % len(arms) :] + arms)[: len(arms)]:
-            if store.find(run=run, arm=arm, id=prompt.id) is not None:
-                continue
-            if arm not in warm:
-                decoders.decode(arm, [ids[-16:]], 4)
-                warm.add(arm)
-            process, clock = time.process_time(), time.perf_counter()
-            [tokens], figures = decoders.decode(arm, [ids], options.max_new_tokens)
-            took = {"process_s": time.process_time() - process, "clock_s": time.perf_counter() - clock}
-            head = {"run": run, "arm": arm, "id": prompt.id, "kind": prompt.kind, "prompt": len(ids)}
-            store.add({**head, "tokens": tokens, **figures, **took})
-        print(f"{run}: {number + 1} of {len(prompts)} prompts", flush=True)
+            for run, decoder in decoders.items():
+                if store.find(run=run, arm=arm, id=prompt.id) is not None:
+                    continue
+                if (run, arm) not in warm:
+                    decoder.decode(arm, [ids[-16:]], 4)
+                    warm.add((run, arm))
+                process, clock = time.process_time(), time.perf_counter()
+                [tokens], figures = decoder.decode(arm, [ids], options.max_new_tokens)
+                took = {"process_s": time.process_time() - process, "clock_s": time.perf_counter() - clock}
+                head = {"run": run, "arm": arm, "id": prompt.id, "kind": prompt.kind, "prompt": len(ids)}
+                store.add({**head, "tokens": tokens, **figures, **took})
+        print(f"{number + 1} of {len(prompts)} prompts", flush=True)
 
 
 def summary(rows: list[Row], arms: list[str]) -> list[Row]:
-    """A row for each arm, over the prompts that every arm has decoded."""
-    done = set.intersection(*({row["id"] for row in rows if row["arm"] == arm} for arm in arms))
+    """A row for each arm, over the prompts that it and transformers have decoded."""
     plain = {row["id"]: row for row in rows if row["arm"] == PLAIN}
     found = []
     for arm in arms:
-        own = [row for row in rows if row["arm"] == arm and row["id"] in done]
+        own = [row for row in rows if row["arm"] == arm and row["id"] in plain]
+        if not own:
+            continue
         base = [plain[row["id"]] for row in own]
         total = {name: sum(row[name] for row in own) for name in ("process_s", "clock_s")}
         tokens = sum(len(row["tokens"]) for row in own)
@@ -250,15 +255,15 @@ def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
     runs, kinds = {}, {}
     for run in RUNS:
         own = [row for row in times.rows if row["run"] == run]
-        if {row["arm"] for row in own} >= {*arms}:
-            runs[run] = summary(own, arms)
-            of_kind = {kind: [row for row in own if row["kind"] == kind] for kind in sorted({r["kind"] for r in own})}
-            whole = {kind: rows for kind, rows in of_kind.items() if {row["arm"] for row in rows} >= {*arms}}
-            kinds[run] = {kind: summary(rows, arms) for kind, rows in whole.items()}
+        if rows := summary(own, arms):
+            runs[run] = rows
+            names = sorted({row["kind"] for row in own})
+            kinds[run] = {kind: summary([row for row in own if row["kind"] == kind], arms) for kind in names}
     options.out.with_suffix(".json").write_text(
         json.dumps({**head, "equality": equality, "runs": runs, "kinds": kinds}, indent=1) + "\n"
     )
-    options.out.with_suffix(".md").write_text("\n".join(_page(head, equality, runs, kinds)) + "\n")
+    page = _page(head, equality, runs, kinds, across(times.rows, runs, arms))
+    options.out.with_suffix(".md").write_text("\n".join(page).rstrip() + "\n")
 
 
 def _shown(word: str) -> str:
@@ -266,7 +271,24 @@ def _shown(word: str) -> str:
     return Path(word).name if os.sep in word and Path(word).is_absolute() else word
 
 
-def _page(head: Row, equality: list[Row], runs: dict[str, list[Row]], kinds: Row) -> Iterator[str]:
+def across(rows: list[Row], runs: Row, arms: list[str]) -> dict[str, list[str]]:
+    """Seconds of each arm in every run over those of the first, with the number of prompts."""
+    first = next(iter(runs), None)
+    found: dict[str, list[str]] = {}
+    for arm in arms:
+        took = {
+            run: {row["id"]: row["process_s"] for row in rows if (row["run"], row["arm"]) == (run, arm)} for run in runs
+        }
+        common = {run: took[run].keys() & took[first].keys() for run in runs}
+        if any(common.values()) and sum(map(bool, common.values())) > 1:
+            found[arm] = [
+                f"{sum(took[run][i] for i in ids) / sum(took[first][i] for i in ids):.2f} ({len(ids)})" if ids else ""
+                for run, ids in common.items()
+            ]
+    return found
+
+
+def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: dict[str, list[str]]) -> Iterator[str]:
     yield f"# Drafting for {head['model']}\n"
     yield f"At most {head['max_new_tokens']} tokens an answer, greedy, one thread, {head['processor']}; torch"
     yield f"{head['torch']}, transformers {head['transformers']}; `{head['command']}`.\n"
@@ -281,23 +303,28 @@ def _page(head: Row, equality: list[Row], runs: dict[str, list[Row]], kinds: Row
             yield f"| `{row['arm']}` | {row['prompts']} | {row['equal']} | {gaps} |"
         yield ""
     for run, rows in runs.items():
-        count = rows[0]["prompts"]
-        yield f"## {run}: {count} prompts, one at a time\n"
-        yield f"| arm | {' | '.join(title for title, _, _ in COLUMNS)} | equal |"
-        yield "|---" * (len(COLUMNS) + 2) + "|"
+        yield f"## {run}: {max(row['prompts'] for row in rows)} prompts, one at a time\n"
+        yield f"| arm | prompts | {' | '.join(title for title, _, _ in COLUMNS)} | equal |"
+        yield "|---" * (len(COLUMNS) + 3) + "|"
         for row in rows:
-            cells = (form.format(row[name]) if name in row else "" for _, name, form in COLUMNS)
-            yield f"| {row['arm']} | {' | '.join(cells)} | {row['equal']}/{count} |"
+            cells = " | ".join(form.format(row[name]) if name in row else "" for _, name, form in COLUMNS)
+            yield f"| {row['arm']} | {row['prompts']} | {cells} | {row['equal']} |"
         yield ""
-        if kinds[run]:
-            sizes = ", ".join(f"{kind}: {found[0]['prompts']}" for kind, found in kinds[run].items())
-            yield f"Over transformers, by kind (prompts of {sizes}):\n"
-            yield f"| arm | {' | '.join(kinds[run])} |"
-            yield "|---" * (len(kinds[run]) + 1) + "|"
-            for index, row in enumerate(rows):
-                cells = (f"{found[index]['speed_up_process_s']:.2f}" for found in kinds[run].values())
-                yield f"| {row['arm']} | {' | '.join(cells)} |"
-            yield ""
+        yield "Over transformers, by kind:\n"
+        yield f"| arm | {' | '.join(kinds[run])} |"
+        yield "|---" * (len(kinds[run]) + 1) + "|"
+        for row in rows:
+            found = [{own["arm"]: own for own in rows}.get(row["arm"]) for rows in kinds[run].values()]
+            cells = " | ".join("" if own is None else f"{own['speed_up_process_s']:.2f}" for own in found)
+            yield f"| {row['arm']} | {cells} |"
+        yield ""
+    if len(runs) > 1:
+        yield "## One run beside another\n"
+        yield "Seconds of the process over those of the first run, on the prompts that both have done.\n"
+        yield f"| arm | {' | '.join(runs)} |"
+        yield "|---" * (len(runs) + 1) + "|"
+        for arm, cells in ratios.items():
+            yield f"| {arm} | {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -309,6 +336,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--checked-tokens", type=int, help="of each answer that is compared; all if not given")
     parser.add_argument("--specs", nargs="*", default=specs())
+    parser.add_argument("--beside", nargs="*", default=[LOOKUP, ASSISTED], choices=[LOOKUP, ASSISTED])
     parser.add_argument("--runs", nargs="*", default=[*RUNS], choices=[*RUNS])
     parser.add_argument("--assistant", help="a smaller model of the same tokens; without one, its own first layers")
     parser.add_argument("--run", type=Path, default=Path("runs/real_text"), help="folder that keeps what is done")
@@ -327,8 +355,7 @@ def main() -> None:
     if options.only in (None, "check"):
         check(Decoders(options, "float32, C"), prompts, options, checks)
     if options.only in (None, "timed"):
-        for run in options.runs:
-            timed(Decoders(options, run), run, few, options, times)
+        timed(few, options, times)
     report(options, checks, times)
 
 
