@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -156,18 +157,18 @@ class Store:
 
 
 def check(decoders: Decoders, prompts: list[Prompt], options: argparse.Namespace, store: Store) -> None:
-    """Decodes all prompts by transformers, one by one, and by every drafter, in batches."""
+    """Decodes all prompts by transformers, one by one, and by every drafter, in batches; short ones first."""
     ids = {prompt.id: decoders.ids(prompt) for prompt in prompts}
     ordered = sorted(prompts, key=lambda prompt: len(ids[prompt.id]))  # rows of a batch are of about one length
-    for arm in [PLAIN, *options.specs]:
-        left = [prompt for prompt in ordered if store.find(arm=arm, id=prompt.id) is None]
-        size = 1 if arm == PLAIN else BATCH
-        for start in range(0, len(left), size):
-            batch = left[start : start + size]
-            answers, _ = decoders.decode(arm, [ids[prompt.id] for prompt in batch], options.checked_tokens)
-            for prompt, tokens in zip(batch, answers, strict=True):
+    for start in range(0, len(ordered), BATCH):
+        for arm in [PLAIN, *options.specs]:
+            left = [prompt for prompt in ordered[start : start + BATCH] if store.find(arm=arm, id=prompt.id) is None]
+            if not left:
+                continue
+            answers, _ = decoders.decode(arm, [ids[prompt.id] for prompt in left], options.checked_tokens)
+            for prompt, tokens in zip(left, answers, strict=True):
                 store.add({"arm": arm, "id": prompt.id, "kind": prompt.kind, "tokens": tokens})
-        print(f"{arm}: compared", flush=True)
+        print(f"{min(start + BATCH, len(ordered))} of {len(ordered)} prompts compared", flush=True)
     for row in [row for row in store.rows if "gap" not in row]:
         expected = store.find(arm=PLAIN, id=row["id"])
         known = store.find(arm=f"gap of {row['arm']}", id=row["id"])
@@ -236,7 +237,7 @@ def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
     """Writes OUT.json and OUT.md from what is done so far."""
     arms = [PLAIN, LOOKUP, ASSISTED, *options.specs]
     head = {
-        "command": " ".join(["python", "benchmarks/real_text.py", *map(_shown, sys.argv[1:])]),
+        "command": shlex.join(["python", "benchmarks/real_text.py", *map(_shown, sys.argv[1:])]),
         "model": Path(options.model).name,
         "max_new_tokens": options.max_new_tokens,
         "checked_tokens": options.checked_tokens,
@@ -296,7 +297,7 @@ def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: dict[st
         yield "## Tokens equal to transformers' greedy ones, float32\n"
         yield f"The first {head['checked_tokens']} tokens of each answer; drafters in batches."
         yield "A gap is how far apart transformers' own logits of the two tokens are where the answers part.\n"
-        yield "| drafter | prompts | equal | gaps |"
+        yield "| arm | prompts | equal | gaps |"
         yield "|---|---|---|---|"
         for row in equality:
             gaps = ", ".join(f"{gap:.1e}" for gap in row["gaps"])
@@ -308,7 +309,8 @@ def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: dict[st
         yield "|---" * (len(COLUMNS) + 3) + "|"
         for row in rows:
             cells = " | ".join(form.format(row[name]) if name in row else "" for _, name, form in COLUMNS)
-            yield f"| {row['arm']} | {row['prompts']} | {cells} | {row['equal']} |"
+            name = row["arm"] if row["arm"].startswith(PLAIN) else f"`{row['arm']}`"
+            yield f"| {name} | {row['prompts']} | {cells} | {row['equal']} |"
         yield ""
         yield "Over transformers, by kind:\n"
         yield f"| arm | {' | '.join(kinds[run])} |"
