@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelError
 from ...printable import line
 from ..cache_dir import cache_folder, private, require_own
-from ..sources import read_json
+from ..json_text import parse
 
 FOLDER = "gguf"  # of the cache
 SOURCE = "source.json"  # beside the weights: what they were converted from
@@ -45,10 +44,10 @@ def _files() -> Iterator[Converted]:
             if not (cache_folder() / FOLDER / key / SOURCE).is_file():
                 continue
             with private(FOLDER, key) as folder:
-                source: dict[str, Any] = read_json(require_own(folder / SOURCE))
+                source: Any = parse(require_own(folder / SOURCE).read_bytes())
             name, size = str(source["file"]), int(source["parameters"])
             if Path(name).is_file():
                 text = line(str(source["summary"]), 80)
                 yield Converted(line(name), str(source["family"]), text, size, str(cache_folder() / FOLDER / key))
-        except (OSError, ModelError, KeyError, TypeError, ValueError):
+        except (OSError, LookupError, TypeError, ValueError):
             continue
