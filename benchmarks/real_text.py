@@ -2,7 +2,7 @@
 
     python benchmarks/real_text.py --model FILE.gguf --prompts QUESTIONS.jsonl [--count 10] [--timed 2]
         [--max-new-tokens 64] [--checked-tokens N] [--specs SPEC ...] [--beside NAME ...] [--runs NAME ...]
-        [--assistant NAME] [--run FOLDER] [--only check|timed|report] [--out NAME]
+        [--assistant NAME] [--run FOLDER] [--only check|timed|forwards|report] [--out NAME]
 
 The prompts are lines of JSON with `question_id`, `category` and `turns`, as in Spec-Bench's question file; the first
 turn of each is asked, as a user's turn in the chat template. Their categories make six kinds, of which `--count`
@@ -42,6 +42,7 @@ RUNS = {"float32, C": ("float32", "auto"), "float32": ("float32", "reference"), 
 PLAIN, LOOKUP, ASSISTED = "transformers", "transformers, prompt lookup", "transformers, assisted"
 OTHERS = {"model", "zipar"}  # they need a second model, or an image
 BATCH = 8
+POSITIONS, REPEATS = (1, 8, 32, 128), 15
 Row = dict[str, Any]
 
 
@@ -199,6 +200,22 @@ def timed(prompts: list[Prompt], options: argparse.Namespace, store: Store) -> N
         print(f"{number + 1} of {len(prompts)} prompts", flush=True)
 
 
+def forwards(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Milliseconds of a forward over some positions in every run: the least of many, which take turns."""
+    decoders = {run: Decoders(options, run) for run in options.runs}
+    least: dict[str, dict[str, float]] = {run: {} for run in decoders}
+    for count in POSITIONS:
+        ids = torch.randint(0, 1000, (1, count), generator=torch.Generator().manual_seed(count))
+        for _ in range(REPEATS):
+            for run, decoder in decoders.items():
+                os.environ["PARDEC_KERNELS"] = decoder.kernels
+                started = time.process_time()
+                decoder.model.logits(ids)
+                took = 1000 * (time.process_time() - started)
+                least[run][str(count)] = min(took, least[run].get(str(count), took))
+    return least
+
+
 def summary(rows: list[Row], arms: list[str]) -> list[Row]:
     """A row for each arm, over the prompts that it and transformers have decoded."""
     plain = {row["id"]: row for row in rows if row["arm"] == PLAIN}
@@ -260,10 +277,11 @@ def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
             runs[run] = rows
             names = sorted({row["kind"] for row in own})
             kinds[run] = {kind: summary([row for row in own if row["kind"] == kind], arms) for kind in names}
-    options.out.with_suffix(".json").write_text(
-        json.dumps({**head, "equality": equality, "runs": runs, "kinds": kinds}, indent=1) + "\n"
-    )
-    page = _page(head, equality, runs, kinds, across(times.rows, runs, arms))
+    file = options.run / "forwards.json"
+    least = json.loads(file.read_text()) if file.is_file() else {}
+    result = {**head, "equality": equality, "runs": runs, "kinds": kinds, "forwards_ms": least}
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    page = _page(head, equality, runs, kinds, across(times.rows, runs, arms), least)
     options.out.with_suffix(".md").write_text("\n".join(page).rstrip() + "\n")
 
 
@@ -289,7 +307,7 @@ def across(rows: list[Row], runs: Row, arms: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: dict[str, list[str]]) -> Iterator[str]:
+def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: Row, least: Row) -> Iterator[str]:
     yield f"# Drafting for {head['model']}\n"
     yield f"At most {head['max_new_tokens']} tokens an answer, greedy, one thread, {head['processor']}; torch"
     yield f"{head['torch']}, transformers {head['transformers']}; `{head['command']}`.\n"
@@ -327,6 +345,14 @@ def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: dict[st
         yield "|---" * (len(runs) + 1) + "|"
         for arm, cells in ratios.items():
             yield f"| {arm} | {' | '.join(cells)} |"
+        yield ""
+    if least:
+        yield "## A forward without a cache\n"
+        yield f"Milliseconds of the process, by the number of positions; the least of {REPEATS} that take turns.\n"
+        yield f"| run | {' | '.join(map(str, POSITIONS))} |"
+        yield "|---" * (len(POSITIONS) + 1) + "|"
+        for run, took in least.items():
+            yield f"| {run} | {' | '.join(f'{took[str(count)]:.0f}' for count in POSITIONS)} |"
 
 
 def main() -> None:
@@ -342,7 +368,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="*", default=[*RUNS], choices=[*RUNS])
     parser.add_argument("--assistant", help="a smaller model of the same tokens; without one, its own first layers")
     parser.add_argument("--run", type=Path, default=Path("runs/real_text"), help="folder that keeps what is done")
-    parser.add_argument("--only", choices=["check", "timed", "report"])
+    parser.add_argument("--only", choices=["check", "timed", "forwards", "report"])
     parser.add_argument("--out", type=Path, default=HERE / "real_text", help="without its ending")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -358,6 +384,8 @@ def main() -> None:
         check(Decoders(options, "float32, C"), prompts, options, checks)
     if options.only in (None, "timed"):
         timed(few, options, times)
+    if options.only in (None, "forwards"):
+        (options.run / "forwards.json").write_text(json.dumps(forwards(options)))
     report(options, checks, times)
 
 
