@@ -353,6 +353,19 @@ def test_the_content_tells_what_a_file_is(tmp_path: Path) -> None:
     assert kind_of(file) is not None
 
 
+def test_a_file_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_gguf(tmp_path / "toy.gguf")
+    asked = []
+
+    def download(*names: str, **_: Any) -> str:
+        asked.append(names)
+        return str(file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert load("owner/toy-GGUF/toy.Q8_0.gguf", device="cpu").name == "owner/toy-GGUF/toy.Q8_0.gguf"
+    assert asked == [("owner/toy-GGUF", "toy.Q8_0.gguf")]
+
+
 def test_a_request_is_checked_without_torch(tmp_path: Path) -> None:
     """The command line refuses what cannot work before it imports torch, and converts the file for it."""
     file = write_gguf(tmp_path / "toy.gguf")
