@@ -170,7 +170,7 @@ class Batches:
         """Says on stderr, in one line, that answers are empty where the prompts may be why."""
         count = sum(not row["generated"] for row in self.rows.values())
         plain = any(isinstance(item.prompt, str) for item in self.items)
-        reason = empty_answer.why(self.model, plain=plain, way_out="try --chat") if count else None
+        reason = empty_answer.why(self.model, plain=plain, way_out="leave --raw out") if count else None
         if reason is not None:
             say(f"warning: {empty_answer.sentence(count, len(self.rows))}: {reason}", quiet=self.quiet)
 

@@ -131,7 +131,7 @@ def _asked(prompt: list[str] | None, prompts: Path | None, classes: list[int] | 
         return list(classes)
     if not prompt and prompts is None:
         raise SpecError("nothing to draw is given", hint='pass -p "a caption", --prompts FILE, or --class N')
-    items = inputs.read(prompt or [], prompts, chat=False)
+    items = inputs.read(prompt or [], prompts)
     for item in items:
         if not isinstance(item.prompt, str):
             raise SpecError(

@@ -6,16 +6,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
+from pardec.models.loading.catalog import EMBEDDED
 from pardec.models.loading.json_text import parse
 
 from ..io.prompt_files import Item, read_file, read_text
+from .common import say
+
+if TYPE_CHECKING:
+    from ..api import Model
 
 
-def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
-    """The prompts of one command, in order; with `chat`, text becomes a user's message. Raises SpecError."""
+def read(texts: Sequence[str], file: Path | None) -> list[Item]:
+    """The prompts of one command, in order. Raises SpecError."""
     if texts and file is not None:
         raise SpecError("both -p and --prompts are given", hint="keep one of them")
     if texts:
@@ -27,12 +32,31 @@ def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
     else:
         content = sys.stdin.read()
         items = read_text(content, "standard input", json_lines=content.lstrip().startswith("{"))
-    if chat:
-        items = [
-            replace(item, prompt=[{"role": "user", "content": item.prompt}]) if isinstance(item.prompt, str) else item
-            for item in items
-        ]
     return items
+
+
+def as_turns(items: list[Item], model: Model, *, chat: bool | None, quiet: bool) -> list[Item]:
+    """The prompts with text as a user's message where `chat` says so; None: where the model has a chat template.
+
+    Embedded models, which are trained on the text itself, keep it. What was not asked for is said on stderr.
+    """
+    embedded = model.path is not None and model.path.parent == EMBEDDED
+    texts = sum(isinstance(item.prompt, str) for item in items)
+    if chat is None and texts and not embedded and getattr(model.tokenizer, "chat_template", None):
+        verb = "is" if texts == 1 else "are"
+        what = (
+            f"the prompt{'s' * (texts > 1)} {verb}"
+            if texts == len(items)
+            else f"{texts} of {len(items)} prompts {verb}"
+        )
+        say(f"{what} in the chat template of {model.name}, as a user's turn; --raw takes the text itself", quiet=quiet)
+        chat = True
+    if not chat:
+        return items
+    return [
+        replace(item, prompt=[{"role": "user", "content": item.prompt}]) if isinstance(item.prompt, str) else item
+        for item in items
+    ]
 
 
 def whole_numbers(text: str, message: str, hint: str) -> list[int]:

@@ -20,7 +20,9 @@ def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
 
 IO, SHAPE, RUN = "Input and output", "Sampling", "Model and machine"
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a folder, or a hub id.")]
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An embedded model, a folder, a GGUF file, or a hub id.")
+]
 
 Prompt = Annotated[list[str] | None, _option(IO, "A prompt; may be repeated.", "--prompt", "-p")]
 Prompts = Annotated[Path | None, _option(IO, "Prompts, one a line, .jsonl or text; - is stdin.", "--prompts")]
@@ -28,7 +30,12 @@ Output = Annotated[
     Path | None, _option(IO, "FILE.jsonl takes rows and resumes; else saved for pardec view.", "--output", "-o")
 ]
 Overwrite = Annotated[bool, _option(IO, "Start FILE.jsonl over.", "--overwrite")]
-Chat = Annotated[bool, _option(IO, "Put prompts into the chat template.", "--chat")]
+Chat = Annotated[
+    bool | None,
+    _option(
+        IO, "Text is a user's turn, the default where there is a chat template; or the text itself.", "--chat/--raw"
+    ),
+]
 Stream = Annotated[bool, _option(IO, "Show the canvas filling; in a pipe, print text as it settles.", "--stream")]
 Quiet = Annotated[bool, _option(IO, "Say nothing but results and errors.", "--quiet")]
 
