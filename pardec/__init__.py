@@ -19,7 +19,7 @@ if __name__ != "pardec":
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "samplers")):
     __path__.append(
         os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    )  # a checkout: the floors stand at its root
+    )  # in a checkout, `models` and `samplers` are at the root
 
 from .lazy import submodule
 from .version import __version__
@@ -53,7 +53,7 @@ _HOME = {
     "pardec.samplers.registry": ("sampler",),
     "pardec.tasks": ("Problem", "Task", "list_tasks", "task"),
 }
-_EARLIER = {"pngs": "pardec.images.pngs", "pictures": "pardec.images"}  # names of modules as they were documented
+_EARLIER = {"pngs": "pardec.images.pngs", "pictures": "pardec.images"}  # former names of modules
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -65,7 +65,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for on first use, so that `import pardec` stays light."""
+    """Imports a name on first use, so that `import pardec` stays light."""
     if name in _EARLIER:
         return import_module(_EARLIER[name])
     if name not in _MODULE:

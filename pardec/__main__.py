@@ -1,4 +1,4 @@
-"""`python -m pardec` is the command `pardec`."""
+"""Runs the command `pardec` for `python -m pardec`."""
 
 from .cli import main
 

@@ -25,7 +25,7 @@ from .requests.settings import Arguments, Settings
 from .requests.text import Call
 from .result import Result
 from .serving.batch import Serving
-from .serving.queue import Prompts, Waiting
+from .serving.queue import Prompts, QueuedRow
 
 __all__ = ["Model", "OutOfMemory", "load"]
 
@@ -57,21 +57,21 @@ def load(
         offline: use what is on the disk already.
         mask_id: the mask token, where the checkpoint's own files do not name it.
         block: the block length of a block-causal model, where they do not name it.
-        decoder: of a model of images, its image tokenizer or autoencoder, a file or a folder, where none lies beside
-            the weights.
-        text_encoder: what reads its captions, a folder or a hub id.
-        quantize: "int8", "int4" or "fp8" (a GPU that has it) keeps matrices in fewer bits, which changes what the model
-            says; needs torchao (extra `quant`). `Model.network.describe()` names the matrices that stay as they are.
+        decoder: for image models, the image tokenizer or autoencoder, a file or a folder, where none lies beside the
+            weights.
+        text_encoder: the encoder of an image model's captions, a folder or a hub id.
+        quantize: "int8", "int4" or "fp8" (on GPUs that support it) quantizes the linear layers, which changes the
+            output; needs torchao (extra `quant`). `Model.network.describe()` names the layers that are not quantized.
             With int4, dtype="auto" is bfloat16.
         tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
             make the same calls, and all get the same tokens.
-        cuda_graphs: on a CUDA device, record forwards of few queries whose shapes come again, and start all their
-            kernels at once: small batches then do not wait for Python. Caches keep their memory between requests.
-            Off unless asked for: it has been tested without a GPU only, on recordings of tensor operations.
+        cuda_graphs: on a CUDA device, capture forwards of few queries whose shapes recur as CUDA graphs, so that small
+            batches do not wait for Python. KV caches keep their memory between requests. Off by default: it has been
+            tested without a GPU only, on recordings of tensor operations.
 
     Raises:
         ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file, or
-            a kind of `quantize` that cannot be here.
+            a kind of `quantize` that this machine does not support.
 
     >>> load("tiny-dream", device="cpu").name
     'tiny-dream'
@@ -108,29 +108,28 @@ class Model(Engine):
             max_new_tokens: positions to fill after the prompt.
             block_length: None takes min(32, max_new_tokens); block-causal models have their own.
             min_new_tokens: positions after the prompt at which no end token is committed.
-            temperature, top_k, top_p, min_p: shape the law tokens are drawn from; temperature 0 takes the likeliest,
-                min_p leaves out what is less likely than min_p times the likeliest. Where tokens are vectors, which
-                have no filters, the temperature scales the noise of each step of the head, and is 1 if not given.
-            repetition_penalty: above 1 makes tokens less likely that stand in the row, the prompt's among them, as
-                transformers does; a masked model's are those of the prompt and of all that is committed, wherever it
-                stands, end tokens excepted.
-            cfg: guidance, l_u + cfg * (l_c - l_u); None is off. Where tokens are vectors, the noise is guided so.
-            cfg_interval: of images, guide the first cfg_interval + 2 tokens only.
-            label: in place of a prompt, the class or classes that a model of images draws; where tokens are vectors,
-                -1 is none.
+            temperature, top_k, top_p, min_p: shape the distribution that tokens are sampled from; temperature 0 takes
+                the likeliest, min_p leaves out what is less likely than min_p times the likeliest. Continuous tokens
+                have no filters; there the temperature scales the noise of each step of the head, and is 1 by default.
+            repetition_penalty: above 1 makes tokens less likely that the row holds already, the prompt's included, as
+                in transformers; for a masked model those are the prompt's and all committed ones, at any position, end
+                tokens excepted.
+            cfg: guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise.
+            cfg_interval: for images, guide the first cfg_interval + 2 tokens only.
+            label: in place of a prompt, the class or classes for an image model; with continuous tokens, -1 is none.
             num_images: images of each prompt or label, one row each.
-            num_return_sequences: of text, rows of each prompt, one after the other; they need a temperature.
-            prompt_embeds: in place of a prompt, what the model's text encoder makes of captions, [B, n, D] or a list.
-            negative_prompt: of captions that are guided, what guidance leads away from: one, or one a prompt.
+            num_return_sequences: for text, rows of each prompt, one after the other; they need a temperature.
+            prompt_embeds: in place of a prompt, the text encoder's output for captions, [B, n, D] or a list.
+            negative_prompt: for captions with guidance, what guidance steers away from: one, or one a prompt.
             seed: one number (row i gets the seed derived from it and i), or a list with one a row.
-            template: text with mask tokens, or ids with None, that stands after the prompt in place of
-                max_new_tokens masks; one, or one a row.
+            template: text with mask tokens, or ids with None, that follows the prompt in place of max_new_tokens
+                masks; one, or one a row.
             logits_processor: transformers' logits processors, run on the history of each token; AR models only.
-            allowed: which tokens may stand where: a function (row, index) -> ids, texts of one token, or None for any;
-                a list of such choices, one a position; a dict {index: choices}; or a list with one of these a row.
-                Index 0 is the first position after the prompt. It holds in any order, and for every stage.
+            allowed: which tokens each position may take: a function (row, index) -> ids, texts of one token, or None
+                for any; a list of such choices, one a position; a dict {index: choices}; or a list with one of these a
+                row. Index 0 is the first position after the prompt. It holds in any order, and for every stage.
             stop: a text, or texts, that end a row: its text is cut before the one that is complete first, its tokens
-                behind the one that completes it. What stands in the prompt does not count.
+                behind the one that completes it. The prompt is not searched.
             stop_ids: end tokens; None takes the model's (none with a template), [] never stops.
             block_align: lay the block grid from the end of the "prompt", or "absolute" from position 0.
             source: recorded uniforms in place of a seed.
@@ -145,22 +144,22 @@ class Model(Engine):
         2
         """
         call = self.prepare(prompt, **arguments)
-        started = time.perf_counter()
+        start = time.perf_counter()
         finished = None
         for event in self.run(call, steps=call.callback is not None):
             if isinstance(event, Finished):
                 finished = event
         assert finished is not None, "a loop ends with Finished"
-        result = self.result(call, finished, time.perf_counter() - started)
+        result = self.result(call, finished, time.perf_counter() - start)
         empty_answer.warn(self, result, prompt, stacklevel=2)
         return result
 
     def stream(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Iterator[Event]:
         """Decodes like `generate`, with the same arguments, and yields every event as it happens.
 
-        `Step.text` has, per live row, the piece of text that became certain, and `RowFinished.text` the rest of its
-        row; a row's pieces make up its `Result.text`. Without a tokenizer both are None.
-        Leave the loop at any time: what the request held is freed. Arguments are checked before the first event.
+        `Step.text` has, per live row, the text that became final with the step, and `RowFinished.text` the rest of its
+        row; a row's texts concatenated are its `Result.text`. Without a tokenizer both are None.
+        Leave the loop at any time: the request's memory is freed. Arguments are checked before the first event.
 
         >>> from pardec import RowFinished
         >>> for event in load("tiny-dream", device="cpu").stream("Ann has 8 cups.", max_new_tokens=2, stop_ids=[]):
@@ -171,23 +170,23 @@ class Model(Engine):
         return self.run(self.prepare(prompt, **arguments), text=True)
 
     def serve_batch(self, prompts: Iterable[Any], *, batch_size: int = 8, **arguments: Unpack[Arguments]) -> Serving:
-        """Decodes prompts of any number, `batch_size` at a time: where a row is done, the next prompt takes its place.
+        """Decodes any number of prompts, `batch_size` at a time: a finished row frees its slot for the next prompt.
 
         Args:
-            prompts: read as places become free; each one text, a conversation, or a dict with prompt, messages,
-                input_ids (one row), label or prompt_embeds, and where it is to have its own: seed (of the row, as in a
-                list of seeds), max_new_tokens, stop, template, allowed.
+            prompts: read as slots become free; each a text, a conversation, or a dict with prompt, messages, input_ids
+                (one row), label or prompt_embeds, and optionally its own seed (of the row, as in a list of seeds),
+                max_new_tokens, stop, template, allowed.
             arguments: as `generate` takes them, for all prompts. Prompt i has the seed that row i of a batch has; with
                 num_return_sequences=n its rows have those of rows n * i and on.
 
         Returns:
             An iterator of finished rows, in the order in which they finish, each with the `index` of its prompt, a
-            `result` of one row and, of several to a prompt, its number `sample`. The tokens of a row are those that
+            `result` of one row and, where a prompt has several, its index `sample`. The tokens of a row are those that
             `generate` gives it alone. `waits` says why a batch drains before the next begins, where its rows cannot be
             replaced one by one.
 
         Raises:
-            SpecError: an argument that cannot work; for one of a prompt, once the rows before it are done.
+            SpecError: an argument that cannot work; for one of a prompt, once the rows before it are finished.
 
         >>> model = load("tiny-dream", device="cpu")
         >>> rows = model.serve_batch((f"Tom has {n} cups." for n in range(3)), batch_size=2, max_new_tokens=4)
@@ -197,11 +196,11 @@ class Model(Engine):
         return self._serving(Prompts(self, prompts, arguments), batch_size, "serve fewer rows at once (batch_size)")
 
     def logits(self, input_ids: Tensor) -> Tensor:
-        """What the checkpoint puts out: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.
+        """The checkpoint's own logits: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.
 
-        Nothing is changed or looked at: what is not finite comes out as it is, where decoding raises ModelError.
+        They are not checked: values that are not finite are returned, where decoding would raise ModelError.
 
-        Raises ModelError for a model whose tokens are vectors: it has no vocabulary.
+        Raises ModelError for a model with continuous tokens, which has no vocabulary.
         """
         model = self.language_model
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.numel() == 0:
@@ -214,16 +213,16 @@ class Model(Engine):
                 f"input_ids has id {low if low < 0 else high}, outside the vocabulary of {model.vocab_size}",
                 hint=f"ids lie in 0..{model.vocab_size - 1}",
             )
-        with memory_errors(f"logits of {list(input_ids.shape)} ids", "ask for fewer rows or shorter ones"):
+        with memory_errors(f"logits of {list(input_ids.shape)} ids", "pass fewer or shorter rows"):
             plan = Plan.full(input_ids.to(model.device, torch.int64), model.visible())
             return model.forward(plan, None).logits().float()
 
     def serve(self, calls: Iterable[Call | VectorCall], *, batch_size: int = 8) -> Serving:
-        """Decodes as `serve_batch` does what is prepared already: calls of one row each, with one sampler."""
-        rows = (Waiting(index, call, call.request) for index, call in enumerate(calls))
+        """`serve_batch` for prepared calls, of one row each, with one sampler."""
+        rows = (QueuedRow(index, call, call.request) for index, call in enumerate(calls))
         return self._serving(rows, batch_size, "decode fewer prompts at once (--batch-size), or fewer tokens")
 
-    def _serving(self, rows: Iterator[Waiting], batch_size: int, hint: str) -> Serving:
+    def _serving(self, rows: Iterator[QueuedRow], batch_size: int, hint: str) -> Serving:
         @contextmanager
         def guard() -> Iterator[None]:
             with memory_errors(f"a batch of {batch_size} rows", hint), using(self.set_threads):

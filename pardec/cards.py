@@ -1,4 +1,4 @@
-"""What there is: cards of the samplers and of the models that ship with the package."""
+"""Cards of the samplers and models that ship with the package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """An embedded model. `parameters` is their number, `accuracy` is per sampler; README.md in `path` tells more."""
+    """An embedded model: its number of parameters, its accuracy per sampler; README.md in `path` says more."""
 
     name: str
     family: str
@@ -38,7 +38,7 @@ def list_samplers() -> list[Card]:
 
 
 def list_presets() -> list[Preset]:
-    """Every preset: name, spec, paper, summary, and the arguments of `generate` that it brings.
+    """Every preset: name, spec, paper, summary, and the arguments of `generate` that it sets.
 
     >>> next(preset.spec for preset in list_presets() if preset.name == "fast-dllm")
     'threshold:tau=0.9@dual'
@@ -54,11 +54,11 @@ def list_models() -> list[ModelCard]:
     >>> "tiny-dream" in [card.name for card in list_models()]
     True
     """
-    found = []
+    cards = []
     for name in embedded_names():
         folder = EMBEDDED / name
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
         family = str(config["model_type"]).lower()
-        found.append(ModelCard(name, family, card["summary"], card["parameters"], card["accuracy"], str(folder)))
-    return found
+        cards.append(ModelCard(name, family, card["summary"], card["parameters"], card["accuracy"], str(folder)))
+    return cards

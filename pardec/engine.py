@@ -1,4 +1,4 @@
-"""A loaded network and the three steps of a request: prepare, run, and what came of it."""
+"""A loaded network and the three steps of a request: prepare, run, result."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Engine:
 
     @property
     def language_model(self) -> LanguageModel:
-        """The network of a model whose tokens are ids. Raises ModelError for one whose tokens are vectors."""
+        """The network of a model with discrete tokens. Raises ModelError for one with continuous tokens."""
         if isinstance(self.network, ContinuousModel):
             raise ModelError(f"{self.name} draws vectors and is no language model", "model.network is what was loaded")
         return self.network
 
     @property
     def family(self) -> Family:
-        """Whose samplers it takes: "masked", "ar", or "continuous" where tokens are vectors."""
+        """The family of its samplers: "masked", "ar", or "continuous" for continuous tokens."""
         if isinstance(self.network, ContinuousModel):
             return "continuous"
         return "masked" if self.network.decoding_config.masked else "ar"
@@ -70,12 +70,12 @@ class Engine:
 
     @property
     def quantized(self) -> str | None:
-        """What its matrices are kept in ("int8", "int4", "fp8"); None where that is the dtype."""
+        """The quantization of its linear layers ("int8", "int4", "fp8"), or None."""
         return None if isinstance(self.network, ContinuousModel) else self.network.quantized
 
     @property
     def imaging(self) -> Imaging | None:
-        """The image side of a model of images, None of one of text."""
+        """What an image model needs besides its network: token layout, conditions, decoder. None for a text model."""
         return self.network.imaging
 
     @property
@@ -85,7 +85,7 @@ class Engine:
 
     @property
     def _reader(self) -> Any:
-        """The tokenizer, where ids are text: those of a model of images are codes."""
+        """The tokenizer, where ids are text: an image model's are codes."""
         return self.tokenizer if self.imaging is None else None
 
     @property
@@ -110,20 +110,20 @@ class Engine:
         if self.network.processes > 1 and length is not None and length.times_rounds:
             raise SpecError(
                 f"{name_of(length)} decides by the clock, and the processes that share a model have to decide alike",
-                hint="leave it out, or let the drafts have a fixed length",
+                hint="leave it out, or use drafts of a fixed length",
             )
         return call
 
     def run(self, call: Call | VectorCall, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
-        """Decodes; the one place that calls the loop. With `text`, and for a callback, events tell their text.
+        """Decodes; the one place that calls the loop. With `text`, and for a callback, events have their text.
 
-        Without `steps` there is no event a step, which spares making it.
+        Without `steps` there are no events for steps, which saves time.
         """
         texts = Texts(self._reader if text or call.callback is not None else None, call)
         size = f"{len(call.seeds)} rows of up to {max(call.lengths)} tokens"
         with memory_errors(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
-            decoded = self._decode(call, steps=steps)
-            with closing(cast("Generator[Event]", decoded)) as events:  # freed at once, however this ends
+            loop = self._decode(call, steps=steps)
+            with closing(cast("Generator[Event]", loop)) as events:  # frees memory at once, however this ends
                 for raw_event in stepping(events, self.set_threads):
                     event = texts(raw_event)
                     if call.callback is not None:
@@ -140,7 +140,7 @@ class Engine:
         return self.set_threads or torch.get_num_threads()
 
     def text(self, tokens: list[int]) -> str | None:
-        """Ids as text, special tokens left out; None without a tokenizer, and of a model of images."""
+        """Ids as text, special tokens left out; None without a tokenizer, and for an image model."""
         return None if self._reader is None else str(self._reader.decode(tokens, skip_special_tokens=True))
 
     def _text(self, call: Call | VectorCall, row: int, tokens: list[int]) -> str | None:
@@ -161,27 +161,27 @@ class Engine:
         )
 
     def environment(self) -> dict[str, str]:
-        """Versions, device, dtype and a CPU's threads, as results record them; what matrices are kept in, if other."""
+        """Versions, device, dtype, threads on a CPU, quantization and processes, as results record them."""
         device, dtype = self.network.device, str(self.network.dtype)
-        found = {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
+        values = {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
         if device.type == "cpu":
-            found["threads"] = str(self.threads)
+            values["threads"] = str(self.threads)
         if self.quantized is not None:
-            found["quantize"] = self.quantized
+            values["quantize"] = self.quantized
         if not isinstance(self.network, ContinuousModel) and self.network.processes > 1:
-            found["processes"] = str(self.network.processes)
-        return found
+            values["processes"] = str(self.network.processes)
+        return values
 
     def result(self, call: Call | VectorCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
-        """What a run came to; `seconds` is its length. Without `draw`, codes or vectors are not decoded to images."""
+        """The result of a run of `seconds`. Without `draw`, image tokens are not decoded to images."""
         imaging = self.imaging
-        made = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
-        tokens, generated = [tokens for tokens, _ in made], [count for _, count in made]
+        rows = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
+        tokens, generated = [tokens for tokens, _ in rows], [count for _, count in rows]
         sequences, latents = torch.as_tensor(end.tokens), None
         if end.latents is not None:
-            assert imaging is not None, "vectors are those of images"
-            latents = torch.from_numpy(end.latents).reshape(len(made), *imaging.layout.grid, -1)
-            sequences = sequences[:, :0]  # vectors have no ids
+            assert imaging is not None, "continuous tokens are those of images"
+            latents = torch.from_numpy(end.latents).reshape(len(rows), *imaging.layout.grid, -1)
+            sequences = sequences[:, :0]  # continuous tokens have no ids
         images = None
         if imaging is not None and draw:
             codes = latents if latents is not None else [imaging.layout.codes(torch.tensor(row)) for row in tokens]
@@ -195,8 +195,8 @@ class Engine:
             nfe=list(end.nfe),
             forward_rows=list(end.forward_rows),
             tokens_fed=list(end.tokens_fed),
-            draft_forwards=list(end.draft_forwards or [0] * len(made)),
-            deviation=list(end.deviation or [None if call.sampler.exact == "relaxed" else 0.0] * len(made)),
+            draft_forwards=list(end.draft_forwards or [0] * len(rows)),
+            deviation=list(end.deviation or [None if call.sampler.exact == "relaxed" else 0.0] * len(rows)),
             padding=end.padding,
             spec=str(call.sampler.spec),
             exact=call.sampler.exact,
@@ -228,7 +228,7 @@ class Engine:
 
 @contextmanager
 def memory_errors(what: str, hint: str) -> Iterator[None]:
-    """Says in one line that memory ran out, and what would help."""
+    """Raises OutOfMemory, with a hint, where memory runs out."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:

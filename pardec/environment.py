@@ -1,4 +1,4 @@
-"""What a result was made with: versions, device, threads."""
+"""The environment of a result: versions, device, threads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PACKAGES = ("torch", "transformers", "diffusers", "accelerate", "tokenizers", "s
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of pardec, Python and the packages that decide numbers; no import of any of them."""
-    found = {"pardec": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    """Versions of pardec, Python and the packages that results depend on; imports none of them."""
+    values = {"pardec": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            values[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            values[name] = "not installed"
+    return values
 
 
 def machine() -> dict[str, str]:
@@ -36,7 +36,7 @@ def machine() -> dict[str, str]:
 
     with torch.no_grad():
         compiled = runs_in_c(torch.device("cpu"), torch.float32)
-    found = {
+    values = {
         "processor": processor(),
         "cpu_cores": str(os.cpu_count()),
         "torch_threads": str(torch.get_num_threads()),
@@ -44,33 +44,33 @@ def machine() -> dict[str, str]:
     }
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            found[f"cuda:{index}"] = torch.cuda.get_device_name(index)
-        found["cuda"] = str(torch.version.cuda)
+            values[f"cuda:{index}"] = torch.cuda.get_device_name(index)
+        values["cuda"] = str(torch.version.cuda)
     else:
-        found["cuda"] = "not available"
-    found["mps"] = "available" if torch.backends.mps.is_available() else "not available"
-    return found
+        values["cuda"] = "not available"
+    values["mps"] = "available" if torch.backends.mps.is_available() else "not available"
+    return values
 
 
 def processor() -> str:
-    """The CPU's name where the system tells it, else its kind."""
+    """The CPU's name where the system provides it, else its architecture."""
     name = platform.processor() or platform.machine()
     with suppress(OSError):
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-        name = found[1].strip() if found else name
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        name = match[1].strip() if match else name
     return name
 
 
 def checkout() -> dict[str, str]:
-    """Where pardec runs from, and the commit if that is a checkout."""
+    """The folder that pardec runs from, and the commit if that is a checkout."""
     home = Path(__file__).resolve().parent
-    found = {"path": str(home)}
+    values = {"path": str(home)}
     if (home.parent / ".git").exists():
         command = ["git", "-C", str(home.parent), "describe", "--always", "--dirty", "--abbrev=12"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+            git = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
         except (OSError, subprocess.TimeoutExpired):
-            return found
-        if done.returncode == 0:
-            found["commit"] = done.stdout.strip()
-    return found
+            return values
+        if git.returncode == 0:
+            values["commit"] = git.stdout.strip()
+    return values

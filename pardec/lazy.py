@@ -1,4 +1,4 @@
-"""Modules of a package that are there when they are asked for."""
+"""Imports submodules of a package on first use."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ class Result(ResultData):
         return data_frames.frame(self.rows())
 
     def __repr__(self) -> str:
-        shown: object = self.text[0] if self.text else self.tokens[0]
+        content: object = self.text[0] if self.text else self.tokens[0]
         if self.shown:
-            shown = "image" if self.shown[0] is None else "no class" if self.shown[0] == -1 else self.shown[0]
+            content = "image" if self.shown[0] is None else "no class" if self.shown[0] == -1 else self.shown[0]
         more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
         summary = f"{self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward"
-        return plain(f"<Result {shown!r}{more}: {summary}>")
+        return plain(f"<Result {content!r}{more}: {summary}>")
 
     def _repr_html_(self) -> str:
         from .views.html import fragment
@@ -40,7 +40,7 @@ class Result(ResultData):
         """Writes a folder (result.json, tensors.safetensors), or one file if `path` ends in .json; whole or not at all.
 
         Raises:
-            ResultError: something that is no saved result stands there, or it cannot be written.
+            ResultError: the path exists and is not a saved result, or it cannot be written.
         """
         return saving.save(self, Path(path))
 
@@ -49,6 +49,6 @@ class Result(ResultData):
         """Reads what `save` wrote.
 
         Raises:
-            ResultError: nothing is there, or it is no saved result, or a part of it is missing or misshapen.
+            ResultError: the path does not exist or is not a saved result, or a part of it is missing or misshapen.
         """
         return saving.load(Path(path), cls)

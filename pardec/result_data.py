@@ -1,4 +1,4 @@
-"""What a finished request has produced: tokens, text, how many forwards it took, and the whole decode order."""
+"""The data of a result: tokens, text, forwards, and the whole order of decoding."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 R = TypeVar("R", bound="ResultData")
-CELL = "■ "  # what a vector is shown as where there is no image
+CELL = "■ "  # stands for a continuous token where there is no image
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds from the first forward to the last commit; loading, tokenizing and decoding to text are outside."""
+    """Seconds from the first forward to the last commit, without loading, tokenizing and decoding to text."""
 
     total_s: float
     tokens: int  # the sum of Result.generated
-    parts: Mapping[str, float] = field(default_factory=dict)  # seconds of the model's parts, where the loop tells them
+    parts: Mapping[str, float] = field(default_factory=dict)  # seconds of the model's parts, where measured
 
     @property
     def tokens_per_second(self) -> float:
@@ -39,34 +39,34 @@ class ResultData:
     """One finished request of B rows. Tensors are on the CPU.
 
     Attributes:
-        sequences: [B, L] int64, prompt and generation, right-padded; for a masked model the whole canvas. Where tokens
-            are vectors, which have no ids, [B, 0].
+        sequences: [B, L] int64, prompt and generation, right-padded; for a masked model the whole canvas. Continuous
+            tokens have no ids: [B, 0].
         tokens: ids per row behind the prompt, cut after the first end token that was generated, or the token that
-            completes a stop string; of vectors none.
-        latents: the vectors of images, [B, h, w, d] float32; None where tokens are ids.
+            completes a stop string; none for continuous tokens.
+        latents: the continuous tokens of images, [B, h, w, d] float32; None for discrete tokens.
         text: the same as text, special tokens left out and cut before a stop string; None without a tokenizer.
-        generated: per row, how many generated tokens stand before the first end token; the token that completes a
-            stop string counts.
+        generated: per row, the number of generated tokens before the first end token; the token that completes a stop
+            string counts.
         nfe: forwards each row took part in; a guided call counts once.
         forward_rows: rows of model forwards; a guided call counts twice.
         tokens_fed: positions queried over all forwards.
         spec: the resolved sampler with every parameter.
-        draft_forwards: per row, forwards of a drafting model, where there is one.
-        deviation: per row, what a relaxed acceptance adds up to in total variation; each says how it counts. 0 where
-            the output is exact, None where a relaxed sampler does not say.
-        padding: positions fed beside `tokens_fed`, in forwards of rows of unequal length (verify loop).
-        exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is drawn from the same
-            law, else "relaxed".
-        trace: which forward committed each position, and what each forward queried. Where tokens are vectors its
-            forwards are calls of the backbone, and 0 stands for the id that a vector does not have.
+        draft_forwards: per row, forwards of a draft model, where there is one.
+        deviation: per row, the total variation that a relaxed acceptance adds up to; each method documents how it
+            counts. 0 where the output is exact, None where a relaxed sampler does not measure it.
+        padding: positions fed besides `tokens_fed`, in forwards of rows of unequal length (verify loop).
+        exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is sampled from the
+            same distribution, else "relaxed".
+        trace: which forward committed each position, and what each forward queried. For continuous tokens forwards are
+            calls of the backbone, and ids are 0.
         finish: per row "stop" (first end token or stop string) or "length" (nothing left to fill).
-        prompts: per row how many tokens were given before the generated region.
+        prompts: per row, the number of tokens before the generated region.
         seeds: per row; a row with its seed gives the same tokens alone and in any batch.
         settings: the arguments as resolved.
-        pieces: sequences as text, one piece a token; None without a tokenizer. Vectors are shown as a grid of `CELL`.
+        pieces: sequences as text, one string a token; None without a tokenizer. Continuous tokens are a grid of `CELL`.
         images: the images; None for text, and without a decoder.
-        shown: per image the caption or class that was asked for, None where features were given; None for text.
-        grid: rows and columns of cells of an image; None for text.
+        shown: per image its caption or class, None where it was made from features; None for text.
+        grid: rows and columns of an image's token grid; None for text.
         stride: tokens from a row of an image to the next: its columns, and an end-of-row token where a family has it.
     """
 
@@ -106,8 +106,8 @@ class ResultData:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens gained per round of the verify loop, the next token included, and what an end token cuts off not; the
-        prompt's round is left out, and so are tokens without an alternative. None for masked models and vectors."""
+        """Tokens gained per round of the verify loop, with the next token, without those that an end token cuts off;
+        the prompt's round and tokens without an alternative do not count. None for masked and continuous models."""
         if not self.trace.accepted or self.latents is not None:
             return None
         gained = [count for row in self.trace.gained for count in row[1:] if count]
@@ -116,11 +116,11 @@ class ResultData:
     @property
     def acceptance_rate(self) -> float | None:
         """Share of the drafted tokens that were accepted, over all rows; None where nothing was drafted."""
-        drafted = sum(map(sum, self.trace.drafted))
-        return sum(map(sum, self.trace.accepted)) / drafted if drafted else None
+        drafts = sum(map(sum, self.trace.drafted))
+        return sum(map(sum, self.trace.accepted)) / drafts if drafts else None
 
     def span(self, row: int) -> slice:
-        """Where in the trace the tokens of a row stand: behind the prompt, up to and with the first end token."""
+        """The positions of a row's tokens in the trace: behind the prompt, up to and with the first end token."""
         start = self.prompts[row]
         return slice(start, start + (len(self.tokens[row]) if self.latents is None else self.generated[row]))
 
@@ -131,11 +131,11 @@ class ResultData:
             return [([CELL] * (columns - 1) + [f"{CELL}\n"]) * rows for _ in self.tokens]
         if self.saved_pieces is not None or self.tokenizer is None:
             return self.saved_pieces
-        read = Pieces(self.tokenizer)
-        return [read(row[:end]) for row, end in zip(self.sequences.tolist(), self.trace.lengths.tolist(), strict=True)]
+        split, pairs = Pieces(self.tokenizer), zip(self.sequences.tolist(), self.trace.lengths.tolist(), strict=True)
+        return [split(row[:end]) for row, end in pairs]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each row as plain values."""
+        """Each row as a dict of JSON values."""
         return [
             plain_row(
                 text=self.text[row] if self.text is not None else None,
@@ -150,7 +150,7 @@ class ResultData:
 
 
 def one_row(result: R, row: int) -> R:
-    """Row `row` of a result as a result of its own; its share of the time is an equal one."""
+    """Row `row` of a result as a result of its own; time is divided equally among the rows."""
     count, length = len(result.tokens), int(result.trace.lengths[row])
 
     def cut(value: Any) -> Any:
@@ -170,7 +170,7 @@ def one_row(result: R, row: int) -> R:
 def plain_row(
     *, text: str | None, tokens: list[int], finish: str, nfe: int, generated: int, seed: int
 ) -> dict[str, Any]:
-    """One row as JSON holds it, the fields of `pardec generate --json` and of rows files."""
+    """One row as a dict of JSON values, with the fields of `pardec generate --json` and of rows files."""
     return {
         "text": text,
         "tokens": tokens,

@@ -1,11 +1,11 @@
-"""Times whole decodes: where a step's time goes, the floor beside it, other loops in turn, memory.
+"""Times whole decodes: the parts of a step, its lower bound (the floor), other loops on the same weights, memory.
 
-With a cache that keeps K and V, what a masked decode's arithmetic predicts stands beside it too:
+For a masked decode with a KV cache there is a prediction from its operation counts as well:
 
     predicted = seconds of an uncached step * operations of all forwards and heads / operations of that step
 
-The uncached step is the first of the same request without a cache, made in turn with the whole decodes; operations are
-the floor's. `over_predicted` is the decode's time over what is predicted, by the median of the pairs.
+The uncached step is the first of the same request without a cache, run in turn with the whole decodes; operations are
+the floor's. `over_predicted` is the decode's time over the predicted one, the median over the pairs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .floor import Rates, floor, rates
 from .parts import PARTS, Fed, Split, split, uncached
 from .rivals import Rivals, rivals
 
-_READING = 1e-5  # seconds that reading the clock takes at most, with what it evicts from the caches
+_READING = 1e-5  # the most seconds that reading the clock takes, including what it evicts from CPU caches
 QUESTION = "Tom has 12 apples. He buys 7 more. How many apples does Tom have now?"
 CAPTION = "a small red circle left of a large blue square on black"
 DEFAULTS = {"masked": ("sequential", "sequential@dual"), "ar": ("sequential",), "continuous": ("mar",)}
@@ -60,18 +60,18 @@ def bench(
     pairs: int = 5,
     beside: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each spec, batch, context and length, as soon as it is there; times in seconds, memory in bytes.
+    """A row for each spec, batch, context and length, yielded once measured; times in seconds, memory in bytes.
 
     Args:
         specs: samplers; those of `DEFAULTS` where there are none.
         contexts: tokens before the first new one; 0 is a question, or one token where there is no tokenizer.
-        new: tokens to fill; of images, which have as many tokens as they have, neither is looked at.
+        new: tokens to fill; contexts and new are ignored for images, whose number of tokens is fixed.
         prompts: in place of contexts: the rows of a batch are the first ones of these, from the start again where they
             are too few, and each ends at its end token as it does in `generate`.
-        distribution: `temperature`, `top_k`, `top_p` of `generate`; other loops then draw other tokens and are
-            not timed beside.
-        pairs: how often each loop is timed, all in turn; one more time comes before, and is not counted.
-        beside: time other people's loops too, where there are any.
+        distribution: `temperature`, `top_k`, `top_p` of `generate`; other loops then sample other tokens and are
+            not timed.
+        pairs: how often each loop is timed, all in turn, after one run that is not counted.
+        beside: also time other projects' loops, where there are any.
 
     Raises:
         SpecError: a request that cannot work.
@@ -82,14 +82,14 @@ def bench(
     measured = rates(network.device, network.dtype, _weight_bytes(model))
     lengths = [(0, 0)] if images else list(product((0,) if prompts else contexts, new))
     for spec, (context, count), batch in product(specs or DEFAULTS[model.family], lengths, batches):
-        call = prepared(model, spec, batch, context, count, block_length, prompts, **distribution or {})
-        found = Rivals()
+        call = prepare(model, spec, batch, context, count, block_length, prompts, **distribution or {})
+        others = Rivals()
         if beside and isinstance(call, Call) and isinstance(network, LanguageModel):
-            found = rivals(replace(network, decoder=native(network.decoder) or network.decoder), call)
-        yield {"model": model.name, "parameters": network.parameters, **_measure(model, call, found, pairs, measured)}
+            others = rivals(replace(network, decoder=native(network.decoder) or network.decoder), call)
+        yield {"model": model.name, "parameters": network.parameters, **_measure(model, call, others, pairs, measured)}
 
 
-def prepared(
+def prepare(
     model: pardec.Model,
     spec: str,
     batch: int,
@@ -99,9 +99,9 @@ def prepared(
     prompts: Sequence[Any] = (),
     **distribution: Any,
 ) -> Call | VectorCall:
-    """The request that is timed: equal rows that never stop early, or rows of `prompts`, that do.
+    """The request to time: equal rows that never stop early, or rows of `prompts`, which do.
 
-    Images are those of a caption, or of the first classes, drawn as the checkpoint's authors draw.
+    Images are those of a caption, or of the first classes, with the settings of the checkpoint's authors.
     """
     if model.imaging is not None:
         settings = with_defaults(model.imaging, {"sampler": spec, **distribution})
@@ -113,11 +113,11 @@ def prepared(
         settings["block_length"] = block_length
     if prompts:
         return model.prepare(list(islice(cycle(prompts), batch)), **settings)
-    return model.prepare(input_ids=given(model, context).repeat(batch, 1), stop_ids=[], **settings)
+    return model.prepare(input_ids=prompt_ids(model, context).repeat(batch, 1), stop_ids=[], **settings)
 
 
-def given(model: pardec.Model, context: int) -> Tensor:
-    """The ids [context] of a prompt: a question again and again, or small ids at random where there is no tokenizer."""
+def prompt_ids(model: pardec.Model, context: int) -> Tensor:
+    """The ids [context] of a prompt: a question, repeated; random small ids where there is no tokenizer."""
     language = model.language_model
     if language.tokenizer is None:
         generator = torch.Generator().manual_seed(context)
@@ -131,36 +131,36 @@ def _weight_bytes(model: pardec.Model) -> int:
 
 
 def _measure(
-    model: pardec.Model, call: Call | VectorCall, found: Rivals, pairs: int, measured: Rates
+    model: pardec.Model, call: Call | VectorCall, others: Rivals, pairs: int, measured: Rates
 ) -> dict[str, Any]:
     device = model.network.device
-    runs: dict[str, Callable[[], Any]] = {"pardec": lambda: _whole(model, call), **found.runs}
-    spent: dict[str, list[float]] = {name: [] for name in runs}
+    runs: dict[str, Callable[[], Any]] = {"pardec": lambda: _decode(model, call), **others.runs}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     splits: list[Split] = []
-    bare: list[tuple[float, tuple[Fed, ...], int]] = []
+    uncached_steps: list[tuple[float, tuple[Fed, ...], int]] = []
     same: dict[str, float] = {}
     peak = Peak(device)
     peak.reset()
     before = peak.read()
-    finished = _whole(model, call)
-    most = peak.read()
+    finished = _decode(model, call)
+    after = peak.read()
     for pair in range(pairs + 1):
         order = list(runs) if pair % 2 else list(runs)[::-1]
         for name in order:
-            made, seconds = timed(runs[name], device)
+            result, seconds = timed(runs[name], device)
             if pair:
-                spent[name].append(seconds)
+                times[name].append(seconds)
             elif name != "pardec":
-                same[name] = _same(name, made, finished, call, model.network.dtype)
+                same[name] = _same(name, result, finished, call, model.network.dtype)
         splits.append(split(model.network, call))
         if isinstance(call, Call) and _cached(call):
-            bare.append(uncached(model.language_model, call))
-    one = splits[-1]
+            uncached_steps.append(uncached(model.language_model, call))
+    last = splits[-1]
     ours = finished.latents if finished.latents is not None else finished.tokens
-    if (one.tokens != ours).any():
+    if (last.tokens != ours).any():
         raise Differs(f"{call.sampler.spec}: the run with a clock gave other tokens than the one without")
-    parts, clock = _parts(splits[1:], spent["pardec"], device)
-    step = statistics.median(spent["pardec"]) / one.steps
+    parts, clock = _parts(splits[1:], times["pardec"], device)
+    step = statistics.median(times["pardec"]) / last.steps
     tokens = int((np.asarray(finished.trace.lengths) - np.asarray(call.prompts)).sum())
     return {
         "spec": str(call.sampler.spec),
@@ -168,104 +168,105 @@ def _measure(
         "context": max(call.prompts),
         "new": call.lengths[0] - call.prompts[0],
         "block_length": call.request.block_length if isinstance(call, Call) and model.family == "masked" else None,
-        "steps": one.steps,
+        "steps": last.steps,
         "step_s": step,
-        "tokens_per_second": tokens / (step * one.steps),
+        "tokens_per_second": tokens / (step * last.steps),
         "split_s": parts,
         "clock_s": clock,
         "decision_and_host": (parts["decision"] + parts["host"]) / sum(parts.values()),
-        **_floored(model, one, step, measured),
-        **_predicted(model, one, spent["pardec"], bare[1:], measured),
+        **_floor(model, last, step, measured),
+        **_predict(model, last, times["pardec"], uncached_steps[1:], measured),
         "tokens_fed": sum(finished.tokens_fed) + finished.padding,
         "forwards": _forwards(model),
-        "peak_bytes": None if most is None or before is None else most - before,
-        "beside": {name: {"same_rows": same[name], **_against(spent["pardec"], spent[name])} for name in found.runs},
-        "left_out": found.left_out,
+        "peak_bytes": None if after is None or before is None else after - before,
+        "beside": {name: {"same_rows": same[name], **_compare(times["pardec"], times[name])} for name in others.runs},
+        "left_out": others.left_out,
     }
 
 
 def _parts(splits: Sequence[Split], whole: Sequence[float], device: torch.device) -> tuple[dict[str, float], float]:
-    """Seconds a step of each part, by the median, and of the clock.
+    """Median seconds a step of each part, and seconds a step that reading the clock costs.
 
-    What the shortest run with a clock takes longer than the shortest without, of those that took `whole`, is the
-    clock's and no part's, up to 10 microseconds a reading: more than that is the machine's unrest. On a GPU it is not
-    known: there the clock keeps the device from working ahead, and what it takes stays in the host's.
+    That cost is the shortest run with a clock less the shortest without, of those that took `whole`, and counts for no
+    part; it is at most 10 microseconds a reading, since more than that is noise. On a GPU it is not known: there the
+    clock keeps the host from running ahead of the device, and its cost stays in the host's.
     """
-    steps, most = splits[0].steps, _READING * splits[0].turns
+    steps, limit = splits[0].steps, _READING * splits[0].readings
     parts = {part: statistics.median(each.seconds[part] for each in splits) / steps for part in PARTS}
     if device.type != "cpu":
         return parts, 0.0
-    longer = min(sum(each.seconds.values()) for each in splits) - min(whole)
-    clock = min(max(longer, 0.0) / steps, most / steps, parts["host"])
+    overhead = min(sum(each.seconds.values()) for each in splits) - min(whole)
+    clock = min(max(overhead, 0.0) / steps, limit / steps, parts["host"])
     return parts | {"host": parts["host"] - clock}, clock
 
 
-def _floored(model: pardec.Model, one: Split, step: float, measured: Rates) -> dict[str, Any]:
-    """What the floor says of a step; of stacks that are not native, and of vectors, it says nothing."""
+def _floor(model: pardec.Model, run: Split, step: float, measured: Rates) -> dict[str, Any]:
+    """The floor of a step; None for stacks that are not native, and for continuous tokens."""
     stack = None if isinstance(model.network, ContinuousModel) else native(model.network.decoder)
     if stack is None:
         return {"floor": None, "over_floor": None, "rates": asdict(measured)}
-    least = floor(stack, one.fed, one.heads, measured)
+    whole = floor(stack, run.fed, run.heads, measured)
     each = {
-        "bytes": least.bytes / one.steps,
-        "operations": least.operations / one.steps,
-        "bytes_s": least.bytes / one.steps / measured.bandwidth,
-        "operations_s": least.operations / one.steps / measured.operations,
-        "step_s": least.seconds / one.steps,
+        "bytes": whole.bytes / run.steps,
+        "operations": whole.operations / run.steps,
+        "bytes_s": whole.bytes / run.steps / measured.bandwidth,
+        "operations_s": whole.operations / run.steps / measured.operations,
+        "step_s": whole.seconds / run.steps,
     }
     return {"floor": each, "over_floor": step / each["step_s"], "rates": asdict(measured)}
 
 
 def _cached(call: Call) -> bool:
-    """Whether a masked decode leaves out of its forwards what a cache keeps."""
+    """Whether a masked decode's forwards leave out positions that a cache stores."""
     return isinstance(call.sampler, MaskedSampler) and call.sampler.cache.stores
 
 
-def _predicted(
+def _predict(
     model: pardec.Model,
-    one: Split,
-    spent: Sequence[float],
-    bare: Sequence[tuple[float, tuple[Fed, ...], int]],
+    run: Split,
+    times: Sequence[float],
+    uncached_steps: Sequence[tuple[float, tuple[Fed, ...], int]],
     measured: Rates,
 ) -> dict[str, Any]:
-    """What uncached steps predict of decodes that took `spent` seconds each; nothing where none was made."""
-    stack = native(model.language_model.decoder) if bare else None
+    """The prediction from uncached steps for decodes that took `times` seconds; None where no such step was run."""
+    stack = native(model.language_model.decoder) if uncached_steps else None
     if stack is None:
         return {"uncached_step_s": None, "over_predicted": None}
-    _, fed, heads = bare[-1]
-    share = floor(stack, one.fed, one.heads, measured).operations / floor(stack, fed, heads, measured).operations
-    over = [whole / (step * share) for whole, (step, _, _) in zip(spent, bare, strict=True)]
-    return {"uncached_step_s": statistics.median(step[0] for step in bare), "over_predicted": statistics.median(over)}
+    _, fed, heads = uncached_steps[-1]
+    share = floor(stack, run.fed, run.heads, measured).operations / floor(stack, fed, heads, measured).operations
+    steps = [seconds for seconds, _, _ in uncached_steps]
+    over = [whole / (step * share) for whole, step in zip(times, steps, strict=True)]
+    return {"uncached_step_s": statistics.median(steps), "over_predicted": statistics.median(over)}
 
 
 def _forwards(model: pardec.Model) -> dict[str, int] | None:
-    """How the model's forwards have run so far, where they are recorded."""
+    """How the model's forwards have run so far, where they are CUDA graphs."""
     stack = None if isinstance(model.network, ContinuousModel) else model.network.decoder
     return dict(stack.counts) if isinstance(stack, GraphRunner) else None
 
 
-def _whole(model: pardec.Model, call: Call | VectorCall) -> Finished:
-    """A decode as `generate` makes it."""
+def _decode(model: pardec.Model, call: Call | VectorCall) -> Finished:
+    """Decodes as `generate` does."""
     *_, last = model.run(call, steps=False)
     assert isinstance(last, Finished)
     return last
 
 
-def _same(name: str, made: Tensor, finished: Finished, call: Call | VectorCall, dtype: torch.dtype) -> float:
+def _same(name: str, tokens: Tensor, finished: Finished, call: Call | VectorCall, dtype: torch.dtype) -> float:
     """The share of rows in which another loop gives the same tokens: all, in float32.
 
-    In less, products that are grouped in another way round to other logits, so that near ties may fall otherwise.
+    In a lower precision, matmuls of other shapes round to other logits, and near ties may be decided otherwise.
     """
     ends = zip(call.prompts, finished.trace.lengths, strict=True)
-    rows = zip(finished.tokens, made.cpu().numpy(), ends, strict=True)
+    rows = zip(finished.tokens, tokens.cpu().numpy(), ends, strict=True)
     same = [np.array_equal(ours[start:end], theirs[: end - start]) for ours, theirs, (start, end) in rows]
     if dtype == torch.float32 and not all(same):
         raise Differs(f"{call.sampler.spec}: {name} gives other tokens in {same.count(False)} of {len(same)} rows")
     return sum(same) / len(same)
 
 
-def _against(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """Seconds of a whole decode, and how many times as long as pardec's, pair by pair."""
+def _compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Median seconds of a whole decode, and how many times as long as pardec's it takes, over the pairs."""
     ratios = sorted(other / own for own, other in zip(ours, theirs, strict=True))
     return {
         "seconds": statistics.median(theirs),

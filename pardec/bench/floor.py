@@ -1,10 +1,10 @@
-"""What a run would take at least: bytes over the bandwidth, operations over the matrix rate, both measured here.
+"""A lower bound of a run's time: bytes over the bandwidth, operations over the rate of matmuls, both measured here.
 
     floor = sum over forwards of max(bytes / bandwidth, operations / rate)
 
 A forward reads every weight once, the rows of the embedding that it looks up, and the keys and values that its queries
-may see; operations are those of the products, attention's included. The bandwidth is that of reading a buffer as large
-as the weights again and again, so that weights that fit a cache of the processor are not given the memory's.
+may see; operations are those of the matmuls, attention's included. The bandwidth is that of reading a buffer as large
+as the weights again and again, so that weights that fit the processor's cache are not held to the bandwidth of memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.kernels.matmul import matmul
 
-from .clock import reading, settle
+from .clock import settle, timer
 from .parts import Fed
 
 _LARGEST, _SMALLEST = 1 << 28, 1 << 20  # bytes of the buffer that is read
@@ -28,16 +28,16 @@ _TRIALS = 5
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the device does, measured: the best of a few trials."""
+    """The measured speed of the device: the best of a few trials."""
 
     bandwidth: float  # bytes a second
-    operations: float  # a second, in products of matrices of the dtype
+    operations: float  # a second, in matmuls of the dtype
     buffer_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least that one run takes."""
+    """The least that one run can take."""
 
     bytes: float
     operations: float
@@ -46,26 +46,26 @@ class Floor:
 
 def best(run: Callable[[], Any], device: torch.device, *, least: float = 0.02) -> float:
     """Seconds of one `run`, the best of a few trials of at least `least` seconds each."""
-    now, found, count = reading(device)[1], float("inf"), 1
+    now, fastest, count = timer(device)[1], float("inf"), 1
     run()
     for _ in range(_TRIALS):
         while True:
             settle(device)
-            started = now()
+            start = now()
             for _ in range(count):
                 run()
             settle(device)
-            spent = now() - started
-            if spent >= least:
+            seconds = now() - start
+            if seconds >= least:
                 break
             count *= 2
-        found = min(found, spent / count)
-    return found
+        fastest = min(fastest, seconds / count)
+    return fastest
 
 
 @torch.inference_mode()
 def rates(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Rates:
-    """Measures a device with as many threads as torch has now."""
+    """Measures a device with torch's current number of threads."""
     size = min(max(weight_bytes, _SMALLEST), _LARGEST)
     sizes = (4096, 8192) if device.type == "cuda" else (256, 512, 1024)
     fastest = 0.0
@@ -82,24 +82,25 @@ def rates(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Rates:
 @torch.inference_mode()
 def bandwidth(device: torch.device, size: int) -> float:
     """Bytes a second of reading a buffer of `size` bytes again and again, or of copying it: the better of the two."""
-    held = torch.ones(size // 4, device=device)
-    other = torch.empty_like(held)
-    reading_s, copying_s = best(lambda: held.sum(), device), best(lambda: other.copy_(held), device)
-    return max(held.nbytes / reading_s, 2 * held.nbytes / copying_s)
+    buffer = torch.ones(size // 4, device=device)
+    target = torch.empty_like(buffer)
+    read_s, copy_s = best(lambda: buffer.sum(), device), best(lambda: target.copy_(buffer), device)
+    return max(buffer.nbytes / read_s, 2 * buffer.nbytes / copy_s)
 
 
 def floor(decoder: Decoder, fed: Sequence[Fed], heads: int, measured: Rates) -> Floor:
-    """The floor of the forwards `fed`, whose head saw `heads` rows in all."""
+    """The floor of the forwards `fed`, whose head was fed `heads` rows in all."""
     size = decoder.embed.weight.element_size()
     share = heads / max(len(fed), 1)
-    moved = [_bytes(decoder.config, one, size) for one in fed]
-    made = [_operations(decoder.config, one, share) for one in fed]
-    seconds = sum(max(b / measured.bandwidth, o / measured.operations) for b, o in zip(moved, made, strict=True))
-    return Floor(sum(moved), sum(made), seconds)
+    traffic = [_bytes(decoder.config, forward, size) for forward in fed]
+    operations = [_operations(decoder.config, forward, share) for forward in fed]
+    pairs = zip(traffic, operations, strict=True)
+    seconds = sum(max(b / measured.bandwidth, o / measured.operations) for b, o in pairs)
+    return Floor(sum(traffic), sum(operations), seconds)
 
 
 def _layer(config: DecoderConfig) -> tuple[int, int]:
-    """Numbers in the matrices of a layer: the first product's, and the others'."""
+    """Parameters in the matrices of a layer: those of the fused QKV matmul, and the others."""
     heads = config.heads * config.head_dim
     first = (heads + 2 * config.kv_heads * config.head_dim) * config.width
     return first, heads * config.width + 3 * config.mlp_width * config.width
@@ -107,14 +108,14 @@ def _layer(config: DecoderConfig) -> tuple[int, int]:
 
 def _bytes(config: DecoderConfig, fed: Fed, size: int) -> float:
     weights = config.layers * sum(_layer(config)) + config.vocab * config.width
-    looked_up = 0 if config.tied else fed.rows * fed.width * config.width
-    kept = 2 * config.kv_heads * config.head_dim * fed.extent * fed.rows * config.layers if fed.cached else 0
-    return size * (weights + looked_up + kept)
+    embedding = 0 if config.tied else fed.rows * fed.width * config.width
+    kv = 2 * config.kv_heads * config.head_dim * fed.extent * fed.rows * config.layers if fed.cached else 0
+    return size * (weights + embedding + kv)
 
 
 def _operations(config: DecoderConfig, fed: Fed, heads: float) -> float:
     first, others = _layer(config)
     queries = fed.rows * fed.width
-    through = (config.layers - 1) * queries + fed.last
-    attention = 4 * config.heads * config.head_dim * fed.extent * through
-    return 2 * (first * config.layers * queries + others * through + config.vocab * config.width * heads) + attention
+    full = (config.layers - 1) * queries + fed.last  # those that pass through a whole layer
+    attention = 4 * config.heads * config.head_dim * fed.extent * full
+    return 2 * (first * config.layers * queries + others * full + config.vocab * config.width * heads) + attention

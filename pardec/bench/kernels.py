@@ -1,7 +1,7 @@
-"""Each kernel's definition against its versions in Triton and C, beside what reading and writing its bytes takes.
+"""Times each kernel's definition against its versions in Triton and C, beside the time that moving its bytes takes.
 
-Triton's versions run on CUDA only: under the interpreter they say whether they are right, and nothing of speed. Those
-in C are timed where they are chosen. A product's definition is PyTorch's, over the same matrix row by row.
+Triton's versions are timed on CUDA only, since the interpreter says nothing of their speed; those in C where the
+engine would choose them. A matmul's definition is PyTorch's, over the same matrix row by row.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ Run = Callable[[Backend], Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kernel on one shape: what runs it, and the bytes that it cannot but move."""
+    """A kernel on one shape, and the least bytes that it has to move."""
 
     name: str
     shape: str
     run: Run
     moved: int
-    versions: tuple[Backend, ...] = ("triton",)  # beside the definition
+    versions: tuple[Backend, ...] = ("triton",)  # besides the definition
 
 
 def bench(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     """A row a kernel, LLaDA-8B's shapes on a GPU and smaller ones on a CPU; seconds are the best of a few trials."""
     wide = device.type == "cuda"
     with torch.inference_mode():
-        here: dict[Backend, bool] = {"triton": wide and _has_triton(), "c": runs_in_c(device, dtype)}
+        available: dict[Backend, bool] = {"triton": wide and _has_triton(), "c": runs_in_c(device, dtype)}
     for case in cases(device, dtype, width=4096 if wide else 512, vocab=126464 if wide else 32000):
         speed = bandwidth(device, max(case.moved, 1 << 16))
         with torch.inference_mode():
             reference = best(partial(case.run, "reference"), device)
-            others = [how for how in case.versions if here[how]]
-            fast = {how: best(partial(case.run, how), device) for how in others}
-            furthest = max((_furthest(case.run("reference"), case.run(how)) for how in others), default=None)
+            others = [backend for backend in case.versions if available[backend]]
+            fast = {backend: best(partial(case.run, backend), device) for backend in others}
+            errors = [_largest_error(case.run("reference"), case.run(backend)) for backend in others]
         yield {
             "kernel": case.name,
             "shape": case.shape,
@@ -61,14 +61,14 @@ def bench(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
             "reference_s": reference,
             "triton_s": fast.get("triton"),
             "c_s": fast.get("c"),
-            "furthest": furthest,
+            "furthest": max(errors, default=None),
             "floor_s": case.moved / speed,
             "moved_bytes": case.moved,
         }
 
 
 def cases(device: torch.device, dtype: torch.dtype, *, width: int, vocab: int) -> list[Case]:
-    """A window of 32 queries over a canvas of 512, of a stack of `width` with heads of 64 or 128 numbers."""
+    """A window of 32 queries over a canvas of 512, of a stack of `width` with heads of width 64 or 128."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -77,13 +77,13 @@ def cases(device: torch.device, dtype: torch.dtype, *, width: int, vocab: int) -
     dim = 128 if width >= 1024 else 64
     heads, size = width // dim, torch.empty((), dtype=dtype).element_size()
     x, gain = normal(WINDOW, width), normal(width)
-    both = normal(WINDOW, 6 * width)
+    gate_up = normal(WINDOW, 6 * width)
     logits = torch.randn(WINDOW, vocab, generator=generator, device=device)
-    twice: tuple[Backend, ...] = ("triton", "c")
-    found = [
-        _product(x, normal(6 * width, width)),
-        Case("norm", f"{WINDOW} x {width}", lambda how: _ops(how).norm(x, gain, 1e-5), 2 * x.nbytes, twice),
-        Case("swiglu", f"{WINDOW} x 2 x {3 * width}", partial(_swiglu, both), both.nbytes * 3 // 2, twice),
+    both: tuple[Backend, ...] = ("triton", "c")
+    cases = [
+        _matmul(x, normal(6 * width, width)),
+        Case("norm", f"{WINDOW} x {width}", lambda kind: _ops(kind).norm(x, gain, 1e-5), 2 * x.nbytes, both),
+        Case("swiglu", f"{WINDOW} x 2 x {3 * width}", partial(_swiglu, gate_up), gate_up.nbytes * 3 // 2, both),
         Case("confidence", f"{WINDOW} x {vocab}", partial(_confidence, logits), logits.nbytes),
         _rotary(normal(1, WINDOW, 3 * heads, dim), heads, dim),
     ]
@@ -92,17 +92,17 @@ def cases(device: torch.device, dtype: torch.dtype, *, width: int, vocab: int) -
         q, k, v = normal(1, WINDOW, heads, dim), normal(1, CANVAS, kv_heads, dim), normal(1, CANVAS, kv_heads, dim)
         run = partial(_attention, q, k, v, _plan(kind, device))
         shape = f"{WINDOW} of {CANVAS}, {heads} heads of {dim}, {kv_heads} kept"
-        versions: tuple[Backend, ...] = twice if kind == "bidirectional" else ("triton",)
-        found.append(Case(f"attention, {kind}", shape, run, 2 * WINDOW * kv + k.nbytes + v.nbytes, versions))
-    return found
+        versions: tuple[Backend, ...] = both if kind == "bidirectional" else ("triton",)
+        cases.append(Case(f"attention, {kind}", shape, run, 2 * WINDOW * kv + k.nbytes + v.nbytes, versions))
+    return cases
 
 
-def _product(x: Tensor, matrix: Tensor) -> Case:
+def _matmul(x: Tensor, matrix: Tensor) -> Case:
     rows, columns = matrix.shape
     packed: list[Panels] = []
 
-    def run(how: Backend) -> Tensor:
-        if how != "c":
+    def run(backend: Backend) -> Tensor:
+        if backend != "c":
             return F.linear(x, matrix)
         if not packed:
             packed.append(panels.empty(rows, columns))
@@ -113,16 +113,16 @@ def _product(x: Tensor, matrix: Tensor) -> Case:
     return Case("product", f"{len(x)} x {columns}, {rows} x {columns}", run, moved, ("c",))
 
 
-def _ops(how: Backend) -> Ops:
-    return triton_ops(all_of_them=True) if how == "triton" else C if how == "c" else REFERENCE
+def _ops(backend: Backend) -> Ops:
+    return triton_ops(all_of_them=True) if backend == "triton" else C if backend == "c" else REFERENCE
 
 
-def _swiglu(gate_up: Tensor, how: Backend) -> Tensor:
-    return _ops(how).glu(gate_up.clone(), "silu")
+def _swiglu(gate_up: Tensor, backend: Backend) -> Tensor:
+    return _ops(backend).glu(gate_up.clone(), "silu")
 
 
-def _confidence(logits: Tensor, how: Backend) -> Any:
-    if how == "triton":
+def _confidence(logits: Tensor, backend: Backend) -> Any:
+    if backend == "triton":
         from pardec.samplers.ops.confidence_triton import confidence
 
         return confidence(logits)
@@ -137,8 +137,8 @@ def _rotary(qkv: Tensor, heads: int, dim: int) -> Case:
     angle = torch.arange(WINDOW, device=qkv.device)[None, :, None, None] * torch.ones(dim, device=qkv.device)
     cos, sin, slots = angle.cos(), angle.sin(), cache.slots(plan)
 
-    def run(how: Backend) -> Tensor:
-        return _ops(how).rotary_and_cache(qkv, cos, sin, heads, slots, 0)[0]
+    def run(backend: Backend) -> Tensor:
+        return _ops(backend).rotary_and_cache(qkv, cos, sin, heads, slots, 0)[0]
 
     return Case("rotary_and_cache", f"{WINDOW} x {3 * heads} heads of {dim}", run, 2 * qkv.nbytes, ("triton", "c"))
 
@@ -157,14 +157,14 @@ def _plan(kind: str, device: torch.device) -> Plan:
     return Plan(order, order, order, visible, lengths, want, uniform=CANVAS, span=(CANVAS - WINDOW, CANVAS))
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, how: Backend) -> Tensor:
-    return attend(q, k, v, _pattern(plan, q.dtype, how))
+def _attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, backend: Backend) -> Tensor:
+    return attend(q, k, v, _pattern(plan, q.dtype, backend))
 
 
-def _pattern(plan: Plan, dtype: torch.dtype, how: Backend) -> AttentionPattern:
+def _pattern(plan: Plan, dtype: torch.dtype, backend: Backend) -> AttentionPattern:
     pattern = attention_pattern(plan, extent=CANVAS, dtype=dtype, device=plan.tokens.device, reference=True)
-    if how != "triton":
-        return replace(pattern, backend=how)
+    if backend != "triton":
+        return replace(pattern, backend=backend)
     index = torch.arange(plan.width, device=plan.positions.device)
     return replace(
         pattern,
@@ -179,9 +179,9 @@ def _pattern(plan: Plan, dtype: torch.dtype, how: Backend) -> AttentionPattern:
     )
 
 
-def _furthest(one: Any, other: Any) -> float:
+def _largest_error(one: Any, other: Any) -> float:
     """The largest difference between the results of two runs."""
-    ones, others = ((made,) if isinstance(made, Tensor) else tuple(made) for made in (one, other))
+    ones, others = ((result,) if isinstance(result, Tensor) else tuple(result) for result in (one, other))
     return max(float((a.float() - b.float()).abs().max()) for a, b in zip(ones, others, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Whether memory grows with batch x length x vocabulary: decodes that grow, beside what all logits would take."""
+"""Checks that memory does not grow with batch x length x vocabulary, by the peaks of larger and larger decodes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pardec.models.errors import ModelError
 from pardec.samplers.events import Finished
 
 from ..comparison.memory import Peak
-from .decode import given
+from .decode import prompt_ids
 
 SIZES = ((1, 256), (2, 512), (4, 1024), (8, 1024))  # rows, tokens to fill
 
 
 def sweep(model: pardec.Model, sizes: Sequence[tuple[int, int]] = SIZES) -> Iterator[dict[str, Any]]:
-    """A row a size, smallest first: the first step wants every position of one block as long as the canvas.
+    """A row for each size, smallest first: the first step needs logits at all positions, in one block over the canvas.
 
-    `logits_bytes` is what float32 logits of all positions would take, `peak_bytes` what the decode held beyond what was
-    held before it; None where it is not known. Lengths end at what the model has positions for. Run it in a fresh
-    process: what was given back and is still the process's own is not counted.
+    `logits_bytes` is the size of float32 logits of all positions, `peak_bytes` the peak above the memory in use before
+    the decode, None where it cannot be measured. Lengths stop at the model's maximum. Run it in a fresh process: memory
+    freed before, but not returned to the system, hides growth.
 
-    Raises ModelError for models that are not masked, whose forwards want no whole canvas.
+    Raises ModelError for models that are not masked, whose forwards need no logits of a whole canvas.
     """
     if model.family != "masked":
-        raise ModelError(f"{model.name} fills no canvas, so that its forwards never want all positions at once")
+        raise ModelError(f"{model.name} fills no canvas, so its forwards never need logits at all positions at once")
     network = model.language_model
-    for rows, asked in sizes:
-        length = min(asked, (network.max_positions or asked + 1) - 1)
-        ids = given(model, 1).repeat(rows, 1)
+    for rows, tokens in sizes:
+        length = min(tokens, (network.max_positions or tokens + 1) - 1)
+        ids = prompt_ids(model, 1).repeat(rows, 1)
         call = model.prepare(
             input_ids=ids, sampler="fixed:steps=2", max_new_tokens=length, block_length=length, stop_ids=[]
         )
@@ -37,7 +37,7 @@ def sweep(model: pardec.Model, sizes: Sequence[tuple[int, int]] = SIZES) -> Iter
         peak.reset()
         before = peak.read()
         *_, last = model.run(call, steps=False)
-        most = peak.read()
+        after = peak.read()
         assert isinstance(last, Finished)
         yield {
             "model": model.name,
@@ -46,5 +46,5 @@ def sweep(model: pardec.Model, sizes: Sequence[tuple[int, int]] = SIZES) -> Iter
             "new": length,
             "vocabulary": network.vocab_size,
             "logits_bytes": 4 * rows * length * network.vocab_size,
-            "peak_bytes": None if most is None or before is None else most - before,
+            "peak_bytes": None if after is None or before is None else after - before,
         }

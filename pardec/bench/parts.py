@@ -1,13 +1,13 @@
-"""The three loops with a clock, of which loops that are not timed know nothing.
+"""Runs the three loops with a clock on their parts; the loops' own code has no timing in it.
 
-    backbone   the stack, without its head; of vectors, the backbone
-    head       final norm and product with the vocabulary; of vectors, the denoising steps
+    backbone   the stack, without its head; for continuous tokens, the backbone
+    head       final norm and matmul with the vocabulary; for continuous tokens, the denoising steps
     draft      forwards made while drafting: of another model, or of a part of this one
     decision   from logits to commit: drafting's own work, the method's stages, acceptance, commit
     host       the rest: plans, bookkeeping, events
 
-A part's time is exclusive. On a GPU the clock waits at each end of a part, so that a run with a clock takes longer than
-one without: the two are separate runs.
+A part's time is exclusive. On a GPU the clock synchronizes where a part begins and ends, so that a run with a clock
+takes longer than one without: the two are separate runs.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from ..requests.text import Call
 from .clock import Clock, timed
 
 PARTS = ("backbone", "head", "draft", "decision", "host")
-_DRAFTING = "drafting"  # booked on the decision, but for the forwards inside
+_DRAFTING = "drafting"  # counted as decision, except for the forwards inside
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """One forward of the native stack as the floor needs to know it."""
+    """What the floor needs to know of one forward of the native stack."""
 
     rows: int
     width: int  # queries a row, padding included
     extent: int  # slots that each of them may read
-    last: int  # queries of all rows that go through the whole of the last layer
+    last: int  # queries of all rows that go through the whole last layer
     cached: bool
 
 
@@ -60,14 +60,14 @@ class Split:
 
     seconds: dict[str, float]  # of each of `PARTS`
     steps: int
-    tokens: np.ndarray  # [B, L] int64, or [B, S, d] float32 where tokens are vectors
+    tokens: np.ndarray  # [B, L] int64, or continuous tokens [B, S, d] float32
     fed: tuple[Fed, ...]
-    heads: int  # rows that the head saw
-    turns: int  # how often the clock was read
+    heads: int  # rows fed to the head
+    readings: int  # of the clock
 
 
 class TimedStack:
-    """A stack behind a clock; what else is asked of it, the stack itself says."""
+    """A stack whose forwards and head are timed; every other attribute is the stack's own."""
 
     def __init__(self, stack: Stack, clock: Clock, *, draft: bool = False) -> None:
         self._stack, self._clock, self._draft = stack, clock, draft
@@ -78,32 +78,32 @@ class TimedStack:
         return getattr(self._stack, name)
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
-        hidden: Hidden = self._clock.clocked(self._stack, self._named("backbone"))(plan, cache)
-        if not self._drafts():
+        hidden: Hidden = self._clock.wrap(self._stack, self._part("backbone"))(plan, cache)
+        if not self._is_drafting():
             extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
             last = plan.want.numel() if hidden.narrowed else plan.tokens.numel()
             self.fed.append(Fed(plan.batch, plan.width, extent, last, cache is not None))
-        head = self._clock.clocked(hidden.head, self._named("head"))
+        head = self._clock.wrap(hidden.head, self._part("head"))
 
-        def counted(states: Tensor) -> Tensor:
-            self.heads += 0 if self._drafts() else len(states)
+        def count_rows(states: Tensor) -> Tensor:
+            self.heads += 0 if self._is_drafting() else len(states)
             return cast("Tensor", head(states))
 
-        return replace(hidden, head=counted)
+        return replace(hidden, head=count_rows)
 
-    def _drafts(self) -> bool:
+    def _is_drafting(self) -> bool:
         return self._draft or self._clock.inside(_DRAFTING)
 
-    def _named(self, part: str) -> Callable[[], str]:
-        return lambda: "draft" if self._drafts() else part
+    def _part(self, part: str) -> Callable[[], str]:
+        return lambda: "draft" if self._is_drafting() else part
 
 
 class TimedBackbone:
-    """A backbone of vectors behind a clock."""
+    """The backbone of a model with continuous tokens, timed."""
 
     def __init__(self, backbone: Backbone, clock: Clock) -> None:
         self._backbone = backbone
-        self._states = clock.clocked(backbone.states, "backbone")
+        self._states = clock.wrap(backbone.states, "backbone")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backbone, name)
@@ -113,11 +113,11 @@ class TimedBackbone:
 
 
 class TimedHead:
-    """A head of vectors behind a clock."""
+    """The head of a model with continuous tokens, timed."""
 
     def __init__(self, head: Head, clock: Clock) -> None:
         self._head, self._clock = head, clock
-        self._distribution = clock.clocked(head.distribution, "head")
+        self._distribution = clock.wrap(head.distribution, "head")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._head, name)
@@ -143,15 +143,15 @@ def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> 
         loop = _verify if isinstance(call.sampler, SpeculativeSampler) else _masked
         decode = partial(loop, replace(network, decoder=stack), call, clock)
     (steps, tokens), total = timed(decode, network.device)
-    spent = clock.seconds
-    spent["decision"] = spent.get("decision", 0.0) + spent.pop(_DRAFTING, 0.0)
-    seconds = {part: spent.get(part, 0.0) for part in PARTS} | {"host": total - sum(spent.values())}
+    times = clock.seconds
+    times["decision"] = times.get("decision", 0.0) + times.pop(_DRAFTING, 0.0)
+    seconds = {part: times.get(part, 0.0) for part in PARTS} | {"host": total - sum(times.values())}
     fed, heads = (tuple(stack.fed), stack.heads) if stack else ((), 0)
-    return Split(seconds, steps, tokens, fed, heads, clock.turns)
+    return Split(seconds, steps, tokens, fed, heads, clock.readings)
 
 
 def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...], int]:
-    """Seconds of a masked request's first step without a cache, what it fed and how many rows its head saw."""
+    """Seconds of a masked request's first step without a cache, what it fed, and how many rows its head was fed."""
     assert isinstance(call.sampler, MaskedSampler), "of a masked model"
     stack = TimedStack(network.decoder, Clock(network.device))
     sampler = replace(call.sampler, cache=cast("Cache", NoCache()))
@@ -164,10 +164,10 @@ def _masked(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.nda
     sampler = call.sampler
     assert isinstance(sampler, MaskedSampler), "of a masked model"
     if sampler.select.reference_sampler is not None:
-        raise SpecError(f"{sampler.spec} decodes twice, and one decode is timed", hint="time another sampler")
+        raise SpecError(f"{sampler.spec} decodes twice, and only one decode can be timed", hint="time another sampler")
     loop: Any = MaskedLoop(model, sampler, call.request)
-    loop.decide = clock.clocked(loop.decide, "decision")
-    loop.canvas.commit = clock.clocked(loop.canvas.commit, "decision")
+    loop.decide = clock.wrap(loop.decide, "decision")
+    loop.canvas.commit = clock.wrap(loop.canvas.commit, "decision")
     deque(loop.retire(), maxlen=0)
     while len(loop.canvas):
         loop.step()
@@ -182,7 +182,7 @@ def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.nda
     sampler = replace(sampler, draft=draft, accept=clock.stage(sampler.accept, ("accept",), "decision"))
     loop: Any = VerifyLoop(model, sampler, call.request)
     for owner, name in ((loop, "process"), (loop, "_commit"), (loop.forward, "keep_path")):
-        setattr(owner, name, clock.clocked(getattr(owner, name), "decision"))
+        setattr(owner, name, clock.wrap(getattr(owner, name), "decision"))
     try:
         deque(loop.retire(), maxlen=0)
         while len(loop.text):
@@ -196,7 +196,7 @@ def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.nda
 
 
 def _clock_drafters(loop: VerifyLoop, clock: Clock) -> None:
-    """Puts the clock on the models that drafters have opened in the first round, and have not run on drafts yet."""
+    """Times the models that drafters have loaded in the first round, and have not run on drafts yet."""
     for state in loop.memory.values():
         model = getattr(state, "model", None)
         if isinstance(model, LanguageModel) and model is not loop.model and not isinstance(model.decoder, TimedStack):
@@ -205,13 +205,13 @@ def _clock_drafters(loop: VerifyLoop, clock: Clock) -> None:
 
 def _continuous(network: ContinuousModel, call: VectorCall, clock: Clock) -> tuple[int, np.ndarray]:
     backbone = cast("Backbone", TimedBackbone(network.backbone, clock))
-    timed = replace(network, backbone=backbone, head=TimedHead(network.head, clock))
-    loop = ContinuousLoop(timed, call.sampler, call.request)
-    commit: Any = clock.clocked(loop.images.commit, "decision")
+    timed_network = replace(network, backbone=backbone, head=TimedHead(network.head, clock))
+    loop = ContinuousLoop(timed_network, call.sampler, call.request)
+    commit: Any = clock.wrap(loop.images.commit, "decision")
     loop.images.commit = commit  # type: ignore[method-assign]
     while len(loop.images):
         loop.round()
         deque(loop.retire(), maxlen=0)
     latents = loop.finished().latents
-    assert latents is not None, "tokens are vectors"
+    assert latents is not None, "tokens are continuous"
     return loop.rounds, latents

@@ -28,7 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "decoder_embed_dim": 1024, "decoder_depth": 16, "decoder_num_heads": 16, "tokens": 256, "token_size": 16,
         "class_num": 1000, "buffer_size": 64, "diffloss_d": 8, "diffloss_w": 1280,
     },
-    # The embedded masked model's, with room for more positions.
+    # The embedded masked model's shape, with more positions.
     "random-2m": {
         "model_type": "Dream", "hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6,
         "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 361, "rms_norm_eps": 1e-6,
@@ -36,7 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "random-100m": {"model_type": "Dream", "tie_word_embeddings": True, **_SMALL},
     "random-100m-ar": {"model_type": "llama", "tie_word_embeddings": True, **_SMALL},
-    # A vocabulary as wide as LLaDA's over a stack of little cost: what logits take stands out.
+    # LLaDA's vocabulary over a small stack: the cost of logits dominates.
     "random-wide": {
         "model_type": "llada", "d_model": 64, "n_layers": 2, "n_heads": 2, "mlp_hidden_size": 128,
         "vocab_size": 126464, "max_sequence_length": 8192,
@@ -45,7 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """The config of a shape. Raises ArgumentError for one that there is not."""
+    """The config of a shape. Raises ArgumentError for an unknown one."""
     if name not in SHAPES:
         raise ArgumentError(f"unknown shape {name!r}{did_you_mean(name, SHAPES)}", f"shapes: {', '.join(SHAPES)}")
     return SHAPES[name]

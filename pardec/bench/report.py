@@ -1,4 +1,4 @@
-"""What a benchmark prints: one JSON document with machine, versions and command, and tables of it."""
+"""The output of benchmarks: one JSON document with machine, versions and command, and tables of it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def document(command: Sequence[str], rows: Sequence[Row], settings: Row) -> Row:
-    """All that a run came to, as JSON can hold it."""
+    """The rows of a run, with all that is needed to repeat it, as JSON values."""
     head = {"command": shlex.join(["pardec", *command]), "settings": settings}
     return {**head, "machine": machine(), "versions": versions(), "rows": list(rows)}
 
 
-def write(made: Row, file: Path) -> None:
+def write(content: Row, file: Path) -> None:
     """Writes the document of a run."""
-    write_file(file, json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+    write_file(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def _ms(seconds: float | None) -> str:
@@ -40,8 +40,8 @@ def _mb(count: float | None) -> str:
 
 def _beside(row: Row) -> str:
     return ", ".join(
-        f"{name} {made['speed_up']:.2f}x ({made['speed_up_min']:.2f} to {made['speed_up_max']:.2f})"
-        for name, made in row["beside"].items()
+        f"{name} {other['speed_up']:.2f}x ({other['speed_up_min']:.2f} to {other['speed_up_max']:.2f})"
+        for name, other in row["beside"].items()
     )
 
 
@@ -88,20 +88,20 @@ KERNELS: tuple[Column, ...] = (
 def markdown(columns: Sequence[Column], rows: Sequence[Row]) -> str:
     """The rows as a table; columns that are empty throughout are left out."""
     table = [[show(row) for row in rows] for _, show in columns]
-    kept = [(name, cells) for (name, _), cells in zip(columns, table, strict=True) if any(cells)]
-    lines = [f"| {' | '.join(name for name, _ in kept)} |", "|---" * len(kept) + "|"]
-    lines += [f"| {' | '.join(cells)} |" for cells in zip(*(cells for _, cells in kept), strict=True)]
+    filled = [(name, cells) for (name, _), cells in zip(columns, table, strict=True) if any(cells)]
+    lines = [f"| {' | '.join(name for name, _ in filled)} |", "|---" * len(filled) + "|"]
+    lines += [f"| {' | '.join(cells)} |" for cells in zip(*(cells for _, cells in filled), strict=True)]
     return "\n".join(lines) + "\n"
 
 
 def line(columns: Sequence[Column], row: Row) -> str:
-    """A row in one line, for whoever waits."""
-    cells_shown = ((name, show(row)) for name, show in columns)
-    return "; ".join(f"{name} {cell}" for name, cell in cells_shown if cell)
+    """A row in one line, to show progress."""
+    cells = ((name, show(row)) for name, show in columns)
+    return "; ".join(f"{name} {cell}" for name, cell in cells if cell)
 
 
 def render_table(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
-    """The rows as rich draws them on a terminal."""
+    """The rows as a table of rich, for a terminal."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")

@@ -1,4 +1,4 @@
-"""Other people's loops on the same weights: a plain one, transformers' generate, diffusers' LLaDA2Pipeline."""
+"""Other projects' loops on the same weights: a plain one, transformers' generate, diffusers' LLaDA2Pipeline."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ _NEVER = 2.0  # a threshold that no probability passes
 
 @dataclass(slots=True)
 class Rivals:
-    """What may be timed beside one request, each as a run to its tokens [B, new]; and why others may not."""
+    """Other loops that can decode a request, each as a function to its tokens [B, new]; and why others cannot."""
 
     runs: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def rivals(model: LanguageModel, call: Call) -> Rivals:
-    """Those that give the tokens of `call`."""
-    found = Rivals()
+    """The loops that must give the same tokens as `call`."""
+    others = Rivals()
     if not isinstance(model.decoder, Decoder) or call.request.temperature:
-        return found
+        return others
     if model.family in GENERATED:
         if call.sampler.exact == "relaxed":
-            found.left_out["transformers"] = f"{call.sampler.spec} may give other tokens"
+            others.left_out["transformers"] = f"{call.sampler.spec} may give other tokens"
         else:
-            found.runs["transformers"] = _generate(model, call)
+            others.runs["transformers"] = _generate(model, call)
     elif call.request.stop_ids or len(set(call.prompts)) > 1:
-        found.left_out["plain"] = found.left_out["diffusers"] = "its rows are equally long, and none ends early"
+        others.left_out["plain"] = others.left_out["diffusers"] = "it takes rows of one length that do not end early"
     elif model.decoding_config.attention == "bidirectional":
         caches = {str(registry.resolve(f"sequential@{cache}", "masked").spec): cache for cache in ("none", "dual")}
         cache = caches.get(str(call.sampler.spec))
         prompt, length, block = call.prompts[0], call.lengths[0], call.request.block_length
         canvas = torch.stack(call.request.canvases).to(model.device)
         if cache is None:
-            found.left_out["plain"] = f"it decodes sequential@none and sequential@dual, and not {call.sampler.spec}"
-            return found
+            others.left_out["plain"] = f"it decodes sequential@none and sequential@dual, and not {call.sampler.spec}"
+            return others
         plain = Plain(model, length, cached=cache == "dual")
-        found.runs["plain"] = lambda: plain.run(canvas, prompt, block)[:, prompt:]
+        others.runs["plain"] = lambda: plain.run(canvas, prompt, block)[:, prompt:]
         if cache == "dual":
-            found.left_out["diffusers"] = "its pipeline keeps no cache"
+            others.left_out["diffusers"] = "its pipeline has no cache"
         elif prompt % block or (length - prompt) % block:
-            why = f"its blocks of {block} are laid from position 0: --context and --new must fit"
-            found.left_out["diffusers"] = why
+            reason = f"its blocks of {block} begin at position 0: --context and --new must be multiples of {block}"
+            others.left_out["diffusers"] = reason
         else:
-            found.runs["diffusers"] = _pipeline(model, canvas, prompt, block)
-    return found
+            others.runs["diffusers"] = _pipeline(model, canvas, prompt, block)
+    return others
 
 
 def published(model: LanguageModel) -> nn.Module:
-    """transformers' class of the same config, over the same memory where weights lie there row by row."""
+    """transformers' class of the same config, sharing the memory of weights that are stored row by row."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     settings = {name: value for name, value in model.config.items() if name not in ("model_type", "torch_dtype")}
@@ -74,8 +74,8 @@ def published(model: LanguageModel) -> nn.Module:
     assert isinstance(model.decoder, Decoder), "of a native family"
     state = {}
     for name, target in assemble.targets(FAMILIES[model.family], model.decoder).items():
-        held = model.decoder.get_parameter(target.parameter).detach()
-        state[name] = held[target.start : target.start + target.shape[0]].contiguous()
+        weight = model.decoder.get_parameter(target.parameter).detach()
+        state[name] = weight[target.start : target.start + target.shape[0]].contiguous()
     if model.decoder.config.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     network.load_state_dict(state, strict=True, assign=True)
@@ -83,27 +83,27 @@ def published(model: LanguageModel) -> nn.Module:
 
 
 def _generate(model: LanguageModel, call: Call) -> Callable[[], Tensor]:
-    """Greedy, over prompts that are padded on the left where they are not equally long."""
+    """Greedy decoding, of prompts padded on the left to one length."""
     network: Any = published(model)
-    network.generation_config.eos_token_id = list(call.request.stop_ids) or None  # no processor is needed for none
+    network.generation_config.eos_token_id = list(call.request.stop_ids) or None
     network.generation_config.pad_token_id = model.decoding_config.pad_id
     longest, new = max(call.prompts), call.lengths[0] - call.prompts[0]
     ids = torch.full((len(call.prompts), longest), model.decoding_config.pad_id)
-    seen = torch.zeros_like(ids)
-    for row, (canvas, given) in enumerate(zip(call.request.canvases, call.prompts, strict=True)):
-        ids[row, longest - given :], seen[row, longest - given :] = canvas[:given], 1
-    ids, seen = ids.to(model.device), seen.to(model.device)
+    mask = torch.zeros_like(ids)
+    for row, (canvas, length) in enumerate(zip(call.request.canvases, call.prompts, strict=True)):
+        ids[row, longest - length :], mask[row, longest - length :] = canvas[:length], 1
+    ids, mask = ids.to(model.device), mask.to(model.device)
 
     @torch.inference_mode()
     def run() -> Tensor:
-        made: Tensor = network.generate(ids, attention_mask=seen, max_new_tokens=new, do_sample=False)
-        return made[:, longest:]
+        sequences: Tensor = network.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False)
+        return sequences[:, longest:]
 
     return run
 
 
 class Shim(nn.Module):
-    """A pardec model as LLaDA2Pipeline calls one: the logits that the model gives with all later blocks masked."""
+    """A pardec model with the interface that LLaDA2Pipeline calls; all later blocks are masked."""
 
     def __init__(self, model: LanguageModel, length: int, block: int) -> None:
         super().__init__()
@@ -111,14 +111,14 @@ class Shim(nn.Module):
         self.dtype, self.device = model.dtype, model.device
 
     def forward(self, input_ids: Tensor, **_: Any) -> Any:
-        """Logits [B, block, V] of the last block of `input_ids` [B, n], which is all that the pipeline looks at."""
+        """Logits [B, block, V] of the last block of `input_ids` [B, n], which is all that the pipeline reads."""
         mask, stop = self.model.decoding_config.mask_id, input_ids.shape[1]
         assert mask is not None, "a masked model"
         canvas = nn.functional.pad(input_ids, (0, self.length - stop), value=mask)
         plan = Plan.full(canvas, self.model.visible())
-        places = torch.arange(stop - self.block, stop, device=canvas.device).expand(len(canvas), -1)
-        logits = self.model.forward(plan).logits(self.model.rows(places)).clone()
-        logits[..., mask] = -1e9  # its scheduler would commit the mask where that is the likeliest
+        positions = torch.arange(stop - self.block, stop, device=canvas.device).expand(len(canvas), -1)
+        logits = self.model.forward(plan).logits(self.model.rows(positions)).clone()
+        logits[..., mask] = -1e9  # its scheduler would commit the mask token where that is the likeliest
         return SimpleNamespace(logits=logits)
 
 
@@ -128,13 +128,13 @@ def _pipeline(model: LanguageModel, canvas: Tensor, prompt: int, block: int) -> 
     length = canvas.shape[1]
     pipeline = LLaDA2Pipeline(model=Shim(model, length, block), scheduler=BlockRefinementScheduler())
     pipeline.set_progress_bar_config(disable=True)
-    how: dict[str, Any] = {"block_length": block, "num_inference_steps": block, "threshold": _NEVER}
-    how |= {"editing_threshold": None, "minimal_topk": 1, "eos_early_stop": False, "output_type": "seq"}
-    how["mask_token_id"] = model.decoding_config.mask_id
+    options: dict[str, Any] = {"block_length": block, "num_inference_steps": block, "threshold": _NEVER}
+    options |= {"editing_threshold": None, "minimal_topk": 1, "eos_early_stop": False, "output_type": "seq"}
+    options["mask_token_id"] = model.decoding_config.mask_id
 
     @torch.inference_mode()
     def run() -> Tensor:
-        made: Tensor = pipeline(input_ids=canvas[:, :prompt], gen_length=length - prompt, **how).sequences
-        return made
+        sequences: Tensor = pipeline(input_ids=canvas[:, :prompt], gen_length=length - prompt, **options).sequences
+        return sequences
 
     return run

@@ -1,6 +1,6 @@
-"""Models of published shapes with random weights, made on the device in the dtype asked for; no file is read.
+"""Models of published shapes with random weights, created on the device in the wanted dtype; no file is read.
 
-What they say means nothing. What a forward of theirs costs is what it costs with the published weights.
+Their output is meaningless, but a forward costs what it costs with the published weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def shaped(
 ) -> pardec.Model:
     """The model of a shape by name; the same weights for the same seed on the same kind of device.
 
-    Raises ModelError for a shape that there is not, and for `cuda_graphs` where `load` would refuse them.
+    Raises ModelError for an unknown shape, and for `cuda_graphs` where `load` would refuse them.
     """
     return build(name, config_of(name), device=device, dtype=dtype, seed=seed, cuda_graphs=cuda_graphs)
 
@@ -49,31 +49,31 @@ def build(
     cuda_graphs: bool = False,
 ) -> pardec.Model:
     """A model of any `config` of a native family, as a published config.json has it."""
-    place, reason = choose_device(device)
-    kind, _ = choose_dtype(dtype, place, torch.bfloat16)
-    choice = f"random weights on {place} ({reason}), {str(kind).removeprefix('torch.')}"
-    make = _Random(place, kind, seed)
+    target, reason = choose_device(device)
+    kind, _ = choose_dtype(dtype, target, torch.bfloat16)
+    choice = f"random weights on {target} ({reason}), {str(kind).removeprefix('torch.')}"
+    initializer = _Initializer(target, kind, seed)
     if cuda_graphs:
-        check_graphs(place, name)
+        check_graphs(target, name)
     if config["model_type"] == "mar":
         if cuda_graphs:
-            raise ModelError(f"cuda_graphs was given, and {name} draws classes from vectors", "leave it out")
-        return pardec.Model(_vectors(name, config, make, choice))
+            raise ModelError(f"cuda_graphs is not for models with continuous tokens such as {name}", "leave it out")
+        return pardec.Model(_vectors(name, config, initializer, choice))
     spec = next((spec for spec in FAMILIES.values() if spec.matches(config)), None)
     if spec is None:
         raise ModelError(f"no native family has model_type {config['model_type']!r}")
-    return pardec.Model(_language(name, spec, config, make, choice, cuda_graphs=cuda_graphs))
+    return pardec.Model(_language(name, spec, config, initializer, choice, cuda_graphs=cuda_graphs))
 
 
-class _Random:
-    """Makes parameters one by one, so that no more than one is held twice."""
+class _Initializer:
+    """Initializes parameters one by one, so that at most one is in memory twice."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, seed: int) -> None:
         self.device, self.dtype = device, dtype
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def fill(self, module: nn.Module) -> None:
-        """Gives every parameter of `module` memory: vectors of gains are 1, of biases 0, the rest is normal."""
+        """Allocates and initializes every parameter of `module`: gains are 1, biases 0, the rest is normal."""
         for name, parameter in list(module.named_parameters()):
             owner, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(owner), leaf, nn.Parameter(self._one(name, parameter), requires_grad=False))
@@ -88,11 +88,11 @@ class _Random:
 
 
 def _language(
-    name: str, spec: FamilySpec, config: dict[str, Any], make: _Random, choice: str, *, cuda_graphs: bool
+    name: str, spec: FamilySpec, config: dict[str, Any], initializer: _Initializer, choice: str, *, cuda_graphs: bool
 ) -> LanguageModel:
     shape = spec.decoder(config)
     decoder = assemble.empty(shape)
-    make.fill(decoder)
+    initializer.fill(decoder)
     if shape.tied:
         decoder.head.weight = decoder.embed.weight
         assemble.copy_tied_head(decoder)
@@ -106,8 +106,8 @@ def _language(
         name=name,
         path=None,
         family=spec.name,
-        device=make.device,
-        dtype=make.dtype,
+        device=initializer.device,
+        dtype=initializer.dtype,
         vocab_size=shape.vocab,
         layers=shape.layers,
         width=shape.width,
@@ -116,13 +116,13 @@ def _language(
     )
 
 
-def _vectors(name: str, config: dict[str, Any], make: _Random, choice: str) -> ContinuousModel:
+def _vectors(name: str, config: dict[str, Any], initializer: _Initializer, choice: str) -> ContinuousModel:
     with torch.device("meta"):
         backbone, network = mar.networks(config)
     for part in (backbone, network):
-        make.fill(part)
+        initializer.fill(part)
         part.eval()
-    images = mar.MARImaging(config, None, defaults={}, device=make.device, name=name)
+    images = mar.MARImaging(config, None, defaults={}, device=initializer.device, name=name)
     return ContinuousModel(
         backbone=Reader(backbone, network),
         head=DiffusionHead(network, int(config.get("num_sampling_steps", mar.STEPS))),
@@ -131,8 +131,8 @@ def _vectors(name: str, config: dict[str, Any], make: _Random, choice: str) -> C
         name=name,
         path=None,
         family="mar",
-        device=make.device,
-        dtype=make.dtype,
+        device=initializer.device,
+        dtype=initializer.dtype,
         parameters=sum(weight.numel() for part in (backbone, network) for weight in part.parameters()),
         choice=choice,
     )

@@ -69,7 +69,7 @@ def chat(
 def check(model: Model, name: str) -> None:
     """Refuses a model that cannot be talked with. Raises SpecError."""
     if model.imaging is not None:
-        raise SpecError(f"{model.name} is a model of images", hint=f'try "pardec image {name} -o out.png"')
+        raise SpecError(f"{model.name} is an image model", hint=f'try "pardec image {name} -o out.png"')
     if not getattr(model.tokenizer, "chat_template", None):
         what = "tokenizer" if model.tokenizer is None else "chat template"
         raise SpecError(

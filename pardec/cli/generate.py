@@ -93,7 +93,7 @@ def generate(
     quiet = quiet or not crew.leads
     loaded = dispatch.placed(crew, model, placing, quiet=quiet)
     if loaded.imaging is not None:
-        raise SpecError(f"{loaded.name} is a model of images", hint=f'try "pardec image {model} -o out.png"')
+        raise SpecError(f"{loaded.name} is an image model", hint=f'try "pardec image {model} -o out.png"')
     items = inputs.as_turns(items, loaded, chat=chat, quiet=quiet)
     call = loaded.prepare([item.prompt for item in items], **arguments)
     run = Batches(loaded, call, several(items, settings.num_return_sequences), stream=stream, quiet=quiet)

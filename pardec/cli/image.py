@@ -138,7 +138,7 @@ def _asked(prompt: list[str] | None, prompts: Path | None, classes: list[int] | 
                 f"prompt {item.id} is a chat, not a caption", hint='{"prompt": "..."} is a line of captions'
             )
         if not item.prompt.strip():
-            raise SpecError(f"caption {item.id} is empty", hint="say what the image is to show")
+            raise SpecError(f"caption {item.id} is empty", hint="describe the image")
     return [item.prompt for item in items]
 
 

@@ -1,16 +1,16 @@
-"""Which tokens may stand where: every form that `allowed=` can take, read into sets over the vocabulary.
+"""Which tokens each position may take: every form of `allowed=`, read into sets over the vocabulary.
 
 A constraint belongs to a position, so it holds in any order of committing. Index 0 is the first position after the
-prompt; with a template, what the template gives counts along and stays as it is. A row's constraint is one of
+prompt; the fixed tokens of a template have indices too, and do not change. A row's constraint is one of
 
-    a function (row, index) -> choices      asked once for each position that is to be filled
+    a function (row, index) -> choices      called once for each position to fill
     a list of choices, one a position       may be shorter than what is generated; the rest is free
     a dict {index: choices}                 the others are free
     None                                    all of them are free
 
-and choices are token ids, or texts that the tokenizer writes as one token each; None is anything. A text stands for
-what the tokenizer makes of it alone, so that "yes" and " yes" may be two tokens. End tokens are no exception: where
-none is allowed, no row ends. The mask token is never written, allowed or not.
+and choices are token ids, or texts that the tokenizer encodes as one token each; None allows any. A text is encoded by
+itself, so that "yes" and " yes" may be two tokens. End tokens are no exception: where none is allowed, no row ends.
+The mask token is never committed, allowed or not.
 
 One constraint holds for every row. A list is one constraint a row if an item of it is a function, a dict, or a list
 that itself holds None or lists: in [[5, 6], None] the items are choices, in [[[5, 6], None], None] they are the
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
 _CHOICES = 'choices are token ids or texts of one token, such as [5, 9] or ["yes", "no"]; None allows anything'
 
 
-def read(model: LanguageModel, given: Any, rows: Sequence[Row]) -> Allowed | None:
-    """What `given` allows at every position of `rows`; None where that is everything everywhere.
+def read(model: LanguageModel, argument: Any, rows: Sequence[Row]) -> Allowed | None:
+    """The sets that `argument` allows at the positions of `rows`; None where all tokens are allowed everywhere.
 
     Raises:
         SpecError: naming the row, the position and the value that cannot work.
     """
-    if given is None:
+    if argument is None:
         return None
-    forms = _for_rows(given, len(rows))
+    forms = _for_rows(argument, len(rows))
     sets = _Sets(model)
-    at = tuple(_places(sets, form, row, number) for number, (form, row) in enumerate(zip(forms, rows, strict=True)))
-    return Allowed(sets.stacked(), at) if len(sets) > 1 else None
+    at = tuple(_set_indices(sets, form, row, i) for i, (form, row) in enumerate(zip(forms, rows, strict=True)))
+    return Allowed(sets.table(), at) if len(sets) > 1 else None
 
 
 def digest(allowed: Allowed | None, prompts: Sequence[int]) -> list[str | None]:
-    """A short name per row of what is allowed behind its prompt: equal names, equal constraints. None is everything."""
+    """A short hash per row of its constraint: equal hashes, equal constraints. None is no constraint."""
     if allowed is None:
         return [None] * len(prompts)
-    names = [_hash(np.packbits(chosen).tobytes()) for chosen in allowed.sets.cpu().numpy()]
+    names = [_hash(np.packbits(row).tobytes()) for row in allowed.sets.cpu().numpy()]
     rows = [at[start:].tolist() for at, start in zip(allowed.at, prompts, strict=True)]
     return [_hash(",".join(names[i] for i in row).encode()) if any(row) else None for row in rows]
 
@@ -69,16 +69,16 @@ def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _for_rows(given: Any, count: int) -> list[Any]:
+def _for_rows(argument: Any, count: int) -> list[Any]:
     """The constraint of each row."""
-    if not isinstance(given, list | tuple) or not any(_is_row(item) for item in given):
-        return [given] * count
-    if len(given) != count:
+    if not isinstance(argument, list | tuple) or not any(_is_row(item) for item in argument):
+        return [argument] * count
+    if len(argument) != count:
         raise SpecError(
-            f"allowed has constraints for {len(given)} rows, and there are {count}",
+            f"allowed has constraints for {len(argument)} rows, and there are {count}",
             hint="give one constraint for all rows, or one a row",
         )
-    return list(given)
+    return list(argument)
 
 
 def _is_row(item: Any) -> bool:
@@ -89,7 +89,7 @@ def _is_row(item: Any) -> bool:
 
 
 def _is_choices(item: Any) -> bool:
-    """Whether `item` is a collection that may hold choices; its members are looked at when they are read."""
+    """Whether `item` is a collection that may hold choices; its members are checked when they are read."""
     return isinstance(item, Collection | Tensor | np.ndarray) and not isinstance(item, str | bytes | Mapping)
 
 
@@ -97,24 +97,24 @@ def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _places(sets: _Sets, form: Any, row: Row, number: int) -> Tensor:
-    """The set of each position of one row, [L_i]."""
+def _set_indices(sets: _Sets, form: Any, row: Row, number: int) -> Tensor:
+    """The index of the set of each position of one row, [L_i]."""
     start, count = len(row.prompt), len(row.rest)
-    wanted = row.rest.eq(sets.mask)
-    found = torch.zeros(start + count, dtype=torch.int64)
+    masked = row.rest.eq(sets.mask)
+    indices = torch.zeros(start + count, dtype=torch.int64)
     if callable(form):
-        _takes_two(form)
-        for index in wanted.nonzero()[:, 0].tolist():
-            found[start + index] = sets.add(form(number, index), f"allowed({number}, {index}) returned")
-        return found
-    for index, choices in _listed(form, count, f"allowed of row {number}").items():
-        chosen = sets.add(choices, f"allowed of row {number} has at index {index}")
-        if wanted[index]:
-            found[start + index] = chosen
-    return found
+        _check_signature(form)
+        for index in masked.nonzero()[:, 0].tolist():
+            indices[start + index] = sets.add(form(number, index), f"allowed({number}, {index}) returned")
+        return indices
+    for index, choices in _by_index(form, count, f"allowed of row {number}").items():
+        set_index = sets.add(choices, f"allowed of row {number} has at index {index}")
+        if masked[index]:
+            indices[start + index] = set_index
+    return indices
 
 
-def _takes_two(form: Callable[..., Any]) -> None:
+def _check_signature(form: Callable[..., Any]) -> None:
     try:
         inspect.signature(form).bind(0, 0)
     except TypeError:
@@ -122,11 +122,11 @@ def _takes_two(form: Callable[..., Any]) -> None:
             "allowed is a function that cannot be called with a row and an index",
             hint="write it as allowed(row, index), index counting generated positions from 0",
         ) from None
-    except ValueError:  # some built-in functions do not tell
+    except ValueError:  # some built-in functions have no signature
         pass
 
 
-def _listed(form: Any, count: int, name: str) -> dict[int, Any]:
+def _by_index(form: Any, count: int, name: str) -> dict[int, Any]:
     """The choices of a row by index."""
     if form is None:
         return {}
@@ -146,26 +146,26 @@ def _listed(form: Any, count: int, name: str) -> dict[int, Any]:
     if len(form) > count:
         raise SpecError(
             f"{name} has {len(form)} items, and {count} positions are generated",
-            hint="give at most one item a position; what comes after the last is free",
+            hint="give at most one item a position; positions after the last item are free",
         )
     return dict(enumerate(form))
 
 
 class _Sets:
-    """The different sets of one request, each stored once; number 0 allows everything."""
+    """The distinct sets of one request, each stored once; set 0 allows everything."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model, self.size = model, model.vocab_size
         self.mask = open_id(model)
-        self.known: dict[bytes, int] = {b"": 0}
-        self.chosen: list[np.ndarray] = [np.arange(self.size)]
-        self.words: dict[str, int] = {}
+        self.indices: dict[bytes, int] = {b"": 0}
+        self.ids: list[np.ndarray] = [np.arange(self.size)]
+        self.tokens: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.ids)
 
     def add(self, choices: Any, opening: str) -> int:
-        """The number of the set that `choices` stand for; `opening` begins an error."""
+        """The index of the set of `choices`; `opening` begins an error."""
         if choices is None:
             return 0
         if isinstance(choices, Tensor | np.ndarray):
@@ -178,18 +178,18 @@ class _Sets:
         ids = ids[ids != self.mask]
         if not len(ids):
             raise SpecError(
-                f"{opening} the mask token alone (id {self.mask}), which is never written", hint="allow another token"
+                f"{opening} the mask token alone (id {self.mask}), which is never committed", hint="allow another token"
             )
         key = ids.tobytes()
-        if key not in self.known:
-            self.known[key] = len(self.chosen)
-            self.chosen.append(ids)
-        return self.known[key]
+        if key not in self.indices:
+            self.indices[key] = len(self.ids)
+            self.ids.append(ids)
+        return self.indices[key]
 
-    def stacked(self) -> Tensor:
+    def table(self) -> Tensor:
         """[S, V] bool, on the model's device."""
-        table = torch.zeros(len(self.chosen), self.size, dtype=torch.bool)
-        for row, ids in zip(table, self.chosen, strict=True):
+        table = torch.zeros(len(self.ids), self.size, dtype=torch.bool)
+        for row, ids in zip(table, self.ids, strict=True):
             row[torch.from_numpy(ids)] = True
         return table.to(self.model.device)
 
@@ -205,9 +205,9 @@ class _Sets:
         return int(choice)
 
     def _word(self, text: str, opening: str) -> int:
-        """The one token that the tokenizer writes `text` as."""
-        if text in self.words:
-            return self.words[text]
+        """The one token that `text` is encoded as."""
+        if text in self.tokens:
+            return self.tokens[text]
         tokenizer = self.model.tokenizer
         if tokenizer is None:
             raise SpecError(
@@ -215,12 +215,12 @@ class _Sets:
             )
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
-            parts = " ".join(map(repr, tokenizer.convert_ids_to_tokens(ids))) or "nothing"
+            tokens = " ".join(map(repr, tokenizer.convert_ids_to_tokens(ids))) or "nothing"
             raise SpecError(
-                f"{opening} {text!r}, which is no single token: it splits into {parts}",
+                f"{opening} {text!r}, which is not a single token: it splits into {tokens}",
                 hint="allow texts of one token, or give each token of a longer one its own position",
             )
         if ids[0] == tokenizer.unk_token_id and text != tokenizer.unk_token:
             raise SpecError(f"{opening} {text!r}, which the tokenizer does not know", hint="choose another text")
-        self.words[text] = ids[0]
+        self.tokens[text] = ids[0]
         return ids[0]

@@ -1,4 +1,4 @@
-"""One call of `generate` on a model whose tokens are vectors, checked and ready for the loop."""
+"""One call of `generate` on a model with continuous tokens, checked and ready for the loop."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pardec.models.continuous.contracts import ContinuousModel
     from pardec.samplers.events import Event
 
-NO_CLASS = -1  # the label of an image of nothing in particular
+NO_CLASS = -1  # the label of an unconditional image
 _OF_IDS = ("top_k", "top_p", "min_p", "cfg_interval", "allowed")
 
 
 @dataclass(frozen=True, slots=True)
 class VectorCall:
-    """What the continuous loop is given, and the seed of each row. Says what `pardec.requests.text.Call` says."""
+    """The input of the continuous loop, and the seed of each row; has the interface of `pardec.requests.text.Call`."""
 
     sampler: ContinuousSampler
     request: ImageRequest
@@ -35,18 +35,18 @@ class VectorCall:
     callback: Callable[[Event], object] | None
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
-        """No ids, since a vector has none; and how many vectors count, which are all of an image."""
+        """No ids, since continuous tokens have none; and how many tokens were generated, which are all of an image."""
         return [], self.tokens
 
     def stops(self, row: int) -> None:
-        """Nor a text that could end it."""
+        """None: an image has no stop strings."""
         return
 
     def take(self, rows: Sequence[int]) -> VectorCall:
         """The same request with these rows only; each keeps its seed, so it gives the same image."""
-        some = replace(self, request=replace(self.request, labels=tuple(self.request.labels[row] for row in rows)))
+        call = replace(self, request=replace(self.request, labels=tuple(self.request.labels[row] for row in rows)))
         seeds = tuple(self.seeds[row] for row in rows)
-        return some.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(some, seeds=seeds)
+        return call.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(call, seeds=seeds)
 
     def seeded(self, seeds: Sequence[int]) -> VectorCall:
         """The same request with other seeds, one a row."""
@@ -59,17 +59,17 @@ class VectorCall:
 
     @property
     def prompts(self) -> tuple[int, ...]:
-        """Nothing stands before an image."""
+        """An image has no tokens before it."""
         return (0,) * len(self.seeds)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """An image ends when it is whole."""
+        """An image has no end tokens."""
         return ()
 
     @property
     def constraints(self) -> list[str | None]:
-        """Nothing is forbidden anywhere."""
+        """Continuous tokens have no constraints."""
         return [None] * len(self.seeds)
 
     @property
@@ -79,7 +79,7 @@ class VectorCall:
 
     @property
     def shown(self) -> list[str | int | None]:
-        """Per row the class that it is to show."""
+        """The class of each row."""
         return list(self.request.labels)
 
 
@@ -87,36 +87,36 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
     """Reads the classes and resolves every argument for this model.
 
     Raises:
-        SpecError: names what cannot work.
-        ModelError: a sampler that cannot go with the model.
+        SpecError: an argument that cannot work.
+        ModelError: a sampler that cannot run on the model.
     """
     sampler = registry.resolve(settings.sampler, "continuous")
     _refuse(model, settings)
     refuse_negative(model.name, settings)
     sampler.method.check_model(model)
     model.head.respaced(sampler.method.head_steps or model.head.steps)
-    once = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
-    asked = tuple(several(once, settings.num_images))
-    seeds = seeds_of(settings, len(asked))
+    classes = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
+    rows = tuple(several(classes, settings.num_images))
+    seeds = seeds_of(settings, len(rows))
     request = ImageRequest(
-        labels=asked,
+        labels=rows,
         source=settings.source or Keyed(seeds),
         temperature=float(settings.temperature),
-        cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # of 1 the image is that of no guidance
+        cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # 1 is no guidance
         draft_model=draft_models.for_vectors(sampler, model),
     )
     return VectorCall(sampler, request, model.imaging.layout.tokens, seeds, settings.callback)
 
 
 def _refuse(model: ContinuousModel, settings: Settings) -> None:
-    """Refuses arguments that mean nothing to images of vectors."""
+    """Refuses arguments without a meaning for continuous tokens."""
     for name in FOREIGN:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for text and {model.name} draws images", hint=f"leave {name} out")
     refuse_sequences(model.name, settings)
     for name in _OF_IDS:
         if getattr(settings, name) is not None:
-            raise SpecError(f"{name} is for tokens that have ids, and {model.name} draws vectors", f"leave {name} out")
+            raise SpecError(f"{name} is for tokens with ids; {model.name} has continuous tokens", f"leave {name} out")
     count = model.imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count) or settings.block_align != "prompt":
         name = "block_align" if settings.block_align != "prompt" else "max_new_tokens"

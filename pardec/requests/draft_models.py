@@ -1,4 +1,4 @@
-"""Draft models: loaded once, kept for the requests to come, and handed in through the request."""
+"""Draft models: loaded once, cached for later requests, and passed to samplers through the request."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
-_LOADED = 2  # draft models of a kind that stay loaded
+_CACHE_SIZE = 2  # draft models of a kind that stay loaded
 
 
-@lru_cache(maxsize=_LOADED)
+@lru_cache(maxsize=_CACHE_SIZE)
 def language_model(name: str, device: torch.device, dtype: torch.dtype) -> LanguageModel:
-    """The checkpoint, kept for the requests to come."""
+    """A draft model of text, cached."""
     return load(name, device=device, dtype=dtype)
 
 
-@lru_cache(maxsize=_LOADED)
+@lru_cache(maxsize=_CACHE_SIZE)
 def continuous_model(name: str, device: torch.device, dtype: torch.dtype) -> ContinuousModel:
-    """The same of a model whose tokens are vectors."""
+    """A draft model with continuous tokens, cached."""
     return load_continuous(name, device=device, dtype=dtype)
 
 
@@ -35,6 +35,6 @@ def for_text(sampler: MaskedSampler | SpeculativeSampler, target: LanguageModel)
 
 
 def for_vectors(sampler: ContinuousSampler, target: ContinuousModel) -> ContinuousModel | None:
-    """The same for models whose tokens are vectors."""
+    """The same for models with continuous tokens."""
     name = sampler.method.needed_model
     return None if name is None else continuous_model(name, target.device, target.dtype)

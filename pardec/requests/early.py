@@ -1,7 +1,7 @@
-"""What is wrong with a request however the weights turn out, told before torch is imported.
+"""Checks of a request that need no weights, made before torch is imported.
 
-The commands ask here first, so that a misspelt name is answered at once, and not after a model has been read. What is
-told here is told again where a request is prepared: a model that is loaded already comes past this module.
+The commands check here first, so that a misspelt name is reported at once, and not after a model has been loaded.
+`prepare` makes the same checks, since models that are loaded already do not pass through this module.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ def check(
     *,
     draws: bool | None = None,
 ) -> Kind | None:
-    """Refuses what cannot work; what is known of the model, None where only the hub or its weights tell.
+    """Refuses requests that cannot work; returns the model's kind, None where only the hub or its weights tell it.
 
     Args:
         model: as `pardec.load` takes it.
         samplers: specs; None is the family's default.
         arguments: of `generate`, without the sampler.
         placing: of `load`.
-        draws: whether images are wanted, text if not; None: either.
+        draws: True for images, False for text, None for either.
 
     Raises:
-        SpecError: misuse of any kind (UnknownModelError where there is no such model).
+        SpecError: an argument that cannot work (UnknownModelError where there is no such model).
         ModelError: the checkpoint's config.json cannot be read.
     """
     check_placing(placing)
-    asked = [Settings.of({**arguments, "sampler": sampler}) for sampler in [*samplers] or [None]]
-    specs = [parse(one.sampler) for one in asked if isinstance(one.sampler, str)]
+    requests = [Settings.of({**arguments, "sampler": sampler}) for sampler in [*samplers] or [None]]
+    specs = [parse(settings.sampler) for settings in requests if isinstance(settings.sampler, str)]
     kind = kind_of(model)
     for spec in specs:
         spec_values.check(spec, kind.family if kind else None)
@@ -56,16 +56,16 @@ def check(
     if draws is not None:
         check_answers(kind, model, draws)
     check_mask(kind, placing.get("mask_id"))
-    for one in asked:
+    for settings in requests:
         if kind.draws is None:
-            check_family(kind.name, kind.family == "masked", one)
-            if "max_new_tokens" in arguments or one.block_length is not None or one.min_new_tokens:
-                check_room(kind, one)
+            check_family(kind.name, kind.family == "masked", settings)
+            if "max_new_tokens" in arguments or settings.block_length is not None or settings.min_new_tokens:
+                check_room(kind, settings)
     return kind
 
 
 def check_placing(placing: Mapping[str, Any]) -> None:
-    """Refuses arguments of `load` that can be on no machine."""
+    """Refuses arguments of `load` that work on no machine."""
     if placing.get("revision") == "":
         raise SpecError("the revision is empty", hint="name a branch, tag or commit, or leave it out")
     loading.check(
@@ -79,7 +79,7 @@ def check_placing(placing: Mapping[str, Any]) -> None:
 
 
 def check_folder(out: str | Path | None, resume: bool) -> None:
-    """Refuses to go on with a run that is nowhere, and a folder that could not be written to."""
+    """Refuses to resume a run without a folder, and a folder that cannot be written to."""
     if resume and out is None:
         raise SpecError("resume needs a run's folder", hint="name one with out")
     output_paths.check_folder(None if out is None else Path(out))
@@ -98,28 +98,28 @@ def check_run(
     scorer: str | None,
     split: str = "heldout",
 ) -> None:
-    """`check` for a run over tasks: its folder, its tasks, and whether the model's answers are any to them."""
-    from ..tasks import FileTask, expand, task  # which bring numpy, as --help does not need
+    """`check` for a run over tasks: its folder, its tasks, and whether the model can answer them."""
+    from ..tasks import FileTask, expand, task  # imports numpy, which --help does not need
     from ..tasks.base import check_split
 
     check_folder(out, resume)
     check_split(split)
-    asked = [task(each) for name in tasks for each in expand(name)]
+    problems = [task(each) for name in tasks for each in expand(name)]
     if prompts is not None:
-        asked.append(FileTask(prompts, scorer=scorer or "exact"))
+        problems.append(FileTask(prompts, scorer=scorer or "exact"))
     kind = check(model, samplers, arguments, placing)
     if kind is not None:
-        check_answered(kind, model, asked)
+        check_answered(kind, model, problems)
 
 
 def check_answered(kind: Kind, name: str, tasks: Iterable[Task]) -> None:
-    """Refuses tasks that the model's answers are no answers to."""
+    """Refuses tasks that the model cannot answer: images for a text model, text for an image model, and so on."""
     for task in tasks:
         if (task.answers == "picture") != (kind.draws is not None):
             what = "text" if kind.draws is None else "images"
             raise SpecError(
                 f"{name} answers in {what} and the task {task.name!r} asks for {task.answers}",
-                hint="captions and classes are for models of images, the other tasks are for text",
+                hint="captions and classes are for image models, the other tasks are for text",
             )
         if kind.draws in ("class", "text") and kind.draws != task.asks:
             theirs, others = ("classes", "captions") if kind.draws == "class" else ("captions", "classes")
@@ -129,12 +129,12 @@ def check_answered(kind: Kind, name: str, tasks: Iterable[Task]) -> None:
 
 
 def check_parts(kind: Kind | None, arguments: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
-    """Refuses parts of a sampler that do not go together; this takes their own files, which bring torch."""
+    """Refuses parts of a sampler that do not go together; imports the samplers, and with them torch."""
     from pardec.samplers.registry import resolve
 
-    asked = Settings.of(arguments, defaults)
-    resolve(asked.sampler, kind.family if kind else None, sampling=asked.temperature > 0)
-    return asked
+    settings = Settings.of(arguments, defaults)
+    resolve(settings.sampler, kind.family if kind else None, sampling=settings.temperature > 0)
+    return settings
 
 
 def check_mask(kind: Kind, mask_id: int | None) -> None:
@@ -151,11 +151,11 @@ def check_mask(kind: Kind, mask_id: int | None) -> None:
 
 
 def check_answers(kind: Kind, given: str, draws: bool) -> None:
-    """Refuses images of a model of text, and text of a model of images."""
+    """Refuses images from a text model, and text from an image model."""
     if draws and kind.draws is None:
         raise SpecError(f"{kind.name} is a text model and draws no images", hint=f'try "pardec generate {given}"')
     if not draws and kind.draws is not None:
-        raise SpecError(f"{kind.name} is a model of images", hint=f'try "pardec image {given} -o out.png"')
+        raise SpecError(f"{kind.name} is an image model", hint=f'try "pardec image {given} -o out.png"')
 
 
 def check_shown(kind: Kind, classes: list[int] | None) -> None:
@@ -177,50 +177,50 @@ def check_shown(kind: Kind, classes: list[int] | None) -> None:
 
 
 def check_captions(kind: Kind, texts: Iterable[str]) -> None:
-    """Refuses words that the text encoder beside the weights cannot read."""
+    """Refuses words outside the vocabulary of the text encoder beside the weights."""
     if kind.reader is not None and kind.draws == "text":
         words.check(texts, kind.reader)
 
 
 def check_family(name: str, masked: bool, settings: Settings) -> None:
-    """Refuses arguments that mean nothing to a model of text of this family."""
+    """Refuses arguments without a meaning for a text model of this family."""
     if masked and settings.logits_processor:
         raise SpecError(
-            f"logits_processor reads what stands before a token, and {name} fills its canvas in any order",
-            hint="leave it out; allowed= says which tokens may stand where",
+            f"logits_processor reads the tokens before a position, and {name} fills its canvas in any order",
+            hint="leave it out; allowed= says which tokens each position may take",
         )
     if settings.num_return_sequences > 1 and not settings.temperature:
         raise SpecError(
             f"num_return_sequences={settings.num_return_sequences} asks for several answers to a prompt, and "
             "temperature=0 takes the likeliest",
-            hint="temperature=0.7 draws them; or leave num_return_sequences out",
+            hint="sample them with temperature=0.7, or leave num_return_sequences out",
         )
-    for given, value in (("cfg", settings.cfg), ("block_length", settings.block_length)):
+    for argument, value in (("cfg", settings.cfg), ("block_length", settings.block_length)):
         if not masked and value is not None:
-            raise SpecError(f"{given} is for masked models and {name} is not one", hint=f"leave {given} out")
+            raise SpecError(f"{argument} is for masked models and {name} is not one", hint=f"leave {argument} out")
 
 
-def check_block(name: str, asked: int | None, longest: int, fixed: int | None) -> None:
-    """Refuses a block length longer than what is to be decoded, or other than the model's own."""
-    if asked is None:
+def check_block(name: str, block_length: int | None, longest: int, fixed: int | None) -> None:
+    """Refuses a block length longer than the tokens to decode, or other than the model's own."""
+    if block_length is None:
         return
-    if fixed is not None and asked != fixed:
+    if fixed is not None and block_length != fixed:
         raise SpecError(
-            f"block_length={asked}, but {name} decodes in blocks of {fixed}",
-            hint=f"leave block_length out, or load the model with block={asked}",
+            f"block_length={block_length}, but {name} decodes in blocks of {fixed}",
+            hint=f"leave block_length out, or load the model with block={block_length}",
         )
-    if fixed is None and asked > longest:
+    if fixed is None and block_length > longest:
         raise SpecError(
-            f"block_length={asked} is longer than the {longest} tokens to decode",
+            f"block_length={block_length} is longer than the {longest} tokens to decode",
             hint=f"choose at most {longest}, or leave it out",
         )
 
 
-def check_least(asked: int, longest: int) -> None:
+def check_least(least: int, longest: int) -> None:
     """Refuses more tokens before an end token than there are to decode."""
-    if asked > longest:
+    if least > longest:
         raise SpecError(
-            f"min_new_tokens={asked} is more than the {longest} tokens of a row",
+            f"min_new_tokens={least} is more than the {longest} tokens of a row",
             hint="raise max_new_tokens, or ask for fewer",
         )
 
@@ -230,15 +230,15 @@ def check_room(kind: Kind, settings: Settings) -> None:
     if settings.template is None:
         if kind.positions is not None and settings.max_new_tokens >= kind.positions:
             raise SpecError(
-                f"{settings.max_new_tokens} new tokens are asked for and {kind.name} has {kind.positions} positions",
-                hint="ask for fewer new tokens: the prompt and they share the positions",
+                f"max_new_tokens={settings.max_new_tokens}, but {kind.name} has {kind.positions} positions",
+                hint="generate fewer new tokens: they share the positions with the prompt",
             )
         check_block(kind.name, settings.block_length, settings.max_new_tokens, kind.block)
         check_least(settings.min_new_tokens or 0, settings.max_new_tokens)
 
 
 def check_texts(prompts: Iterable[Any]) -> None:
-    """Refuses a prompt without a word."""
+    """Refuses blank prompts."""
     for number, prompt in enumerate(prompts):
         if isinstance(prompt, str) and not prompt.strip():
             raise SpecError(f"prompt {number} is empty", hint="give at least one word")

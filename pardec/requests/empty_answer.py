@@ -1,4 +1,4 @@
-"""Why an answer may be empty: a model that is spoken to in another way than it was trained on says nothing at all."""
+"""Why an answer may be empty: a model often answers nothing to prompts of another form than those of its training."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 
 class EmptyAnswer(UserWarning):
-    """Answers without a token, which another prompt may fill."""
+    """Some answers have no tokens; another form of prompt may help."""
 
 
 def why(model: Engine, *, plain: bool, way_out: str) -> str | None:
-    """What the model would answer, in words; None where nothing is known of it.
+    """The likely reason of an empty answer, in words; None where none is known.
 
     Args:
         plain: the prompts are text, in no chat template.
-        way_out: how a chat template is asked for.
+        way_out: how to use a chat template.
     """
-    known = tasks_of(model)
-    if known:
-        return f'{model.name} knows nothing but {_listed(known)}; "pardec list tasks" shows what its prompts are like'
+    tasks = tasks_of(model)
+    if tasks:
+        return f'{model.name} is trained on {_join(tasks)} only; "pardec list tasks" shows examples of its prompts'
     if plain and getattr(model.tokenizer, "chat_template", None):
         return f"{model.name} has a chat template and the prompt is plain text; {way_out}"
     return None
 
 
 def tasks_of(model: Engine) -> list[str]:
-    """The tasks that the card of an embedded model tells figures of; none of any other model."""
+    """The tasks that the card of an embedded model has accuracies for; none for any other model."""
     if model.path is None or model.path.parent != EMBEDDED:
         return []
     from ..cards import list_models
@@ -42,7 +42,7 @@ def tasks_of(model: Engine) -> list[str]:
 
 
 def warn(model: Engine, result: Result, prompt: Any, *, stacklevel: int) -> None:
-    """Warns of the rows of `result` that are empty, if anything can be done about it."""
+    """Warns of empty rows of `result` where the likely reason is known."""
     count = sum(not generated for generated in result.generated)
     if not count or result.text is None:
         return
@@ -62,5 +62,5 @@ def sentence(count: int, rows: int) -> str:
     return "the answer is empty" if rows == 1 else f"{count} of {rows} answers {'is' if count == 1 else 'are'} empty"
 
 
-def _listed(names: list[str]) -> str:
+def _join(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,4 +1,4 @@
-"""What a family of images writes where: only codes in the cells, and the tokens between and behind the rows."""
+"""Constraints from an image family's token grid: codes in its cells, fixed tokens between and behind its rows."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from pardec.samplers.request import Allowed
 from .prompts import Row
 
 
-def within(layout: ImageLayout, given: Allowed | None, rows: Sequence[Row], vocabulary: int) -> Allowed | None:
-    """What `given` allows of what the layout has; `given` itself where the layout leaves all open.
+def within(layout: ImageLayout, allowed: Allowed | None, rows: Sequence[Row], vocabulary: int) -> Allowed | None:
+    """The intersection of `allowed` with the layout's constraints; `allowed` itself where the layout has none.
 
-    Raises SpecError where nothing is left.
+    Raises SpecError where it is empty.
     """
     if layout.plain:
-        return given
+        return allowed
     forced = layout.forced()
     codes = torch.ones(vocabulary, dtype=torch.bool)
     if layout.ids is not None:
         codes = torch.zeros_like(codes).index_fill_(0, layout.ids.cpu(), True)
-    asked = torch.ones(1, vocabulary, dtype=torch.bool) if given is None else given.sets.cpu()
-    sets, numbers = [torch.ones_like(codes)], dict[tuple[int, int], int]()
+    outer = torch.ones(1, vocabulary, dtype=torch.bool) if allowed is None else allowed.sets.cpu()
+    sets, indices = [torch.ones_like(codes)], dict[tuple[int, int], int]()
     at = []
     for number, row in enumerate(rows):
         start = len(row.prompt)
-        wanted = torch.zeros(start + len(forced), dtype=torch.int64) if given is None else given.at[number].cpu()
-        made = torch.zeros_like(wanted)
-        for index, only in enumerate(forced.tolist()):
-            key = int(wanted[start + index]), only
-            if key not in numbers:
-                own = codes if only < 0 else torch.zeros_like(codes).index_fill_(0, torch.tensor([only]), True)
-                left = own & asked[key[0]]
-                if not left.any():
-                    what = "a code" if only < 0 else f"token {only}"
+        before = torch.zeros(start + len(forced), dtype=torch.int64) if allowed is None else allowed.at[number].cpu()
+        after = torch.zeros_like(before)
+        for index, token in enumerate(forced.tolist()):
+            key = int(before[start + index]), token
+            if key not in indices:
+                own = codes if token < 0 else torch.zeros_like(codes).index_fill_(0, torch.tensor([token]), True)
+                both = own & outer[key[0]]
+                if not both.any():
+                    what = "a code" if token < 0 else f"token {token}"
                     raise SpecError(
-                        f"allowed leaves nothing at index {index} of row {number}, where {what} has to stand",
+                        f"allowed leaves nothing at index {index} of row {number}, where {what} has to be",
                         hint=f"a row of an image has {layout.columns} codes in {layout.stride} tokens",
                     )
-                numbers[key] = len(sets)
-                sets.append(left)
-            made[start + index] = numbers[key]
-        at.append(made)
-    return Allowed(torch.stack(sets).to(given.sets.device if given is not None else "cpu"), tuple(at))
+                indices[key] = len(sets)
+                sets.append(both)
+            after[start + index] = indices[key]
+        at.append(after)
+    return Allowed(torch.stack(sets).to(allowed.sets.device if allowed is not None else "cpu"), tuple(at))

@@ -1,4 +1,4 @@
-"""What a model of images is asked for: captions, classes or a text encoder's output, as rows with conditions."""
+"""Requests to image models: captions, classes or a text encoder's output, as rows with conditions."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ FOREIGN = (
 
 @dataclass(frozen=True)
 class Conditions:
-    """One row an image."""
+    """The conditions of a request, one row an image."""
 
     conditions: tuple[Condition, ...]
     prefix: Prefix
-    rows: list[Row]  # -1 where the condition stands, and where a code is to come
+    rows: list[Row]  # -1 at the condition's positions, and at those to fill with codes
 
 
 def render(imaging: Imaging, images: Iterable[Tensor]) -> list[Image] | None:
-    """The images of codes [h, w] or vectors [h, w, d]; None without a decoder.
+    """Decodes codes [h, w] or continuous tokens [h, w, d] to images; None without a decoder.
 
-    One by one: an image is the same in any batch.
+    One by one, so that an image is the same in any batch.
     """
     if not imaging.can_decode:
         return None
@@ -52,75 +52,74 @@ def render(imaging: Imaging, images: Iterable[Tensor]) -> list[Image] | None:
 
 
 def enlarged(image: Image, scale: int) -> Image:
-    """Each pixel as a square of `scale` by `scale`: larger, and the same image."""
+    """The image with each pixel repeated as a square of `scale` by `scale`."""
     if scale == 1:
         return image
     return image.resize((image.width * scale, image.height * scale), Resampling.NEAREST)
 
 
 def scale_of(name: str, imaging: Imaging, height: int | None, width: int | None) -> int:
-    """How many times larger than the model draws an image of this height and width is.
+    """By how much to enlarge the model's images to this height and width.
 
     Raises:
-        SpecError: no whole number of times, or not the same for both: a model has one size.
+        SpecError: not by a whole number, or not by the same for both.
     """
     if height is None and width is None:
         return 1
     rows, columns = (cells * imaging.downsample for cells in imaging.layout.grid)
-    for what, asked, own in (("height", height, rows), ("width", width, columns)):
-        whole = isinstance(asked, int) and not isinstance(asked, bool)
-        if asked is not None and (not whole or asked < own or asked % own):
+    for what, size, own in (("height", height, rows), ("width", width, columns)):
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        if size is not None and (not whole or size < own or size % own):
             raise SpecError(
-                f"{what}={asked}, and {name} draws images of {rows} by {columns} pixels",
+                f"{what}={size}, and {name} draws images of {rows} by {columns} pixels",
                 hint=f"leave {what} out, or ask for a multiple: {own}, {2 * own}, {4 * own} (its pixels, repeated)",
             )
-    scales = {asked // own for asked, own in ((height, rows), (width, columns)) if asked is not None}
+    scales = {size // own for size, own in ((height, rows), (width, columns)) if size is not None}
     if len(scales) > 1:
         raise SpecError(
-            f"{height} by {width} pixels have another form than the {rows} by {columns} that {name} draws",
+            f"{height} by {width} pixels have another aspect ratio than the {rows} by {columns} that {name} draws",
             hint=f"leave one out, or ask for {2 * rows} by {2 * columns}",
         )
     return scales.pop()
 
 
-def with_defaults(imaging: Imaging, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `generate` with what the checkpoint's authors draw with where `given` says nothing.
+def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate`, with the checkpoint's own defaults for those that are left out.
 
-    Where they say nothing either, the temperature is 1 and nothing is guided. A preset's own arguments hold as well.
+    Where it has none either, the temperature is 1 and there is no guidance. A preset's arguments come before defaults.
     """
-    made: dict[str, Any] = {"temperature": 1.0}
-    named = ("sampler", *_SHAPING)
-    made |= {name: imaging.defaults[name] for name in named if imaging.defaults.get(name) is not None}
-    if not made.get("top_k"):  # 0 is a way to say all of them
-        made.pop("top_k", None)
-    sampler = given.get("sampler")
+    defaults: dict[str, Any] = {"temperature": 1.0}
+    names = ("sampler", *_SHAPING)
+    defaults |= {name: imaging.defaults[name] for name in names if imaging.defaults.get(name) is not None}
+    if not defaults.get("top_k"):  # 0 stands for all tokens
+        defaults.pop("top_k", None)
+    sampler = arguments.get("sampler")
     if isinstance(sampler, str) and sampler.startswith("preset:"):
-        made = {name: value for name, value in made.items() if name not in preset(sampler).arguments}
-    return {**made, **given}
+        defaults = {name: value for name, value in defaults.items() if name not in preset(sampler).arguments}
+    return {**defaults, **arguments}
 
 
 def check_drawable(model: LanguageModel | ContinuousModel, *, hint: str) -> None:
-    """Raises ModelError where codes, or vectors, cannot be decoded; `hint` says of what is missing, {decoder}."""
-    assert model.imaging is not None, "asked of models of images"
+    """Raises ModelError without a decoder to images; {decoder} in `hint` is replaced by the name of what is missing."""
+    assert model.imaging is not None, "an image model"
     if not model.imaging.can_decode:
-        of_vectors = isinstance(model, ContinuousModel)
-        missing, lost = ("autoencoder", "vectors") if of_vectors else ("image tokenizer", "codes")
-        raise ModelError(
-            f"{model.name} has no {missing}, so its {lost} cannot be drawn", hint.replace("{decoder}", missing)
-        )
+        continuous = isinstance(model, ContinuousModel)
+        decoder, tokens = ("autoencoder", "vectors") if continuous else ("image tokenizer", "codes")
+        message = f"{model.name} has no {decoder}, so its {tokens} cannot be decoded to images"
+        raise ModelError(message, hint.replace("{decoder}", decoder))
 
 
 def refuse_images(model: LanguageModel, settings: Settings) -> None:
-    """Refuses what only a model of images can make something of."""
-    given = [name for name in _OWN if getattr(settings, name) is not None]
-    given += ["num_images"] if settings.num_images != 1 else []
-    if given:
-        way_out = "num_return_sequences= asks for several answers" if given[0] == "num_images" else "leave it out"
-        raise SpecError(f"{given[0]} is for image models and {model.name} is a text model", hint=way_out)
+    """Refuses arguments that only image models take."""
+    names = [name for name in _OWN if getattr(settings, name) is not None]
+    names += ["num_images"] if settings.num_images != 1 else []
+    if names:
+        hint = "num_return_sequences= gives several answers" if names[0] == "num_images" else "leave it out"
+        raise SpecError(f"{names[0]} is for image models and {model.name} is a text model", hint=hint)
 
 
 def conditions(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings: Settings) -> Conditions:
-    """Reads what the images are to show. Raises SpecError for what the model cannot draw."""
+    """Reads the classes, captions or features of a request. Raises SpecError for what the model cannot draw."""
     for name in FOREIGN:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for text and {model.name} draws images", hint=f"leave {name} out")
@@ -128,22 +127,22 @@ def conditions(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings
     count = imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count):
         raise SpecError(
-            f"an image of {model.name} has {count} tokens, max_new_tokens={settings.max_new_tokens} were asked for",
+            f"an image of {model.name} has {count} tokens, not max_new_tokens={settings.max_new_tokens}",
             hint="leave max_new_tokens out",
         )
     if imaging.kind == "class":
         refuse_negative(model.name, settings)
-        once = [Condition(label=label) for label in labels(model.name, imaging.classes, prompt, settings)]
+        prompts = [Condition(label=label) for label in labels(model.name, imaging.classes, prompt, settings)]
     else:
-        once = _away(_captions(model, prompt, settings), settings)
-    prefix = imaging.prefix(once)
-    each = several(range(len(once)), settings.num_images)
+        prompts = _with_negative(_captions(model, prompt, settings), settings)
+    prefix = imaging.prefix(prompts)
+    each = several(range(len(prompts)), settings.num_images)
     rows = [Row(torch.full((length,), -1), torch.full((count,), -1)) for length in prefix.lengths]
-    return Conditions(tuple(once[row] for row in each), prefix.take(each), [rows[row] for row in each])
+    return Conditions(tuple(prompts[row] for row in each), prefix.take(each), [rows[row] for row in each])
 
 
 def refuse_sequences(name: str, settings: Settings) -> None:
-    """Refuses the argument of text where that of images is meant."""
+    """Refuses `num_return_sequences`, which is `num_images` for images."""
     if settings.num_return_sequences != 1:
         raise SpecError(
             f"num_return_sequences is for text and {name} draws images",
@@ -155,19 +154,19 @@ def refuse_negative(name: str, settings: Settings) -> None:
     """Refuses a negative prompt for a model of classes."""
     if settings.negative_prompt is not None:
         raise SpecError(
-            f"negative_prompt is a caption, and {name} draws classes: its guidance leads away from no class",
+            f"negative_prompt is a caption, and {name} draws classes: its guidance is against the empty class",
             hint="leave negative_prompt out",
         )
 
 
-def _away(conditions: list[Condition], settings: Settings) -> list[Condition]:
-    """The conditions, each with what its guidance leads away from."""
-    given = settings.negative_prompt
-    if given is None:
+def _with_negative(conditions: list[Condition], settings: Settings) -> list[Condition]:
+    """The conditions, each with its negative prompt."""
+    negative = settings.negative_prompt
+    if negative is None:
         return conditions
-    texts = [given] * len(conditions) if isinstance(given, str) else given
+    texts = [negative] * len(conditions) if isinstance(negative, str) else negative
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        kind = type(given).__name__
+        kind = type(negative).__name__
         raise SpecError(f"negative_prompt is a caption, or one a prompt, got {kind}", hint="pass text, or leave it out")
     if len(texts) != len(conditions):
         raise SpecError(
@@ -175,14 +174,15 @@ def _away(conditions: list[Condition], settings: Settings) -> list[Condition]:
         )
     if settings.cfg in (None, 1):
         raise SpecError(
-            "negative_prompt is what guidance leads away from, and nothing is guided", hint="ask for guidance, as cfg=4"
+            "negative_prompt needs guidance, and there is none", hint="turn guidance on, for example with cfg=4"
         )
-    # Nothing said is what an empty one means, as in diffusers.
-    return [replace(one, negative=text if text.strip() else None) for one, text in zip(conditions, texts, strict=True)]
+    # An empty one is the unconditional prompt, as in diffusers.
+    pairs = zip(conditions, texts, strict=True)
+    return [replace(condition, negative=text if text.strip() else None) for condition, text in pairs]
 
 
 def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: int = 0) -> list[int]:
-    """The classes that the model called `name` is asked for; `least` is -1 where it draws without one as well.
+    """The classes requested of the model called `name`; `least` is -1 where it takes that for no class.
 
     Raises:
         SpecError: there is none, or one that the model does not have.
@@ -190,19 +190,19 @@ def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: i
     if prompt is not None or settings.prompt_embeds is not None:
         what = "a prompt" if prompt is not None else "prompt_embeds"
         raise SpecError(f"{name} draws classes and cannot read {what}", hint="pass label=, a whole number")
-    given = settings.label
-    if given is None:
+    value = settings.label
+    if value is None:
         raise SpecError("no class is given", hint=f"pass label=, one of 0..{classes - 1}, or a list of them")
-    if isinstance(given, Tensor):
-        given = given.tolist()
-    asked = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    if not asked:
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    labels = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    if not labels:
         raise SpecError("the list of classes is empty", hint="give at least one label")
-    for label in asked:
+    for label in labels:
         if not isinstance(label, int) or isinstance(label, bool) or not least <= label < classes:
             none = ", and -1 is none" if least < 0 else ""
             raise SpecError(f"label {label!r} is no class of {name}", hint=f"classes are 0..{classes - 1}{none}")
-    return asked
+    return labels
 
 
 def _captions(model: LanguageModel, prompt: Any, settings: Settings) -> list[Condition]:
@@ -220,16 +220,16 @@ def _captions(model: LanguageModel, prompt: Any, settings: Settings) -> list[Con
         raise SpecError(f"a prompt of {model.name} is a caption or a list of captions, got {kind}", hint="pass text")
     for row, text in enumerate(texts):
         if not text.strip():
-            raise SpecError(f"caption {row} is empty", hint="say what the image is to show")
+            raise SpecError(f"caption {row} is empty", hint="describe the image")
     return [Condition(text=text) for text in texts]
 
 
-def _features(given: Any) -> list[Condition]:
-    rows = list(given) if isinstance(given, Tensor) and given.ndim == 3 else given
+def _features(value: Any) -> list[Condition]:
+    rows = list(value) if isinstance(value, Tensor) and value.ndim == 3 else value
     if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, Tensor) and row.ndim == 2 for row in rows):
-        got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        form = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise SpecError(
-            f"prompt_embeds is [B, n, D] or a list of [n, D] without padding, got {got}",
+            f"prompt_embeds is [B, n, D] or a list of [n, D] without padding, got {form}",
             hint="one caption's features are features[None]",
         )
     return [Condition(features=row) for row in rows]

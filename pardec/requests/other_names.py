@@ -1,4 +1,4 @@
-"""Arguments that scripts for other engines pass, and what to write in their place: the one table of it."""
+"""Arguments of other engines, and what to write in their place."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping
 _LENGTH = "max_new_tokens=64 asks for 64 tokens after the prompt"
 _PROMPT = 'the prompt comes first: model.generate("..."), with a list of texts or of chat messages for several'
 _IDS = "token ids go to input_ids=, rows of unequal length in a list; they need no padding and no mask"
-_STEPS = 'the sampler says how many steps there are: sampler="fixed:steps=32"'
-_TEMPERATURE = "temperature=0, the default, takes the likeliest token, and anything above draws one"
-_BEAMS = "there is no beam search; num_return_sequences=4 with a temperature draws four answers"
+_STEPS = 'the sampler sets the number of steps: sampler="fixed:steps=32"'
+_TEMPERATURE = "temperature=0, the default, takes the likeliest token, and anything above samples one"
+_BEAMS = "there is no beam search; num_return_sequences=4 with a temperature samples four answers"
 _STOP = 'stop=["\\n\\n"] ends a row before a text'
 _STOP_IDS = "stop_ids=[2] ends a row at a token; the model's own end tokens are known"
 _PENALTY = (
-    "logits_processor=[...] takes transformers' processors on autoregressive models; repetition_penalty= goes anywhere"
+    "logits_processor=[...] takes transformers' processors on autoregressive models; repetition_penalty= works on all"
 )
-_ORDER = 'the sampler says which tokens are kept: sampler="confidence", "margin", "entropy", "random" or "origin"'
-_THRESHOLD = 'the sampler says which tokens are kept: sampler="threshold:tau=0.9"'
+_ORDER = 'the sampler decides what is committed: sampler="confidence", "margin", "entropy", "random" or "origin"'
+_THRESHOLD = 'the sampler decides what is committed: sampler="threshold:tau=0.9"'
 _CACHE = 'the sampler names its cache: sampler="threshold@dual"; "pardec list samplers --stage cache" shows them'
 _DRAFT = 'the sampler names what drafts: sampler="model:name=FOLDER" or "lookup"'
-_STREAM = "for event in model.stream(prompt, ...): each event has the text that became certain"
-_TRACE = "a result has it all without being asked: .trace, .nfe, .timing"
+_STREAM = "for event in model.stream(prompt, ...): each event has the text that became final"
+_TRACE = "a result always has .trace, .nfe and .timing"
 _COUNT = "num_return_sequences=4 gives four answers to each prompt"
-_CFG = "cfg=1.5 guides, 1 is the model alone; LLaDA's cfg_scale is cfg - 1"
+_CFG = "cfg=1.5 turns guidance on, 1 is without it; LLaDA's cfg_scale is cfg - 1"
 _SEED = "seed=0, or seed=[0, 1] with one a row"
 
 _BY_HINT: Mapping[str, tuple[str, ...]] = {
@@ -68,7 +68,7 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
         "stopping_criteria",
         "max_time",
     ),
-    "allowed= says which tokens may stand where": (
+    "allowed= says which tokens each position may take": (
         *("prefix_allowed_tokens_fn", "constraints", "force_words_ids", "grammar"),
     ),
     _TRACE: (
@@ -81,14 +81,14 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
     _SEED: ("random_seed", "generator", "manual_seed", "seeds"),
     "label=207, or a list of classes": ("class_labels", "class_label", "labels"),
     "pass its values one by one, as temperature=0.7, top_p=0.9": ("generation_config", "sampling_params", "gen_kwargs"),
-    'sampler="..." is a spec; "pardec list samplers" shows what there is': ("spec", "method", "strategy", "scheduler"),
+    'sampler="..." is a spec; "pardec list samplers" shows all samplers': ("spec", "method", "strategy", "scheduler"),
     "batches are the prompts of one call, or model.serve_batch(prompts, batch_size=8)": ("batch_size",),
     "pardec.load takes device=": ("device",),
     'it belongs to a chat template: pass messages, [{"role": "user", "content": "..."}]': ("system", "system_prompt"),
     "what is generated comes without the prompt and without special tokens; result.sequences holds all ids": (
         *("return_full_text", "skip_special_tokens", "skip_prompt", "echo", "include_stop_str_in_output"),
     ),
-    "the same text without a tokenizer of one's own: the model has its own": ("tokenizer",),
+    "leave it out: the model brings its own tokenizer": ("tokenizer",),
 }
 
 WORDS: Mapping[str, str] = {name: hint for hint, names in _BY_HINT.items() for name in names}  # argument -> hint

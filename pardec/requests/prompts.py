@@ -1,6 +1,6 @@
-"""Every form a prompt can take, turned into rows of token ids.
+"""Encodes every form of prompt as rows of token ids.
 
-Text is encoded by the tokenizer, messages by its chat template; ids are taken as they are. Rows may differ in length.
+Text is encoded by the tokenizer, messages by its chat template; ids are used unchanged. Rows may differ in length.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row before decoding: given ids, then what follows, the mask id where a token is to come. Both [.] int64.
+    """One row before decoding: the prompt's ids, then the rest, with the mask id at positions to fill. Both [.] int64.
 
-    An autoregressive model, which knows no mask, has -1 there.
+    For an autoregressive model, which has no mask token, positions to fill are -1.
     """
 
     prompt: Tensor
@@ -36,15 +36,15 @@ class Row:
         return torch.cat([self.prompt, self.rest])
 
 
-def rows(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_new_tokens: int) -> list[Row]:
+def encode(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_new_tokens: int) -> list[Row]:
     """The rows that `generate` decodes.
 
     Args:
         prompt: str, list of str, one conversation (list of messages) or a list of conversations.
         input_ids: in place of a prompt, [B, P] or a list of 1-D tensors or lists, which may differ in length.
-        template: what stands after the prompt, in place of max_new_tokens masks: text holding the mask token, or ids
-            with None or the mask id where a token is to come. One for all rows, or a list with one a row. With a
-            template the prompt may be left out.
+        template: what follows the prompt, in place of max_new_tokens masks: text with mask tokens, or ids with None or
+            the mask id at positions to fill. One for all rows, or a list with one a row. With a template the prompt
+            may be left out.
 
     Raises:
         SpecError: naming the row and the value that cannot work.
@@ -62,42 +62,43 @@ def rows(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_n
         )
     templates = None if template is None else _templates(model, template, mask)
     if prompt is not None:
-        given = [_checked(model, ids, f"prompt {i}") for i, ids in enumerate(_encode(model, prompt))]
+        prompts = [_ids_tensor(model, ids, f"prompt {i}") for i, ids in enumerate(_encode(model, prompt))]
     elif input_ids is not None:
-        given = [_checked(model, ids, f"input_ids row {i}") for i, ids in enumerate(_id_rows(input_ids, "input_ids"))]
+        id_rows = enumerate(_id_rows(input_ids, "input_ids"))
+        prompts = [_ids_tensor(model, ids, f"input_ids row {i}") for i, ids in id_rows]
     else:
-        given = [torch.empty(0, dtype=torch.int64)] * len(templates or ())
-    for i, ids in enumerate(given):
+        prompts = [torch.empty(0, dtype=torch.int64)] * len(templates or ())
+    for i, ids in enumerate(prompts):
         if (ids == mask).any():
-            at = int((ids == mask).nonzero()[0])
+            position = int((ids == mask).nonzero()[0])
             raise SpecError(
-                f"prompt {i} holds the mask token (id {mask}) at position {at}",
-                hint="text with gaps to fill goes to template=, given text to the prompt",
+                f"prompt {i} holds the mask token (id {mask}) at position {position}",
+                hint="text with gaps to fill goes to template=, the text before it to the prompt",
             )
     if templates is None:
-        check_length(model, [len(ids) + max_new_tokens for ids in given])  # before there is anything of that length
+        check_length(model, [len(ids) + max_new_tokens for ids in prompts])  # before rows of that length are allocated
         rest = torch.full((max_new_tokens,), mask)
-        return [Row(ids, rest) for ids in given]
-    if len(templates) not in (1, len(given)):
+        return [Row(ids, rest) for ids in prompts]
+    if len(templates) not in (1, len(prompts)):
         raise SpecError(
-            f"{len(templates)} templates for {len(given)} prompts", hint="give one template, or one for each prompt"
+            f"{len(templates)} templates for {len(prompts)} prompts", hint="give one template, or one for each prompt"
         )
-    return [Row(ids, templates[i if len(templates) > 1 else 0]) for i, ids in enumerate(given)]
+    return [Row(ids, templates[i if len(templates) > 1 else 0]) for i, ids in enumerate(prompts)]
 
 
 def check_length(model: LanguageModel, lengths: list[int]) -> None:
     """Refuses rows longer than the model has positions."""
-    most = min(filter(None, (model.max_positions, model.limit)), default=None)
-    if most is not None and max(lengths) > most:
+    limit = min(filter(None, (model.max_positions, model.limit)), default=None)
+    if limit is not None and max(lengths) > limit:
         row = lengths.index(max(lengths))
         raise SpecError(
-            f"row {row} needs {lengths[row]} positions and {model.name} has {most}",
-            hint="shorten the prompt or ask for fewer new tokens",
+            f"row {row} needs {lengths[row]} positions and {model.name} has {limit}",
+            hint="shorten the prompt or generate fewer new tokens",
         )
 
 
 def open_id(model: LanguageModel) -> int:
-    """What stands where a token is to come: the mask id, or -1 for a model that has none."""
+    """The id at positions to fill: the mask id, or -1 for a model that has none."""
     if not model.decoding_config.masked:
         return -1
     assert model.decoding_config.mask_id is not None, "a masked model has one"
@@ -135,20 +136,20 @@ def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any) -> li
         )
     if not tokenizer.chat_template:
         raise SpecError(f"{model.name} has no chat template", hint="pass the prompt as plain text")
-    given: Any = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-    wrong = f"the chat template of {model.name} does not take prompt {row}"
-    hint = "it may want no system message, or turns of user and assistant by turns"
-    return _read(wrong, item, lambda: tokenizer.apply_chat_template(list(item), **given), hint)
+    options: Any = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    message = f"the chat template of {model.name} does not take prompt {row}"
+    hint = "it may want no system message, or messages of user and assistant in alternation"
+    return _read(message, item, lambda: tokenizer.apply_chat_template(list(item), **options), hint)
 
 
-def _read(wrong: str, item: Any, read: Callable[[], Any], hint: str) -> list[int]:
-    """The ids of what `read` makes of a prompt. Raises SpecError where it fails, as templates and tokenizers may."""
+def _read(message: str, item: Any, tokenize: Callable[[], Any], hint: str) -> list[int]:
+    """The ids that `tokenize` gives for a prompt. Raises SpecError, beginning with `message`, where it fails."""
     try:
-        return list(read()["input_ids"])
-    except Exception as error:  # any of the tokenizer classes, and what a template raises
-        half = next((sign for sign in str(item) if "\ud800" <= sign <= "\udfff"), None)
-        why = one_line(error) if half is None else f"it holds half a character, {half!a}"
-        raise SpecError(f"{wrong}: {why}", hint=hint) from error
+        return list(tokenize()["input_ids"])
+    except Exception as error:  # tokenizers and chat templates raise errors of any class
+        surrogate = next((char for char in str(item) if "\ud800" <= char <= "\udfff"), None)
+        reason = one_line(error) if surrogate is None else f"it holds half a character, {surrogate!a}"
+        raise SpecError(f"{message}: {reason}", hint=hint) from error
 
 
 def _is_message(value: object) -> bool:
@@ -171,8 +172,7 @@ def _id_rows(ids: Any, name: str) -> list[list[int]]:
             )
         return ids.tolist()
     lists = [row.tolist() if isinstance(row, Tensor) else row for row in ids] if isinstance(ids, Sequence) else []
-    good = [isinstance(row, Sequence) and all(_is_whole(i) for i in row) for row in lists]
-    if not good or not all(good):
+    if not lists or not all(isinstance(row, Sequence) and all(_is_whole(i) for i in row) for row in lists):
         raise SpecError(
             f"{name} is neither a LongTensor [B, P] nor a list of rows of whole numbers",
             hint=f"{name}=[[5, 6, 7], [8, 9]] holds two rows",
@@ -184,7 +184,7 @@ _FORMS = (str, Tensor, Sequence)  # of a template
 
 
 def _templates(model: LanguageModel, template: Any, mask: int) -> list[Tensor]:
-    """Each template as ids [T], the mask id where a token is to come."""
+    """Each template as ids [T], with the mask id at positions to fill."""
     if isinstance(template, Tensor):
         template = template.tolist()
     if isinstance(template, str) or (
@@ -194,24 +194,22 @@ def _templates(model: LanguageModel, template: Any, mask: int) -> list[Tensor]:
     if not isinstance(template, Sequence) or not template or not all(isinstance(i, _FORMS) for i in template):
         raise SpecError(
             f"template is neither text nor ids, got {type(template).__name__}",
-            hint="write the mask token where text is to come, or None among ids",
+            hint="write the mask token at positions to fill, or None among ids",
         )
-    made = []
+    tensors = []
     for i, item in enumerate(template):
         if isinstance(item, str):
-            encode = partial(_tokenizer(model), item, add_special_tokens=False)
-            ids = _read(f"template {i} cannot be read", item, encode, "give plain text")
+            tokenize = partial(_tokenizer(model), item, add_special_tokens=False)
+            ids = _read(f"template {i} cannot be read", item, tokenize, "give plain text")
         else:
             row = [mask if t is None else t for t in (item.tolist() if isinstance(item, Tensor) else item)]
             (ids,) = _id_rows([row], "template")
-        canvas = _checked(model, ids, f"template {i}")
+        canvas = _ids_tensor(model, ids, f"template {i}")
         if not (canvas == mask).any():
             token = model.tokenizer.convert_ids_to_tokens(mask) if model.tokenizer else mask
-            raise SpecError(
-                f"template {i} has no position to fill", hint=f"write {token!r} once for each token that is to come"
-            )
-        made.append(canvas)
-    return made
+            raise SpecError(f"template {i} has no position to fill", hint=f"write {token!r} once for each of them")
+        tensors.append(canvas)
+    return tensors
 
 
 def _tokenizer(model: LanguageModel) -> Any:
@@ -223,11 +221,11 @@ def _tokenizer(model: LanguageModel) -> Any:
     return model.tokenizer
 
 
-def _checked(model: LanguageModel, ids: Sequence[int], what: str) -> Tensor:
-    """Ids as a tensor [P], none missing and all inside the vocabulary."""
+def _ids_tensor(model: LanguageModel, ids: Sequence[int], what: str) -> Tensor:
+    """Ids as a tensor [P]. Raises SpecError where there are none, or one is outside the vocabulary."""
     if not ids:
         raise SpecError(f"{what} is empty", hint="give at least one token")
-    bad = next((at for at, i in enumerate(ids) if not 0 <= i < model.vocab_size), None)
+    bad = next((index for index, i in enumerate(ids) if not 0 <= i < model.vocab_size), None)
     if bad is not None:
         raise SpecError(
             f"{what} has id {ids[bad]} at position {bad}, outside the vocabulary of {model.vocab_size}",

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 MAX_NEW_TOKENS = 64
-# Beyond these a request is no request: they are told before anything is made of their size.
+# Larger values are refused before anything of their size is allocated.
 LARGEST: Mapping[str, int] = {"max_new_tokens": 2**24, "num_images": 2**16, "num_return_sequences": 2**16}
 MOST_ROWS = 2**20
-VECTORS: Mapping[str, Any] = {"temperature": 1.0}  # the defaults that are others where tokens are vectors
+VECTORS: Mapping[str, Any] = {"temperature": 1.0}  # other defaults for continuous tokens
 
 
 class Arguments(TypedDict, total=False):
-    """What `generate` and `stream` take beside the prompt; `Settings` has the defaults and the meaning."""
+    """What `generate` and `stream` take besides the prompt; `Settings` has the defaults and the meaning."""
 
     input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
     sampler: str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | None
@@ -73,27 +73,27 @@ class Settings:
     input_ids: Any = None
     sampler: str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
-    min_new_tokens: int | None = None  # so many positions after the prompt take no end token
+    min_new_tokens: int | None = None  # how many positions after the prompt take no end token
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
-    temperature: float = 0.0  # of vectors 1.0; samplers.limits has the least and the most
+    temperature: float = 0.0  # for continuous tokens 1.0; samplers.limits has the range
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None  # leaves out what is less likely than min_p times the likeliest
-    repetition_penalty: float | None = None  # tokens that stand in the row are less likely by it; 1 is off
+    repetition_penalty: float | None = None  # makes tokens that the row holds already less likely; 1 is off
     cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
-    cfg_interval: int | None = None  # of images: the first cfg_interval + 2 tokens are guided, the rest is not
+    cfg_interval: int | None = None  # for images: guidance for the first cfg_interval + 2 tokens only
     seed: int | Sequence[int] = 0  # a list gives each row its own
     template: Any = None
-    allowed: Any = None  # which tokens may stand where; pardec.requests.allowed has the forms
+    allowed: Any = None  # which tokens each position may take; pardec.requests.allowed has the forms
     logits_processor: Any = None  # transformers' processors, run on each token's own history; AR models only
     stop: Any = None  # a text or texts that end a row; its text is cut before them
     stop_ids: Any = None  # None: the model's end tokens; [] never stops
     block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
-    label: Any = None  # of a model of images: a class, or one a row; of vectors, -1 is none
+    label: Any = None  # for image models: a class, or one a row; with continuous tokens, -1 is none
     num_images: int = 1  # of each prompt or label
-    num_return_sequences: int = 1  # of text: rows of each prompt
-    prompt_embeds: Any = None  # of a model of images: what its text encoder makes of captions, [B, n, D] or a list
-    negative_prompt: Any = None  # of captions: what guidance leads away from; one, or one a prompt
+    num_return_sequences: int = 1  # for text: rows of each prompt
+    prompt_embeds: Any = None  # for image models: the text encoder's output for captions, [B, n, D] or a list
+    negative_prompt: Any = None  # for captions: what guidance steers away from; one, or one a prompt
     source: Any = None  # recorded uniforms in place of a seed
     callback: Callable[[Event], object] | None = None  # called with every event
 
@@ -143,34 +143,34 @@ class Settings:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
-        """Reads arguments; what they leave open comes from a preset, then from `defaults`, then from the class."""
+        """Reads arguments; those left out come from a preset, then from `defaults`, then from the class."""
         known = [field.name for field in fields(cls)]
         for name in arguments:
             if name not in known:
                 opening = f"generate takes no argument {name!r}"
                 if name in WORDS:
-                    own = WORDS[name].split("=")[0]  # many begin with it
+                    own = WORDS[name].split("=")[0]  # many hints begin with pardec's name of the argument
                     raise SpecError(opening + did_you_mean(own, [own] if own in known else []), hint=WORDS[name])
                 raise SpecError(opening + did_you_mean(name, known), hint=f"it takes {', '.join(known)}")
-        made = cls(**{**(defaults or {}), **arguments})
-        if isinstance(made.sampler, str) and made.sampler.startswith("preset:"):
+        settings = cls(**{**(defaults or {}), **arguments})
+        if isinstance(settings.sampler, str) and settings.sampler.startswith("preset:"):
             from pardec.samplers.presets import preset
 
-            chosen = preset(made.sampler)
-            if chosen.template and made.template is None:
+            chosen = preset(settings.sampler)
+            if chosen.template and settings.template is None:
                 raise SpecError(
-                    f"{made.sampler} needs a template: it gives {chosen.template}",
+                    f"{settings.sampler} needs a template: it gives {chosen.template}",
                     hint=f"pass template=, or without one decode with another sampler than {chosen.spec!r}",
                 )
-            open_ones: dict[str, Any] = {key: value for key, value in chosen.arguments.items() if key not in arguments}
-            made = replace(made, sampler=chosen.spec, **open_ones)
-            if "block_length" in open_ones:  # the preset's blocks, on a canvas that the caller may have made shorter
-                made = replace(made, block_length=min(open_ones["block_length"], made.max_new_tokens))
-        return made
+            added: dict[str, Any] = {key: value for key, value in chosen.arguments.items() if key not in arguments}
+            settings = replace(settings, sampler=chosen.spec, **added)
+            if "block_length" in added:  # the caller's canvas may be shorter than the preset's blocks
+                settings = replace(settings, block_length=min(added["block_length"], settings.max_new_tokens))
+        return settings
 
     @classmethod
     def signature(cls) -> inspect.Signature:
-        """What `help(model.generate)` shows."""
+        """The signature that `help(model.generate)` shows."""
         kind = inspect.Parameter
         return inspect.Signature(
             [
@@ -182,15 +182,15 @@ class Settings:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Refuses a list, or what counts like one, of more entries than any request has."""
+    """Refuses a sequence of more entries than one request may have."""
     if isinstance(value, Sequence) and len(value) > MOST_ROWS:
         raise SpecError(
-            f"{name} has {len(value)} entries, and {MOST_ROWS} are taken at once", hint="make several calls"
+            f"{name} has {len(value)} entries, and one call takes at most {MOST_ROWS}", hint="make several calls"
         )
 
 
 def several(items: Sequence[_T], count: int) -> list[_T]:
-    """Each item so many times, beside each other: the rows of `num_return_sequences` and `num_images`."""
+    """Each item `count` times in a row: the rows of `num_return_sequences` and `num_images`."""
     return [item for item in items for _ in range(count)]
 
 
@@ -199,7 +199,7 @@ def _is_whole(value: object) -> bool:
 
 
 def check_whole(name: str, value: Any, least: int | None, *, hint: str) -> None:
-    """Refuses what is no whole number, as True and 1.5 are none, and one below `least`. Raises SpecError."""
+    """Raises SpecError unless `value` is a whole number of at least `least`; True and 1.5 are none."""
     rule = "a whole number" if least is None else f"a whole number of at least {least}"
     if not _is_whole(value) or (least is not None and value < least):
         raise SpecError(f"{name} is {rule}, got {value!r}", hint=hint)
@@ -214,7 +214,7 @@ def _whole(name: str, value: Any, least: int | None, *, optional: bool = False) 
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number, as True is none."""
+    """Whether it is a finite number; True is none."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # a whole number beyond all floating-point ones
@@ -232,7 +232,7 @@ def _example(name: str) -> str:
     return {
         "max_new_tokens": "max_new_tokens=64 asks for 64 tokens after the prompt",
         "block_length": "block_length=32, or leave it out for min(32, max_new_tokens)",
-        "temperature": "temperature=0 takes the likeliest token, 1 samples from the model's own law",
+        "temperature": "temperature=0 takes the likeliest token, 1 samples from the model's own distribution",
         "top_k": "top_k=50 keeps the 50 likeliest tokens; leave it out to keep all",
         "top_p": "top_p=0.9 keeps the likeliest tokens that hold 90% of the probability; leave it out to keep all",
         "cfg": "cfg=1 is the model without guidance, larger is stronger; leave it out to turn guidance off",
@@ -242,5 +242,5 @@ def _example(name: str) -> str:
         "num_return_sequences": "num_return_sequences=4 gives four answers to each prompt",
         "min_new_tokens": "min_new_tokens=8 has no end token among the first 8; leave it out to let a row end anywhere",
         "min_p": "min_p=0.05 leaves out what is less than 0.05 times as likely as the likeliest; 0 keeps all",
-        "repetition_penalty": "repetition_penalty=1.1 makes tokens less likely that stand in the row; 1 is off",
+        "repetition_penalty": "repetition_penalty=1.1 makes tokens that the row holds already less likely; 1 is off",
     }[name]

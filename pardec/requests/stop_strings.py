@@ -1,9 +1,9 @@
-"""Stop strings: where the text of a row first holds one, and what of a text may be told before that is known.
+"""Stop strings: where the text of a row first contains one, and how much of a text is final before that is known.
 
-A row ends with the first token, counted from the prompt, behind which its text holds one of them; the text is cut
-before it. Of several that are complete behind that token, the one that is complete first counts, and of those that are
-complete at one character the one that begins first. Only what is generated is searched, special tokens left out. What
-decides is the text of the tokens up to each token alone, so that it is the same however many a step commits.
+A row ends with the first generated token that completes one of them; the text is cut before the string. Where a token
+completes several, the string that ends first counts, and of those that end at one character the one that begins first.
+Only generated text is searched, without special tokens. The text up to each token decides alone, so that the result
+does not depend on how many tokens a step commits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from pardec.models.errors import SpecError
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that is one byte of a character
-_BYTES = 4  # the most tokens that a character takes
-_MARGIN = 8  # tokens before those that may hold the string: a decoder may write its first ones in another way
+_BYTES = 4  # the most tokens of one character
+_MARGIN = 8  # further tokens decoded before the string: a tokenizer may decode the first ones of a text differently
 
 
 def is_byte(tokenizer: Any, token: int) -> bool:
@@ -43,47 +43,47 @@ class StopStrings:
     _bytes: dict[int, bool] = field(default_factory=dict, repr=False)
 
     def first(self, ids: Sequence[int], known: int = 0) -> int | None:
-        """How many of `ids`, more than `known`, make the first text that holds a stop string; None where none does."""
+        """The fewest of `ids`, above `known`, whose text contains a stop string; None where there is none."""
         for count in range(known + 1, len(ids) + 1):
-            if ids[count - 1] in self._silent:
+            if ids[count - 1] in self._special:
                 continue
-            near = self._decode(ids[self._reach(ids, count) : count])
-            if self._holds(near) and self._holds(self._decode(ids[:count])):
+            tail = self._decode(ids[self._tail_start(ids, count) : count])
+            if self._has_stop(tail) and self._has_stop(self._decode(ids[:count])):
                 return count
         return None
 
     def cut(self, text: str) -> str:
-        """`text` before the stop string that is complete first; all of it where there is none."""
-        ends = [(at + len(stop), at) for stop in self.texts if (at := text.find(stop)) >= 0]
+        """`text` before the stop string that ends first; all of it where there is none."""
+        ends = [(start + len(stop), start) for stop in self.texts if (start := text.find(stop)) >= 0]
         return text[: min(ends)[1]] if ends else text
 
     def certain(self, text: str) -> str:
         """`text`, cut, without an end of it that may be the beginning of a stop string."""
         text = self.cut(text)
-        most = min(max(map(len, self.texts)) - 1, len(text))
-        held = next((k for k in range(most, 0, -1) if any(stop.startswith(text[-k:]) for stop in self.texts)), 0)
-        return text[: len(text) - held]
+        longest = min(max(map(len, self.texts)) - 1, len(text))
+        open_end = next((k for k in range(longest, 0, -1) if any(stop.startswith(text[-k:]) for stop in self.texts)), 0)
+        return text[: len(text) - open_end]
 
-    def _holds(self, text: str) -> bool:
+    def _has_stop(self, text: str) -> bool:
         return any(stop in text for stop in self.texts)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     @cached_property
-    def _silent(self) -> frozenset[int]:
-        """Tokens that no text comes from."""
+    def _special(self) -> frozenset[int]:
+        """Tokens that have no text."""
         return special_ids(self.tokenizer)
 
-    def _reach(self, ids: Sequence[int], count: int) -> int:
-        """Where the tokens begin that a string which ends behind `count` tokens can stand in."""
-        left, begin = _BYTES * max(map(len, self.texts)) + _MARGIN, count
-        while begin and left:
-            begin -= 1
-            left -= ids[begin] not in self._silent
-        while begin and self._is_byte(ids[begin]):  # a run of bytes is read as a whole
-            begin -= 1
-        return begin
+    def _tail_start(self, ids: Sequence[int], count: int) -> int:
+        """The first token that can belong to a stop string that ends behind `count` tokens."""
+        remaining, start = _BYTES * max(map(len, self.texts)) + _MARGIN, count
+        while start and remaining:
+            start -= 1
+            remaining -= ids[start] not in self._special
+        while start and self._is_byte(ids[start]):  # a run of bytes is decoded as a whole
+            start -= 1
+        return start
 
     def _is_byte(self, token: int) -> bool:
         if token not in self._bytes:

@@ -1,4 +1,4 @@
-"""One call of `generate`, checked and ready for the loop: everything that can be refused is refused here."""
+"""One call of `generate`, checked and ready for the loop: all that can be refused is refused here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from . import allowed, draft_models
 from .early import check_block, check_family, check_least
 from .image_layout import within
 from .images import Conditions, conditions, refuse_images
-from .prompts import Row, check_length, rows
+from .prompts import Row, check_length, encode
 from .settings import Settings, several
 from .stop_strings import StopStrings, special_ids
 from .stop_strings import read as read_stops
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
     from pardec.samplers.events import Event
 
-_SELDOM = ("min_p", "repetition_penalty", "min_new_tokens")
-BLOCK = 32  # the default block, where the request is not shorter
+_RARE = ("min_p", "repetition_penalty", "min_new_tokens")
+BLOCK = 32  # the default block length, where the request is not shorter
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a loop is given, and the seed of each row."""
+    """The input of a loop, and the seed of each row."""
 
     sampler: MaskedSampler | SpeculativeSampler
     request: Request
@@ -47,33 +47,33 @@ class Call:
     callback: Callable[[Event], object] | None
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
-        """What row `row` generated, and how many tokens count.
+        """The tokens that row `row` generated, and how many of them count.
 
         Args:
             canvas: its final ids, right-padded or not; it may end with the row's last token.
 
         Returns:
             The ids behind the prompt, cut after the first end token that was generated or the token that completes a
-            stop string; and the number of generated ones but that end token, the count behind every rate. What a
-            template gave is in the first only.
+            stop string; and the number of generated ones without that end token, which all rates are based on. Fixed
+            tokens of a template are not counted.
         """
         start = self.request.prompts[row]
         before = self.request.canvases[row][start:].tolist()
-        made = list(canvas[start : start + len(before)])
-        fresh = [new != old for new, old in zip(made, before, strict=False)]
-        ends = (at for at, new in enumerate(fresh) if new and made[at] in self.request.stop_ids)
-        end = next(ends, len(made))
-        made = made[: end + 1]
+        tokens = list(canvas[start : start + len(before)])
+        fresh = [new != old for new, old in zip(tokens, before, strict=False)]
+        ends = (index for index, new in enumerate(fresh) if new and tokens[index] in self.request.stop_ids)
+        end = next(ends, len(tokens))
+        tokens = tokens[: end + 1]
         stops = self.stops(row)
-        if stops is not None and (count := stops.first(made)) is not None:
-            made = made[:count]
-        return made, sum(fresh[: min(end, len(made))])
+        if stops is not None and (count := stops.first(tokens)) is not None:
+            tokens = tokens[:count]
+        return tokens, sum(fresh[: min(end, len(tokens))])
 
     def stops(self, row: int) -> StopStrings | None:
         """The stop strings of a row; None where it has none."""
-        found = self.request.stops[row] if self.request.stops else None
-        assert found is None or isinstance(found, StopStrings), "put there by `prepare`"
-        return found
+        stops = self.request.stops[row] if self.request.stops else None
+        assert stops is None or isinstance(stops, StopStrings), "set by `prepare`"
+        return stops
 
     def take(self, rows: Sequence[int]) -> Call:
         """The same request with these rows only; each keeps its seed, so it gives the same tokens."""
@@ -101,7 +101,7 @@ class Call:
 
     @property
     def prompts(self) -> tuple[int, ...]:
-        """Per row, how many tokens are given before the generated region."""
+        """Per row, how many tokens precede the generated region."""
         return self.request.prompts
 
     @property
@@ -111,32 +111,33 @@ class Call:
 
     @property
     def constraints(self) -> list[str | None]:
-        """A short name per row of what `allowed` says of it; equal names, equal constraints."""
+        """A short hash per row of its `allowed`; equal hashes, equal constraints."""
         return allowed.digest(self.request.allowed, self.request.prompts)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments as resolved, as JSON can hold them; what is allowed goes by the short name of each row."""
+        """The arguments as resolved, as JSON can hold them; `allowed` by the short hash of each row."""
         request = self.request
-        kept = {n: getattr(request, n) for n in ("block_length", "absolute", "temperature", "top_k", "top_p", "cfg")}
+        values = {n: getattr(request, n) for n in ("block_length", "absolute", "temperature", "top_k", "top_p", "cfg")}
         new = max(len(canvas) - start for canvas, start in zip(request.canvases, request.prompts, strict=True))
         names = self.constraints
         same = names[0] if len(set(names)) == 1 else names
-        kept |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
-        # What nobody asks for is left out: rows that were written without it are the same rows.
-        kept |= {name: value for name in _SELDOM if (value := getattr(request, name))}
+        values |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
+        # Defaults are left out, so that rows saved before these arguments existed count as the same rows.
+        values |= {name: value for name in _RARE if (value := getattr(request, name))}
         stops = self.stops(0)
-        kept |= {"stop": list(stops.texts)} if stops is not None else {}
-        away = [one.negative for one in request.conditions]
-        if any(text is not None for text in away):
-            kept |= {"negative_prompt": away[0] if len(set(away)) == 1 else [text or "" for text in away]}
-        return {"max_new_tokens": new, **kept, "stop_ids": list(request.stop_ids), "allowed": same}
+        values |= {"stop": list(stops.texts)} if stops is not None else {}
+        negatives = [condition.negative for condition in request.conditions]
+        if any(text is not None for text in negatives):
+            same_text = len(set(negatives)) == 1
+            values |= {"negative_prompt": negatives[0] if same_text else [text or "" for text in negatives]}
+        return {"max_new_tokens": new, **values, "stop_ids": list(request.stop_ids), "allowed": same}
 
     @property
     def shown(self) -> list[str | int | None] | None:
-        """Per row of images, what it is to show: the caption, the class, None for features; None for text."""
-        made = self.request.conditions
-        return [one.text if one.label is None else one.label for one in made] if made else None
+        """Per row of images, its caption or class, None for features; None for text."""
+        conditions = self.request.conditions
+        return [each.text if each.label is None else each.label for each in conditions] if conditions else None
 
 
 def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
@@ -145,21 +146,21 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     sampler = _sampler(model, settings)
     if model.imaging is not None:
         images = conditions(model, model.imaging, prompt, settings)
-        given = images.rows
+        rows = images.rows
     else:
         refuse_images(model, settings)
         check_family(model.name, model.decoding_config.masked, settings)
-        once = rows(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
-        given = several(once, settings.num_return_sequences)
-    check_length(model, [len(row.canvas) for row in given])
-    stops, more = _stops(model, settings)
-    stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *more)))
-    seeds = seeds_of(settings, len(given))
+        prompts = encode(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
+        rows = several(prompts, settings.num_return_sequences)
+    check_length(model, [len(row.canvas) for row in rows])
+    stops, special = _stops(model, settings)
+    stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *special)))
+    seeds = seeds_of(settings, len(rows))
     block_causal = model.decoding_config.attention == "block-causal"
     request = Request(
-        canvases=tuple(row.canvas for row in given),
-        prompts=tuple(len(row.prompt) for row in given),
-        block_length=_block_length(model, settings, given),
+        canvases=tuple(row.canvas for row in rows),
+        prompts=tuple(len(row.prompt) for row in rows),
+        block_length=_block_length(model, settings, rows),
         source=settings.source or Keyed(seeds),
         absolute=block_causal or settings.block_align == "absolute",
         temperature=float(settings.temperature),
@@ -167,15 +168,15 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         top_p=settings.top_p,
         min_p=settings.min_p or None,
         repetition_penalty=None if settings.repetition_penalty in (None, 1) else float(settings.repetition_penalty),
-        min_new_tokens=_min_new_tokens(settings, given),
+        min_new_tokens=_min_new_tokens(settings, rows),
         cfg=None if settings.cfg is None else float(settings.cfg),
         cfg_interval=settings.cfg_interval,
         conditions=() if images is None else images.conditions,
         prefix=None if images is None else images.prefix,
         draft_model=draft_models.for_text(sampler, model),
         stop_ids=stop_ids,
-        stops=() if stops is None else (stops,) * len(given),
-        allowed=_allowed(model, settings, given),
+        stops=() if stops is None else (stops,) * len(rows),
+        allowed=_allowed(model, settings, rows),
         processors=tuple(settings.logits_processor or ()),
     )
     for stage in sampler.stages:
@@ -184,9 +185,9 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     return Call(sampler, request, seeds, settings.callback)
 
 
-def _allowed(model: LanguageModel, settings: Settings, given: list[Row]) -> Allowed | None:
-    asked = allowed.read(model, settings.allowed, given)
-    return asked if model.imaging is None else within(model.imaging.layout, asked, given, model.vocab_size)
+def _allowed(model: LanguageModel, settings: Settings, rows: list[Row]) -> Allowed | None:
+    sets = allowed.read(model, settings.allowed, rows)
+    return sets if model.imaging is None else within(model.imaging.layout, sets, rows, model.vocab_size)
 
 
 def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:
@@ -199,24 +200,24 @@ def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:
 
 
 def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | SpeculativeSampler:
-    """The sampler that runs; a masked spec without a cache takes the exact one of the family, if there is one."""
-    given, attention = settings.sampler, model.decoding_config.attention
+    """The sampler that runs; a masked spec without a cache gets the family's exact one, if there is one."""
+    value, attention = settings.sampler, model.decoding_config.attention
     if not model.decoding_config.masked:
-        made = registry.resolve(given, "ar", sampling=settings.temperature > 0)
-        assert isinstance(made, SpeculativeSampler), "the family says so"
-        if settings.temperature > 0 and getattr(made.accept, "argmax", False):
+        speculative = registry.resolve(value, "ar", sampling=settings.temperature > 0)
+        assert isinstance(speculative, SpeculativeSampler), "an autoregressive model"
+        if settings.temperature > 0 and getattr(speculative.accept, "argmax", False):
             raise SpecError(
-                f"{made.spec.parts[-1].name!r} keeps the likeliest tokens, and "
-                f"temperature={settings.temperature} asks for a sample",
+                f"{speculative.spec.parts[-1].name!r} accepts the likeliest tokens only, and "
+                f"temperature={settings.temperature} is for sampling",
                 hint="accept with speculative or match, or leave temperature out",
             )
-        return made
-    if isinstance(given, SpeculativeSampler | ContinuousSampler):
-        whom = registry.OF["ar" if isinstance(given, SpeculativeSampler) else "continuous"]
-        raise SpecError(f"{given.spec} is for {whom} and {model.name} is masked", hint="name another sampler")
-    sampler = registry.resolve(given, "masked")
-    if attention == "block-causal" and not isinstance(given, MaskedSampler) and _names_no_cache(given):
-        with suppress(SpecError):  # a stage that cannot go with it keeps what it can go with
+        return speculative
+    if isinstance(value, SpeculativeSampler | ContinuousSampler):
+        family = registry.OF["ar" if isinstance(value, SpeculativeSampler) else "continuous"]
+        raise SpecError(f"{value.spec} is for {family} and {model.name} is masked", hint="name another sampler")
+    sampler = registry.resolve(value, "masked")
+    if attention == "block-causal" and not isinstance(value, MaskedSampler) and _names_no_cache(value):
+        with suppress(SpecError):  # where a stage does not work with the block cache, the resolved cache stays
             sampler = registry.resolve(replace(sampler.spec, cache=Part("block")), "masked")
     needs = sampler.cache.attention or attention
     if needs != attention:
@@ -228,17 +229,17 @@ def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | Specul
     return masked.fit(sampler, model)
 
 
-def _names_no_cache(given: str | Spec | Policy | None) -> bool:
-    return given is None or parse(given).cache is None
+def _names_no_cache(sampler: str | Spec | Policy | None) -> bool:
+    return sampler is None or parse(sampler).cache is None
 
 
 def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
-    given = settings.stop_ids
-    if given is None:
+    value = settings.stop_ids
+    if value is None:
         return () if settings.template is not None else tuple(model.decoding_config.eos_ids)
-    if isinstance(given, Tensor | np.ndarray):
-        given = given.tolist()
-    ids = tuple(given) if isinstance(given, Collection) else (given,)
+    if isinstance(value, Tensor | np.ndarray):
+        value = value.tolist()
+    ids = tuple(value) if isinstance(value, Collection) else (value,)
     for i in ids:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.vocab_size:
             raise SpecError(
@@ -249,7 +250,7 @@ def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
 
 
 def _stops(model: LanguageModel, settings: Settings) -> tuple[StopStrings | None, tuple[int, ...]]:
-    """The stop strings, and the ids of those that are special tokens, which stand in no text."""
+    """The stop strings, and the ids of those that are special tokens, which decoded text leaves out."""
     if settings.stop is None:
         return None, ()
     if model.tokenizer is None:
@@ -258,44 +259,43 @@ def _stops(model: LanguageModel, settings: Settings) -> tuple[StopStrings | None
         )
     if settings.template is not None:
         raise SpecError(
-            "stop ends what is written on and on, and a template says how long a row is",
-            hint="leave stop out, or the template",
+            "stop cannot be combined with a template, which fixes the length of a row",
+            hint="leave out stop or the template",
         )
     special = {model.tokenizer.convert_ids_to_tokens(token): token for token in special_ids(model.tokenizer)}
     texts = read_stops(settings.stop)
-    written = tuple(text for text in texts if text not in special)
+    strings = tuple(text for text in texts if text not in special)
     ids = tuple(special[text] for text in texts if text in special)
-    return StopStrings(model.tokenizer, written) if written else None, ids
+    return StopStrings(model.tokenizer, strings) if strings else None, ids
 
 
-def _min_new_tokens(settings: Settings, given: list[Row]) -> int:
-    asked, shortest = settings.min_new_tokens or 0, min(len(row.rest) for row in given)
-    check_least(asked, shortest)
-    return asked
+def _min_new_tokens(settings: Settings, rows: list[Row]) -> int:
+    least, shortest = settings.min_new_tokens or 0, min(len(row.rest) for row in rows)
+    check_least(least, shortest)
+    return least
 
 
 def _check_ends(model: LanguageModel, request: Request) -> None:
-    """Refuses positions where nothing but end tokens is allowed, and none may stand so early."""
+    """Refuses positions where only end tokens are allowed, and `min_new_tokens` excludes them."""
     if request.allowed is None or not request.min_new_tokens:
         return
-    only = request.allowed.sets.clone()
-    only[:, list(request.stop_ids)] = False
-    ends = (~only.any(1)).cpu()
+    others = request.allowed.sets.clone()
+    others[:, list(request.stop_ids)] = False
+    ends = (~others.any(1)).cpu()
     for row, (at, start) in enumerate(zip(request.allowed.at, request.prompts, strict=True)):
         early = ends[at[start : start + request.min_new_tokens]]
         if early.any():
             raise SpecError(
-                f"allowed of row {row} has nothing but end tokens at index {int(early.nonzero()[0])}, and "
-                f"min_new_tokens={request.min_new_tokens} takes none there",
+                f"allowed of row {row} has only end tokens at index {int(early.nonzero()[0])}, and "
+                f"min_new_tokens={request.min_new_tokens} excludes them there",
                 hint="leave min_new_tokens out, or allow another token",
             )
 
 
-def _block_length(model: LanguageModel, settings: Settings, given: list[Row]) -> int:
-    longest = max(len(row.rest) for row in given)
+def _block_length(model: LanguageModel, settings: Settings, rows: list[Row]) -> int:
+    longest = max(len(row.rest) for row in rows)
     if not model.decoding_config.masked:
         return 1
     fixed = model.decoding_config.block if model.decoding_config.attention == "block-causal" else None
-    asked = settings.block_length
-    check_block(model.name, asked, longest, fixed)
-    return fixed or asked or min(BLOCK, longest)
+    check_block(model.name, settings.block_length, longest, fixed)
+    return fixed or settings.block_length or min(BLOCK, longest)

@@ -1,10 +1,10 @@
-"""Prompts of any number through one batch: a finished row leaves, and the next prompt takes its slot.
+"""Continuous batching over any number of prompts: a finished row frees its slot, and the next prompt takes it.
 
-So throughput does not fall to the slowest row of a batch. A row's tokens are those of `generate` alone with its seed.
+So the slowest row of a batch does not hold up the others. A row's tokens are those of `generate` alone with its seed.
 A masked model takes new rows at any step, each at the start of its own first block; an autoregressive one feeds their
-prompts in a forward of their own and then verifies all rows together. What cannot be joined while it is under way waits
-until the batch has drained, and `Serving.waits` says why: images of vectors, samplers whose memory is of all rows at
-once, `allowed`.
+prompts in a forward of their own and then verifies all rows together. Where rows cannot join a running batch, the next
+ones wait until it has drained, and `Serving.waits` says why: image models with continuous tokens, samplers whose state
+covers the whole batch, `allowed`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pardec.samplers.speculative.loop import VerifyLoop
 from ..requests.continuous import VectorCall
 from ..result import Result
 from ..result_data import one_row
-from .queue import Waiting, together
+from .queue import QueuedRow, merge_requests
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,10 +39,10 @@ Loop = MaskedLoop | VerifyLoop
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A finished row: which prompt it is of, from 0, its result, of one row, and which of several of its prompt it is.
+    """A finished row: the index of its prompt, from 0; its result, of one row; which of the prompt's samples it is.
 
-    `result.timing` runs from the row's admission to its last commit, beside others; of images of vectors it is their
-    share of the batch's. `result.padding` is 0: what batches feed beside their rows is nobody's.
+    `result.timing` runs from the row's admission to its last commit, beside others; for images with continuous tokens
+    it is their share of the batch's. `result.padding` is 0: a batch's padding is counted for no single row.
     """
 
     index: int
@@ -76,11 +76,11 @@ class Served:
 
 @dataclass(slots=True)
 class Batch:
-    """What the batch under way has cost by now, from the first row that it took to the last that left."""
+    """What the current batch has cost so far, from the first row that it admitted to the last that left."""
 
-    rows: int  # that it has taken
-    seconds: float = 0.0  # in the loop; prompts read and texts made are outside
-    forwards: int = 0  # of the batch, those over the prompts of rows that join it among them
+    rows: int  # admitted so far
+    seconds: float = 0.0  # in the loop, without reading prompts and decoding texts
+    forwards: int = 0  # of the batch, including those over the prompts of rows that join it
     padding: int = 0  # positions fed that belong to no row (verify loop)
 
 
@@ -88,18 +88,18 @@ class Serving(Iterator[Served]):
     """Finished rows, in the order in which they finish. Close it, or leave the `with`, to stop early.
 
     Attributes:
-        waits: why the rows of the batch under way cannot be replaced one by one, so that it drains before the next
-            begins; None where they are.
-        batch: what the batch of the row just told has cost; a new one begins where one had to drain.
-        rows, tokens, forwards: what is finished: rows, their generated tokens, and the forwards that the rows took
+        waits: why the rows of the current batch cannot be replaced one by one, so that it drains before the next
+            begins; None where they can.
+        batch: what the batch of the latest row has cost; a new one begins where one had to drain.
+        rows, tokens, forwards: totals of finished rows: rows, their generated tokens, and the forwards that each took
             part in.
-        seconds: spent on it, prompts read and texts made included; what happens between two rows is not.
+        seconds: time inside this iterator, reading prompts and decoding texts included; the caller's own is not.
     """
 
     def __init__(
         self,
         model: Engine,
-        queue: Iterator[Waiting],
+        queue: Iterator[QueuedRow],
         batch_size: int,
         guard: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -111,27 +111,27 @@ class Serving(Iterator[Served]):
         self.rows = self.tokens = self.forwards = 0
         self.seconds = 0.0
         self._sampler: Any = None
-        self._next: Waiting | None = None  # read, and of another kind than the batch under way
-        self._error: Exception | None = None  # of a prompt; told when the rows before it are done
+        self._next: QueuedRow | None = None  # read, but not compatible with the current batch
+        self._error: Exception | None = None  # of a prompt; raised when the rows before it are finished
         self._served = self._serve()
 
     def __iter__(self) -> Serving:
         return self
 
     def __next__(self) -> Served:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             with self._guard():
                 served = next(self._served)
         finally:
-            self.seconds += time.perf_counter() - began
+            self.seconds += time.perf_counter() - start
         self.rows += 1
         self.tokens += served.result.timing.tokens
         self.forwards += served.nfe
         return served
 
     def close(self) -> None:
-        """Frees what the batch under way holds; nothing more is read."""
+        """Frees the memory of the current batch and reads no further prompt."""
         self._served.close()
 
     def __enter__(self) -> Serving:
@@ -140,12 +140,12 @@ class Serving(Iterator[Served]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- rows that wait ---
+    # --- queued rows ---
 
-    def _take(self, most: int, kind: tuple[Any, ...] | None = None) -> list[Waiting]:
-        """Up to so many next rows that can stand together, with others of this kind."""
-        taken: list[Waiting] = []
-        while len(taken) < most:
+    def _next_rows(self, limit: int, kind: tuple[Any, ...] | None = None) -> list[QueuedRow]:
+        """Up to `limit` of the next rows, all of one `kind`: by default, that of the first."""
+        rows: list[QueuedRow] = []
+        while len(rows) < limit:
             row = self._next or self._pull()
             if row is None:
                 break
@@ -154,10 +154,10 @@ class Serving(Iterator[Served]):
             if row.kind != kind:
                 self._next = row
                 break
-            taken.append(row)
-        return taken
+            rows.append(row)
+        return rows
 
-    def _pull(self) -> Waiting | None:
+    def _pull(self) -> QueuedRow | None:
         if self._error is not None:
             return None
         try:
@@ -169,48 +169,48 @@ class Serving(Iterator[Served]):
             return None
         if self._sampler is None:
             self._sampler = row.call.sampler
-        return replace(row, call=replace(cast("Any", row.call), sampler=self._sampler))  # what they remember is one
+        return replace(row, call=replace(cast("Any", row.call), sampler=self._sampler))  # whose state all rows share
 
     # --- decoding ---
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Counts what runs inside towards the batch."""
-        began = time.perf_counter()
+        """Adds the time of what runs inside to the batch's."""
+        start = time.perf_counter()
         yield
-        self.batch.seconds += time.perf_counter() - began
+        self.batch.seconds += time.perf_counter() - start
 
     def _serve(self) -> Generator[Served, None, None]:
-        while taken := self._take(self.batch_size):
-            self.batch = Batch(len(taken))
-            vectors = isinstance(taken[0].call, VectorCall)
-            with closing(cast("Any", self._whole_batch(taken) if vectors else self._batch(taken))) as served:
+        while rows := self._next_rows(self.batch_size):
+            self.batch = Batch(len(rows))
+            continuous = isinstance(rows[0].call, VectorCall)
+            with closing(cast("Any", self._whole_batch(rows) if continuous else self._batch(rows))) as served:
                 yield from served
         if self._error is not None:
             raise self._error
 
-    def _whole_batch(self, taken: list[Waiting]) -> Iterator[Served]:
-        """Images of vectors, a whole batch at a time."""
-        self.waits = "images of vectors are drawn a whole batch at a time"
-        first = cast("VectorCall", taken[0].call)
-        labels = tuple(label for row in taken for label in row.request.labels)
+    def _whole_batch(self, rows: list[QueuedRow]) -> Iterator[Served]:
+        """Images with continuous tokens, a whole batch at a time."""
+        self.waits = "images with continuous tokens are generated a whole batch at a time"
+        first = cast("VectorCall", rows[0].call)
+        labels = tuple(label for row in rows for label in row.request.labels)
         call = replace(first, request=replace(first.request, labels=labels))
-        call = call.seeded([row.call.seeds[0] for row in taken])
+        call = call.seeded([row.call.seeds[0] for row in rows])
         with self._timed():
             *_, last = self.model.run(call, steps=False)
         assert isinstance(last, Finished), "a loop ends with Finished"
         self.batch.forwards = max(last.nfe)
         whole = self.model.result(call, last, self.batch.seconds)
-        for at, row in enumerate(taken):
-            yield Served(row.index, one_row(whole, at), row.sample)
+        for slot, row in enumerate(rows):
+            yield Served(row.index, one_row(whole, slot), row.sample)
 
-    def _batch(self, taken: list[Waiting]) -> Iterator[Served]:
+    def _batch(self, rows: list[QueuedRow]) -> Iterator[Served]:
         """A batch, from its first rows until nothing is left that can join it."""
-        kind = taken[0].kind
+        kind = rows[0].kind
         with self._timed():
-            slots, loop = self._seated(taken), self._opened(taken)
+            slots, loop = self._admit(rows), self._start_loop(rows)
         try:
-            yield from self._ended(loop, slots, loop.over())
+            yield from self._remove_finished(loop, slots, loop.over())
             first = True
             while len(loop.rows):
                 with self._timed():
@@ -222,59 +222,59 @@ class Serving(Iterator[Served]):
                 for end in ends:
                     yield self._row(loop, slots[end.row], end)
                 free = np.flatnonzero(over)
-                while len(free) and self.waits is None and (more := self._take(len(free), kind)):
+                while len(free) and self.waits is None and (more := self._next_rows(len(free), kind)):
                     with self._timed():
-                        seated, other = self._seated(more), self._opened(more, loop)
+                        new_rows, new_loop = self._admit(more), self._start_loop(more, loop)
                     self.batch.rows += len(more)
                     try:
-                        free = yield from self._join(loop, slots, free, other, seated)
+                        free = yield from self._join(loop, slots, free, new_loop, new_rows)
                     finally:
-                        other.memory.clear()
+                        new_loop.memory.clear()
                 if len(free):
                     loop.keep(np.setdiff1d(np.arange(len(loop.rows)), free))
         finally:
-            loop.memory.clear()  # states may hold the context, which refers back to them
+            loop.memory.clear()  # states may refer to the context, which refers back to them
 
     def _join(
-        self, loop: Loop, slots: list[Waiting], free: np.ndarray, other: Loop, more: list[Waiting]
+        self, loop: Loop, slots: list[QueuedRow], free: np.ndarray, new_loop: Loop, new_rows: list[QueuedRow]
     ) -> Generator[Served, None, np.ndarray]:
-        """Lets the rows of `other` in; yields those that are done at once, and returns the slots that stay free."""
-        if isinstance(other, VerifyLoop):
-            yield from self._ended(other, more, other.over())
-            if len(other.rows):
+        """Moves the rows of `new_loop` in; yields those that finish at once, and returns the slots that stay free."""
+        if isinstance(new_loop, VerifyLoop):
+            yield from self._remove_finished(new_loop, new_rows, new_loop.over())
+            if len(new_loop.rows):
                 with self._timed():
-                    self._advance(other)  # their prompts
-        yield from self._ended(other, more, other.over())
-        where, free = free[: len(other.rows)], free[len(other.rows) :]
-        if len(where):
+                    self._advance(new_loop)  # their prompts
+        yield from self._remove_finished(new_loop, new_rows, new_loop.over())
+        targets, free = free[: len(new_loop.rows)], free[len(new_loop.rows) :]
+        if len(targets):
             with self._timed():
-                for number, old in zip(loop.rows[where].tolist(), other.rows.tolist(), strict=True):
-                    slots[number] = more[old]
-                loop.put(where, cast("Any", other))
+                for slot, old in zip(loop.rows[targets].tolist(), new_loop.rows.tolist(), strict=True):
+                    slots[slot] = new_rows[old]
+                loop.put(targets, cast("Any", new_loop))
         return free
 
-    def _ended(self, loop: Loop, slots: list[Waiting], over: np.ndarray) -> Iterator[Served]:
-        """The rows that are done; they leave."""
+    def _remove_finished(self, loop: Loop, slots: list[QueuedRow], over: np.ndarray) -> Iterator[Served]:
+        """Takes the finished rows out of the loop and yields them."""
         if over.any():
             for end in list(loop.leave(over)):
                 yield self._row(loop, slots[end.row], end)
             loop.keep(np.flatnonzero(~over))
 
-    def _seated(self, taken: list[Waiting]) -> list[Waiting]:
-        """These rows, admitted now by the clock of the batch."""
-        return [replace(row, began=self.batch.seconds) for row in taken]
+    def _admit(self, rows: list[QueuedRow]) -> list[QueuedRow]:
+        """These rows, with the batch's time now as that of their admission."""
+        return [replace(row, admission=self.batch.seconds) for row in rows]
 
-    def _opened(self, taken: list[Waiting], beside: Loop | None = None) -> Loop:
-        """A loop for these rows, which may join the one that they are to stand `beside`."""
-        request, network = together(taken), self.model.language_model
+    def _start_loop(self, rows: list[QueuedRow], running: Loop | None = None) -> Loop:
+        """A loop for these rows, made to join the `running` one where there is one."""
+        request, network = merge_requests(rows), self.model.language_model
         if isinstance(self._sampler, SpeculativeSampler):
             return VerifyLoop(network, self._sampler, request)
-        assert isinstance(self._sampler, MaskedSampler), "the family says so"
-        columns = beside.canvas.length if isinstance(beside, MaskedLoop) else 0
+        assert isinstance(self._sampler, MaskedSampler), "a masked model"
+        columns = running.canvas.length if isinstance(running, MaskedLoop) else 0
         return MaskedLoop(network, self._sampler, request, columns=columns)
 
     def _advance(self, loop: Loop) -> None:
-        """One forward of these rows, and what it costs the batch."""
+        """Runs one forward of these rows and adds its cost to the batch's."""
         self.batch.forwards += 1
         if isinstance(loop, VerifyLoop):
             before = loop.forward.padded
@@ -283,6 +283,6 @@ class Serving(Iterator[Served]):
         else:
             loop.step()
 
-    def _row(self, loop: Loop, row: Waiting, end: RowFinished) -> Served:
-        seconds = self.batch.seconds - row.began
+    def _row(self, loop: Loop, row: QueuedRow, end: RowFinished) -> Served:
+        seconds = self.batch.seconds - row.admission
         return Served(row.index, self.model.result(row.call, loop.finished(end.row), seconds), row.sample)

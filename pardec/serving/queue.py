@@ -1,4 +1,4 @@
-"""Prompts as rows that can stand in one batch: read one by one, checked, and laid together."""
+"""Prompts as rows of a batch: read one by one, checked, and their requests merged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..requests.text import BLOCK, Call
 if TYPE_CHECKING:
     from ..engine import Engine
 
-OWN = (
+PER_PROMPT = (
     *("prompt", "messages", "input_ids", "label", "prompt_embeds"),
     *("seed", "max_new_tokens", "stop", "template", "allowed"),
 )
@@ -33,139 +33,135 @@ _NOT_SHARED = ("input_ids", "label", "prompt_embeds", "num_images", "source", "c
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Waiting:
-    """One row, checked: the call that decodes it alone, and the request as it is decoded beside others."""
+class QueuedRow:
+    """One queued row, checked: the call that decodes it alone, and its request within a batch."""
 
     index: int
     call: Call | VectorCall
     request: Any
-    began: float = 0.0
-    sample: int = 0  # which of the prompt's return sequences it is
+    admission: float = 0.0  # seconds on the batch's clock
+    sample: int = 0  # index among the prompt's return sequences
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Rows of one kind can stand in one batch."""
+        """Rows of one kind can share a batch."""
         if isinstance(self.call, VectorCall):
             return (self.request.temperature, self.request.cfg)
         r = self.request
         return (*(getattr(r, name) for name in _SHARED), bool(r.conditions), r.allowed is None)
 
 
-class Prompts(Iterator[Waiting]):
-    """Each prompt, checked when its turn comes."""
+class Prompts(Iterator[QueuedRow]):
+    """Reads prompts one by one, and checks each when it is read."""
 
     def __init__(self, model: Engine, prompts: Iterable[Any], arguments: Mapping[str, Any]) -> None:
         if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             raise SpecError(
                 f"prompts are an iterable of prompts, got {type(prompts).__name__}",
-                hint="one prompt goes to generate; a list of one is served, too",
+                hint="for one prompt use generate, or pass a list of one",
             )
         for name in _NOT_SHARED:
             if name in arguments:
-                own = name in OWN
-                raise SpecError(
-                    f"serve_batch takes no {name}= for all prompts",
-                    hint=f'give it with each, as {{"{name}": ...}}' if own else f"leave {name} out",
-                )
+                hint = f'give it with each prompt, as {{"{name}": ...}}' if name in PER_PROMPT else f"leave {name} out"
+                raise SpecError(f"serve_batch takes no {name}= for all prompts", hint=hint)
         settings = Settings.of(arguments)
         if isinstance(settings.seed, Sequence):
             raise SpecError(
                 "seed is one number for all prompts", hint='a prompt has its own as {"prompt": ..., "seed": 7}'
             )
         self.model, self.arguments = model, dict(arguments)
-        self._each = enumerate(prompts)
+        self._prompts = enumerate(prompts)
         self._samples = settings.num_return_sequences
-        self._ready: deque[Waiting] = deque()  # more rows of the prompt read last
+        self._ready: deque[QueuedRow] = deque()  # further rows of the latest prompt
         self._seed, self._block = int(settings.seed), min(BLOCK, settings.max_new_tokens)
         decoding_config = None if model.family != "masked" else model.language_model.decoding_config
-        self._blocks_grow = (  # a row that ends before its block does stands in a longer one just as well
+        self._blocks_grow = (  # a row that ends before its block does decodes the same in a longer block
             decoding_config is not None
             and decoding_config.attention != "block-causal"
             and settings.block_length is None
             and settings.block_align == "prompt"
         )
 
-    def __next__(self) -> Waiting:
+    def __next__(self) -> QueuedRow:
         if not self._ready:
-            index, item = next(self._each)
+            index, item = next(self._prompts)
             self._ready.extend(self._read(index, item))
         return self._ready.popleft()
 
-    def _read(self, index: int, item: Any) -> Iterator[Waiting]:
-        given = _fields(index, item)
-        seed, count = given.pop("seed", None), self._samples
+    def _read(self, index: int, item: Any) -> Iterator[QueuedRow]:
+        fields = _fields(index, item)
+        seed, count = fields.pop("seed", None), self._samples
         if seed is None:
             seeds = [row_seed(self._seed, index * count + sample) for sample in range(count)]
         else:
             seeds = [seed] if count == 1 else list(row_seeds(seed, count))
         try:
-            call: Any = self.model.prepare(**{**self.arguments, **given, "seed": seeds})
+            call: Any = self.model.prepare(**{**self.arguments, **fields, "seed": seeds})
         except SpecError as error:
-            raise SpecError(f"prompt {index} of those served: {error.message}", hint=error.hint) from error
+            raise SpecError(f"prompt {index} of serve_batch: {error.message}", hint=error.hint) from error
         for sample in range(count):
-            one = call if count == 1 else call.take([sample])
-            request = one.request
+            row = call if count == 1 else call.take([sample])
+            request = row.request
             if self._blocks_grow:
                 request = replace(request, block_length=max(request.block_length, self._block))
-            yield Waiting(index, one, request, sample=sample)
+            yield QueuedRow(index, row, request, sample=sample)
 
 
 def _fields(index: int, item: Any) -> dict[str, Any]:
-    """What one prompt says, as arguments of `prepare`."""
+    """One prompt's fields as arguments of `prepare`."""
     if not isinstance(item, Mapping):
         return _fields(index, {"prompt": item})
     for name in item:
-        if name not in OWN:
+        if name not in PER_PROMPT:
             raise SpecError(
-                f"prompt {index} of those served has a field {name!r}{did_you_mean(str(name), OWN)}",
-                hint=f"it takes {', '.join(OWN)}; all else is for all prompts",
+                f"prompt {index} of serve_batch has an unknown field {name!r}{did_you_mean(str(name), PER_PROMPT)}",
+                hint=f"a prompt takes {', '.join(PER_PROMPT)}; other settings are for all prompts",
             )
-    given = dict(item)
-    if isinstance(given.get("prompt"), list | tuple) and not _is_chat(given["prompt"]):
-        raise SpecError(f"prompt {index} of those served is a list", hint="each is one text or one conversation")
-    if "prompt" in given and _is_chat(given["prompt"]):
-        given["prompt"] = [given["prompt"]]
-    if "messages" in given:
-        given["prompt"] = [given.pop("messages")]
-    if "input_ids" in given:
-        ids = given["input_ids"]
-        given["input_ids"] = ids if isinstance(ids, torch.Tensor) and ids.ndim == 2 else [ids]
-    return given
+    fields = dict(item)
+    if isinstance(fields.get("prompt"), list | tuple) and not _is_chat(fields["prompt"]):
+        raise SpecError(f"prompt {index} of serve_batch is a list", hint="each is one text or one conversation")
+    if "prompt" in fields and _is_chat(fields["prompt"]):
+        fields["prompt"] = [fields["prompt"]]
+    if "messages" in fields:
+        fields["prompt"] = [fields.pop("messages")]
+    if "input_ids" in fields:
+        ids = fields["input_ids"]
+        fields["input_ids"] = ids if isinstance(ids, torch.Tensor) and ids.ndim == 2 else [ids]
+    return fields
 
 
-def together(rows: Sequence[Waiting]) -> Request:
-    """The requests of these rows as one."""
-    first: Request = rows[0].request
-    each: list[Request] = [row.request for row in rows]
+def merge_requests(rows: Sequence[QueuedRow]) -> Request:
+    """One request for all of these rows."""
+    requests: list[Request] = [row.request for row in rows]
     return replace(
-        first,
-        canvases=tuple(canvas for one in each for canvas in one.canvases),
-        prompts=tuple(start for one in each for start in one.prompts),
+        requests[0],
+        canvases=tuple(canvas for request in requests for canvas in request.canvases),
+        prompts=tuple(start for request in requests for start in request.prompts),
         source=JoinableSource([row.call.seeds[0] for row in rows]),
-        conditions=tuple(condition for one in each for condition in one.conditions),
-        prefix=_prefixes([one.prefix for one in each if one.prefix is not None]),
-        allowed=_allowed([one.allowed for one in each if one.allowed is not None]),
-        stops=tuple(one.stops[0] if one.stops else None for one in each),
+        conditions=tuple(condition for request in requests for condition in request.conditions),
+        prefix=_merge_prefixes([request.prefix for request in requests if request.prefix is not None]),
+        allowed=_merge_allowed([request.allowed for request in requests if request.allowed is not None]),
+        stops=tuple(request.stops[0] if request.stops else None for request in requests),
     )
 
 
-def _prefixes(each: list[Prefix]) -> Prefix | None:
-    if not each:
+def _merge_prefixes(prefixes: list[Prefix]) -> Prefix | None:
+    if not prefixes:
         return None
-    unconds = [one.uncond for one in each if one.uncond is not None]
-    conds = tuple(states for one in each for states in one.cond)
-    return Prefix(conds, tuple(states for one in unconds for states in one) if unconds else None)
+    unconds = [prefix.uncond for prefix in prefixes if prefix.uncond is not None]
+    conds = tuple(states for prefix in prefixes for states in prefix.cond)
+    return Prefix(conds, tuple(states for uncond in unconds for states in uncond) if unconds else None)
 
 
-def _allowed(each: list[Allowed]) -> Allowed | None:
-    """Set 0, which allows everything, is one for all."""
-    if not each:
+def _merge_allowed(constraints: list[Allowed]) -> Allowed | None:
+    """Concatenates the sets, but for set 0, which allows everything and is kept once."""
+    if not constraints:
         return None
-    sets, at = [each[0].sets[:1]], []
-    for one in each:
-        before = sum(map(len, sets)) - 1
-        at += [torch.where(places > 0, places + before, 0) for places in one.at]
-        sets.append(one.sets[1:])
+    sets, at = [constraints[0].sets[:1]], []
+    for allowed in constraints:
+        offset = sum(map(len, sets)) - 1
+        at += [torch.where(indices > 0, indices + offset, 0) for indices in allowed.at]
+        sets.append(allowed.sets[1:])
     return Allowed(torch.cat(sets), tuple(at))
 
 

@@ -1,8 +1,7 @@
-"""Events with the text that became certain: what a consumer can print at once and never has to take back.
+"""Adds to events the text that became final: what a consumer can print at once and never has to take back.
 
-A row's certain text is that of its tokens up to `Step.settled`, cut where the row ends as in `Result.text`, without
-the end of it that a later token may still change, or make part of a stop string. A row's pieces, put together, are its
-`Result.text`.
+A row's final text is that of its tokens up to `Step.settled`, cut where the row ends as in `Result.text`, without the
+end that a later token may still change or make part of a stop string. A row's texts concatenated are `Result.text`.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from ..requests.continuous import VectorCall
 from ..requests.stop_strings import is_byte
 from ..requests.text import Call
 
-_BROKEN = "\ufffd"  # what stands for bytes that make no character yet
+_BROKEN = "\ufffd"  # replaces bytes that do not form a character yet
 
 
 class Texts:
-    """Puts the text into the events of one request, which must all come through here, in order."""
+    """Adds text to the events of one request: call it with every event, in order."""
 
     def __init__(self, tokenizer: Any, call: Call | VectorCall) -> None:
         self.tokenizer, self.call = tokenizer, call
         rows = len(call.seeds)
-        self.sent = [""] * rows  # the text given out
-        self.read = [0] * rows  # how many positions behind the prompt it was made of
-        self.ended = [False] * rows  # an end token stands there: the rest is no text
-        # Such a tokenizer takes blanks out again when it sees what follows them.
+        self.sent = [""] * rows  # the text already yielded
+        self.read = [0] * rows  # how many tokens after the prompt it was decoded from
+        self.ended = [False] * rows  # whether it ends there, at an end token or a stop string
+        # Such a tokenizer removes blanks depending on what follows them.
         self.cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
 
     def __call__(self, event: Event) -> Event:
@@ -43,7 +42,8 @@ class Texts:
         elif isinstance(event, Step):
             settled = event.settled.tolist()
             rows = enumerate(event.rows.tolist())
-            return replace(event, text=tuple(self._grown(row, event.tokens[at], settled[at]) for at, row in rows))
+            texts = tuple(self._new_text(row, event.tokens[slot], settled[slot]) for slot, row in rows)
+            return replace(event, text=texts)
         elif isinstance(event, RowFinished):
             tokens, _ = self.call.generated(event.row, event.tokens.tolist())
             text, stops = self._decode(tokens), self.call.stops(event.row)
@@ -51,8 +51,8 @@ class Texts:
             return replace(event, text=text[len(self.sent[event.row]) :])
         return event
 
-    def _grown(self, row: int, canvas: np.ndarray, settled: int) -> str:
-        """What became certain in a row whose tokens before `settled` are final."""
+    def _new_text(self, row: int, canvas: np.ndarray, settled: int) -> str:
+        """The text that became final in a row whose tokens before `settled` are final."""
         start = self.call.prompts[row]
         if self.ended[row] or settled - start <= self.read[row]:
             return ""
@@ -64,17 +64,17 @@ class Texts:
         stops = self.call.stops(row)
         if stops is not None and (count := stops.first(tokens.tolist(), before)) is not None:
             self.ended[row], tokens = True, tokens[:count]
-        held, text = self.sent[row], self._certain(tokens.tolist())
+        sent, text = self.sent[row], self._final_text(tokens.tolist())
         text = text if stops is None else stops.certain(text)
-        if len(text) <= len(held) or not text.startswith(held):
+        if len(text) <= len(sent) or not text.startswith(sent):
             return ""
         self.sent[row] = text
-        return text[len(held) :]
+        return text[len(sent) :]
 
-    def _certain(self, tokens: list[int]) -> str:
+    def _final_text(self, tokens: list[int]) -> str:
         """The text of `tokens` as far as no later token can change it."""
-        # A run of bytes that do not all fit together is shown as broken as a whole, so that even a
-        # character that is complete may change with the next byte.
+        # A run of byte tokens that is not valid as a whole decodes to replacement characters throughout, so that
+        # even a complete character may change with the next byte.
         while tokens and is_byte(self.tokenizer, tokens[-1]):
             tokens = tokens[:-1]
         text = self._decode(tokens).rstrip(_BROKEN)

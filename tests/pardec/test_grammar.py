@@ -92,9 +92,9 @@ def test_constraints_hold_within_it() -> None:
     allowed = {0: [4, 5], 3: [5, 2], 4: [7]}
     result = model.generate(prompt_embeds=features([2]), sampler="sjd", temperature=1.0, allowed=allowed)
     assert [result.tokens[0][at] for at in (0, 3, 4)] == [4, 5, 7]
-    with pytest.raises(SpecError, match="allowed leaves nothing at index 3 of row 0, where token 5 has to stand"):
+    with pytest.raises(SpecError, match="allowed leaves nothing at index 3 of row 0, where token 5 has to be"):
         model.generate(prompt_embeds=features([2]), allowed={3: [4]})
-    with pytest.raises(SpecError, match="leaves nothing at index 1 of row 0, where a code has to stand"):
+    with pytest.raises(SpecError, match="leaves nothing at index 1 of row 0, where a code has to be"):
         model.generate(prompt_embeds=features([2]), allowed={1: [5, 6]})
     with pytest.raises(SpecError, match="zipar does not support end-of-row tokens"):
         model.generate(prompt_embeds=features([2]), sampler="zipar")

@@ -96,7 +96,7 @@ def test_the_command_draws_as_the_checkpoint_says_and_its_file_makes_it_again(
     [
         (("--class", CLASSES), 2, f"label {CLASSES} is no class", f"0..{CLASSES - 1}, and -1 is none"),
         (("-p", "a circle"), 2, "draws classes and cannot read captions", "--class N"),
-        (("--class", 1, "--top-k", 3), 2, "top_k is for tokens that have ids", "leave top_k out"),
+        (("--class", 1, "--top-k", 3), 2, "top_k is for tokens with ids", "leave top_k out"),
         (("--class", 1, "-s", "sjd"), 2, "and this is for models whose tokens are vectors", "--family continuous"),
     ],
 )
@@ -132,11 +132,11 @@ def test_a_drafting_sampler_says_what_was_accepted(cli: Cli, folder: Path, tmp_p
 
 def test_other_commands_say_what_to_use(cli: Cli, folder: Path, bare: Path, tmp_path: Path) -> None:
     code, _, err = cli("generate", folder, "-p", "a")
-    assert (code, "is a model of images" in err, "pardec image" in err) == (2, True, True)
+    assert (code, "is an image model" in err, "pardec image" in err) == (2, True, True)
     code, _, err = cli("tune", folder, "--task", "classes", "--quiet")
     assert (code, "vectors draws vectors, and tune searches" in err, "pardec compare" in err) == (2, True, True)
     code, _, err = cli("image", bare, "--class", 1, "-o", tmp_path / "out.png", "--quiet")
-    assert (code, "bare has no autoencoder, so its vectors cannot be drawn" in err, "--decoder FILE" in err) == (
+    assert (code, "so its vectors cannot be decoded to images" in err, "--decoder FILE" in err) == (
         1,
         True,
         True,

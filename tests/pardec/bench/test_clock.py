@@ -10,7 +10,7 @@ import torch
 
 import pardec
 from pardec.bench.clock import Clock
-from pardec.bench.decode import prepared
+from pardec.bench.decode import prepare
 from pardec.bench.parts import PARTS, split
 from pardec.bench.shapes import build
 from pardec.models.errors import SpecError
@@ -34,8 +34,8 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_an_inner_part_is_not_booked_on_its_outer_one(ticks: Clock) -> None:
-    inner = ticks.clocked(lambda: None, "inner")
-    outer = ticks.clocked(lambda: (inner(), inner()), "outer")
+    inner = ticks.wrap(lambda: None, "inner")
+    outer = ticks.wrap(lambda: (inner(), inner()), "outer")
     outer()
     assert ticks.seconds == {"outer": 3.0, "inner": 2.0}  # outer: before, between and after the two
 
@@ -45,7 +45,7 @@ def test_a_part_that_fails_is_left(ticks: Clock) -> None:
         raise ValueError("x")
 
     with pytest.raises(ValueError, match="x"):
-        ticks.clocked(fails, "part")()
+        ticks.wrap(fails, "part")()
     assert ticks.seconds == {"part": 1.0}
     assert not ticks.inside("part")
 
@@ -72,7 +72,7 @@ def decoded(model: pardec.Model, call: Any) -> Finished:
 
 @pytest.mark.parametrize("spec", ["sequential", "credit+threshold:tau=0.2+localleap@dual", "threshold+prophet@prefix"])
 def test_masked_rows_with_a_clock_are_those_without(model: pardec.Model, spec: str) -> None:
-    call = prepared(model, spec, 2, 3, 8, 4)
+    call = prepare(model, spec, 2, 3, 8, 4)
     made, expected = split(model.network, call), decoded(model, call)
     assert (made.tokens == expected.tokens).all()
     assert made.steps == max(expected.nfe)
@@ -94,7 +94,7 @@ def test_masked_rows_with_a_clock_are_those_without(model: pardec.Model, spec: s
 )
 def test_drafted_rows_with_a_clock_are_those_without(spec: str, drafts: bool) -> None:
     model = pardec.load("tiny-llama", device="cpu", dtype="float32")
-    call = prepared(model, spec, 2, 24, 8, None)
+    call = prepare(model, spec, 2, 24, 8, None)
     made, expected = split(model.network, call), decoded(model, call)
     assert (made.tokens == expected.tokens).all()
     assert made.steps == max(expected.nfe)
@@ -105,7 +105,7 @@ def test_drafted_rows_with_a_clock_are_those_without(spec: str, drafts: bool) ->
 
 def test_vectors_with_a_clock_are_those_without() -> None:
     model = build("little-mar", MAR, device="cpu", dtype="float32")
-    call = prepared(model, "mar:steps=3", 2, 0, 0, None)
+    call = prepare(model, "mar:steps=3", 2, 0, 0, None)
     made, expected = split(model.network, call), decoded(model, call)
     assert expected.latents is not None
     assert (made.tokens == expected.latents).all()
@@ -115,4 +115,4 @@ def test_vectors_with_a_clock_are_those_without() -> None:
 
 def test_a_sampler_that_decodes_twice_is_refused(model: pardec.Model) -> None:
     with pytest.raises(SpecError, match="decodes twice"):
-        split(model.network, prepared(model, "oracle", 1, 3, 4, 4))
+        split(model.network, prepare(model, "oracle", 1, 3, 4, 4))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pardec
-from pardec.bench.decode import _parts, _predicted, prepared
+from pardec.bench.decode import _parts, _predict, prepare
 from pardec.bench.floor import Rates, floor, rates
 from pardec.bench.parts import PARTS, Fed, Split, split, uncached
 from pardec.bench.shapes import SHAPES, build, shaped
@@ -57,7 +57,7 @@ def test_what_the_last_layer_leaves_out_is_not_counted() -> None:
 
 
 def test_the_uncached_step_feeds_what_the_first_of_a_decode_without_a_cache_does(model: pardec.Model) -> None:
-    cached, whole = (prepared(model, f"sequential@{cache}", 2, 8, 8, 4) for cache in ("dual", "none"))
+    cached, whole = (prepare(model, f"sequential@{cache}", 2, 8, 8, 4) for cache in ("dual", "none"))
     assert isinstance(cached, Call)
     seconds, fed, heads = uncached(model.language_model, cached)
     assert seconds > 0
@@ -71,14 +71,14 @@ def test_a_prediction_is_the_uncached_step_times_the_share_of_operations(model: 
     measured = Rates(1.0, 1.0, 0)
     none = dict.fromkeys(PARTS, 0.0)
     whole = Split(none, 4, np.zeros(0), (full,) * 4, 4 * 32, 0)
-    assert _predicted(model, whole, [12.0], [(2.0, (full,), 32)], measured)["over_predicted"] == pytest.approx(12 / 8)
+    assert _predict(model, whole, [12.0], [(2.0, (full,), 32)], measured)["over_predicted"] == pytest.approx(12 / 8)
     windows = Split(none, 2, np.zeros(0), (full, window), 2 * 32, 0)
     decoder = model.language_model.decoder
     assert isinstance(decoder, Decoder)
     share = floor(decoder, [window], 32, measured).operations / floor(decoder, [full], 32, measured).operations
-    found = _predicted(model, windows, [3.0, 9.0, 4.0], [(2.0, (full,), 32)] * 3, measured)
+    found = _predict(model, windows, [3.0, 9.0, 4.0], [(2.0, (full,), 32)] * 3, measured)
     assert found == {"uncached_step_s": 2.0, "over_predicted": pytest.approx(4.0 / (2.0 * (1 + share)))}
-    assert _predicted(model, windows, [3.0], [], measured) == {"uncached_step_s": None, "over_predicted": None}
+    assert _predict(model, windows, [3.0], [], measured) == {"uncached_step_s": None, "over_predicted": None}
 
 
 def test_rates_are_plausible() -> None:
@@ -105,7 +105,7 @@ def test_random_models_decode_and_are_the_same_by_seed() -> None:
     grid = {"model_type": "llamagen", "gpt_type": "c2i", "dim": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20}
     for config in (LLAMA, LLAMA | {"model_type": "Dream", "tie_word_embeddings": True}, grid | {"block_size": 16}):
         model = build("little", config, device="cpu", dtype="float32")
-        call = prepared(model, "sequential", 2, 0, 6, None)
+        call = prepare(model, "sequential", 2, 0, 6, None)
         *_, last = model.run(call, steps=False)
         assert isinstance(last, Finished)
         again = split(build("little", config, device="cpu", dtype="float32").network, call)
@@ -119,7 +119,7 @@ def test_an_unknown_shape_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "whole", "turns", "host", "clock"),
+    ("device", "runs", "readings", "host", "clock"),
     [
         ("cpu", (4.0, 3.9), 10**6, 0.3, 0.2),  # the shortest runs differ by 0.4 in two steps
         ("cpu", (4.0, 3.9), 2 * 10**4, 0.4, 0.1),  # 20,000 readings take 0.2 seconds at most
@@ -128,8 +128,8 @@ def test_an_unknown_shape_is_named() -> None:
         ("cuda", (4.0, 3.9), 10**6, 0.5, 0.0),
     ],
 )
-def test_the_clock_is_no_part(device: str, whole: tuple[float, float], turns: int, host: float, clock: float) -> None:
+def test_the_clock_is_no_part(device: str, runs: tuple[float, float], readings: int, host: float, clock: float) -> None:
     seconds = {"backbone": 2.0, "head": 0.5, "draft": 0.0, "decision": 0.8, "host": 1.0}
-    parts, spent = _parts([Split(seconds, 2, np.zeros(0), (), 0, turns)] * 2, whole, torch.device(device))
+    parts, spent = _parts([Split(seconds, 2, np.zeros(0), (), 0, readings)] * 2, runs, torch.device(device))
     assert (parts["backbone"], parts["decision"]) == (1.0, 0.4)
     assert (parts["host"], spent) == pytest.approx((host, clock))

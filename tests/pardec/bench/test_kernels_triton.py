@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 for case in kernels.cases(torch.device("cpu"), torch.float32, width=256, vocab=301):
     if "triton" not in case.versions:
         continue
-    furthest = kernels._furthest(case.run("reference"), case.run("triton"))
+    furthest = kernels._largest_error(case.run("reference"), case.run("triton"))
     assert furthest < 1e-4, (case.name, case.shape, furthest)
     print(case.name)
 """

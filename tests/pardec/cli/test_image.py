@@ -148,7 +148,7 @@ def test_a_grid_is_filled_and_blank_behind_the_last_picture(cli: Cli, classes: P
 REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ("no place", ["--class", "1"], 2, "nowhere is named", "-o out.png"),
     ("nothing to draw", ["-o", "OUT"], 2, "nothing to draw", "--class N"),
-    ("an empty caption", ["-p", " ", "-o", "OUT"], 2, "caption 0 is empty", "say what"),
+    ("an empty caption", ["-p", " ", "-o", "OUT"], 2, "caption 0 is empty", "describe the image"),
     ("both kinds", ["-p", "a", "--class", "1", "-o", "OUT"], 2, "both captions and classes", "--class"),
     ("captions for classes", ["-p", "a", "-o", "OUT"], 2, "cannot read captions", f"0..{CLASSES - 1}"),
     ("a class out of range", ["--class", "3", "-o", "OUT"], 2, "label 3 is no class", f"0..{CLASSES - 1}"),
@@ -219,7 +219,7 @@ def test_what_a_model_cannot_do_is_said_before_the_first_forward(
     code, _, err = cli("image", "tiny-llama", "-p", "a", *out)
     assert (code, "tiny-llama is a text model" in err, "pardec generate tiny-llama" in err) == (2, True, True)
     code, _, err = cli("generate", captions, "-p", "a")
-    assert (code, "is a model of images" in err, "pardec image" in err) == (2, True, True)
+    assert (code, "is an image model" in err, "pardec image" in err) == (2, True, True)
 
 
 def test_a_decoder_may_lie_elsewhere(cli: Cli, classes: Path, tmp_path: Path) -> None:

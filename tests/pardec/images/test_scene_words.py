@@ -36,7 +36,7 @@ def render(painter: pardec.Model, **given: Any) -> list[int]:
     return painter.generate(CAPTION, temperature=0.0, sampler=given.pop("sampler", "sjd"), **given).tokens[0]
 
 
-def test_guidance_leads_away_from_the_negative_prompt(painter: pardec.Model) -> None:
+def test_guidance_is_against_the_negative_prompt(painter: pardec.Model) -> None:
     """A caption led away from itself is the caption unguided, u + cfg (c - u) with u = c; from another it is not."""
     assert render(painter, cfg=3.0, negative_prompt=CAPTION) == render(painter)
     away, plain = render(painter, cfg=3.0, negative_prompt=OTHER), render(painter, cfg=3.0)
@@ -62,8 +62,8 @@ def test_what_is_unsaid_is_the_negative_caption_as_the_model_reads_it(painter: p
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"negative_prompt": OTHER}, "nothing is guided"),
-        ({"negative_prompt": OTHER, "cfg": 1.0}, "nothing is guided"),
+        ({"negative_prompt": OTHER}, "needs guidance"),
+        ({"negative_prompt": OTHER, "cfg": 1.0}, "needs guidance"),
         ({"negative_prompt": [OTHER, OTHER], "cfg": 2.0}, "2 negative prompts for 1 prompts"),
         ({"negative_prompt": 3, "cfg": 2.0}, "negative_prompt is a caption"),
     ],
@@ -101,7 +101,7 @@ def test_the_pipeline_draws_in_multiples_of_the_models_size(pipe: Any) -> None:
         ({"height": 512, "width": 512}, "height=512, and tiny-llamagen draws images of 48 by 48 pixels"),
         ({"width": 24}, "width=24"),
         ({"width": 96.0}, "width=96.0"),
-        ({"height": 48, "width": 96}, "48 by 96 pixels have another form"),
+        ({"height": 48, "width": 96}, "48 by 96 pixels have another aspect ratio"),
     ],
 )
 def test_other_sizes_are_refused_with_those_that_there_are(pipe: Any, size: dict[str, Any], said: str) -> None:

@@ -371,7 +371,7 @@ def test_a_model_is_tried_once_and_anew_when_it_has_changed() -> None:
         ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenaltyLogitsProcessor cannot be run"),
         ({"sampler": "lookup:k=0"}, "lookup: k must be at least 1"),
         ({"sampler": "threshold"}, "'threshold' is for masked models"),
-        ({"sampler": "greedy", "do_sample": True}, "'greedy' keeps the likeliest tokens"),
+        ({"sampler": "greedy", "do_sample": True}, "'greedy' accepts the likeliest tokens"),
         ({"sampler": "lookupp"}, "unknown sampler 'lookupp' (did you mean 'lookup'"),
         ({"attention_mask": "right"}, "attention_mask has gaps or padding on the right"),
         ({"position_ids": "other"}, "position_ids do not count the tokens of each row from 0"),

@@ -172,7 +172,7 @@ def test_where_there_is_no_text_it_is_refused(dream: pardec.Model) -> None:
 
     with pytest.raises(SpecError, match="stop is text and toy comes without a tokenizer"):
         pardec.Model(toy()).generate(input_ids=[[1, 2]], stop="a")
-    with pytest.raises(SpecError, match="a template says how long"):
+    with pytest.raises(SpecError, match="which fixes the length"):
         dream.generate(QUESTION, template="8 - <mask> = <mask>", stop="=")
     with pytest.raises(SpecError, match="stop is for text and tiny-mar draws"):
         pardec.load("tiny-mar", device="cpu").generate(label=3, stop="=")

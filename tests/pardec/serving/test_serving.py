@@ -188,7 +188,7 @@ def test_pictures_of_vectors_are_drawn_a_batch_at_a_time(tmp_path: Path) -> None
     model = pardec.load(vector_painter(tmp_path / "vectors"), device="cpu")
     serving = model.serve_batch(({"label": at} for at in range(3)), batch_size=2, sampler="mar:steps=4")
     found = {row.index: row for row in serving}
-    assert serving.waits == "images of vectors are drawn a whole batch at a time"
+    assert serving.waits == "images with continuous tokens are generated a whole batch at a time"
     for at, row in found.items():
         alone = model.generate(label=at, sampler="mar:steps=4", seed=[row.seed])
         assert row.result.latents is not None
@@ -244,7 +244,7 @@ def test_nothing_to_serve_is_nothing_served(dream: Model) -> None:
 def test_a_prompt_that_cannot_work_is_told_when_those_before_it_are_done(dream: Model) -> None:
     serving = dream.serve_batch(["Tom", "Ann", " ", "Kim"], batch_size=1, max_new_tokens=2)
     assert [next(serving).index, next(serving).index] == [0, 1]
-    with pytest.raises(SpecError, match="prompt 2 of those served: prompt 0 is empty"):
+    with pytest.raises(SpecError, match="prompt 2 of serve_batch: prompt 0 is empty"):
         next(serving)
 
 
@@ -257,8 +257,8 @@ def test_a_prompt_that_cannot_work_is_told_when_those_before_it_are_done(dream: 
         (["Tom"], {"label": 1}, "serve_batch takes no label="),
         (["Tom"], {"num_images": 2}, "serve_batch takes no num_images="),
         (["Tom"], {"max_new_token": 2}, "generate takes no argument"),
-        ([{"prompt": "Tom", "sed": 1}], {}, "has a field 'sed' \\(did you mean 'seed'"),
-        ([["Tom", "Ann"]], {}, "prompt 0 of those served is a list"),
+        ([{"prompt": "Tom", "sed": 1}], {}, "has an unknown field 'sed' \\(did you mean 'seed'"),
+        ([["Tom", "Ann"]], {}, "prompt 0 of serve_batch is a list"),
     ],
 )
 def test_what_cannot_be_served_is_refused(dream: Model, prompts: Any, arguments: dict[str, Any], message: str) -> None:
@@ -266,18 +266,18 @@ def test_what_cannot_be_served_is_refused(dream: Model, prompts: Any, arguments:
         list(dream.serve_batch(prompts, **arguments))
 
 
-def test_a_long_service_keeps_nothing_of_rows_that_are_done(dream: Model, llama: Model) -> None:
+def test_a_long_run_frees_the_memory_of_finished_rows(dream: Model, llama: Model) -> None:
     for model in (dream, llama):
         serving = model.serve_batch(({"prompt": "Tom", "max_new_tokens": 1 + at % 5} for at in range(24)), batch_size=2)
         loops = []
-        original = serving._opened
+        original = serving._start_loop
 
-        def opened(rows: Any, beside: Any = None, original: Any = original, loops: Any = loops) -> Any:
+        def start_loop(rows: Any, beside: Any = None, original: Any = original, loops: Any = loops) -> Any:
             loops.append(original(rows, beside))
             return loops[-1]
 
-        serving._opened = opened  # type: ignore[method-assign]
+        serving._start_loop = start_loop  # type: ignore[method-assign]
         assert len(list(serving)) == 24
         loop = loops[0]
-        kept = loop.recorder.history if model is dream else loop.forward.fed
-        assert len(kept) <= 12
+        history = loop.recorder.history if model is dream else loop.forward.fed
+        assert len(history) <= 12
