@@ -10,8 +10,10 @@ from pardec.models.errors import UnknownNameError, did_you_mean
 from .arithmetic import Arithmetic
 from .base import Generator, Problem, Task
 from .captions import Captions
+from .chains import Chains
 from .classes import Classes
 from .files import FileTask
+from .grids import Grids
 from .lists import Lists
 from .parallel import Insert, Remove, Replace, Shuffle, Sort
 from .records import Records
@@ -21,7 +23,10 @@ __all__ = ["GROUPS", "FileTask", "Generator", "Problem", "Task", "expand", "list
 _TASKS: dict[str, Task] = {
     made.name: made
     for made in (
-        Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort(), Captions(), Classes()
+        Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort(),
+        Chains(), Chains("chains-64", 2, 4, 64), Chains("chains-128", 5, 8, 128),
+        Grids(), Grids("grids-128", 8, 10, 24, 128),
+        Captions(), Classes(),
     )
 }  # fmt: skip
 GROUPS: dict[str, tuple[str, ...]] = {"parallel": ("insert", "remove", "shuffle", "replace", "sort")}
