@@ -17,6 +17,7 @@ from .grids import Grids
 from .lists import Lists
 from .parallel import Insert, Remove, Replace, Shuffle, Sort
 from .records import Records
+from .stories import Stories
 
 __all__ = ["GROUPS", "FileTask", "Generator", "Problem", "Task", "expand", "list_tasks", "task"]
 
@@ -26,6 +27,7 @@ _TASKS: dict[str, Task] = {
         Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort(),
         Chains(), Chains("chains-64", 2, 4, 64), Chains("chains-128", 5, 8, 128),
         Grids(), Grids("grids-128", 8, 10, 24, 128),
+        Stories(), Stories("stories-128", 7, 13, 128), Stories("stories-256", 15, 27, 256),
         Captions(), Classes(),
     )
 }  # fmt: skip
