@@ -1,6 +1,6 @@
 """Word problems of many dependent steps: each line of the answer needs the number of the line before.
 
-    Anna starts with 42 cups. Ben takes them and adds 7. Leo gets them and sells 3. How many remain?
+    Anna starts with 42 cups. Ben adds 7. Leo sells 3. How many remain?
     Ben gets 42 from Anna: 42 + 7 = 49. Ben gives 49 to Leo: 49 - 3 = 46. answer 46
 
 Names and operands stand in the prompt, so a line's frame can be written at any time; its numbers cannot, and a guess
@@ -21,8 +21,8 @@ from .names import PEOPLE
 
 OPENINGS = ("{name} starts with {x} {things}.", "{name} has {x} {things}.")
 STEPS = {
-    "+": ("takes them and adds {y}.", "gets them and finds {y} more.", "takes them and buys {y} more."),
-    "-": ("takes them and loses {y}.", "gets them and sells {y}.", "takes them and removes {y}."),
+    "+": ("adds {y}.", "finds {y}.", "buys {y}."),
+    "-": ("loses {y}.", "sells {y}.", "removes {y}."),
 }
 QUESTION = "How many remain?"
 # how a line may begin, and how often the given answers do so

@@ -16,7 +16,7 @@ TOKENIZER = Path(__file__).resolve().parents[3] / "models" / "embedded" / "token
 NAMES = {"chains-64": (2, 4), "chains-128": (5, 8), "chains": (6, 14)}
 PROBLEM = Problem(
     "p",
-    "Anna starts with 42 cups. Ben takes them and adds 7. Leo gets them and sells 3. How many remain?",
+    "Anna starts with 42 cups. Ben adds 7. Leo sells 3. How many remain?",
     "Ben gets 42 from Anna: 42 + 7 = 49. Ben gives 49 to Leo: 49 - 3 = 46. answer 46",
 )
 
