@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pardec.tasks import task
+from text_training.drills import task_or_drill
 
 MIX = {"arithmetic": 0.55, "lists": 0.25, "records": 0.20}
 BOS, EOS, MASK = 2, 3, 4
@@ -57,7 +57,7 @@ def chunk(
     """Batches of `budget` tokens each, in random order; rows that fill no batch are dropped."""
     rng = random.Random(f"{seed}/{index}")
     names = rng.choices(tuple(mix), weights=tuple(mix.values()), k=size)
-    problems = [task(name).sample(rng, "train") for name in names]
+    problems = [task_or_drill(name).sample(rng, "train") for name in names]
     prompts = tokenizer.encode_batch([p.prompt for p in problems])
     answers = tokenizer.encode_batch([p.answer for p in problems], add_special_tokens=False)
     rows: dict[int, list[tuple[list[int], int, int]]] = defaultdict(list)

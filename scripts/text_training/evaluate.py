@@ -9,8 +9,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from pardec.tasks import Problem, task
+from pardec.tasks import Problem
 from text_training.data import BLOCK, EOS, MASK
+from text_training.drills import task_or_drill
 from text_training.networks import SHIFT, is_masked, logits_of
 
 SEED = 7
@@ -90,7 +91,7 @@ def accuracy(
     """
     result: dict[str, float] = {}
     for kind, count in counts.items():
-        made = task(kind)
+        made = task_or_drill(kind)
         if is_masked(name):
             step = masked_step(model, SHIFT[name], 0.9 if sampler == "threshold" else 2.0, made.tokens)
         else:
