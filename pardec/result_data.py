@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pardec.samplers.trace import Trace
 
-from .views.token_text import Pieces
+from .views.token_text import TokenTexts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -131,7 +131,7 @@ class ResultData:
             return [([CELL] * (columns - 1) + [f"{CELL}\n"]) * rows for _ in self.tokens]
         if self.saved_pieces is not None or self.tokenizer is None:
             return self.saved_pieces
-        split, pairs = Pieces(self.tokenizer), zip(self.sequences.tolist(), self.trace.lengths.tolist(), strict=True)
+        split, pairs = TokenTexts(self.tokenizer), zip(self.sequences.tolist(), self.trace.lengths.tolist(), strict=True)
         return [split(row[:end]) for row, end in pairs]
 
     def rows(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Images of coloured shapes: captions, drawing, reading back from pixels, and how near two sets of images are."""
+"""Images of coloured shapes: captions, drawing, detection from pixels, scores and the distance between two sets."""
 
 from types import ModuleType
 

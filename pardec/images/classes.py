@@ -1,6 +1,6 @@
-"""Images of one thing, by class: its size, colour and shape. Where it lies, and on what, is left to who draws.
+"""Images of one shape by class: its size, colour and kind, whatever its position and the background.
 
-Classes are what a model of images that reads no text is asked for; labels count them from 0.
+Classes condition image models that read no text; labels count them from 0.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ NAMES = tuple(map(str, THINGS))
 
 @dataclass(frozen=True)
 class Score:
-    """What of its class an image shows."""
+    """Which properties of its class an image shows."""
 
-    right: bool  # one thing, and all of it
-    count: bool  # one thing
-    shape: bool  # of the largest thing, as are the next two
+    right: bool  # one shape, with all properties of the class
+    count: bool  # exactly one shape
+    shape: bool  # of the largest shape, as are the next two
     colour: bool
     size: bool
 
 
 def thing(label: int) -> Thing:
-    """What a class shows.
+    """The shape of a class.
 
     Raises:
-        SpecError: no class.
+        SpecError: the label is no class.
 
     >>> NAMES[0], thing(35).colour
     ('a small red circle', 'purple')
@@ -48,27 +48,26 @@ def thing(label: int) -> Thing:
 
 
 def scene(label: int, rng: random.Random) -> Scene:
-    """A scene of the class, its place and background drawn evenly; advances rng. Raises SpecError for no class."""
-    shown = thing(label)
-    return Scene((shown,), rng.choice(tuple(PLACES)), rng.choice(tuple(BACKGROUNDS)))
+    """A scene of the class, its position and background chosen uniformly; advances rng. Raises what `thing` raises."""
+    return Scene((thing(label),), rng.choice(tuple(PLACES)), rng.choice(tuple(BACKGROUNDS)))
 
 
 def score(pictures: NDArray[np.uint8], labels: Sequence[int]) -> list[Score]:
     """Score images [B, S, S, 3] of 0..255 against one class each.
 
     Raises:
-        SpecError: not as many labels as images, no class, or arrays that are no images.
+        SpecError: not as many labels as images, a label that is no class, or arrays that are no images.
     """
     if len(labels) != len(pictures):
-        raise SpecError(f"{len(pictures)} images but {len(labels)} labels", hint="give one label an image")
-    wanted = [thing(label) for label in labels]
-    return [compare(seen, one) for seen, one in zip(read(pictures), wanted, strict=True)]
+        raise SpecError(f"{len(pictures)} images but {len(labels)} labels", hint="give one label per image")
+    targets = [thing(label) for label in labels]
+    return [compare(reading, target) for reading, target in zip(read(pictures), targets, strict=True)]
 
 
-def compare(seen: Reading, wanted: Thing) -> Score:
-    """Score what was read; the largest thing is held against the class."""
-    if not seen.things:
+def compare(reading: Reading, target: Thing) -> Score:
+    """Score a reading: its largest shape is compared with the class."""
+    if not reading.things:
         return Score(right=False, count=False, shape=False, colour=False, size=False)
-    largest, alone = seen.things[0], len(seen.things) == 1
-    agree = [getattr(largest, of) == getattr(wanted, of) for of in ("shape", "colour", "size")]
-    return Score(all(agree) and alone, alone, *agree)
+    largest, alone = reading.things[0], len(reading.things) == 1
+    matches = [getattr(largest, name) == getattr(target, name) for name in ("shape", "colour", "size")]
+    return Score(all(matches) and alone, alone, *matches)

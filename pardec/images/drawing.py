@@ -1,7 +1,7 @@
-"""Draws scenes: shapes at random places within what the caption says, on a textured ground with mild noise.
+"""Draws scenes: shapes at random positions that fit the caption, on a textured background with mild noise.
 
-An image is a function of its scene and its seed alone, whatever it is drawn together with. Thousands a second on one
-core. Letters: B images, S pixels along a side.
+An image depends only on its scene and seed, not on the other images of the batch. One core draws thousands per second.
+Letters: B images, S pixels along a side.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from .shapes import EXTENT, RADII, SIDE, Array, coverage
 
 MARGIN = 1.5  # pixels between a shape and the edge
 GAP = 2.5  # pixels between two shapes, at least
-ASIDE = 3.0  # pixels by which a pair is moved across its axis, at most, ...
-APART = 2.0  # ... and each of them on its own
-MIDDLE = 2.5  # pixels by which what is in the middle is off it, at most
-INNER = 14.5  # pixels between the edge and the centre of what is at that edge, at most
-SHADE = 10.0  # levels by which a colour differs from its name's, at most
+ASIDE = 3.0  # pixels by which a pair of shapes is shifted across its axis, at most
+APART = 2.0  # pixels by which each shape of a pair is shifted as well, at most
+MIDDLE = 2.5  # pixels from the middle of the image to a shape "in the middle", at most
+INNER = 14.5  # pixels between an edge and the centre of a shape at that edge, at most
+SHADE = 10.0  # levels by which each channel differs from the named colour, at most
 TEXTURE = (6.0, 13.0)  # levels, amplitude
 NOISE = (2.0, 4.5)  # levels, standard deviation
-_CELLS = 7  # of the blotches, a side
-_TOGETHER = 32  # images drawn at once: so many stay in a core's cache
+_CELLS = 7  # random values per side of the blotches
+_BATCH = 32  # images drawn at once: they fit in a core's cache
 
 
 def draw(scenes: Sequence[Scene], seeds: Sequence[int]) -> NDArray[np.uint8]:
-    """Images [B, S, S, 3] of 0..255, one a scene and seed.
+    """Images [B, S, S, 3] of 0..255, one per scene and seed.
 
     Raises:
-        SpecError: not as many seeds as scenes, or a negative one.
+        SpecError: not as many seeds as scenes, or a negative seed.
     """
     if len(scenes) != len(seeds):
-        raise SpecError(f"{len(scenes)} scenes but {len(seeds)} seeds", hint="give one seed an image")
+        raise SpecError(f"{len(scenes)} scenes but {len(seeds)} seeds", hint="give one seed per image")
     if min(seeds, default=0) < 0:
         raise SpecError(f"seeds must not be negative, got {min(seeds)}")
     out = np.empty((len(scenes), SIDE, SIDE, 3), np.uint8)
-    for start in range(0, len(scenes), _TOGETHER):
-        some = slice(start, start + _TOGETHER)
-        out[some] = _render_batch(scenes[some], seeds[some])
+    for start in range(0, len(scenes), _BATCH):
+        batch = slice(start, start + _BATCH)
+        out[batch] = _render_batch(scenes[batch], seeds[batch])
     return out
 
 
@@ -56,59 +56,59 @@ def _render_batch(scenes: Sequence[Scene], seeds: Sequence[int]) -> NDArray[np.u
         rng.random(dtype=np.float32, out=u[row])
         rng.random(dtype=np.float32, out=blotches[row])
         rng.standard_normal(dtype=np.float32, out=noise[row])
-    ground = np.array([BACKGROUNDS[scene.background] for scene in scenes], np.float32).reshape(count, 1, 1, 3)
+    background = np.array([BACKGROUNDS[scene.background] for scene in scenes], np.float32).reshape(count, 1, 1, 3)
     level = TEXTURE[0] + (TEXTURE[1] - TEXTURE[0]) * u[:, 0, None, None]
-    canvas = ground + (level * _texture(u[:, 1:5], blotches))[..., None]
-    places = [_where(scene, u[row]) for row, scene in enumerate(scenes)]
+    canvas = background + (level * _texture(u[:, 1:5], blotches))[..., None]
+    layouts = [_layout(scene, u[row]) for row, scene in enumerate(scenes)]
     for index in range(2):
         for shape in SHAPES:
-            these = [
+            rows = [
                 r for r, scene in enumerate(scenes) if [t.shape for t in scene.things[index : index + 1]] == [shape]
             ]
-            if these:
-                at = np.array([places[row][index] for row in these], np.float32)  # [b, 3]
-                covered = coverage(shape, at[:, 0], at[:, 1], at[:, 2])[..., None]
-                colour = np.array([COLOURS[scenes[row].things[index].colour] for row in these], np.float32)
-                colour += SHADE * (2 * u[these, 5 + 3 * index : 8 + 3 * index] - 1)
-                canvas[these] += covered * (colour[:, None, None] - canvas[these])
+            if rows:
+                x, y, radius = np.array([layouts[row][index] for row in rows], np.float32).T  # [b] each
+                covered = coverage(shape, x, y, radius)[..., None]
+                colour = np.array([COLOURS[scenes[row].things[index].colour] for row in rows], np.float32)
+                colour += SHADE * (2 * u[rows, 5 + 3 * index : 8 + 3 * index] - 1)
+                canvas[rows] += covered * (colour[:, None, None] - canvas[rows])
     noise *= (NOISE[0] + (NOISE[1] - NOISE[0]) * u[:, 11])[:, None, None, None]
     canvas += noise
-    canvas += np.float32(0.5)  # what astype cuts off is rounded so
-    found: NDArray[np.uint8] = np.clip(canvas, 0, 255, out=canvas).astype(np.uint8)
-    return found
+    canvas += np.float32(0.5)  # so that the truncation of astype rounds
+    images: NDArray[np.uint8] = np.clip(canvas, 0, 255, out=canvas).astype(np.uint8)
+    return images
 
 
 def _texture(u: Array, blotches: Array) -> Array:
-    """Stripes, checks, a slope or blotches in [-1, 1], [B, S, S]; `u` [B, 4] chooses."""
-    at = np.linspace(-1, 1, SIDE, dtype=np.float32)
+    """Stripes, checks, a slope or blotches, [B, S, S] in [-1, 1], chosen by the uniforms `u` [B, 4]."""
+    axis = np.linspace(-1, 1, SIDE, dtype=np.float32)
     angle = np.pi * u[:, 1, None, None]
-    along = np.cos(angle) * at[None, None, :] + np.sin(angle) * at[None, :, None]
-    across = np.cos(angle) * at[None, :, None] - np.sin(angle) * at[None, None, :]
+    along = np.cos(angle) * axis[None, None, :] + np.sin(angle) * axis[None, :, None]
+    across = np.cos(angle) * axis[None, :, None] - np.sin(angle) * axis[None, None, :]
     waves = 2 * np.pi * (1.5 + 3 * u[:, 2, None, None])
     phase = 2 * np.pi * u[:, 3, None, None]
     stripes = np.sin(waves * along + phase)
     checks = stripes * np.sin(waves * across + phase)
     slope = along / 1.42
     kind = (4 * u[:, 0]).astype(np.int64)[:, None, None]
-    found: Array = np.choose(kind, [stripes, checks, slope, _smooth(blotches)]).astype(np.float32)
-    return found
+    texture: Array = np.choose(kind, [stripes, checks, slope, _smooth(blotches)]).astype(np.float32)
+    return texture
 
 
 def _smooth(cells: Array) -> Array:
-    """Cells [B, n, n] in [0, 1] as a surface [B, S, S] in [-1, 1], linear between them."""
-    at = np.linspace(0, _CELLS - 1, SIDE, dtype=np.float32)
-    weight = np.clip(1 - np.abs(at[:, None] - np.arange(_CELLS, dtype=np.float32)), 0, 1)  # [S, n]
-    found: Array = weight @ (2 * cells - 1) @ weight.T
-    return found
+    """Values [B, n, n] in [0, 1], bilinearly interpolated to [B, S, S] in [-1, 1]."""
+    position = np.linspace(0, _CELLS - 1, SIDE, dtype=np.float32)
+    weight = np.clip(1 - np.abs(position[:, None] - np.arange(_CELLS, dtype=np.float32)), 0, 1)  # [S, n]
+    surface: Array = weight @ (2 * cells - 1) @ weight.T
+    return surface
 
 
-def _where(scene: Scene, u: Array) -> list[tuple[float, float, float]]:
-    """Middle and radius of each thing, in pixels."""
+def _layout(scene: Scene, u: Array) -> list[tuple[float, float, float]]:
+    """Centre and radius of each shape, in pixels."""
     radii = [low + (high - low) * u[12 + i] for i, (low, high) in enumerate(RADII[t.size] for t in scene.things)]
     half = [tuple(e * r for e in EXTENT[t.shape]) for t, r in zip(scene.things, radii, strict=True)]
     if len(scene.things) == 1:
         sides = PLACES[scene.place]
-        x, y = (_beside(sides[axis], half[0][axis], u[14 + axis]) for axis in (0, 1))
+        x, y = (_coordinate(sides[axis], half[0][axis], u[14 + axis]) for axis in (0, 1))
         return [(x, y, radii[0])]
     step = RELATIONS[scene.place]
     axis = 0 if step[0] else 1
@@ -120,12 +120,12 @@ def _where(scene: Scene, u: Array) -> list[tuple[float, float, float]]:
     main[order[1]] = SIDE - MARGIN - (1 - high) * slack - half[order[1]][axis]
     shared = SIDE / 2 + ASIDE * (2 * u[16] - 1)
     cross = [shared + APART * (2 * u[17 + i] - 1) for i in (0, 1)]
-    places = [(main[i], cross[i]) if axis == 0 else (cross[i], main[i]) for i in (0, 1)]
-    return [(*place, radius) for place, radius in zip(places, radii, strict=True)]
+    centres = [(main[i], cross[i]) if axis == 0 else (cross[i], main[i]) for i in (0, 1)]
+    return [(*centre, radius) for centre, radius in zip(centres, radii, strict=True)]
 
 
-def _beside(side: int, half: float, u: float) -> float:
-    """A coordinate at the low edge (-1), in the middle (0) or at the high edge (1)."""
+def _coordinate(side: int, half: float, u: float) -> float:
+    """A coordinate near the low edge (side -1), in the middle (0) or near the high edge (1)."""
     if side == 0:
         return SIDE / 2 + MIDDLE * (2 * u - 1)
     inner = MARGIN + half + (INNER - MARGIN - half) * u

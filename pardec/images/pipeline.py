@@ -1,4 +1,4 @@
-"""pardec's models of images behind the call of diffusers' image pipelines."""
+"""pardec's image models with the interface of diffusers' image pipelines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..requests.continuous import VectorCall
 from ..requests.images import check_drawable, enlarged, scale_of, with_defaults
 from ..requests.text import Call
 from ..result import Result
-from ..views.unfinished import Codes, decodable, gridded, unfinished
+from ..views.unfinished import Codes, decodable, to_grid, unfinished
 
 _TENSORS = ("latents", "committed")
 _TYPES = ("pil", "np", "pt", "latent")
@@ -49,23 +49,23 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        made = load(_path(model)) if isinstance(model, (str, os.PathLike)) else model
-        if not isinstance(made, Model):
+        loaded = load(_path(model)) if isinstance(model, (str, os.PathLike)) else model
+        if not isinstance(loaded, Model):
             raise SpecError(
                 f"model is a pardec Model, a name or a folder, got {type(model).__name__}",
                 hint="ImagePipeline(pardec.load(name))",
             )
-        if made.imaging is None:
-            raise SpecError(f"{made.name} is a text model and draws no images", hint="use its generate")
-        self.register_modules(model=made)
-        self.loading: tuple[Any, dict[str, Any]] | None = (model, {}) if made is not model else None
+        if loaded.imaging is None:
+            raise SpecError(f"{loaded.name} is a text model and draws no images", hint="use its generate")
+        self.register_modules(model=loaded)
+        self.loading: tuple[Any, dict[str, Any]] | None = (model, {}) if loaded is not model else None
         self.result: Result | None = None
         self._interrupt = False
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> ImagePipeline:
-        """Loads an embedded name, a folder, a file or a hub id by `pardec.load`, which also says what `kwargs` may be;
-        diffusers' names torch_dtype and local_files_only are understood.
+        """Loads an embedded name, a folder, a file or a hub id with `pardec.load`, which documents `kwargs`; diffusers'
+        torch_dtype and local_files_only are accepted.
 
         Raises:
             SpecError: another argument, or a text model. And what `pardec.load` raises.
@@ -80,13 +80,13 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             if argument not in known:
                 raise SpecError(f"from_pretrained takes no {argument!r}", hint=f"pardec.load takes {', '.join(known)}")
         path = _path(pretrained_model_name_or_path)
-        made = cls(load(path, **kwargs))
-        made.loading = (path, kwargs)
-        return made
+        pipe = cls(load(path, **kwargs))
+        pipe.loading = (path, kwargs)
+        return pipe
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Refused: the model's files are what it was loaded from."""
-        raise SpecError(f"an ImagePipeline is not saved; its model lies in {self.model.path}", hint="copy those files")
+        """Always raises SpecError: the files that the model was loaded from are the saved model."""
+        raise SpecError(f"an ImagePipeline is not saved; its model is in {self.model.path}", hint="copy those files")
 
     @property
     def device(self) -> torch.device:
@@ -98,38 +98,38 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
     @property
     def imaging(self) -> Imaging:
-        """The image side of the model."""
+        """The image tokenizer and layout of the model."""
         return self.model.imaging  # type: ignore[no-any-return]
 
     @property
     def interrupt(self) -> bool:
-        """Whether a callback asked to stop."""
+        """Whether a callback stopped the decoding."""
         return self._interrupt
 
     def to(self, *args: Any, **kwargs: Any) -> ImagePipeline:
-        """Itself, on another device or in another dtype: the weights are read again, from where they came.
+        """Moves the pipeline to another device or dtype by loading its weights again, and returns it.
 
         Raises:
-            SpecError: the pipeline was made of a loaded Model, and does not know from where.
+            SpecError: the pipeline was created from a loaded Model and cannot load it again.
         """
         kwargs.pop("silence_dtype_warnings", None)
-        asked: dict[str, Any] = {}
-        for wanted in (*args, *kwargs.values()):
-            if isinstance(wanted, torch.dtype):
-                asked |= {"dtype": wanted} if wanted != self.dtype else {}
-            elif wanted is not None:
-                place = torch.device(wanted)
-                same = place.type == self.device.type and place.index in (None, self.device.index)
-                asked |= {} if same else {"device": place}
-        if not asked:
+        changes: dict[str, Any] = {}
+        for target in (*args, *kwargs.values()):
+            if isinstance(target, torch.dtype):
+                changes |= {"dtype": target} if target != self.dtype else {}
+            elif target is not None:
+                device = torch.device(target)
+                same = device.type == self.device.type and device.index in (None, self.device.index)
+                changes |= {} if same else {"device": device}
+        if not changes:
             return self
         if self.loading is None:
             raise SpecError(
-                f"{self.model.name} is on {self.device} in {self.dtype}, and was loaded before the pipeline was made",
-                hint='ImagePipeline.from_pretrained(name, device="cuda") places it, and can move it',
+                f"{self.model.name} is on {self.device} in {self.dtype}, loaded before the pipeline was created",
+                hint='ImagePipeline.from_pretrained(name, device="cuda") loads it there and can move it later',
             )
-        name, given = self.loading
-        self.loading = (name, {"device": self.device, "dtype": self.dtype, **given, **asked})
+        name, arguments = self.loading
+        self.loading = (name, {"device": self.device, "dtype": self.dtype, **arguments, **changes})
         self.register_modules(model=load(name, **self.loading[1]))
         return self
 
@@ -162,46 +162,46 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
         Args:
             prompt: a caption or captions, for a model that reads them.
-            guidance_scale: 1 or less is none; None, here and below, takes what the checkpoint names, else none.
-            num_images_per_prompt: of each caption or class.
-            generator: where the seeds come from, one an image; a list has one generator an image. None: torch's own.
+            guidance_scale: 1 or less disables guidance. None, here and below: the checkpoint's default, else disabled.
+            num_images_per_prompt: number of images of each caption or class.
+            generator: the source of one seed per image; a list has one generator per image. None: torch's default.
             output_type: "pil" images, "np" [B, H, W, 3] or "pt" [B, 3, H, W] float32 in 0..1, or "latent", which
                 needs no decoder: codes, int64 [B, h, w], or vectors, float32 [B, h, w, d].
             return_dict: an ImagePipelineOutput, or (images,).
             callback_on_step_end: called as callback(pipe, step, timestep, tensors) after every round of decoding;
-                `timestep` is the number of cells that the image furthest behind has still to get. It sees and changes
-                no token; with `pipe._interrupt = True` it stops the decoding, and cells not known yet stay blank (-1,
-                and 0 in vectors).
-            callback_on_step_end_tensor_inputs: "latents", the codes so far, -1 where there is none yet, or the vectors,
-                0 there; and "committed", what this round added: bool [B, h, w].
+                `timestep` is the highest number of uncommitted tokens of any image. It must not change the tensors;
+                `pipe._interrupt = True` stops the decoding, and uncommitted tokens stay blank (-1 in codes, 0 in
+                vectors).
+            callback_on_step_end_tensor_inputs: "latents", the codes so far, -1 where uncommitted, or the vectors, 0
+                there; and "committed", the tokens that this round added: bool [B, h, w].
             class_labels: a class or classes, for a model that draws them.
-            sampler: as in `Model.generate`; None takes what the checkpoint names, else codes come one by one, and
-                vectors by `mar`.
-            num_inference_steps: where tokens are vectors, and in place of a sampler: steps of `mar`.
-            temperature, top_k, top_p, cfg_interval: as in `Model.generate`; the temperature's last resort is 1.
-            prompt_embeds: what the text encoder makes of captions, in their place: [B, n, D], or a list of [n, D].
+            sampler: as in `Model.generate`; None: the checkpoint's default, else codes one at a time, and vectors by
+                `mar`.
+            num_inference_steps: the steps of `mar`, for models of vectors, in place of a sampler.
+            temperature, top_k, top_p, cfg_interval: as in `Model.generate`; a temperature that is set nowhere is 1.
+            prompt_embeds: outputs of the text encoder, in place of captions: [B, n, D], or a list of [n, D].
             prompt_attention_mask: [B, n], 0 where prompt_embeds is padding.
-            negative_prompt: of captions that are guided: what guidance leads away from, one, or one a prompt.
-            height, width: in pixels. A model draws images of one size: that size, or a multiple of it, whose pixels
-                are the model's, each repeated.
+            negative_prompt: for guided captions: the caption or captions that guidance leads away from.
+            height, width: in pixels. A model draws images of one size: that size, or a multiple of it, which repeats
+                every pixel.
 
         Raises:
-            SpecError: an argument that cannot work, before the first forward.
-            ModelError: no decoder, or no text encoder, where one is needed.
+            SpecError: an invalid argument, before the first forward.
+            ModelError: a decoder or text encoder is needed and missing.
         """
         if output_type not in _TYPES:
             raise SpecError(f"output_type {output_type!r} is unknown", hint=f"it is one of {', '.join(_TYPES)}")
         if output_type != "latent":
-            hint = 'load it with decoder=FILE, its {decoder}, or ask for output_type="latent"'
+            hint = 'load it with decoder=FILE, its {decoder}, or set output_type="latent"'
             check_drawable(self.model.network, hint=hint)
         if prompt_attention_mask is not None:
             prompt_embeds = _unpadded(prompt_embeds, prompt_attention_mask)
         if num_inference_steps is not None:
             sampler = self._in_steps(num_inference_steps, sampler)
-        given: dict[str, Any] = {"sampler": sampler, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-        given |= {"cfg": guidance_scale, "cfg_interval": cfg_interval, "negative_prompt": negative_prompt}
-        given |= {"label": class_labels, "prompt_embeds": prompt_embeds, "num_images": num_images_per_prompt}
-        arguments = with_defaults(self.imaging, {name: value for name, value in given.items() if value is not None})
+        request: dict[str, Any] = {"sampler": sampler, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+        request |= {"cfg": guidance_scale, "cfg_interval": cfg_interval, "negative_prompt": negative_prompt}
+        request |= {"label": class_labels, "prompt_embeds": prompt_embeds, "num_images": num_images_per_prompt}
+        arguments = with_defaults(self.imaging, {name: value for name, value in request.items() if value is not None})
         if arguments.get("cfg") is not None and arguments["cfg"] <= 1:
             arguments["cfg"] = None
         scale = 1 if output_type == "latent" else scale_of(self.model.name, self.imaging, height, width)
@@ -214,7 +214,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
                 codes(event)
                 if isinstance(event, Step):
                     bar.update(int(event.committed.sum()))
-                    progress.tell(event)
+                    progress.report(event)
                     if self._interrupt:
                         break
                 elif isinstance(event, Finished):
@@ -224,10 +224,10 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
     def _in_steps(self, steps: int, sampler: object) -> str:
-        """The spec that diffusers' name for a number of steps stands for."""
+        """The spec for `num_inference_steps`."""
         if self.model.family != "continuous" or sampler is not None:
-            why = "tokens of this model have ids" if sampler is None else "a sampler is given as well"
-            raise SpecError(f"num_inference_steps={steps} is for mar, and {why}", hint="sampler= says how many steps")
+            why = "the tokens of this model are ids" if sampler is None else "a sampler is given as well"
+            raise SpecError(f"num_inference_steps={steps} is for mar, and {why}", hint="set the steps in sampler=")
         return f"mar:steps={steps}"
 
     def _seeded(self, prompt: Any, arguments: dict[str, Any], generator: Any) -> Call | VectorCall:
@@ -236,30 +236,29 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         rows = len(call.seeds)
         if isinstance(generator, (list, tuple)):
             if len(generator) != rows:
-                raise SpecError(f"{len(generator)} generators for {rows} images", hint="give one, or one an image")
-            seeds = [seed for each in generator for seed in _seeds(each, 1)]
+                raise SpecError(f"{len(generator)} generators for {rows} images", hint="give one, or one per image")
+            seeds = [seed for one in generator for seed in _seeds(one, 1)]
         else:
             seeds = _seeds(generator, rows)
-        # And not prepared anew: reading captions takes long.
-        return call.seeded(seeds)
+        return call.seeded(seeds)  # preparing again would encode the captions again, which is slow
 
     def _output(self, progress: Codes, output_type: str, scale: int) -> Any:
-        """Codes or vectors as the caller wants them, images `scale` times as large."""
-        held = progress.codes, progress.latents
+        """Codes or vectors in the form of `output_type`, images enlarged by `scale`."""
+        tokens = progress.codes, progress.latents
         if output_type == "pil":
             images = None if self.result is None else self.result.images
-            pictures = unfinished(self.imaging, *held) if images is None else images
-            return [enlarged(image, scale) for image in pictures]
+            images = unfinished(self.imaging, *tokens) if images is None else images
+            return [enlarged(image, scale) for image in images]
         if output_type == "latent":
             return progress.tensor().to(self.device)
-        if (progress.codes < 0).any():  # interrupted: the blank cells are those of the images
-            pixels = np.stack([np.asarray(one) for one in unfinished(self.imaging, *held)])
-            made = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
-        else:  # one by one: an image is the same in any batch
-            rows = decodable(self.imaging, *held)
-            made = torch.cat([self.imaging.decode(row[None]) for row in rows]).div(2).add(0.5).clamp(0, 1)
-        made = made.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
-        return made if output_type == "pt" else made.permute(0, 2, 3, 1).cpu().numpy()
+        if (progress.codes < 0).any():  # interrupted: blank where the PIL images are blank
+            pixels = np.stack([np.asarray(one) for one in unfinished(self.imaging, *tokens)])
+            decoded = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+        else:  # one at a time: each image is the same in any batch
+            rows = decodable(self.imaging, *tokens)
+            decoded = torch.cat([self.imaging.decode(row[None]) for row in rows]).div(2).add(0.5).clamp(0, 1)
+        decoded = decoded.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+        return decoded if output_type == "pt" else decoded.permute(0, 2, 3, 1).cpu().numpy()
 
 
 class _Progress:
@@ -276,19 +275,19 @@ class _Progress:
         self.pipe, self.callback, self.names = pipe, callback, names
         self.codes = Codes(pipe.imaging.layout)
 
-    def tell(self, event: Step) -> None:
+    def report(self, event: Step) -> None:
         if self.callback is None:
             return
-        held = {"latents": self.codes.tensor(), "committed": gridded(self.codes.fresh, self.codes.layout)}
-        handed = {name: held[name].clone().to(self.pipe.device) for name in self.names}
-        before = {name: tensor.clone() for name, tensor in handed.items()}
-        behind = int((self.codes.codes < 0).sum(1).max())
-        answer = self.callback(self.pipe, event.number, behind, handed) or {}
+        tensors = {"latents": self.codes.tensor(), "committed": to_grid(self.codes.fresh, self.codes.layout)}
+        inputs = {name: tensors[name].clone().to(self.pipe.device) for name in self.names}
+        before = {name: tensor.clone() for name, tensor in inputs.items()}
+        remaining = int((self.codes.codes < 0).sum(1).max())
+        answer = self.callback(self.pipe, event.number, remaining, inputs) or {}
         for name, tensor in before.items():
-            if not torch.equal(answer.get(name, handed[name]), tensor):
+            if not torch.equal(answer.get(name, inputs[name]), tensor):
                 raise SpecError(
-                    f"the callback changes {name}, and the loop takes no tokens from outside",
-                    hint="callbacks may look, and stop with pipe._interrupt = True",
+                    f"the callback changes {name}, but callbacks cannot change tokens",
+                    hint="callbacks may read them, and stop the decoding with pipe._interrupt = True",
                 )
 
 
@@ -297,17 +296,17 @@ def _path(name: str | os.PathLike[str]) -> str | Path:
 
 
 def _seeds(generator: Any, count: int) -> list[int]:
-    """`count` seeds from the generator, or from torch's own stream as diffusers does without one."""
+    """`count` seeds from the generator; without one from torch's default generator, as in diffusers."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise SpecError(
             f"generator is a torch.Generator or a list of them, got {type(generator).__name__}",
             hint="torch.Generator().manual_seed(0)",
         )
-    place = torch.device("cpu") if generator is None else generator.device
-    return [int(seed) for seed in torch.randint(2**62, (count,), generator=generator, device=place).tolist()]
+    device = torch.device("cpu") if generator is None else generator.device
+    return [int(seed) for seed in torch.randint(2**62, (count,), generator=generator, device=device).tolist()]
 
 
 def _unpadded(features: Any, mask: Tensor) -> list[Tensor]:
     if not isinstance(features, Tensor) or features.ndim != 3 or mask.shape != features.shape[:2]:
         raise SpecError("prompt_attention_mask goes with prompt_embeds [B, n, D], as [B, n]", hint="or leave it out")
-    return [row[kept] for row, kept in zip(features, mask.to(features.device) != 0, strict=True)]
+    return [row[is_token] for row, is_token in zip(features, mask.to(features.device) != 0, strict=True)]

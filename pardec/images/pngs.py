@@ -1,8 +1,8 @@
-"""Images as PNG files that say how they were made, alone or on a sheet.
+"""PNG files of one image or a sheet of images, with metadata that reproduces them.
 
-The text chunk `pardec` of a file is a JSON object: what the whole run was (model, spec, temperature, top_k, top_p, cfg,
-cfg_interval, exact, environment), the sheet's rows and columns, and under `pictures` what is each one's own (caption or
-class, seed, nfe, generated), row by row.
+The text chunk `pardec` of a file is a JSON object: the settings of the run (model, spec, temperature, top_k, top_p,
+cfg, cfg_interval, exact, environment), the sheet's rows and columns, and under `pictures`, row by row, the data of
+each image (caption or class, seed, nfe, generated).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from pardec.models.loading.json_text import parse
 
 KEY = "pardec"
 FORMAT = "pardec.picture/1"
-MOST = 4096  # fields of a sheet
-PIXELS = 2**26  # of an image that is read
+MOST = 4096  # images on a sheet, at most
+PIXELS = 2**26  # of an image file, at most
 GAP = 2  # pixels between the images of a sheet
-BLANK = (234, 238, 242)  # what no image covers
-_AGAIN = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
-_SELDOM = ("min_p", "negative_prompt")  # there where it was asked for
+BLANK = (234, 238, 242)  # colour of areas without an image
+_SETTINGS = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
+_OPTIONAL = ("min_p", "negative_prompt")  # only in files of requests that set them
 
 Made = dict[str, Any]
 
 
 class PictureError(PardecError, ValueError):
-    """A file is no image that pardec made."""
+    """A file is no image that pardec wrote."""
 
 
 # --- sheets ---
 
 
 def squarest(count: int) -> tuple[int, int]:
-    """Rows and columns of the squarest sheet that holds `count` images, with as few blank fields as that allows.
+    """Rows and columns of the squarest sheet for `count` images, with as few blank positions as that allows.
 
     >>> squarest(4), squarest(5), squarest(6), squarest(1)
     ((2, 2), (2, 3), (2, 3), (1, 1))
@@ -55,12 +55,12 @@ def read_grid(text: str) -> tuple[int, int]:
     """Rows and columns from "2x3".
 
     Raises:
-        SpecError: not two whole numbers, one of them 0, or more fields than a sheet can have.
+        SpecError: not two whole numbers, one of them 0, or more images than a sheet can hold.
     """
-    found = re.fullmatch(r"\s*(\d{1,9})\s*[xX×]\s*(\d{1,9})\s*", text, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"\s*(\d{1,9})\s*[xX×]\s*(\d{1,9})\s*", text, re.ASCII)
+    if match is None:
         raise SpecError(f"a grid is ROWSxCOLUMNS, got {text!r}", hint="2x3 is two rows of three images")
-    rows, columns = int(found[1]), int(found[2])
+    rows, columns = int(match[1]), int(match[2])
     if not rows or not columns:
         raise SpecError(f"a grid of {rows}x{columns} holds no image", hint="rows and columns are at least 1")
     if rows * columns > MOST:
@@ -72,10 +72,10 @@ def check_grid(grid: tuple[int, int], count: int) -> None:
     """Raises SpecError where `grid` cannot hold `count` images."""
     rows, columns = grid
     if rows * columns < count:
-        fitting = "x".join(map(str, squarest(count)))
+        squarest_grid = "x".join(map(str, squarest(count)))
         raise SpecError(
             f"a grid of {rows}x{columns} cannot hold {count} images",
-            hint=f"{fitting} holds them; without a grid they are laid out squarely",
+            hint=f"{squarest_grid} is large enough; without a grid, pardec chooses one",
         )
 
 
@@ -86,22 +86,22 @@ def sheet(
     gap: int = GAP,
     ground: tuple[int, int, int] = BLANK,
 ) -> Image.Image:
-    """The images row by row; fields behind the last one stay blank. A single image on 1x1 is the image itself."""
+    """The images row by row; positions after the last one stay blank. A 1x1 sheet is the image itself."""
     check_grid(grid, len(pictures))
     rows, columns = grid
-    width, height = max(one.width for one in pictures), max(one.height for one in pictures)
-    made = Image.new("RGB", (columns * (width + gap) - gap, rows * (height + gap) - gap), ground)
-    for at, one in enumerate(pictures):
-        row, column = divmod(at, columns)
-        made.paste(one, (column * (width + gap), row * (height + gap)))
-    return made
+    width, height = max(image.width for image in pictures), max(image.height for image in pictures)
+    canvas = Image.new("RGB", (columns * (width + gap) - gap, rows * (height + gap) - gap), ground)
+    for index, image in enumerate(pictures):
+        row, column = divmod(index, columns)
+        canvas.paste(image, (column * (width + gap), row * (height + gap)))
+    return canvas
 
 
-# --- what a file says ---
+# --- metadata ---
 
 
 def made_by(result: Any) -> list[Made]:
-    """What is each image's own: caption or class, seed, forwards, tokens. `result` is a ResultData of images."""
+    """The metadata of each image of a ResultData: caption or class, seed, forwards, number of tokens."""
     return [
         {
             **named(result.shown[row] if result.shown else None),
@@ -114,7 +114,7 @@ def made_by(result: Any) -> list[Made]:
 
 
 def named(shown: str | int | None) -> Made:
-    """A caption or a class under its name."""
+    """A caption or a class as an entry of the metadata."""
     return {"caption": shown} if isinstance(shown, str) else {} if shown is None else {"class": shown}
 
 
@@ -130,16 +130,16 @@ def about(
     loaded: Mapping[str, Any] | None = None,
     scale: int = 1,
 ) -> Made:
-    """What the file of these images says; `loaded` is how the model was named and loaded, where that is known,
-    `scale` how many times as large as drawn they are."""
+    """The metadata of a file of these images. `loaded` is the model's name and the arguments of its loading, if known;
+    `scale` is the factor by which the images were enlarged."""
     return {
         "format": FORMAT,
         "model": model,
         "loaded": dict(loaded or {}),
         "spec": spec,
         "exact": exact,
-        **{name: settings.get(name) for name in _AGAIN},
-        **{name: settings[name] for name in _SELDOM if name in settings},
+        **{name: settings.get(name) for name in _SETTINGS},
+        **{name: settings[name] for name in _OPTIONAL if name in settings},
         "grid": list(grid),
         "scale": scale,
         "pictures": list(pictures),
@@ -148,7 +148,7 @@ def about(
 
 
 def of_result(result: Any, row: int) -> Made:
-    """What the file of one image of a ResultData says."""
+    """The metadata of a file of one image of a ResultData."""
     return about(
         model=result.model,
         spec=result.spec,
@@ -160,24 +160,24 @@ def of_result(result: Any, row: int) -> Made:
 
 
 def png(picture: Image.Image, record: Made | None = None) -> bytes:
-    """A PNG file, with what it says of itself."""
+    """A PNG file of the image, with its metadata."""
     info = PngInfo()
     if record is not None:
         info.add_itxt("Software", f"pardec {record['environment'].get('pardec', '')}".strip())
-        shown = dict.fromkeys(str(one.get("caption", one.get("class", ""))) for one in record["pictures"])
-        info.add_itxt("Description", "\n".join(text for text in shown if text))
+        labels = dict.fromkeys(str(one.get("caption", one.get("class", ""))) for one in record["pictures"])
+        info.add_itxt("Description", "\n".join(text for text in labels if text))
         info.add_itxt(KEY, json.dumps(record, ensure_ascii=False))
-    held = BytesIO()
-    picture.save(held, "PNG", pnginfo=info)
-    return held.getvalue()
+    buffer = BytesIO()
+    picture.save(buffer, "PNG", pnginfo=info)
+    return buffer.getvalue()
 
 
 def opened(file: Path | str | BytesIO) -> Image.Image:
-    """A PNG file, whose pixels are not read yet; as Pillow opens it, but refused if it is no PNG or makes too many.
+    """A PNG file opened by Pillow, its pixels not read yet; other formats and too large images are refused.
 
     Raises:
-        OSError, SyntaxError: it is no PNG file, or a torn one.
-        ValueError: an image of more than `PIXELS`, which a small file can hold.
+        OSError, SyntaxError: it is no PNG file, or an incomplete one.
+        ValueError: the image has more than `PIXELS` pixels, which even a small file can have.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -192,46 +192,46 @@ def opened(file: Path | str | BytesIO) -> Image.Image:
 
 
 def read(file: Path | str) -> Made:
-    """What a PNG file that pardec wrote says of itself.
+    """The metadata of a PNG file that pardec wrote.
 
     Raises:
-        PictureError: the file cannot be read, is no PNG, or says nothing that pardec understands.
+        PictureError: the file cannot be read, is no PNG, or has no metadata that pardec understands.
     """
     hint = "name a PNG file that pardec image wrote"
     try:
         with opened(file) as picture:
             text = picture.text.get(KEY) if isinstance(picture, PngImageFile) else None
         if text is None:
-            raise PictureError(f"{file} does not say how pardec made it", hint=hint)
+            raise PictureError(f"{file} has no metadata of pardec", hint=hint)
         record = parse(text)
         if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise PictureError(f"{file} says how it was made in a form that this version does not know", hint=hint)
+            raise PictureError(f"the metadata of {file} has a format that this version does not know", hint=hint)
         return record
     except PictureError:
         raise
-    except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:  # a torn PNG is a SyntaxError to Pillow
+    except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:  # SyntaxError: an incomplete PNG
         reason = getattr(error, "strerror", None) or (
-            str(error) if "pixels" in str(error) else "it is no whole PNG file"
+            str(error) if "pixels" in str(error) else "it is no complete PNG file"
         )
         raise PictureError(f"cannot read {file}: {reason}", hint=hint) from error
 
 
 def again(record: Made) -> dict[str, Any]:
-    """The arguments of `Model.generate` that make the images of a file again, on the same model and decoder.
+    """The arguments of `Model.generate` that reproduce the images of a file with the same model and decoder.
 
     Raises:
-        PictureError: an image was made from features, which the file does not hold; or it does not say enough.
+        PictureError: the metadata is incomplete, or the images have embeddings for prompts, which no file contains.
     """
     try:
         pictures = record["pictures"]
-        given: dict[str, Any] = {"sampler": record["spec"], "seed": [one["seed"] for one in pictures]}
-        given |= {name: record[name] for name in _AGAIN if record[name] is not None}
-        given |= {name: record[name] for name in _SELDOM if record.get(name) is not None}
+        arguments: dict[str, Any] = {"sampler": record["spec"], "seed": [one["seed"] for one in pictures]}
+        arguments |= {name: record[name] for name in _SETTINGS if record[name] is not None}
+        arguments |= {name: record[name] for name in _OPTIONAL if record.get(name) is not None}
     except (KeyError, TypeError) as error:
         hint = "read another file that pardec image wrote"
-        raise PictureError(f"the file does not say how its images were made: {error!r}", hint=hint) from error
+        raise PictureError(f"the metadata of the file is incomplete: {error!r}", hint=hint) from error
     if all("caption" in one for one in pictures):
-        return {"prompt": [one["caption"] for one in pictures], **given}
+        return {"prompt": [one["caption"] for one in pictures], **arguments}
     if all("class" in one for one in pictures):
-        return {"label": [one["class"] for one in pictures], **given}
-    raise PictureError("the images were made from prompt_embeds, which their file does not hold", hint="pass them")
+        return {"label": [one["class"] for one in pictures], **arguments}
+    raise PictureError("the prompts of the images are prompt_embeds, which no file contains", hint="pass them")

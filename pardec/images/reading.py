@@ -1,7 +1,7 @@
-"""Reads an image back: which shapes, of which colours and sizes, where, on what, from the pixels alone.
+"""Detects the shapes of an image, their colours, sizes and positions, and its background, without a network.
 
-No network: pixels near a named colour that hang together are a thing; its outline is the shape whose own coverage,
-drawn with the found area and centroid, overlaps it most. Letters: S pixels along a side.
+A connected component of pixels near a named colour is a shape. Its kind is the one whose outline, with the same area
+and centroid, overlaps the component most. Letters: S pixels along a side.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pardec.models.errors import SpecError
 from .scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, Scene, Thing
 from .shapes import AREA, BETWEEN, CENTROID, SIDE, Array, coverage
 
-NEAR = 75.0  # levels within which a pixel counts as of a colour
-FAINT = 0.15  # share of a thing's colour below which a pixel counts as ground
-CORE = 10  # pixels that a thing still has when its outermost are taken off, at least
-OVERLAP = 0.72  # of a thing and its shape (intersection over union), at least
-ASIDE = 6.5  # pixels from the middle of the image beyond which a thing is at a side
-_NAMES = tuple(COLOURS)
-_GROUNDS = tuple(BACKGROUNDS)
+NEAR = 75.0  # levels within which a pixel has a named colour
+FAINT = 0.15  # share of a shape's colour below which a pixel counts as background
+CORE = 10  # pixels of a shape after erosion by one pixel, at least
+OVERLAP = 0.72  # of a component and its best outline (intersection over union), at least
+ASIDE = 6.5  # pixels from the middle of the image beyond which a shape is at a side
+_COLOUR_NAMES = tuple(COLOURS)
+_BACKGROUND_NAMES = tuple(BACKGROUNDS)
 _PALETTE = np.array([*COLOURS.values(), *BACKGROUNDS.values()], np.float32)
-_SIDES = {sides: place for place, sides in PLACES.items()}
+_PLACE_OF = {sides: place for place, sides in PLACES.items()}
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One thing in an image. `shape` is None where the outline is no shape's."""
+class DetectedShape:
+    """One shape in an image. `shape` is None where the outline fits no known shape."""
 
     colour: str
     shape: str | None
     radius: float  # pixels
-    x: float  # the middle of its extent, in pixels from the upper left corner
+    x: float  # centre of the bounding box, in pixels from the upper left corner
     y: float
-    overlap: float  # with the best shape, intersection over union
+    overlap: float  # with the best outline, intersection over union
 
     @property
     def size(self) -> str:
@@ -45,33 +45,33 @@ class Seen:
 
     @property
     def place(self) -> str:
-        """The field of the image that it lies in."""
-        column, row = (int(np.sign(at) * (abs(at) > ASIDE)) for at in (self.x - SIDE / 2, self.y - SIDE / 2))
-        return _SIDES[column, row]
+        """The part of the image that it lies in, one of PLACES."""
+        column, row = (int(np.sign(shift) * (abs(shift) > ASIDE)) for shift in (self.x - SIDE / 2, self.y - SIDE / 2))
+        return _PLACE_OF[column, row]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What an image shows: the things, largest first, and the ground (None where it has no named colour)."""
+    """What an image shows: its shapes, largest first, and its background (None if it has no named colour)."""
 
-    things: tuple[Seen, ...]
+    things: tuple[DetectedShape, ...]
     background: str | None
 
     def scene(self) -> Scene | None:
-        """The scene in its canonical form, None where the image shows none that a caption could say."""
-        shapes = [seen.shape for seen in self.things]
+        """The scene in canonical form; None where no caption describes the image."""
+        shapes = [thing.shape for thing in self.things]
         if self.background is None or None in shapes or not 1 <= len(shapes) <= 2:
             return None
-        things = tuple(Thing(seen.size, seen.colour, seen.shape) for seen in self.things if seen.shape)
+        things = tuple(Thing(thing.size, thing.colour, thing.shape) for thing in self.things if thing.shape)
         place = self.things[0].place if len(things) == 1 else relation(*self.things)
         return Scene(things, place, self.background).canonical()
 
 
-def relation(first: Seen, second: Seen) -> str:
-    """Where the first lies, seen from the second."""
+def relation(first: DetectedShape, second: DetectedShape) -> str:
+    """The relation of the first shape to the second, one of RELATIONS."""
     dx, dy = first.x - second.x, first.y - second.y
     step = (int(np.sign(dx)), 0) if abs(dx) >= abs(dy) else (0, int(np.sign(dy)))
-    return next((name for name, way in RELATIONS.items() if way == step), "left of")
+    return next((name for name, direction in RELATIONS.items() if direction == step), "left of")
 
 
 def read(pictures: NDArray[np.uint8]) -> list[Reading]:
@@ -89,33 +89,33 @@ def read(pictures: NDArray[np.uint8]) -> list[Reading]:
 
 
 def _read(image: Array) -> Reading:
-    ground = np.median(_rim(image), 0)
-    distance = np.linalg.norm(image[:, :, None] - _PALETTE, axis=-1)  # [S, S, colours and grounds]
-    named = np.linalg.norm(_PALETTE[len(_NAMES) :] - ground, axis=-1)
-    background = _GROUNDS[int(named.argmin())] if named.min() < NEAR / 2 else None
+    ground = np.median(_rim(image), 0)  # colour of the background
+    distance = np.linalg.norm(image[:, :, None] - _PALETTE, axis=-1)  # [S, S, colours and backgrounds]
+    named = np.linalg.norm(_PALETTE[len(_COLOUR_NAMES) :] - ground, axis=-1)
+    background = _BACKGROUND_NAMES[int(named.argmin())] if named.min() < NEAR / 2 else None
     off_ground = np.linalg.norm(image - ground, axis=-1)
-    distance[..., len(_NAMES) :] = off_ground[..., None]
+    distance[..., len(_COLOUR_NAMES) :] = off_ground[..., None]
     nearest = distance.argmin(-1)
-    nearest[distance.min(-1) > NEAR] = len(_NAMES)
-    cores = [(index, part) for index in range(len(_NAMES)) for part in _parts(nearest == index)]
-    found = [
-        _seen(_NAMES[index], part, [other for _, other in cores if other is not part], image, ground)
-        for index, part in cores
+    nearest[distance.min(-1) > NEAR] = len(_COLOUR_NAMES)
+    components = [(index, part) for index in range(len(_COLOUR_NAMES)) for part in _components(nearest == index)]
+    things = [
+        _detect(_COLOUR_NAMES[index], part, [other for _, other in components if other is not part], image, ground)
+        for index, part in components
     ]
-    return Reading(tuple(sorted(found, key=lambda seen: -seen.radius)), background)
+    return Reading(tuple(sorted(things, key=lambda thing: -thing.radius)), background)
 
 
 def _rim(image: Array) -> Array:
     """The outermost pixels, [n, 3]."""
     inner = np.zeros((SIDE, SIDE), bool)
     inner[1:-1, 1:-1] = True
-    found: Array = image[~inner]
-    return found
+    rim: Array = image[~inner]
+    return rim
 
 
-def _parts(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-    """The parts of a mask [S, S] that hang together and are more than a rim or a speck."""
-    core = _shrunk(mask)
+def _components(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+    """The connected components of a mask [S, S], without thin lines and specks."""
+    core = _erode(mask)
     if core.sum() < CORE:
         return []
     label = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
@@ -126,36 +126,36 @@ def _parts(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
         if (spread == label).all():
             break
         label = spread
-    parts = (label == number for number in np.unique(label[core]))
-    return [part for part in parts if (part & core).sum() >= CORE]
+    components = (label == number for number in np.unique(label[core]))
+    return [part for part in components if (part & core).sum() >= CORE]
 
 
-def _shrunk(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The pixels of a mask whose four neighbours are in it too."""
+def _erode(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The pixels of a mask whose four neighbours are in it as well."""
     padded = np.pad(mask, 1)
-    found: NDArray[np.bool_] = mask & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    return found
+    eroded: NDArray[np.bool_] = mask & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return eroded
 
 
-def _grown(mask: NDArray[np.bool_], times: int) -> NDArray[np.bool_]:
+def _dilate(mask: NDArray[np.bool_], times: int) -> NDArray[np.bool_]:
     for _ in range(times):
-        mask = ~_shrunk(np.pad(~mask, 1, constant_values=True))[1:-1, 1:-1]
+        mask = ~_erode(np.pad(~mask, 1, constant_values=True))[1:-1, 1:-1]
     return mask
 
 
-def _seen(
+def _detect(
     colour: str, part: NDArray[np.bool_], others: Iterable[NDArray[np.bool_]], image: Array, ground: Array
-) -> Seen:
-    """Fit the shapes to one part."""
-    inside = np.median(image[_shrunk(part)], 0)
-    way = inside - ground
-    share = np.clip((image - ground) @ way / max(float(way @ way), 1.0), 0, 1)  # [S, S]
-    share[(share < FAINT) | ~_grown(part, 2)] = 0
+) -> DetectedShape:
+    """The shape that fits one component best."""
+    inside = np.median(image[_erode(part)], 0)
+    direction = inside - ground
+    share = np.clip((image - ground) @ direction / max(float(direction @ direction), 1.0), 0, 1)  # [S, S]
+    share[(share < FAINT) | ~_dilate(part, 2)] = 0
     for other in others:
-        share[_grown(other, 1) & ~part] = 0
+        share[_dilate(other, 1) & ~part] = 0
     area = float(share.sum())
-    at = np.arange(SIDE, dtype=np.float32) + np.float32(0.5)
-    x, y = float(share.sum(0) @ at) / area, float(share.sum(1) @ at) / area
+    pixel = np.arange(SIDE, dtype=np.float32) + np.float32(0.5)
+    x, y = float(share.sum(0) @ pixel) / area, float(share.sum(1) @ pixel) / area
     fits = []
     for shape, factor in AREA.items():
         radius = (area / factor) ** 0.5
@@ -164,4 +164,4 @@ def _seen(
         overlap = float(np.minimum(outline, share).sum() / np.maximum(outline, share).sum())
         fits.append((overlap, shape, radius, middle))
     overlap, best, radius, middle = max(fits)
-    return Seen(colour, best if overlap >= OVERLAP else None, radius, x, middle, overlap)
+    return DetectedShape(colour, best if overlap >= OVERLAP else None, radius, x, middle, overlap)

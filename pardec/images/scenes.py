@@ -1,7 +1,7 @@
-"""What an image shows, and the captions that say it.
+"""Scenes that images show, and their captions.
 
 A caption is "a large red circle at the top left on grey" or "a small red circle left of a large blue square on grey".
-Two captions that say the same with the things in either order are one scene, and lie in the same split.
+Two captions that describe the same scene in either order of its shapes are in the same split.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLOURS = {
 }
 SHAPES = ("circle", "square", "triangle")
 BACKGROUNDS = {"black": (30, 30, 30), "grey": (128, 128, 128), "white": (230, 230, 230)}
-PLACES = {  # column and row of nine fields
+PLACES = {  # column and row of a 3x3 grid, from its middle
     "at the top left": (-1, -1),
     "at the top": (0, -1),
     "at the top right": (1, -1),
@@ -38,8 +38,8 @@ PLACES = {  # column and row of nine fields
 RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 SPLITS = ("heldout", "train")
-ONE = 0.35  # share of the images that show one thing
-_PATIENCE = 5_000  # draws in a row without a new caption before the split counts as exhausted
+ONE = 0.35  # share of the images with a single shape
+_PATIENCE = 5_000  # consecutive samples without a new caption before the split counts as exhausted
 _HINT = 'for example "a small red circle left of a large blue square on grey"'
 
 
@@ -57,36 +57,36 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """One thing with its place, or two of different colours with the relation of the first to the second."""
+    """One shape with its position, or two of different colours with the relation of the first to the second."""
 
     things: tuple[Thing, ...]
-    place: str  # of PLACES for one thing, of RELATIONS for two
+    place: str  # one of PLACES for a single shape, of RELATIONS for two
     background: str
 
     @property
     def caption(self) -> str:
-        """The scene in words."""
+        """The scene as a caption."""
         first, *others = map(str, self.things)
         return " ".join([first, self.place, *others, "on", self.background])
 
     def canonical(self) -> Scene:
-        """The one form of all scenes that look the same: the left or upper thing comes first."""
+        """The same scene with the left or upper shape first."""
         if self.place in ("right of", "below"):
             return Scene(self.things[::-1], _OPPOSITE[self.place], self.background)
         return self
 
     @property
     def split(self) -> str:
-        """The one split the scene belongs to; about a tenth is held out."""
+        """The split of the scene; about a tenth of all scenes is held out."""
         digest = hashlib.sha256(f"pictures|{self.canonical().caption}".encode()).digest()
         return "heldout" if int.from_bytes(digest[:8], "big") % 10 == 0 else "train"
 
 
 def parse(caption: str) -> Scene:
-    """The scene that a caption says; capitals and punctuation say nothing.
+    """The scene of a caption, whatever its capitals and punctuation.
 
     Raises:
-        SpecError: a caption of another form, with the word that does not fit.
+        SpecError: the caption has another form; the message names the wrong word.
 
     >>> parse("a small red circle left of a large blue square on grey").things[1].colour
     'blue'
@@ -99,17 +99,17 @@ def parse(caption: str) -> Scene:
         second, rest = _thing(rest, caption)
         things.append(second)
         if first.colour == second.colour:
-            raise SpecError(f"both things in {caption!r} are {first.colour}", hint="two things have two colours")
+            raise SpecError(f"both shapes in {caption!r} are {first.colour}", hint="give them different colours")
     if rest[:1] != ["on"]:
         raise SpecError(f"the caption {caption!r} does not end in a background", hint=_HINT)
     background, rest = _word(rest[1:], tuple(BACKGROUNDS), "background", caption)
     if rest:
-        raise SpecError(f"the caption {caption!r} goes on after its background: {' '.join(rest)!r}", hint=_HINT)
+        raise SpecError(f"the caption {caption!r} continues after its background: {' '.join(rest)!r}", hint=_HINT)
     return Scene(tuple(things), place, background)
 
 
 def words_of(caption: str) -> list[str]:
-    """The words of a caption as the models of shapes read them.
+    """The words of a caption, in lower case and without punctuation.
 
     >>> words_of("A small red circle, on White.")
     ['a', 'small', 'red', 'circle', 'on', 'white']
@@ -117,26 +117,26 @@ def words_of(caption: str) -> list[str]:
     return re.findall(r"\w+", caption.lower())
 
 
-def _word(words: list[str], known: tuple[str, ...], what: str, caption: str) -> tuple[str, list[str]]:
+def _word(words: list[str], known: tuple[str, ...], kind: str, caption: str) -> tuple[str, list[str]]:
     if not words or words[0] not in known:
-        found = repr(words[0]) if words else "nothing"
+        word = repr(words[0]) if words else "the end"
         near = did_you_mean(words[0], known) if words else ""
-        raise SpecError(f"{found} is no {what} in {caption!r}{near}", hint=f"{what}s: {', '.join(known)}")
+        raise SpecError(f"{word} is no {kind} in {caption!r}{near}", hint=f"{kind}s: {', '.join(known)}")
     return words[0], words[1:]
 
 
-def _phrase(words: list[str], known: tuple[str, ...], what: str, caption: str) -> tuple[str, list[str]]:
+def _phrase(words: list[str], known: tuple[str, ...], kind: str, caption: str) -> tuple[str, list[str]]:
     """The longest known phrase that the words begin with."""
-    fitting = [phrase for phrase in known if words[: phrase.count(" ") + 1] == phrase.split()]
-    if not fitting:
-        raise SpecError(f"no {what} after the first thing in {caption!r}", hint=f"{what}s: {', '.join(known)}")
-    best = max(fitting, key=len)
+    matches = [phrase for phrase in known if words[: phrase.count(" ") + 1] == phrase.split()]
+    if not matches:
+        raise SpecError(f"no {kind} after the first shape in {caption!r}", hint=f"{kind}s: {', '.join(known)}")
+    best = max(matches, key=len)
     return best, words[best.count(" ") + 1 :]
 
 
 def _thing(words: list[str], caption: str) -> tuple[Thing, list[str]]:
     if words[:1] != ["a"]:
-        raise SpecError(f"the caption {caption!r} names no thing where one belongs", hint=_HINT)
+        raise SpecError(f"the caption {caption!r} has no 'a' where a shape begins", hint=_HINT)
     size, words = _word(words[1:], SIZES, "size", caption)
     colour, words = _word(words, tuple(COLOURS), "colour", caption)
     shape, words = _word(words, SHAPES, "shape", caption)
@@ -144,7 +144,7 @@ def _thing(words: list[str], caption: str) -> tuple[Thing, list[str]]:
 
 
 def sample(rng: random.Random, split: str | None = "train") -> Scene:
-    """One scene of the split (None: of either); advances rng."""
+    """A random scene of the split (None: of either); advances rng."""
     while True:
         two = rng.random() >= ONE
         colours = rng.sample(tuple(COLOURS), 2 if two else 1)
@@ -159,7 +159,7 @@ def captions(split: str = "heldout", n: int = 200, seed: int = 7) -> list[str]:
     """`n` distinct captions; the first ones stay the same when n grows.
 
     Raises:
-        SpecError: an unknown split, n below 1, or more captions than there are.
+        SpecError: an unknown split, n below 1, or more captions than the split has.
 
     >>> captions(n=1) == captions(n=3)[:1]
     True
@@ -169,14 +169,14 @@ def captions(split: str = "heldout", n: int = 200, seed: int = 7) -> list[str]:
             f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
         )
     if n < 1:
-        raise SpecError(f"n must be at least 1, got {n}", hint="n is how many captions to hand out")
+        raise SpecError(f"n must be at least 1, got {n}", hint="n is the number of captions")
     rng = random.Random(f"pictures/{split}/{seed}")
-    found: dict[str, None] = {}
+    unique: dict[str, None] = {}
     idle = 0
-    while len(found) < n:
+    while len(unique) < n:
         caption = sample(rng, split).caption
-        idle = idle + 1 if caption in found else 0
+        idle = idle + 1 if caption in unique else 0
         if idle > _PATIENCE:
-            raise SpecError(f"{split} has only {len(found)} captions, got n={n}", hint="ask for fewer")
-        found[caption] = None
-    return list(found)
+            raise SpecError(f"{split} has only {len(unique)} captions, got n={n}", hint="choose a smaller n")
+        unique[caption] = None
+    return list(unique)

@@ -1,4 +1,4 @@
-"""Does an image show what its caption says?"""
+"""Scores of images: whether each shows what its caption describes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from pardec.models.errors import SpecError
 
-from .reading import Reading, Seen, read, relation
+from .reading import DetectedShape, Reading, read, relation
 from .scenes import Scene, Thing, parse
 
 
 @dataclass(frozen=True)
 class Score:
-    """What of a caption an image shows. Shares are over the things the caption names."""
+    """Which parts of its caption an image shows. Shares are over the shapes that the caption names."""
 
     right: bool  # everything, and nothing else
-    count: bool  # as many things
+    count: bool  # as many shapes
     shapes: float
     colours: float
     sizes: float
-    place: bool  # the one thing's field, or the relation of the two
+    place: bool  # the position of the one shape, or the relation of the two
     background: bool
 
 
@@ -35,43 +35,43 @@ def score(pictures: NDArray[np.uint8], captions: Sequence[str]) -> list[Score]:
         SpecError: not as many captions as images, a caption that cannot be read, or arrays that are no images.
     """
     if len(captions) != len(pictures):
-        raise SpecError(f"{len(pictures)} images but {len(captions)} captions", hint="give one caption an image")
+        raise SpecError(f"{len(pictures)} images but {len(captions)} captions", hint="give one caption per image")
     scenes = [parse(caption) for caption in captions]
-    return [compare(seen, scene) for seen, scene in zip(read(pictures), scenes, strict=True)]
+    return [compare(reading, scene) for reading, scene in zip(read(pictures), scenes, strict=True)]
 
 
-def compare(seen: Reading, scene: Scene) -> Score:
-    """Score what was read; each thing of the scene is compared with the one seen that makes the most agree."""
-    wanted = scene.things
-    # Things that are not there stand as None, so that there is always one for each.
-    there: list[Seen | None] = [*seen.things, *[None] * max(0, len(wanted) - len(seen.things))]
-    pairs = max(permutations(there, len(wanted)), key=lambda some: sum(map(_agreeing, some, wanted)))
+def compare(reading: Reading, scene: Scene) -> Score:
+    """Score a reading: the shapes of the scene are matched with the detected ones for the most agreement."""
+    targets = scene.things
+    # None stands for every missing shape, so that each target has a candidate.
+    detected: list[DetectedShape | None] = [*reading.things, *[None] * max(0, len(targets) - len(reading.things))]
+    matches = max(permutations(detected, len(targets)), key=lambda some: sum(map(_agreement, some, targets)))
     shares = [
         sum(
-            found is not None and getattr(found, of) == getattr(thing, of)
-            for found, thing in zip(pairs, wanted, strict=True)
+            match is not None and getattr(match, name) == getattr(target, name)
+            for match, target in zip(matches, targets, strict=True)
         )
-        / len(wanted)
-        for of in ("shape", "colour", "size")
+        / len(targets)
+        for name in ("shape", "colour", "size")
     ]
-    first, *others = pairs
+    first, *others = matches
     if first is None or None in others:
         place = False
     else:
         place = (relation(first, *(o for o in others if o)) if others else first.place) == scene.place
     return Score(
-        right=seen.scene() == scene.canonical(),
-        count=len(seen.things) == len(wanted),
+        right=reading.scene() == scene.canonical(),
+        count=len(reading.things) == len(targets),
         shapes=shares[0],
         colours=shares[1],
         sizes=shares[2],
         place=place,
-        background=seen.background == scene.background,
+        background=reading.background == scene.background,
     )
 
 
-def _agreeing(found: Seen | None, thing: Thing) -> int:
-    """How much of a thing agrees; the colour, which no two things of a scene share, decides."""
-    if found is None:
+def _agreement(match: DetectedShape | None, target: Thing) -> int:
+    """How much of a shape agrees. The colour, which no two shapes of a scene share, outweighs the rest."""
+    if match is None:
         return 0
-    return 3 * (found.colour == thing.colour) + (found.shape == thing.shape) + (found.size == thing.size)
+    return 3 * (match.colour == target.colour) + (match.shape == target.shape) + (match.size == target.size)

@@ -1,1 +1,1 @@
-"""A canvas made visible: live in a terminal, as one HTML file, as an image or an animation."""
+"""Views of a decode: live in a terminal, as one HTML file, as an image or an animation."""

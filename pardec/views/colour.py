@@ -1,7 +1,7 @@
 """One colour scale for all views: blue (committed early) over green to yellow (late).
 
-The scale is laid out in OKLCH (https://bottosson.github.io/posts/oklab/). It runs along blue and yellow and grows
-lighter all the way, so that it reads the same with every kind of colour blindness, and in grey.
+The scale is defined in OKLCH (https://bottosson.github.io/posts/oklab/). Its hues run from blue to yellow and its
+lightness only increases, so its order stays visible in grey and with every kind of colour blindness.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ from functools import cache
 from math import cos, radians, sin
 
 EARLY, LATE = 264.0, 100.0  # hues in degrees
-DARK, LIGHT = 0.42, 0.90  # lightness of a fill, early and late
-TEXT = 0.72  # lightness of coloured text, which has to read on any terminal
+DARK, LIGHT = 0.42, 0.90  # lightness of a background, early and late
+TEXT = 0.72  # lightness of coloured text, legible on a dark and on a light terminal
 CHROMA = 0.13
-RAMP = 32  # shades that a page gets
+RAMP = 32  # shades in a page
 
 
 def shade(step: int, last: int) -> str:
-    """What to fill the ground of a commit at forward `step` out of 0..`last` with, as #rrggbb.
+    """The background, as #rrggbb, of a token that forward `step` of 0..`last` committed.
 
     >>> shade(0, 9) != shade(9, 9)
     True
     """
-    share = _share(step, last)
-    return _hex(DARK + (LIGHT - DARK) * share, share)
+    fraction = _fraction(step, last)
+    return _hex(DARK + (LIGHT - DARK) * fraction, fraction)
 
 
-def ink(ground: str) -> str:
-    """Black or white, whichever reads better on `ground`.
+def ink(background: str) -> str:
+    """Black or white, whichever has more contrast with the `background`.
 
     >>> ink("#ffe680"), ink("#203080")
     ('#000000', '#ffffff')
     """
-    return max(("#000000", "#ffffff"), key=lambda text: contrast(text, ground))
+    return max(("#000000", "#ffffff"), key=lambda text: contrast(text, background))
 
 
 def glow(step: int, last: int) -> str:
-    """The same hue as text on a terminal, whose ground is not known."""
-    return _hex(TEXT, _share(step, last))
+    """The same hue for text on a terminal, whose background is unknown."""
+    return _hex(TEXT, _fraction(step, last))
 
 
 def contrast(one: str, other: str) -> float:
@@ -48,26 +48,26 @@ def contrast(one: str, other: str) -> float:
 
 def luminance(colour: str) -> float:
     """Relative luminance of #rrggbb, 0 to 1."""
-    levels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    levels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
     return sum(weight * level for weight, level in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 @cache
 def ramp() -> list[tuple[str, str]]:
-    """The scale in RAMP steps, from early to late: ground and ink."""
-    return [(ground, ink(ground)) for ground in (shade(at, RAMP - 1) for at in range(RAMP))]
+    """The scale in RAMP steps, early to late: each background with its text colour."""
+    return [(background, ink(background)) for background in (shade(step, RAMP - 1) for step in range(RAMP))]
 
 
-def _share(step: int, last: int) -> float:
+def _fraction(step: int, last: int) -> float:
     return min(max(step / last, 0.0), 1.0) if last > 0 else 0.0
 
 
-def _hex(lightness: float, share: float) -> str:
-    hue = EARLY + (LATE - EARLY) * share
+def _hex(lightness: float, fraction: float) -> str:
+    hue = EARLY + (LATE - EARLY) * fraction
     chroma = CHROMA
     while min(levels := _linear(lightness, chroma, hue)) < 0 or max(levels) > 1:
-        chroma -= 0.005  # out of what a screen shows: paler, at the same lightness and hue
+        chroma -= 0.005  # outside sRGB: less chroma, same lightness and hue
     return "#" + "".join(f"{round(255 * _gamma(level)):02x}" for level in levels)
 
 

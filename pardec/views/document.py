@@ -1,4 +1,4 @@
-"""One HTML file that holds all it shows: style, script and data inside, nothing fetched."""
+"""Self-contained HTML files: style, script and data are inside, nothing is fetched."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from pardec.models.printable import plain
 
 
 def asset(package: str, name: str) -> str:
-    """The text of a file that lies in `package`."""
+    """The text of a file inside `package`."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def web(*names: str) -> list[str]:
-    """Styles or scripts that the views share."""
+    """The named style sheets or scripts of the views."""
     return [asset("pardec.views", f"web/{name}") for name in names]
 
 
 def document(
     title: str, body: str, *, styles: Sequence[str], scripts: Sequence[str], data: Mapping[str, Any] | None = None
 ) -> str:
-    """A whole page.
+    """A complete page.
 
     Args:
         title: plain text.
         body: HTML.
-        styles: CSS, one after the other.
-        scripts: JavaScript, joined to one module.
-        data: what the script reads as `data`; numbers that JSON lacks become null.
+        styles: CSS, concatenated.
+        scripts: JavaScript, concatenated to one module.
+        data: what the script reads as `data`; NaN and infinities become null.
     """
     return fill(
         asset("pardec.views", "web/document.html"),
@@ -46,29 +46,29 @@ def document(
 
 
 def fill(template: str, **values: str) -> str:
-    """The template with every {{name}} replaced; what is put in is not read again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
+    """The template with every {{name}} replaced; inserted values are not expanded again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 
 def spec(text: str) -> str:
-    """A spec as HTML that breaks where its parts join."""
+    """A spec as HTML that can break its line after each separator."""
     return "<code>" + re.sub("([+@:,])", "\\1<wbr>", escape(text)) + "</code>"
 
 
 def embedded(data: Any) -> str:
-    """JSON that can stand in a script element whatever texts it holds."""
+    """JSON that is safe in a script element whatever strings it contains."""
     text = json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _finite(value: Any) -> Any:
-    """The value without numbers that JSON lacks, and with texts that reorder no line of the page."""
+    """The value with null for NaN and infinities, and with control and bidi characters spelled out."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {plain(str(key)): _finite(held) for key, held in value.items()}
+        return {plain(str(key)): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(held) for held in value]
+        return [_finite(item) for item in value]
     return value

@@ -26,7 +26,7 @@ _STYLE = """
 
 
 def page(result: ResultData) -> str:
-    """One file without network: a slider and a play button over the forwards of each row."""
+    """A self-contained page with a slider and a play button over the forwards of each row."""
     if result.images:
         return _page(result, "drawn", {"scale": replays.scale(), **image_view.data(result)})
     prompts = [
@@ -37,15 +37,15 @@ def page(result: ResultData) -> str:
 
 
 def _page(result: ResultData, name: str, data: dict[str, Any]) -> str:
-    """The page with `web/<name>.html` in its middle, with its style and its scripts."""
+    """The page around `web/<name>.html`, with the style and scripts of that name."""
     settings = {**result.settings, "seeds": result.seeds[:8], **result.environment}
-    facts = "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd>" for name, value in settings.items())
+    details = "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd>" for name, value in settings.items())
     body = fill(
         asset("pardec.views", "web/result.html"),
         model=escape(result.model),
         heading=spec(heading(result).partition(" | ")[2]),
         replay=asset("pardec.views", f"web/{name}.html"),
-        facts=facts,
+        facts=details,
     )
     return document(
         heading(result),
@@ -57,7 +57,7 @@ def _page(result: ResultData, name: str, data: dict[str, Any]) -> str:
 
 
 def fragment(result: ResultData) -> str:
-    """The coloured text alone, or the images, for a notebook."""
+    """Only the coloured text, or the images, for a notebook."""
     if result.images:
         return image_view.fragment(result)
     rows = cells(result)
@@ -70,6 +70,6 @@ def _span(cell: Cell, last: int) -> str:
     text = escape(cell.text)
     if cell.step < 0:
         return f'<span class="given">{text}</span>'
-    ground = shade(cell.step, last)
+    background = shade(cell.step, last)
     title = f"forward {cell.step + 1}, score {cell.score:.3f}"
-    return f'<span style="background:{ground};color:{ink(ground)}" title="{title}">{text}</span>'
+    return f'<span style="background:{background};color:{ink(background)}" title="{title}">{text}</span>'

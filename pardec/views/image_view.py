@@ -1,7 +1,7 @@
-"""Results whose rows are images: the images, how they came to be, and how many tokens each forward accepted.
+"""Views of results whose rows are images: the images, their decode order, and the tokens committed per forward.
 
-The map of an image gives every cell the count of the forward that committed it: the tokens accepted by that forward
-and the next one, which it draws itself. A light patch was done in few forwards.
+The heat map of an image colours every token by how many tokens its forward committed: the accepted drafts and the one
+that the forward sampled itself. A light area took few forwards.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rich.text import Text
 from pardec.models.printable import plain
 
 from ..images import pngs
-from .blocks import fitting, half_blocks
+from .blocks import half_blocks, shrink_to_fit
 from .colour import shade
-from .frames import FRAMES, MARGIN, cut, encode
+from .frames import FRAMES, MARGIN, encode, truncate
 from .token_grid import heading
-from .unfinished import blanked
+from .unfinished import blank_unknown
 
 if TYPE_CHECKING:
     from ..result_data import ResultData
 
-LEAST = 192  # pixels that an image is made high at least, by whole factors
+MIN_HEIGHT = 192  # pixels; smaller images are enlarged by a whole factor
 LINE, SIZE = 24, 15
 _STYLE = """
 .pardec-drawn { font: 13px/1.5 system-ui, sans-serif; }
@@ -40,27 +40,27 @@ _STYLE = """
 
 
 def steps(result: ResultData, row: int) -> np.ndarray:
-    """[h, w]: which forward committed each cell; -2 where none did, as an interrupted row may have it."""
-    assert result.grid is not None, "a result of images has a grid"
+    """[h, w]: which forward committed each token; -2 where an interrupted decode committed none."""
+    assert result.grid is not None, "a result with images has a token grid"
     start = result.prompts[row]
     rows, columns = result.grid
     stride = result.stride or columns
     return result.trace.forward[row, start : start + rows * stride].reshape(rows, stride)[:, :columns]
 
 
-def gained(result: ResultData, row: int) -> np.ndarray:
-    """[h, w]: how many tokens the forward committed that committed each cell; 0 where none did."""
+def commit_counts(result: ResultData, row: int) -> np.ndarray:
+    """[h, w]: how many tokens were committed by the forward that committed each one; 0 where none did."""
     when = steps(result, row)
     counts = np.bincount(when[when >= 0], minlength=1)
     return np.where(when >= 0, counts[when.clip(min=0)], 0)
 
 
-def most(result: ResultData) -> int:
-    """The most tokens that a forward gained in any row."""
-    return max(int(gained(result, row).max()) for row in range(len(result.prompts)))
+def max_count(result: ResultData) -> int:
+    """The most tokens that one forward committed in any row."""
+    return max(int(commit_counts(result, row).max()) for row in range(len(result.prompts)))
 
 
-def heat(counts: np.ndarray, top: int, size: tuple[int, int]) -> Image.Image:
+def heatmap(counts: np.ndarray, top: int, size: tuple[int, int]) -> Image.Image:
     """Counts [h, w] as an image of `size` (width, height): dark for 1, light for `top`, blank for 0."""
     colours = np.array(
         [pngs.BLANK] + [ImageColor.getrgb(shade(count - 1, top - 1)) for count in range(1, top + 1)], dtype=np.uint8
@@ -69,15 +69,15 @@ def heat(counts: np.ndarray, top: int, size: tuple[int, int]) -> Image.Image:
 
 
 def title(result: ResultData, row: int) -> str:
-    """What the image was to show."""
-    shown = result.shown[row] if result.shown else None
-    if isinstance(shown, str):
-        return shown
-    return f"image {row}" if shown is None else "no class" if shown < 0 else f"class {shown}"
+    """The caption or class of the image."""
+    target = result.shown[row] if result.shown else None
+    if isinstance(target, str):
+        return target
+    return f"image {row}" if target is None else "no class" if target < 0 else f"class {target}"
 
 
-def accepted(result: ResultData, row: int) -> str:
-    """How many of the drafted vectors of a row were accepted, in words; empty where none was drafted, and for ids."""
+def acceptance_text(result: ResultData, row: int) -> str:
+    """How many drafted vectors of a row were accepted, as text; empty without drafts or if tokens are ids."""
     drafted = sum(result.trace.drafted[row]) if result.latents is not None and result.trace.drafted else 0
     return f"{sum(result.trace.accepted[row])} of {drafted} drafts accepted" if drafted else ""
 
@@ -86,141 +86,140 @@ def accepted(result: ResultData, row: int) -> str:
 
 
 def png(result: ResultData) -> bytes:
-    """Every image beside its map."""
-    top = most(result)
+    """Every image beside its heat map."""
+    top = max_count(result)
     tiles = []
-    for row, image in enumerate(_grown(result)):
-        pair = [image, heat(gained(result, row), top, image.size)]
-        caption = ", ".join(filter(None, (title(result, row), accepted(result, row))))
-        tiles.append(_labelled(pngs.sheet(pair, (1, 2), gap=8), caption))
+    for row, image in enumerate(_enlarged(result)):
+        pair = [image, heatmap(commit_counts(result, row), top, image.size)]
+        caption = ", ".join(filter(None, (title(result, row), acceptance_text(result, row))))
+        tiles.append(_with_caption(pngs.sheet(pair, (1, 2), gap=8), caption))
     return encode([_page(tiles, heading(result), _legend(top))], "PNG")
 
 
 def gif(result: ResultData) -> bytes:
-    """One frame a forward: cells that are not known yet are blank. The finished images stay longer."""
-    images = _grown(result)
+    """One frame per forward, uncommitted tokens blank; the last frame stays longer."""
+    images = _enlarged(result)
     when = [steps(result, row) for row in range(len(images))]
-    last = max(int(one.max()) for one in when)
+    last = max(int(committed_at.max()) for committed_at in when)
     frames = []
     for step in [*range(-1, last, -(-(last + 2) // FRAMES)), last]:
-        shown = [
-            blanked(image, (one >= 0) & (one <= step)) if step < last else image
-            for image, one in zip(images, when, strict=True)
+        current = [
+            blank_unknown(image, (committed_at >= 0) & (committed_at <= step)) if step < last else image
+            for image, committed_at in zip(images, when, strict=True)
         ]
-        tiles = [_labelled(image, title(result, row)) for row, image in enumerate(shown)]
+        tiles = [_with_caption(image, title(result, row)) for row, image in enumerate(current)]
         frames.append(_page(tiles, heading(result)))
     return encode(frames, "GIF")
 
 
-def _grown(result: ResultData) -> list[Image.Image]:
-    """The images, small ones made larger."""
-    factor = max(-(-LEAST // one.height) for one in result.images or [])
-    return [
-        one.resize((one.width * factor, one.height * factor), Image.Resampling.NEAREST) for one in result.images or []
-    ]
+def _enlarged(result: ResultData) -> list[Image.Image]:
+    """The images, at least `MIN_HEIGHT` high."""
+    images = result.images or []
+    factor = max(-(-MIN_HEIGHT // image.height) for image in images)
+    return [image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST) for image in images]
 
 
-def _labelled(tile: Image.Image, text: str) -> Image.Image:
+def _with_caption(tile: Image.Image, text: str) -> Image.Image:
     font = ImageFont.load_default(SIZE)
-    made = Image.new("RGB", (tile.width, tile.height + LINE), "white")
-    made.paste(tile)
-    draw = ImageDraw.Draw(made)
-    draw.text((0, tile.height + 3), cut(text, font, tile.width), fill="#24292f", font=font)
-    return made
+    canvas = Image.new("RGB", (tile.width, tile.height + LINE), "white")
+    canvas.paste(tile)
+    draw = ImageDraw.Draw(canvas)
+    draw.text((0, tile.height + 3), truncate(text, font, tile.width), fill="#24292f", font=font)
+    return canvas
 
 
 def _page(tiles: list[Image.Image], *lines: str) -> Image.Image:
     sheet = pngs.sheet(tiles, pngs.squarest(len(tiles)), gap=MARGIN, ground=(255, 255, 255))
     font = ImageFont.load_default(SIZE)
     top = MARGIN + LINE * len(lines)
-    made = Image.new("RGB", (sheet.width + 2 * MARGIN, top + sheet.height + MARGIN), "white")
-    made.paste(sheet, (MARGIN, top))
-    draw = ImageDraw.Draw(made)
-    for at, line in enumerate(lines):
-        draw.text((MARGIN, MARGIN / 2 + LINE * at), cut(line, font, sheet.width), fill="#57606a", font=font)
-    return made
+    canvas = Image.new("RGB", (sheet.width + 2 * MARGIN, top + sheet.height + MARGIN), "white")
+    canvas.paste(sheet, (MARGIN, top))
+    draw = ImageDraw.Draw(canvas)
+    for number, line in enumerate(lines):
+        draw.text((MARGIN, MARGIN / 2 + LINE * number), truncate(line, font, sheet.width), fill="#57606a", font=font)
+    return canvas
 
 
 def _legend(top: int) -> str:
-    return f"right: how many tokens the forward of each cell gained, 1 (dark) to {top} (light)"
+    return f"right: for each token, how many its forward committed, 1 (dark) to {top} (light)"
 
 
 # --- HTML ---
 
 
 def data(result: ResultData) -> dict[str, Any]:
-    """What the page's script draws."""
+    """The data of the page's script."""
     images = []
     for row, image in enumerate(result.images or []):
         when = steps(result, row)
         images.append(
             {
                 "title": title(result, row),
-                "source": source(image),
+                "source": data_url(image),
                 "grid": list(when.shape),
                 "steps": when.ravel().tolist(),
-                "gained": gained(result, row).ravel().tolist(),
+                "gained": commit_counts(result, row).ravel().tolist(),
                 "codes": result.tokens[row] or None,
-                **_tested(result, row),
+                **_draft_counts(result, row),
                 "nfe": result.nfe[row],
-                "seed": str(result.seeds[row]),  # more digits than JavaScript's numbers hold
+                "seed": str(result.seeds[row]),  # JavaScript's numbers would lose digits
             }
         )
-    return {"pictures": images, "most": most(result)}
+    return {"pictures": images, "most": max_count(result)}
 
 
-def _tested(result: ResultData, row: int) -> dict[str, Any]:
-    """Of vectors that were drafted, per forward how many it tested, and how many of them it accepted."""
-    if not accepted(result, row):
+def _draft_counts(result: ResultData, row: int) -> dict[str, Any]:
+    """The drafted vectors that each forward tested, and how many of them it accepted."""
+    if not acceptance_text(result, row):
         return {}
     return {"drafted": result.trace.drafted[row], "accepted": result.trace.accepted[row]}
 
 
 def fragment(result: ResultData) -> str:
-    """The images and their maps alone, for a notebook."""
-    top = most(result)
+    """Only the images and their heat maps, for a notebook."""
+    top = max_count(result)
     figures = []
     for row, image in enumerate(result.images or []):
         name = escape(title(result, row), quote=True)
-        heated = heat(gained(result, row), top, image.size)
+        map_image = heatmap(commit_counts(result, row), top, image.size)
         figures.append(
-            f'<figure><img src="{source(image)}" alt="{name}">'
-            f'<img src="{source(heated)}" alt="tokens that the forward of each cell gained, at most {top}">'
-            f"<figcaption>{name}<br><small>{_counted(result, row)}</small></figcaption>"
+            f'<figure><img src="{data_url(image)}" alt="{name}">'
+            f'<img src="{data_url(map_image)}" alt="tokens that the forward of each token committed, at most {top}">'
+            f"<figcaption>{name}<br><small>{_summary(result, row)}</small></figcaption>"
             "</figure>"
         )
     legend = f"<small>{escape(heading(result))}<br>{_legend(top)}</small>"
     return plain(f'<style>{_STYLE}</style><div class="pardec-drawn">{legend}<div>{"".join(figures)}</div></div>')
 
 
-def _counted(result: ResultData, row: int) -> str:
-    parts = (f"seed {result.seeds[row]}", f"{result.nfe[row]} forwards", accepted(result, row))
+def _summary(result: ResultData, row: int) -> str:
+    parts = (f"seed {result.seeds[row]}", f"{result.nfe[row]} forwards", acceptance_text(result, row))
     return escape(", ".join(filter(None, parts)))
 
 
-def source(image: Image.Image) -> str:
-    """The image as what an img element may name."""
+def data_url(image: Image.Image) -> str:
+    """The image as the URL of an img element."""
     return "data:image/png;base64," + base64.b64encode(pngs.png(image)).decode("ascii")
 
 
 # --- terminal ---
 
 
-class _Sized:
-    """The images side by side, as large as the console lets them be; nothing where it has no colours."""
+class _ConsoleSheet:
+    """The images side by side, as large as the console allows; nothing on a console without colours."""
 
     def __init__(self, images: list[Image.Image]) -> None:
         self.sheet = pngs.sheet(images, pngs.squarest(len(images)))
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
         if console.color_system is not None:
-            yield half_blocks(fitting(self.sheet, options.max_width, 48))
+            yield half_blocks(shrink_to_fit(self.sheet, options.max_width, 48))
 
 
 def finished(result: ResultData) -> Group:
-    """The finished images, and what each shows."""
+    """The finished images with the caption or class, seed and accepted drafts of each."""
     line = partial(Text, style="dim")
-    each = range(len(result.prompts))
-    caption = [filter(None, (title(result, row), f"seed {result.seeds[row]}", accepted(result, row))) for row in each]
-    lines = [line(plain(" | ".join(parts))) for parts in caption]
-    return Group(line(plain(heading(result))), _Sized(list(result.images or [])), *lines)
+    rows = range(len(result.prompts))
+    labels = [(title(result, row), f"seed {result.seeds[row]}", acceptance_text(result, row)) for row in rows]
+    lines = [line(plain(" | ".join(filter(None, label)))) for label in labels]
+    return Group(line(plain(heading(result))), _ConsoleSheet(list(result.images or [])), *lines)

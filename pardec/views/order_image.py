@@ -1,6 +1,6 @@
 """A result as an image or an animation of the decode order, with Pillow alone.
 
-Pillow's own font has Latin letters; other scripts show as boxes, their colours stay right.
+Pillow's default font has Latin letters only: other scripts appear as boxes in the right colours.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from . import frames, image_view
 from .colour import ink, shade
-from .frames import MARGIN, cut, encode
+from .frames import MARGIN, encode, truncate
 from .token_grid import Cell, cells, heading, last_step
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _Box:
 
 
 def png(result: ResultData) -> bytes:
-    """The finished canvas, each token on the colour of the forward that committed it."""
+    """The finished text, each token on the colour of the forward that committed it."""
     if result.images:
         return image_view.png(result)
     drawing = _Drawing(result)
@@ -38,7 +38,7 @@ def png(result: ResultData) -> bytes:
 
 
 def gif(result: ResultData) -> bytes:
-    """One frame a forward, from the empty canvas to the finished one, which stays longer."""
+    """One frame per forward, from the prompt alone to the finished text, which stays longer."""
     if result.images:
         return image_view.gif(result)
     drawing = _Drawing(result)
@@ -48,21 +48,21 @@ def gif(result: ResultData) -> bytes:
 
 
 class _Drawing:
-    """Where every token stands, and how the canvas looks after each forward."""
+    """The layout of all tokens, and the frame of each forward."""
 
     def __init__(self, result: ResultData) -> None:
         self.font = ImageFont.load_default(SIZE)
-        self.title = heading(result)
+        self.title = truncate(heading(result), self.font, WIDTH - 2 * MARGIN)
         rows = cells(result)
         self.last = last_step(rows)
         self.boxes: list[_Box] = []
         top = float(MARGIN + LINE)
         for row in rows:
-            top = self._place(row, top) + LINE * 1.5
+            top = self._lay_out(row, top) + LINE * 1.5
         self.height = int(top)
 
-    def _place(self, row: list[Cell], top: float) -> float:
-        """Lays a row out, breaking lines; returns the top of its last line."""
+    def _lay_out(self, row: list[Cell], top: float) -> float:
+        """Lays a row out with line breaks and returns the top of its last line."""
         left = float(MARGIN)
         for cell in row:
             breaks = cell.text.count("\n")
@@ -74,10 +74,10 @@ class _Drawing:
         return top
 
     def frame(self, step: int) -> Image.Image:
-        """The canvas after forward `step`, -1 before any."""
+        """The frame after forward `step`, -1 before the first."""
         image = Image.new("RGB", (WIDTH, self.height), "white")
         draw = ImageDraw.Draw(image)
-        draw.text((MARGIN, MARGIN / 2), cut(self.title, self.font, WIDTH - 2 * MARGIN), fill="#57606a", font=self.font)
+        draw.text((MARGIN, MARGIN / 2), self.title, fill="#57606a", font=self.font)
         for box in self.boxes:
             area = (box.left, box.top, box.right, box.top + LINE - 6)
             if box.cell.step < 0:
@@ -85,9 +85,9 @@ class _Drawing:
             elif box.cell.step > step:
                 draw.rectangle(area, fill="#eaeef2")
             else:
-                ground = shade(box.cell.step, self.last)
-                draw.rectangle(area, fill=ground)
-                draw.text((box.left, box.top), _flat(box.cell.text), fill=ink(ground), font=self.font)
+                background = shade(box.cell.step, self.last)
+                draw.rectangle(area, fill=background)
+                draw.text((box.left, box.top), _flat(box.cell.text), fill=ink(background), font=self.font)
         return image
 
 

@@ -1,4 +1,4 @@
-"""Images while they are decoded: drawn in place on a terminal, a line of progress where nothing can be drawn."""
+"""Images while they are decoded: redrawn in place on a terminal, else lines of progress."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rich.text import Text
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
 
 from ..images.pngs import sheet, squarest
-from .blocks import extent, fitting, half_blocks, inline, way
+from .blocks import display_size, escape_sequence, half_blocks, protocol, shrink_to_fit
 from .unfinished import Codes, unfinished
 
 if TYPE_CHECKING:
     from pardec.models.images.contracts import Imaging
 
-EVERY_S = 10.0  # between two lines of progress in a log
-LEAST_S = 0.2  # between two drawings
-SHARE = 10  # of the time, a tenth at most is spent on drawing what is not finished
+LOG_INTERVAL_S = 10.0  # between two lines of progress in a log
+MIN_INTERVAL_S = 0.2  # between two drawings
+REST_FACTOR = 10  # times as long as the last drawing took, before unfinished images are drawn again
 
-Manner = Literal["kitty", "iterm", "blocks", "line", "log"]
+Mode = Literal["kitty", "iterm", "blocks", "line", "log"]
 
 
 class Preview:
-    """Shows the events of one or several requests for images, one after the other, on `stream`.
+    """Shows the events of one image request, or of several in turn, on `stream`.
 
     with Preview(imaging, count, sys.stderr) as preview:
         for event in model.stream(prompt):
@@ -45,19 +45,19 @@ class Preview:
         stream: TextIO,
         *,
         environment: Mapping[str, str] = os.environ,
-        every: float = EVERY_S,
+        every: float = LOG_INTERVAL_S,
     ) -> None:
         """`count` is the number of images of all the requests."""
         self.imaging, self.stream, self.every = imaging, stream, every
         self.console = Console(file=stream, highlight=False)
-        self.manner = _manner(self.console, environment, drawable=imaging.can_decode)
-        self.live = Live(console=self.console, auto_refresh=False) if self.manner == "blocks" else None
+        self.mode = _mode(self.console, environment, drawable=imaging.can_decode)
+        self.live = Live(console=self.console, auto_refresh=False) if self.mode == "blocks" else None
         self.codes = Codes(imaging.layout)
         self.total = count * imaging.layout.rows * imaging.layout.columns
-        self.before = self.forwards = self.steps = 0  # cells and forwards of the requests before this one; its steps
+        self.previous = self.forwards = self.steps = 0  # tokens and forwards of earlier requests; steps of this one
         self.started = self.last_shown = time.monotonic()
-        self.rendered_at, self.cost, self.rows_seen = 0.0, 0.0, 0
-        self.place: tuple[int, int] | None = None  # columns and lines that inline images are given
+        self.rendered_at, self.cost, self.rows_shown = 0.0, 0.0, 0
+        self.size: tuple[int, int] | None = None  # columns and lines reserved for images by escape sequence
 
     def __enter__(self) -> Preview:
         if self.live is not None:
@@ -69,39 +69,39 @@ class Preview:
     ) -> None:
         if self.live is not None:
             self.live.stop()
-        elif self.manner != "log":
-            down = "" if self.place is None else f"\x1b8\x1b[{self.place[1]}B"
+        elif self.mode != "log":
+            down = "" if self.size is None else f"\x1b8\x1b[{self.size[1]}B"
             self._write(f"{down}\n")
 
     def __call__(self, event: Event) -> None:
-        """Takes in one event."""
+        """Updates the preview with one event."""
         self.codes(event)
         if isinstance(event, Started):
-            self.steps, self.rows_seen = 0, 0
+            self.steps, self.rows_shown = 0, 0
         elif isinstance(event, Step):
             self.steps = event.number + 1
-            self._show()
+            self._refresh()
         elif isinstance(event, Finished):
-            self._show(whole=True)
-            self.before += self.codes.codes.size
+            self._refresh(final=True)
+            self.previous += self.codes.codes.size
             self.forwards += self.steps
         elif isinstance(event, RowFinished):
-            self.rows_seen = -1  # a whole image is shown as soon as time allows
+            self.rows_shown = -1  # a finished image is shown as soon as the interval allows
 
-    def _show(self, *, whole: bool = False) -> None:
+    def _refresh(self, *, final: bool = False) -> None:
         now = time.monotonic()
-        if self.manner == "log":
-            if now - self.last_shown >= self.every and not whole:
+        if self.mode == "log":
+            if now - self.last_shown >= self.every and not final:
                 self.last_shown = now
                 self._write(self.progress() + "\n")
             return
         rows = int((self.codes.codes.reshape(-1, *self.imaging.layout.grid) >= 0).all(2).sum())
-        due = now - self.rendered_at >= max(LEAST_S, SHARE * self.cost) and rows > self.rows_seen
-        if self.manner == "line":
+        is_due = now - self.rendered_at >= max(MIN_INTERVAL_S, REST_FACTOR * self.cost) and rows > self.rows_shown
+        if self.mode == "line":
             self._write(f"\r\x1b[K{self.progress()}")
-        elif whole or due:
+        elif final or is_due:
             self._draw(self._sheet())
-            self.rows_seen = rows
+            self.rows_shown = rows
             self.rendered_at = time.monotonic()
             self.cost = self.rendered_at - now
 
@@ -110,22 +110,22 @@ class Preview:
         return sheet(images, squarest(len(images)))
 
     def _draw(self, image: Image.Image) -> None:
-        across, down = self.console.width, max(self.console.height - 3, 1)
+        columns, lines = self.console.width, max(self.console.height - 3, 1)
         if self.live is not None:
-            shown = half_blocks(fitting(image, across, down))
-            self.live.update(Group(shown, Text(self.progress(), style="dim")), refresh=True)
+            text = half_blocks(shrink_to_fit(image, columns, lines))
+            self.live.update(Group(text, Text(self.progress(), style="dim")), refresh=True)
             return
-        assert self.manner in ("kitty", "iterm"), "the others draw nothing"
-        if self.place is None:  # room below the image first: the cursor's saved place must not scroll away
-            self.place = extent(image, across, down)
-            self._write("\n" * self.place[1] + f"\x1b[{self.place[1]}A\r\x1b7")
-        size = extent(image, *self.place)
-        command = inline(image, "kitty" if self.manner == "kitty" else "iterm", *size)
-        self._write(f"\x1b8\x1b[J{command}\x1b8\x1b[{self.place[1]}B\r\x1b[K{self.progress()}")
+        assert self.mode in ("kitty", "iterm"), "the other modes draw no image"
+        if self.size is None:  # scroll first, so that the saved cursor position stays valid
+            self.size = display_size(image, columns, lines)
+            self._write("\n" * self.size[1] + f"\x1b[{self.size[1]}A\r\x1b7")
+        size = display_size(image, *self.size)
+        command = escape_sequence(image, "kitty" if self.mode == "kitty" else "iterm", *size)
+        self._write(f"\x1b8\x1b[J{command}\x1b8\x1b[{self.size[1]}B\r\x1b[K{self.progress()}")
 
     def progress(self) -> str:
-        """How far it is, in one line."""
-        known = self.before + self.codes.known
+        """The progress in one line."""
+        known = self.previous + self.codes.known
         forwards = self.forwards + self.steps
         left = ""
         if 0 < known < self.total:
@@ -137,14 +137,14 @@ class Preview:
         self.stream.flush()
 
 
-def _manner(console: Console, environment: Mapping[str, str], *, drawable: bool) -> Manner:
+def _mode(console: Console, environment: Mapping[str, str], *, drawable: bool) -> Mode:
     if not console.is_terminal:
         return "log"
     if console.is_dumb_terminal or not drawable:
         return "line"
-    found = way(environment)
-    plain = console.no_color or console.color_system in (None, "standard")
-    return "line" if found == "blocks" and plain else found
+    choice = protocol(environment)
+    few_colours = console.no_color or console.color_system in (None, "standard")
+    return "line" if choice == "blocks" and few_colours else choice
 
 
 def _duration(seconds: float) -> str:
@@ -152,5 +152,5 @@ def _duration(seconds: float) -> str:
     >>> _duration(7.2), _duration(200)
     ('7 s', '3 min 20 s')
     """
-    whole = int(np.ceil(seconds)) if seconds > 10 else max(round(seconds), 1)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+    rounded = int(np.ceil(seconds)) if seconds > 10 else max(round(seconds), 1)
+    return f"{rounded} s" if rounded < 60 else f"{rounded // 60} min {rounded % 60} s"

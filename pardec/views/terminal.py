@@ -1,4 +1,4 @@
-"""The canvas in a terminal: live while it fills, plain lines where nothing can be redrawn, coloured when finished."""
+"""A decode in a terminal: redrawn live, as plain lines in a log, or coloured once it is finished."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
 from . import image_view
 from .colour import glow
 from .token_grid import cells, heading, last_step
-from .token_text import Pieces
+from .token_text import TokenTexts
 
 if TYPE_CHECKING:
     from ..result_data import ResultData
 
 OPEN, SPECIAL = "·", "∎"
-REVISED = "red"  # taken back, or overwritten, by the latest step
-ROWS = 8  # rows shown at once; the rest is counted
+REVISED = "red"  # masked again or overwritten by the latest step
+ROWS = 8  # rows shown at once; of the others only the number
 
 
 class Watch:
-    """Shows a run's events on `stream`: redrawn in place on a terminal, one line a step elsewhere.
+    """Shows the events of a run on `stream`: redrawn in place on a terminal, else one line per step.
 
-    What a step takes back is open again, and red as what it overwrites; a line counts both behind `~`.
+    Tokens that a step masks again or overwrites are red; a line gives their number after `~`.
 
     with Watch(tokenizer, sys.stderr) as watch:
         for event in model.stream(prompt):
@@ -37,7 +37,7 @@ class Watch:
     """
 
     def __init__(self, tokenizer: Any, stream: TextIO) -> None:
-        self._read = Pieces(tokenizer, special=SPECIAL)
+        self._read = TokenTexts(tokenizer, special=SPECIAL)
         self.console = Console(file=stream, highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 
@@ -53,7 +53,7 @@ class Watch:
             self.live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Takes in one event."""
+        """Updates the display with one event."""
         if isinstance(event, Started):
             self.tokens, self.open = event.tokens.copy(), event.open.copy()
             self.starts = event.prompts.tolist()
@@ -69,58 +69,58 @@ class Watch:
             written = event.committed | (self.revised[event.rows] & ~event.open)
             when = np.where(written, event.number, self.when[event.rows])
             self.when[event.rows] = np.where(event.open, -1, when)
-            self._say(int(event.committed.sum()), None if event.revised is None else int(event.revised.sum()))
+            self._report(int(event.committed.sum()), None if event.revised is None else int(event.revised.sum()))
         elif isinstance(event, RowFinished):
             self.open[event.row] = False
             committed = np.flatnonzero(self.when[event.row] >= 0)
-            if event.reason == "stop" and len(committed):  # what the end token closed is no longer to come
+            if event.reason == "stop" and len(committed):  # tokens after the end token are not shown
                 self.ends[event.row] = int(committed[-1]) + 1
         elif isinstance(event, Finished) and self.live is not None:
-            self.live.update(self._image(), refresh=True)
+            self.live.update(self._canvas(), refresh=True)
 
-    def _say(self, committed: int, revised: int | None) -> None:
+    def _report(self, committed: int, revised: int | None) -> None:
         if self.live is not None:
-            self.live.update(self._image(), refresh=True)
+            self.live.update(self._canvas(), refresh=True)
             return
-        left = int(self.open.sum())
-        back = "" if revised is None else f"~{revised:<3d} "
-        head = f"step {self.steps:3d}  +{committed:<3d} {back}{self.to_fill - left:>4d}/{self.to_fill}"
+        remaining = int(self.open.sum())
+        revisions = "" if revised is None else f"~{revised:<3d} "
+        head = f"step {self.steps:3d}  +{committed:<3d} {revisions}{self.to_fill - remaining:>4d}/{self.to_fill}"
         self.console.out(f"{head} |{self._plain(0)}" if len(self.open) == 1 else head)
 
     def _plain(self, row: int) -> str:
         span = slice(self.starts[row], self.ends[row])
-        texts = self.pieces(self.tokens[row, span].tolist())
-        shown = [f" {OPEN}" if is_open else text for text, is_open in zip(texts, self.open[row, span], strict=True)]
-        return "".join(shown).replace("\n", "\\n")
+        texts = self.token_texts(self.tokens[row, span].tolist())
+        texts = [f" {OPEN}" if is_open else text for text, is_open in zip(texts, self.open[row, span], strict=True)]
+        return "".join(texts).replace("\n", "\\n")
 
-    def pieces(self, ids: list[int]) -> list[str]:
-        """Tokens as text for a terminal."""
+    def token_texts(self, ids: list[int]) -> list[str]:
+        """The text of each token, safe for a terminal."""
         return [plain(text) for text in self._read(ids)]
 
-    def _image(self) -> Group:
+    def _canvas(self) -> Group:
         lines = [self._line(row) for row in range(min(len(self.open), ROWS))]
         if len(self.open) > ROWS:
             lines.append(Text(f"and {len(self.open) - ROWS} more rows", style="dim"))
-        left = int(self.open.sum())
-        lines.append(Text(f"step {self.steps}, {self.to_fill - left} of {self.to_fill} committed", style="dim"))
+        remaining = int(self.open.sum())
+        lines.append(Text(f"step {self.steps}, {self.to_fill - remaining} of {self.to_fill} committed", style="dim"))
         return Group(*lines)
 
     def _line(self, row: int) -> Text:
         line = Text()
         last = max(self.steps - 1, 1)
-        for at in range(self.starts[row], self.ends[row]):
-            if self.open[row, at]:
-                line.append(f" {OPEN}", style=REVISED if self.revised[row, at] else "dim")
+        for column in range(self.starts[row], self.ends[row]):
+            if self.open[row, column]:
+                line.append(f" {OPEN}", style=REVISED if self.revised[row, column] else "dim")
             else:
-                (text,) = self.pieces([int(self.tokens[row, at])])
-                step = int(self.when[row, at])
+                (text,) = self.token_texts([int(self.tokens[row, column])])
+                step = int(self.when[row, column])
                 style = "dim" if step < 0 else f"bold {glow(step, last)}" if step == last else glow(step, last)
-                line.append(text, style=f"bold {REVISED}" if self.revised[row, at] else style)
+                line.append(text, style=f"bold {REVISED}" if self.revised[row, column] else style)
         return line
 
 
 def finished(result: ResultData) -> Group:
-    """A finished run, each token in the colour of the forward that committed it; images as images."""
+    """A finished run: the tokens coloured by the forward that committed each, or the images."""
     if result.images:
         return image_view.finished(result)
     rows = cells(result)

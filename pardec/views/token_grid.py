@@ -1,11 +1,11 @@
-"""A result taken apart into cells, one a token, for every view of a finished run."""
+"""A result as rows of tokens with their texts, steps and scores, for every view of a finished run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .token_text import Pieces
+from .token_text import TokenTexts
 
 if TYPE_CHECKING:
     from ..result_data import ResultData
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One token. `step` is the forward that committed it: -1 given by the request, -2 never committed."""
+    """One token. `step` is the forward that committed it; -1 for a token of the request, -2 for one never committed."""
 
     text: str
     step: int
@@ -21,15 +21,15 @@ class Cell:
 
 
 def cells(result: ResultData) -> list[list[Cell]]:
-    """Per row, the given tokens and the generated ones up to the first end token."""
+    """Per row, the tokens of the request and the generated ones up to the first end token."""
     trace = result.trace
-    texts = result.pieces or [Pieces(None)(row) for row in trace.tokens.tolist()]
-    found = []
+    texts = result.pieces or [TokenTexts(None)(row) for row in trace.tokens.tolist()]
+    rows = []
     for row in range(len(result.prompts)):
         end = result.span(row).stop
         steps, scores = trace.commit_step[row, :end].tolist(), trace.commit_score[row, :end].tolist()
-        found.append([Cell(*cell) for cell in zip(texts[row][:end], steps, scores, strict=True)])
-    return found
+        rows.append([Cell(*cell) for cell in zip(texts[row][:end], steps, scores, strict=True)])
+    return rows
 
 
 def last_step(rows: list[list[Cell]]) -> int:
@@ -38,6 +38,6 @@ def last_step(rows: list[list[Cell]]) -> int:
 
 
 def heading(result: ResultData) -> str:
-    """The run in one line."""
+    """The run in one line: model, spec and forwards."""
     forwards = ", ".join(map(str, result.nfe[:8])) + (", ..." if len(result.nfe) > 8 else "")
     return f"{result.model} | {result.spec} | forwards {forwards} | {result.tokens_per_forward:.2f} tokens a forward"

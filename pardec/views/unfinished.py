@@ -1,4 +1,4 @@
-"""Images that are still being decoded: what events told so far, drawn with what is not known left blank."""
+"""Images that are still being decoded: the tokens of the events so far, with uncommitted ones left blank."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Codes:
-    """The codes or vectors of a request's images as its events tell them; all must come through here, in order.
+    """The codes or vectors of a request's images, collected from all its events in order.
 
     Attributes:
-        codes: [B, h*w] int64, row by row of the image; -1 where a code is not known yet. 0 stands for any vector.
-        fresh: [B, h*w] bool: what the latest step committed.
-        latents: [B, h*w, d] float32, the vectors, 0 where one is not known yet; None where tokens are ids.
+        codes: [B, h*w] int64, in raster order; -1 where none is committed yet, 0 where a vector is.
+        fresh: [B, h*w] bool: the tokens that the latest step committed.
+        latents: [B, h*w, d] float32, the vectors, 0 where none is committed yet; None if tokens are ids.
     """
 
     def __init__(self, layout: ImageLayout) -> None:
@@ -33,28 +33,28 @@ class Codes:
         self.latents: np.ndarray | None = None
 
     def tensor(self) -> torch.Tensor:
-        """The codes [B, h, w], or the vectors [B, h, w, d]; -1, or 0, where none is known."""
-        return gridded(self.codes if self.latents is None else self.latents, self.layout)
+        """The codes [B, h, w], -1 where none is known, or the vectors [B, h, w, d], 0 there."""
+        return to_grid(self.codes if self.latents is None else self.latents, self.layout)
 
     @property
     def known(self) -> int:
-        """How many cells of all images are known."""
+        """How many tokens of all images are known."""
         return int((self.codes >= 0).sum())
 
     def __call__(self, event: Event) -> None:
-        """Takes in one event."""
-        places = np.arange(self.layout.tokens)
+        """Adds one event."""
+        offsets = np.arange(self.layout.tokens)
         if isinstance(event, Started):
             self.starts = event.prompts.copy()
             self.codes = np.full((len(self.starts), self.codes.shape[1]), -1, dtype=np.int64)
             self.fresh = np.zeros(self.codes.shape, dtype=bool)
             self.latents = None
         elif isinstance(event, Step):
-            where = self.starts[event.rows, None] + places
-            tokens, still = (np.take_along_axis(array, where, 1) for array in (event.tokens, event.open))
-            self.codes[event.rows] = self._codes(np.where(still, -1, tokens))
+            columns = self.starts[event.rows, None] + offsets
+            tokens, is_open = (np.take_along_axis(array, columns, 1) for array in (event.tokens, event.open))
+            self.codes[event.rows] = self._codes(np.where(is_open, -1, tokens))
             self.fresh[:] = False
-            fresh = np.take_along_axis(event.committed, where, 1)
+            fresh = np.take_along_axis(event.committed, columns, 1)
             self.fresh[event.rows] = self._codes(np.where(fresh, tokens, -1)) >= 0
             if isinstance(event, Sampled):
                 if self.latents is None:
@@ -62,41 +62,41 @@ class Codes:
                 self.latents[event.rows] = event.latents
         elif isinstance(event, RowFinished):
             start = int(self.starts[event.row])
-            self.codes[event.row] = self._codes(event.tokens[start : start + len(places)])
+            self.codes[event.row] = self._codes(event.tokens[start : start + len(offsets)])
         elif isinstance(event, Finished) and event.latents is not None:
             self.latents = event.latents
 
     def _codes(self, tokens: np.ndarray) -> np.ndarray:
-        """[..., h*w] of tokens [..., T]."""
+        """The codes [..., h*w] of tokens [..., T]."""
         return self.layout.codes(torch.from_numpy(tokens)).flatten(-2).numpy()
 
 
 def unfinished(imaging: Imaging, codes: np.ndarray, latents: np.ndarray | None = None) -> list[Image.Image]:
-    """The images of codes [B, h*w], or of vectors [B, h*w, d], where `codes` says which there are.
+    """The images of codes [B, h*w] or vectors [B, h*w, d], blank where a code is unknown (-1).
 
-    A cell without one (-1) is blank. A decoder sees past the cell: edges may change.
+    A decoder looks beyond single tokens, so pixels beside a blank area may still change.
     """
-    made = []
-    for row, whole in zip(codes >= 0, decodable(imaging, codes, latents), strict=True):
-        image = Image.fromarray(to_images(imaging.decode(whole[None]))[0])
-        made.append(blanked(image, row.reshape(imaging.layout.grid)))
-    return made
+    images = []
+    for known, row in zip(codes >= 0, decodable(imaging, codes, latents), strict=True):
+        image = Image.fromarray(to_images(imaging.decode(row[None]))[0])
+        images.append(blank_unknown(image, known.reshape(imaging.layout.grid)))
+    return images
 
 
 def decodable(imaging: Imaging, codes: np.ndarray, latents: np.ndarray | None = None) -> torch.Tensor:
-    """What `imaging.decode` takes: codes [B, h, w], or vectors [B, h, w, d]; 0 where nothing is known."""
-    return gridded(codes.clip(min=0) if latents is None else latents, imaging.layout)
+    """The input of `imaging.decode`: codes [B, h, w] or vectors [B, h, w, d], 0 where unknown."""
+    return to_grid(codes.clip(min=0) if latents is None else latents, imaging.layout)
 
 
-def gridded(cells: np.ndarray, layout: ImageLayout) -> torch.Tensor:
-    """Cells [B, h*w, ...] as [B, h, w, ...]."""
-    return torch.from_numpy(cells).reshape(len(cells), *layout.grid, *cells.shape[2:])
+def to_grid(tokens: np.ndarray, layout: ImageLayout) -> torch.Tensor:
+    """Tokens [B, h*w, ...] as [B, h, w, ...]."""
+    return torch.from_numpy(tokens).reshape(len(tokens), *layout.grid, *tokens.shape[2:])
 
 
-def blanked(image: Image.Image, known: np.ndarray) -> Image.Image:
-    """The image with the cells blank that are not `known` [h, w]."""
+def blank_unknown(image: Image.Image, known: np.ndarray) -> Image.Image:
+    """The image with the area of every token blank that is not `known` [h, w]."""
     (rows, columns), pixels = known.shape, np.array(image)
-    across = np.arange(image.width) * columns // image.width
-    down = np.arange(image.height) * rows // image.height
-    pixels[~known[down[:, None], across]] = BLANK
+    column = np.arange(image.width) * columns // image.width
+    row = np.arange(image.height) * rows // image.height
+    pixels[~known[row[:, None], column]] = BLANK
     return Image.fromarray(pixels)

@@ -14,7 +14,7 @@ from pardec.models.errors import SpecError
 from pardec.models.images.contracts import ImageLayout
 from pardec.models.images.llamagen import LlamaGenImaging
 from pardec.models.model import LanguageModel
-from pardec.views.image_view import gained
+from pardec.views.image_view import commit_counts
 from pardec.views.unfinished import Codes
 from tests.samplers.picture_toys import features, toy_pictures
 
@@ -69,7 +69,7 @@ def test_every_sampler_keeps_to_it(sampler: str, temperature: float) -> None:
         free = [token for place, token in enumerate(tokens) if place not in FORCED]
         assert set(free) <= {4, 0, 7, 2}
         assert picture.size == (3, 2)
-    assert gained(result, 0).shape == (2, 3)
+    assert commit_counts(result, 0).shape == (2, 3)
     codes = Codes(LAYOUT)
     for event in told:
         codes(event)

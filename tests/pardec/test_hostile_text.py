@@ -142,7 +142,7 @@ def test_a_result_whose_seeds_are_script_is_no_result(text: pardec.Result, tmp_p
 
 
 def test_the_watched_canvas_gets_no_command(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pardec.views.terminal.Pieces", lambda *_, **__: lambda ids: [ESCAPE] * len(ids))
+    monkeypatch.setattr("pardec.views.terminal.TokenTexts", lambda *_, **__: lambda ids: [ESCAPE] * len(ids))
     for tty in (False, True):
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda tty=tty: tty)

@@ -13,7 +13,7 @@ import torch
 import pardec
 from pardec.io.saving import ResultError
 from pardec.samplers.trace import Trace
-from pardec.views.token_text import Pieces
+from pardec.views.token_text import TokenTexts
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +163,8 @@ def test_the_trace_says_when_each_position_came(model: pardec.Model, tmp_path: P
 def test_pieces_join_to_the_text(model: pardec.Model) -> None:
     text = "Tom has 12 cups; he buys 4."
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert "".join(Pieces(model.tokenizer)(ids)).strip() == text
-    assert Pieces(None)([7, 12]) == [" 7", " 12"]
+    assert "".join(TokenTexts(model.tokenizer)(ids)).strip() == text
+    assert TokenTexts(None)([7, 12]) == [" 7", " 12"]
 
 
 def test_results_are_data_frames_where_pandas_is() -> None:

@@ -57,7 +57,7 @@ def result(model: pardec.Model) -> pardec.Result:
 
 @pytest.fixture(scope="module")
 def speculated(model: pardec.Model, folder: Path) -> pardec.Result:
-    """The model drafts for itself, and accepts some: it tests from less than the drafts were made from."""
+    """The model is its own draft model and accepts only some drafts, which were sampled from more known tokens."""
     return model.generate(label=[3, 1], sampler=f'cspd:draft="{folder}",k=2,steps=8', seed=[5, 6])
 
 
@@ -106,9 +106,9 @@ def test_a_vector_has_no_id_and_counts(result: pardec.Result) -> None:
     assert "<Result 3 and 2 more" in repr(result)
 
 
-def test_the_temperature_is_one_unless_given(model: pardec.Model, result: pardec.Result) -> None:
-    given: dict[str, Any] = {"label": [3, -1, 0], "sampler": MAR, "cfg": 2.5, "seed": [5, -6, 7]}
-    one, zero = (model.generate(**given, temperature=value) for value in (1.0, 0.0))
+def test_the_default_temperature_is_one(model: pardec.Model, result: pardec.Result) -> None:
+    request: dict[str, Any] = {"label": [3, -1, 0], "sampler": MAR, "cfg": 2.5, "seed": [5, -6, 7]}
+    one, zero = (model.generate(**request, temperature=value) for value in (1.0, 0.0))
     assert one.latents is not None
     assert zero.latents is not None
     assert result.latents is not None
@@ -144,26 +144,26 @@ def test_guidance_of_one_is_none_and_labels_matter(model: pardec.Model) -> None:
     assert not close(plain.latents, other.latents)
 
 
-def test_pictures_of_each_label_come_one_behind_the_other(model: pardec.Model) -> None:
-    made = model.generate(label=torch.tensor([4, 0]), num_images=2, sampler=MAR, seed=3)
-    assert made.shown == [4, 4, 0, 0]
-    assert len(set(made.seeds)) == 4
-    assert made.latents is not None
-    again = model.generate(label=4, sampler=MAR, seed=[made.seeds[1]])
+def test_images_of_each_label_are_consecutive(model: pardec.Model) -> None:
+    result = model.generate(label=torch.tensor([4, 0]), num_images=2, sampler=MAR, seed=3)
+    assert result.shown == [4, 4, 0, 0]
+    assert len(set(result.seeds)) == 4
+    assert result.latents is not None
+    again = model.generate(label=4, sampler=MAR, seed=[result.seeds[1]])
     assert again.latents is not None
-    assert close(again.latents[0], made.latents[1])
+    assert close(again.latents[0], result.latents[1])
 
 
-def test_events_tell_vectors_and_the_callback_hears_them(model: pardec.Model) -> None:
-    heard: list[Any] = []
-    made = model.generate(label=[1, 2], sampler=MAR, seed=[8, 9], callback=heard.append)
-    steps = [event for event in heard if isinstance(event, Sampled)]
+def test_events_contain_vectors_and_the_callback_gets_them(model: pardec.Model) -> None:
+    events: list[Any] = []
+    result = model.generate(label=[1, 2], sampler=MAR, seed=[8, 9], callback=events.append)
+    steps = [event for event in events if isinstance(event, Sampled)]
     assert len(steps) == 5
-    assert made.latents is not None
-    assert np.array_equal(steps[-1].latents.reshape(2, SIDE, SIDE, SIZE), made.latents.numpy())
-    told = list(model.stream(label=[1, 2], sampler=MAR, seed=[8, 9]))
-    assert [type(event) for event in told] == [type(event) for event in heard]
-    assert all(event.text is None for event in told if isinstance(event, Sampled | RowFinished))
+    assert result.latents is not None
+    assert np.array_equal(steps[-1].latents.reshape(2, SIDE, SIDE, SIZE), result.latents.numpy())
+    streamed = list(model.stream(label=[1, 2], sampler=MAR, seed=[8, 9]))
+    assert [type(event) for event in streamed] == [type(event) for event in events]
+    assert all(event.text is None for event in streamed if isinstance(event, Sampled | RowFinished))
 
 
 def test_without_a_sampler_mar_draws(model: pardec.Model) -> None:
@@ -179,10 +179,10 @@ def test_a_single_file_loads_with_its_autoencoder(folder: Path, tmp_path: Path, 
         "encoder_num_heads": 2, "decoder_num_heads": 2, "num_sampling_steps": "10",
     }))  # fmt: skip
     named = pardec.load(lonely, device="cpu", decoder=folder / "kl.safetensors")
-    made = named.generate(label=[3, -1, 0], sampler=MAR, cfg=2.5, seed=[5, -6, 7])
-    assert made.images is not None
+    again = named.generate(label=[3, -1, 0], sampler=MAR, cfg=2.5, seed=[5, -6, 7])
+    assert again.images is not None
     assert result.images is not None
-    assert [one.tobytes() for one in made.images] == [one.tobytes() for one in result.images]
+    assert [one.tobytes() for one in again.images] == [one.tobytes() for one in result.images]
     bare = pardec.load(lonely, device="cpu").generate(label=3, sampler=MAR)
     assert (bare.images, bare.shown) == (None, [3])
 
@@ -217,20 +217,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "said"), REFUSED)
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
 def test_refused_before_the_first_forward(
-    model: pardec.Model, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], said: str
+    model: pardec.Model, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setattr("pardec.samplers.continuous.loop.decode", lambda *_, **__: pytest.fail("a forward was made"))
-    with pytest.raises(SpecError, match=said) as caught:
-        model.generate(**given)
-    assert caught.value.hint or "steps" in said
+    with pytest.raises(SpecError, match=message) as caught:
+        model.generate(**arguments)
+    assert caught.value.hint or "steps" in message
 
 
 def test_what_needs_ids_is_refused(model: pardec.Model) -> None:
-    for asked in (lambda: model.logits(torch.ones(1, 2, dtype=torch.int64)), lambda: model.language_model):
+    for request in (lambda: model.logits(torch.ones(1, 2, dtype=torch.int64)), lambda: model.language_model):
         with pytest.raises(ModelError, match="vectors draws vectors and is no language model"):
-            asked()
+            request()
 
 
 def test_samplers_of_vectors_are_not_for_ids() -> None:
@@ -262,15 +262,15 @@ def test_a_draft_of_another_shape_is_refused(model: pardec.Model, home: Path) ->
 # --- drafting ---
 
 
-def test_what_was_tested_and_accepted_is_told(speculated: pardec.Result) -> None:
-    tested, kept = (sum(map(sum, rows)) for rows in (speculated.trace.drafted, speculated.trace.accepted))
-    assert 0 < kept < tested
-    assert speculated.acceptance_rate == kept / tested
+def test_results_count_tested_and_accepted_drafts(speculated: pardec.Result) -> None:
+    tested, accepted = (sum(map(sum, rows)) for rows in (speculated.trace.drafted, speculated.trace.accepted))
+    assert 0 < accepted < tested
+    assert speculated.acceptance_rate == accepted / tested
     assert speculated.acceptance_length is None
     assert all(forwards > 0 for forwards in speculated.draft_forwards)
     assert {"backbone", "head", "draft backbone", "draft head"} <= set(speculated.timing.parts)
-    assert image_view.accepted(speculated, 0).endswith(" drafts accepted")
-    assert image_view.accepted(speculated, 0).split(" of ")[0] == str(sum(speculated.trace.accepted[0]))
+    assert image_view.acceptance_text(speculated, 0).endswith(" drafts accepted")
+    assert image_view.acceptance_text(speculated, 0).split(" of ")[0] == str(sum(speculated.trace.accepted[0]))
     (first, _) = image_view.data(speculated)["pictures"]
     assert (first["drafted"], first["accepted"]) == (speculated.trace.drafted[0], speculated.trace.accepted[0])
     assert "drafts accepted" in fragment(speculated)
@@ -286,7 +286,7 @@ def test_the_page_draws_a_bar_for_each_test_of_drafts(speculated: pardec.Result,
         sandbox = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu", "--no-first-run", *sandbox])
         view = browser.new_page(viewport={"width": 1280, "height": 900})
-        view.on("console", lambda told: complaints.append(told.text))
+        view.on("console", lambda message: complaints.append(message.text))
         view.on("pageerror", lambda error: complaints.append(str(error)))
         view.goto((tmp_path / "page.html").as_uri())
         first = view.locator("article").first
@@ -297,7 +297,7 @@ def test_the_page_draws_a_bar_for_each_test_of_drafts(speculated: pardec.Result,
         assert [bars.nth(at).get_attribute("title") for at in range(bars.count())] == [
             f"forward {at + 1}: {taken} of {many} drafts accepted" for many, taken, at in tested
         ]
-        assert image_view.accepted(speculated, 0) in first.inner_text()
+        assert image_view.acceptance_text(speculated, 0) in first.inner_text()
         heights = [bars.nth(at).evaluate("bar => bar.style.height") for at in range(bars.count())]
         assert [float(height.rstrip("%")) for height in heights] == pytest.approx(
             [100 * taken / many for many, taken, _ in tested]
@@ -338,30 +338,30 @@ def test_vectors_are_saved_with_a_result(result: pardec.Result, tmp_path: Path, 
 
 
 def test_misshapen_vectors_are_refused(result: pardec.Result, tmp_path: Path) -> None:
-    held = json.loads(result.save(tmp_path / "run.json").read_text())
-    for latents in (held["tensors"]["latents"][:1], [row[:2] for row in held["tensors"]["latents"]], [[1.0]]):
-        torn = {**held, "tensors": {**held["tensors"], "latents": latents}}
+    document = json.loads(result.save(tmp_path / "run.json").read_text())
+    for latents in (document["tensors"]["latents"][:1], [row[:2] for row in document["tensors"]["latents"]], [[1.0]]):
+        torn = {**document, "tensors": {**document["tensors"], "latents": latents}}
         (tmp_path / "run.json").write_text(json.dumps(torn))
         with pytest.raises(ResultError, match="latents is"):
             pardec.Result.load(tmp_path / "run.json")
 
 
-def test_a_file_s_words_make_its_picture_again(model: pardec.Model, result: pardec.Result) -> None:
-    said = pngs.of_result(result, 0)
-    assert (said["pictures"], said["temperature"], said["cfg"]) == (
+def test_a_file_s_metadata_reproduces_its_image(model: pardec.Model, result: pardec.Result) -> None:
+    record = pngs.of_result(result, 0)
+    assert (record["pictures"], record["temperature"], record["cfg"]) == (
         [{"class": 3, "seed": 5, "nfe": 5, "generated": TOKENS}], 1.0, 2.5,
     )  # fmt: skip
-    made = model.generate(**pngs.again(said)).images
-    assert made is not None
+    again = model.generate(**pngs.again(record)).images
+    assert again is not None
     assert result.images is not None
-    assert np.abs(np.asarray(made[0]).astype(int) - np.asarray(result.images[0])).max() <= 1
+    assert np.abs(np.asarray(again[0]).astype(int) - np.asarray(result.images[0])).max() <= 1
 
 
-def test_views_show_pictures_of_vectors(result: pardec.Result) -> None:
-    held = json.loads(page(result).partition('id="data">')[2].partition("</script>")[0])
-    assert [one["title"] for one in held["pictures"]] == ["class 3", "no class", "class 0"]
-    assert [one["codes"] for one in held["pictures"]] == [None] * 3
-    for row, one in enumerate(held["pictures"]):
+def test_views_show_images_of_vectors(result: pardec.Result) -> None:
+    data = json.loads(page(result).partition('id="data">')[2].partition("</script>")[0])
+    assert [one["title"] for one in data["pictures"]] == ["class 3", "no class", "class 0"]
+    assert [one["codes"] for one in data["pictures"]] == [None] * 3
+    for row, one in enumerate(data["pictures"]):
         assert one["steps"] == result.trace.commit_step[row].tolist()
         assert one["gained"] == [one["steps"].count(step) for step in one["steps"]]
         assert "drafted" not in one
@@ -370,20 +370,20 @@ def test_views_show_pictures_of_vectors(result: pardec.Result) -> None:
     assert len(gif(result)) > 1000
 
 
-def test_vectors_without_a_decoder_are_shown_as_the_order_they_came_in(
+def test_views_of_vectors_without_a_decoder_show_the_decode_order(
     model: pardec.Model, folder: Path, tmp_path: Path
 ) -> None:
     from rich.console import Console
 
     bare = pardec.load(vector_painter(tmp_path / "bare", channels=None), device="cpu")
-    made = bare.generate(label=[1, 2], sampler=MAR, seed=0)
-    assert made.images is None
-    rows = cells(made)
-    assert [[cell.step for cell in row] for row in rows] == made.trace.commit_step.tolist()
+    result = bare.generate(label=[1, 2], sampler=MAR, seed=0)
+    assert result.images is None
+    rows = cells(result)
+    assert [[cell.step for cell in row] for row in rows] == result.trace.commit_step.tolist()
     assert "".join(cell.text for cell in rows[0]).count("\n") == SIDE
-    for shown in (page(made), fragment(made)):
-        assert "■" in shown
-    assert png(made)[:4] == b"\x89PNG"
+    for text in (page(result), fragment(result)):
+        assert "■" in text
+    assert png(result)[:4] == b"\x89PNG"
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(finished(made))
+    console.print(finished(result))
     assert console.export_text().count("■") == 2 * TOKENS

@@ -41,9 +41,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pipe(folder: Path) -> pardec.ImagePipeline:
-    made = pardec.ImagePipeline.from_pretrained(folder, device="cpu")
-    made.set_progress_bar_config(disable=True)
-    return made
+    pipe = pardec.ImagePipeline.from_pretrained(folder, device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -59,32 +59,32 @@ def near(one: Image.Image, other: Image.Image) -> bool:
 # --- the command ---
 
 
-def test_the_command_draws_as_the_checkpoint_says_and_its_file_makes_it_again(
+def test_the_command_uses_the_checkpoint_s_defaults_and_its_file_reproduces_it(
     cli: Cli, folder: Path, tmp_path: Path
 ) -> None:
     out, saved = tmp_path / "out.png", tmp_path / "run"
-    code, told, err = cli(
+    code, output, err = cli(
         "image", folder, "--class", 3, "--class", -1, "--grid", "2x2", "-o", out, "--save", saved, "--json"
     )
     assert (code, err.splitlines()[-1].startswith("4 images, 64 tokens in 12 forwards")) == (0, True), err
-    said = pngs.read(out)
-    assert said["spec"].startswith("mar:steps=3,")
-    assert {name: said[name] for name in DEFAULTS} == DEFAULTS
-    assert [one["class"] for one in said["pictures"]] == [3, 3, -1, -1]
-    document = json.loads(told)
+    record = pngs.read(out)
+    assert record["spec"].startswith("mar:steps=3,")
+    assert {name: record[name] for name in DEFAULTS} == DEFAULTS
+    assert [one["class"] for one in record["pictures"]] == [3, 3, -1, -1]
+    document = json.loads(output)
     assert document["settings"] == DEFAULTS
     assert set(document["timing"]["parts"]) == {"backbone", "head"}
     assert (document["timing"]["drafted"], document["timing"]["accepted"]) == (0, 0)
     assert re.search(r" s \(backbone \d+\.\d s, head \d+\.\d s\)$", err.splitlines()[-1])
-    again = pardec.load(said["loaded"]["name"], device="cpu").generate(**pngs.again(said)).images
+    again = pardec.load(record["loaded"]["name"], device="cpu").generate(**pngs.again(record)).images
     assert again is not None
     assert near(Image.open(out), pngs.sheet(again, (2, 2)))
-    held = pardec.Result.load(saved)
-    assert held.latents is not None
-    assert held.latents.shape == (4, SIDE, SIDE, SIZE)
-    one = said["pictures"][2]
-    flags = ("--class", one["class"], "--seeds", one["seed"], "-s", said["spec"], "-o", tmp_path / "one.png", "--quiet")
-    assert cli("image", folder, *flags)[:2] == (0, "")
+    loaded = pardec.Result.load(saved)
+    assert loaded.latents is not None
+    assert loaded.latents.shape == (4, SIDE, SIDE, SIZE)
+    one = record["pictures"][2]
+    flags = ("--class", one["class"], "--seeds", one["seed"], "-s", record["spec"], "-o", tmp_path / "one.png")
+    assert cli("image", folder, *flags, "--quiet")[:2] == (0, "")
     assert near(Image.open(tmp_path / "one.png"), again[2])
     code, _, _ = cli("view", saved, "--html", tmp_path / "a.html", "--png", tmp_path / "a.png")
     assert code == 0
@@ -92,7 +92,7 @@ def test_the_command_draws_as_the_checkpoint_says_and_its_file_makes_it_again(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said", "hint"),
+    ("arguments", "code", "message", "hint"),
     [
         (("--class", CLASSES), 2, f"label {CLASSES} is no class", f"0..{CLASSES - 1}, and -1 is none"),
         (("-p", "a circle"), 2, "draws classes and cannot read captions", "--class N"),
@@ -107,23 +107,23 @@ def test_refused_before_the_first_forward(
     monkeypatch: pytest.MonkeyPatch,
     arguments: Any,
     code: int,
-    said: str,
+    message: str,
     hint: str,
 ) -> None:
     monkeypatch.setattr("pardec.samplers.continuous.loop.decode", lambda *_, **__: pytest.fail("a forward was made"))
-    found, out, err = cli("image", folder, *arguments, "-o", tmp_path / "out.png", "--quiet")
+    status, out, err = cli("image", folder, *arguments, "-o", tmp_path / "out.png", "--quiet")
     lines = err.splitlines()
-    assert (found, out, len(lines)) == (code, "", 2), err
-    assert said in lines[0]
+    assert (status, out, len(lines)) == (code, "", 2), err
+    assert message in lines[0]
     assert hint in lines[1]
 
 
 def test_a_drafting_sampler_says_what_was_accepted(cli: Cli, folder: Path, tmp_path: Path) -> None:
     spec = f'cspd:draft="{folder}",k=2,steps=8'
-    given = ("--class", 1, "--num-images", 3, "--batch-size", 2, "-s", spec, "-o", tmp_path / "out.png", "--json")
-    code, told, err = cli("image", folder, *given)
+    flags = ("--class", 1, "--num-images", 3, "--batch-size", 2, "-s", spec, "-o", tmp_path / "out.png", "--json")
+    code, output, err = cli("image", folder, *flags)
     assert code == 0, err
-    timing = json.loads(told)["timing"]
+    timing = json.loads(output)["timing"]
     assert set(timing["parts"]) == {"backbone", "head", "draft backbone", "draft head"}
     assert 0 < timing["accepted"] < timing["drafted"]
     assert f", {timing['accepted']} of {timing['drafted']} drafts accepted, " in err
@@ -176,29 +176,29 @@ def test_the_script_compares_samplers_of_vectors(
     assert len(list(tmp_path.glob("*.png"))) == 4
 
 
-# --- what is not finished ---
+# --- unfinished images ---
 
 
-def test_vectors_are_told_as_they_come(pipe: pardec.ImagePipeline) -> None:
-    seen = Codes(pipe.imaging.layout)
-    made = pipe.model.generate(label=[1, 2], sampler=STEPS, seed=[3, 4])
-    assert made.latents is not None
+def test_vectors_are_collected_from_events(pipe: pardec.ImagePipeline) -> None:
+    codes = Codes(pipe.imaging.layout)
+    result = pipe.model.generate(label=[1, 2], sampler=STEPS, seed=[3, 4])
+    assert result.latents is not None
     last = 0
     for event in pipe.model.stream(label=[1, 2], sampler=STEPS, seed=[3, 4]):
-        seen(event)
-        assert seen.known >= last
-        last = seen.known
+        codes(event)
+        assert codes.known >= last
+        last = codes.known
         if isinstance(event, Sampled):
-            assert seen.latents is not None
-            assert int(seen.fresh.sum()) == int(event.committed.sum())
-            there = torch.from_numpy(seen.codes >= 0).view(2, SIDE, SIDE)
-            assert torch.equal(seen.tensor()[there], made.latents[there])
-            assert (seen.latents[seen.codes < 0] == 0).all()
-            (first, _) = unfinished(pipe.imaging, seen.codes, seen.latents)
+            assert codes.latents is not None
+            assert int(codes.fresh.sum()) == int(event.committed.sum())
+            there = torch.from_numpy(codes.codes >= 0).view(2, SIDE, SIDE)
+            assert torch.equal(codes.tensor()[there], result.latents[there])
+            assert (codes.latents[codes.codes < 0] == 0).all()
+            (first, _) = unfinished(pipe.imaging, codes.codes, codes.latents)
             side = first.height // SIDE
             middle = np.asarray(first)[side // 2 :: side, side // 2 :: side]
             assert np.array_equal((middle == BLANK).all(2), ~there[0].numpy())
-    assert torch.equal(seen.tensor(), made.latents)
+    assert torch.equal(codes.tensor(), result.latents)
 
 
 def test_the_preview_draws_vectors(pipe: pardec.ImagePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,14 +209,14 @@ def test_the_preview_draws_vectors(pipe: pardec.ImagePipeline, monkeypatch: pyte
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    drawn, plain = Terminal(), io.StringIO()
-    for stream, given in ((drawn, {}), (plain, {"every": 0.0})):
-        with Preview(pipe.imaging, 2, stream, environment={}, **given) as preview:
+    terminal, log = Terminal(), io.StringIO()
+    for stream, options in ((terminal, {}), (log, {"every": 0.0})):
+        with Preview(pipe.imaging, 2, stream, environment={}, **options) as preview:
             for event in pipe.model.stream(label=[1, 2], sampler=STEPS):
                 preview(event)
-    assert "▀" in drawn.getvalue()
-    assert "32 of 32 tokens, 5 forwards" in drawn.getvalue()
-    assert re.match(r"\d+ of 32 tokens, 1 forward", plain.getvalue())
+    assert "▀" in terminal.getvalue()
+    assert "32 of 32 tokens, 5 forwards" in terminal.getvalue()
+    assert re.match(r"\d+ of 32 tokens, 1 forward", log.getvalue())
 
 
 # --- the pipeline ---
@@ -224,18 +224,18 @@ def test_the_preview_draws_vectors(pipe: pardec.ImagePipeline, monkeypatch: pyte
 
 def test_the_pipeline_draws_vectors(pipe: pardec.ImagePipeline) -> None:
     shape: dict[str, Any] = {"class_labels": [2, 0], "guidance_scale": 3.0, "temperature": 0.8}
-    made = {kind: pipe(**shape, generator=seeded(5), output_type=kind).images for kind in ("pil", "np", "pt", "latent")}
+    outs = {kind: pipe(**shape, generator=seeded(5), output_type=kind).images for kind in ("pil", "np", "pt", "latent")}
     assert pipe.result is not None
     assert pipe.result.spec.startswith("mar:steps=3,")  # the checkpoint's own
     seeds = torch.randint(2**62, (2,), generator=seeded(5)).tolist()
     plain = pipe.model.generate(label=[2, 0], cfg=3.0, temperature=0.8, seed=seeds, sampler="mar:steps=3")
     assert plain.images is not None
     assert plain.latents is not None
-    assert [one.tobytes() for one in made["pil"]] == [one.tobytes() for one in plain.images]
-    assert made["latent"].dtype == torch.float32
-    assert torch.equal(made["latent"], plain.latents)
-    assert np.array_equal(made["np"], made["pt"].permute(0, 2, 3, 1).numpy())
-    assert np.abs(made["np"] * 255 - np.stack([np.asarray(one) for one in made["pil"]])).max() <= 0.5 + 1e-3
+    assert [one.tobytes() for one in outs["pil"]] == [one.tobytes() for one in plain.images]
+    assert outs["latent"].dtype == torch.float32
+    assert torch.equal(outs["latent"], plain.latents)
+    assert np.array_equal(outs["np"], outs["pt"].permute(0, 2, 3, 1).numpy())
+    assert np.abs(outs["np"] * 255 - np.stack([np.asarray(one) for one in outs["pil"]])).max() <= 0.5 + 1e-3
 
 
 def test_inference_steps_are_mar_s(pipe: pardec.ImagePipeline) -> None:
@@ -245,15 +245,15 @@ def test_inference_steps_are_mar_s(pipe: pardec.ImagePipeline) -> None:
     with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and a sampler is given as well"):
         pipe(class_labels=1, num_inference_steps=7, sampler=STEPS)
     codes = pardec.ImagePipeline("tiny-llamagen")
-    with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and tokens of this model have ids"):
+    with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and the tokens of this model are ids"):
         codes("a small red circle on grey", num_inference_steps=7)
 
 
 def test_the_callback_sees_vectors_and_may_stop(pipe: pardec.ImagePipeline) -> None:
-    seen: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    calls: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
     def look(pipe: Any, step: int, timestep: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        seen.append((timestep, tensors["latents"], tensors["committed"]))
+        calls.append((timestep, tensors["latents"], tensors["committed"]))
         pipe._interrupt = stopping and step == 1
         return tensors
 
@@ -262,22 +262,22 @@ def test_the_callback_sees_vectors_and_may_stop(pipe: pardec.ImagePipeline) -> N
     stopping = False
     whole = pipe(**shape, generator=seeded(2), output_type="latent").images
     known = torch.zeros(2, SIDE, SIDE, dtype=torch.bool)
-    for timestep, latents, committed in seen:
+    for timestep, latents, committed in calls:
         assert not (known & committed).any()
         known |= committed
         assert torch.equal(latents[known], whole[known])
         assert timestep == SIDE**2 - int(known[0].sum())
     assert known.all()
-    seen.clear()
+    calls.clear()
     stopping = True
     partial = pipe(**shape, generator=seeded(2), output_type="latent").images
-    known = seen[0][2] | seen[1][2]
+    known = calls[0][2] | calls[1][2]
     assert pipe.result is None
     assert torch.equal(partial[known], whole[known])
     assert (partial[~known] == 0).all()
-    picture = np.asarray(pipe(**shape, generator=seeded(2)).images[0])
-    side = picture.shape[0] // SIDE
-    assert np.array_equal((picture[side // 2 :: side, side // 2 :: side] == BLANK).all(2), ~known[0].numpy())
+    image = np.asarray(pipe(**shape, generator=seeded(2)).images[0])
+    side = image.shape[0] // SIDE
+    assert np.array_equal((image[side // 2 :: side, side // 2 :: side] == BLANK).all(2), ~known[0].numpy())
 
     def write(pipe: Any, step: int, timestep: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"latents": tensors["latents"] + 1}
@@ -286,7 +286,7 @@ def test_the_callback_sees_vectors_and_may_stop(pipe: pardec.ImagePipeline) -> N
         pipe(class_labels=1, callback_on_step_end=write)
 
 
-def test_vectors_need_no_decoder_and_pictures_do(bare: Path) -> None:
+def test_vectors_need_no_decoder_and_images_do(bare: Path) -> None:
     pipe = pardec.ImagePipeline(bare)
     pipe.set_progress_bar_config(disable=True)
     assert pipe(class_labels=1, output_type="latent", sampler=STEPS).images.shape == (1, SIDE, SIDE, SIZE)

@@ -27,7 +27,7 @@ def section(run: Run) -> str:
     if not by_problem:
         return ""
     order = {entry["sampler"]: number for number, entry in enumerate(run.config["samplers"])}
-    top = max(image_view.most(result) for pairs in by_problem.values() for _, result in pairs)
+    top = max(image_view.max_count(result) for pairs in by_problem.values() for _, result in pairs)
     parts = [_LEGEND.format(top=top)]
     for problem in sorted(by_problem):
         pairs = sorted(by_problem[problem], key=lambda pair: (order[pair[0]["sampler"]], pair[0]["seed"]))
@@ -41,13 +41,13 @@ def section(run: Run) -> str:
 def _figure(row: Row, result: Result, top: int) -> str:
     assert result.images is not None, "`section` selects results with images"
     image = result.images[0]
-    counts = image_view.gained(result, 0)
+    counts = image_view.commit_counts(result, 0)
     verdict = {None: "", 1.0: ", right", 0.0: ", wrong"}.get(row["score"], "")
-    caption = ", ".join(filter(None, (f"{row['nfe']} forwards", image_view.accepted(result, 0))))
+    caption = ", ".join(filter(None, (f"{row['nfe']} forwards", image_view.acceptance_text(result, 0))))
     alt = f"{row['sampler']}: {image_view.title(result, 0)}"
     return (
-        f'<figure><img src="{image_view.source(image)}" alt="{escape(alt, quote=True)}">'
-        f'<img src="{image_view.source(image_view.heat(counts, top, image.size))}" '
+        f'<figure><img src="{image_view.data_url(image)}" alt="{escape(alt, quote=True)}">'
+        f'<img src="{image_view.data_url(image_view.heatmap(counts, top, image.size))}" '
         f'alt="tokens gained per forward, at most {int(counts.max())}"><figcaption>'
         f"{spec(row['sampler'])}<br>{escape(caption)}{verdict}</figcaption></figure>"
     )

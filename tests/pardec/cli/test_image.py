@@ -23,11 +23,11 @@ from pardec.io.saving import ResultError
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.images.contracts import ImageLayout
 from pardec.views import image_view
-from pardec.views.blocks import fitting, half_blocks, way
+from pardec.views.blocks import half_blocks, protocol, shrink_to_fit
 from pardec.views.html import fragment, page
 from pardec.views.order_image import gif, png
 from pardec.views.preview import Preview
-from pardec.views.unfinished import BLANK, Codes, blanked, unfinished
+from pardec.views.unfinished import BLANK, Codes, blank_unknown, unfinished
 from tests.pardec.painters import CLASSES, CODES, DEFAULTS, SIDE, painter
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -327,15 +327,15 @@ def test_missing_and_torn_pictures_are_refused(result: pardec.Result, tmp_path: 
 
 def test_the_map_counts_what_each_forward_gained(result: pardec.Result) -> None:
     for row, accepted in enumerate(result.trace.accepted):
-        counts, when = image_view.gained(result, row), image_view.steps(result, row)
+        counts, when = image_view.commit_counts(result, row), image_view.steps(result, row)
         for number, many in enumerate(accepted):
             here = counts[when == number]
             assert (here == len(here)).all()
             assert len(here) in (many, many + 1)  # the last forward's next token may have no room
         assert counts.size == SIDE**2
         assert (counts > 0).all()
-    assert image_view.most(result) > 1
-    shown = np.asarray(image_view.heat(np.array([[0, 1], [2, 3]]), 3, (4, 4)))
+    assert image_view.max_count(result) > 1
+    shown = np.asarray(image_view.heatmap(np.array([[0, 1], [2, 3]]), 3, (4, 4)))
     assert tuple(shown[0, 0]) == BLANK
     assert len({tuple(shown[at]) for at in ((0, 0), (0, 3), (3, 0), (3, 3))}) == 4
 
@@ -348,7 +348,7 @@ def test_views_show_pictures(result: pardec.Result, cli: Cli, tmp_path: Path) ->
     assert [one["steps"] for one in held["pictures"]] == [
         image_view.steps(result, row).ravel().tolist() for row in range(3)
     ]
-    assert held["most"] == image_view.most(result)
+    assert held["most"] == image_view.max_count(result)
     assert result.images is not None
     data = base64.b64decode(held["pictures"][1]["source"].partition(",")[2])
     assert same(Image.open(io.BytesIO(data)), result.images[1])
@@ -367,7 +367,7 @@ def test_an_animation_shows_what_each_forward_knew(result: pardec.Result) -> Non
     assert result.images is not None
     last = max(int(image_view.steps(result, row).max()) for row in range(3))
     assert film.n_frames == last + 2
-    side = -(-image_view.LEAST // result.images[0].height) * result.images[0].height
+    side = -(-image_view.MIN_HEIGHT // result.images[0].height) * result.images[0].height
     top, cell = image_view.MARGIN + image_view.LINE, side // SIDE
     when = image_view.steps(result, 0)
     for frame in range(last + 1):  # the last frame is the whole image, whose colours a palette may move
@@ -470,12 +470,12 @@ def test_a_plain_terminal_gets_one_line_written_over(model: pardec.Model, monkey
     assert text.count("\r") > 2
 
 
-def test_the_way_follows_the_terminal() -> None:
-    assert way({"TERM": "xterm-kitty"}) == "kitty"
-    assert way({"TERM": "screen", "KITTY_WINDOW_ID": "1"}) == "blocks"
-    assert way({"TMUX": "x", "TERM_PROGRAM": "iTerm.app"}) == "blocks"
-    assert way({"LC_TERMINAL": "iTerm2"}) == "iterm"
-    assert way({"TERM": "xterm-256color"}) == "blocks"
+def test_the_protocol_follows_the_terminal() -> None:
+    assert protocol({"TERM": "xterm-kitty"}) == "kitty"
+    assert protocol({"TERM": "screen", "KITTY_WINDOW_ID": "1"}) == "blocks"
+    assert protocol({"TMUX": "x", "TERM_PROGRAM": "iTerm.app"}) == "blocks"
+    assert protocol({"LC_TERMINAL": "iTerm2"}) == "iterm"
+    assert protocol({"TERM": "xterm-256color"}) == "blocks"
 
 
 def test_half_blocks_hold_every_pixel() -> None:
@@ -487,13 +487,13 @@ def test_half_blocks_hold_every_pixel() -> None:
     uppers = [tuple(upper.triplet) for upper, _ in colours]  # type: ignore[union-attr, arg-type]
     assert uppers == pixels[:3] + pixels[6:9] + pixels[12:]
     assert [lower is None for _, lower in colours] == [False] * 6 + [True] * 3
-    assert fitting(made, 100, 100) is made
-    assert fitting(Image.new("RGB", (256, 256)), 80, 24).size == (48, 48)
+    assert shrink_to_fit(made, 100, 100) is made
+    assert shrink_to_fit(Image.new("RGB", (256, 256)), 80, 24).size == (48, 48)
 
 
 def test_cells_that_are_not_known_are_blank() -> None:
     known = np.array([[True, False, True], [False, True, False]])
-    shown = np.asarray(blanked(Image.new("RGB", (7, 4), (1, 2, 3)), known))
+    shown = np.asarray(blank_unknown(Image.new("RGB", (7, 4), (1, 2, 3)), known))
     for y in range(4):
         for x in range(7):
             assert (tuple(shown[y, x]) == BLANK) != known[y * 2 // 4, x * 3 // 7]

@@ -1,4 +1,4 @@
-"""Classes of images of one thing: names, scenes and scores."""
+"""Classes of images of one shape: names, scenes and scores."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def test_every_size_colour_and_shape_is_one_class() -> None:
     assert classes.NAMES[18] == "a large red circle"
 
 
-def test_a_picture_of_a_class_scores_right_for_it_and_for_no_other() -> None:
+def test_an_image_of_a_class_scores_right_for_it_and_for_no_other() -> None:
     rng = random.Random(0)
     scenes = [classes.scene(label, rng) for label in range(36)]
     assert [str(scene.things[0]) for scene in scenes] == list(classes.NAMES)
     assert all(len(scene.things) == 1 for scene in scenes)
-    pictures = draw(scenes, list(range(36)))
-    assert all(score.right for score in classes.score(pictures, range(36)))
+    images = draw(scenes, list(range(36)))
+    assert all(score.right for score in classes.score(images, range(36)))
     others = [(label + 1) % 36 for label in range(36)]
-    assert not any(score.right for score in classes.score(pictures, others))
+    assert not any(score.right for score in classes.score(images, others))
 
 
-def test_places_and_backgrounds_of_a_class_are_free() -> None:
+def test_positions_and_backgrounds_of_a_class_vary() -> None:
     rng = random.Random(1)
     scenes = [classes.scene(5, rng) for _ in range(400)]
     assert len({scene.place for scene in scenes}) == 9
@@ -47,16 +47,16 @@ def test_places_and_backgrounds_of_a_class_are_free() -> None:
     assert scenes == [classes.scene(5, again) for _ in range(400)]
 
 
-def test_what_is_wrong_is_told() -> None:
+def test_a_score_shows_what_is_wrong() -> None:
     one, blank = "a large red circle in the middle on grey", np.full((1, 48, 48, 3), 128, np.uint8)
     two = "a large red circle left of a small blue square on grey"
-    pictures = np.concatenate([render(one, two), blank])
+    images = np.concatenate([render(one, two), blank])
     large_red_circle, small_red_circle = classes.NAMES.index("a large red circle"), 0
-    right, beside, nothing = classes.score(pictures, [large_red_circle] * 3)
+    right, beside, nothing = classes.score(images, [large_red_circle] * 3)
     assert right == classes.Score(right=True, count=True, shape=True, colour=True, size=True)
     assert beside == classes.Score(right=False, count=False, shape=True, colour=True, size=True)
     assert nothing == classes.Score(right=False, count=False, shape=False, colour=False, size=False)
-    (small,) = classes.score(pictures[:1], [small_red_circle])
+    (small,) = classes.score(images[:1], [small_red_circle])
     assert small == classes.Score(right=False, count=True, shape=True, colour=True, size=False)
 
 
@@ -67,6 +67,6 @@ def test_no_class_is_refused(label: int) -> None:
     assert "0 to 35" in str(caught.value.hint)
 
 
-def test_one_label_a_picture() -> None:
+def test_one_label_per_image() -> None:
     with pytest.raises(SpecError, match="1 images but 2 labels"):
         classes.score(np.zeros((1, 48, 48, 3), np.uint8), [0, 1])

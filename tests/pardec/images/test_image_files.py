@@ -12,7 +12,7 @@ from PIL import Image, ImageFilter
 
 from pardec.images.distance import distance, features, frechet
 from pardec.images.drawing import draw
-from pardec.images.reading import Reading, Seen, read
+from pardec.images.reading import DetectedShape, Reading, read
 from pardec.images.scenes import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, Scene, Thing, captions, parse, sample
 from pardec.images.scoring import compare, score
 from pardec.images.shapes import AREA, RADII, SIDE, coverage
@@ -29,16 +29,16 @@ def scenes(count: int, seed: int = 0) -> list[Scene]:
 # -- captions --------------------------------------------------------------------------------------------------
 
 
-def test_a_caption_says_its_scene() -> None:
+def test_a_caption_describes_its_scene() -> None:
     scene = parse(CAPTION)
     things = (Thing("small", "red", "circle"), Thing("large", "blue", "square"))
     assert scene == Scene(things, "left of", "grey")
     assert parse("A large  green triangle at the top left on black").place == "at the top left"
-    for made in scenes(500):
-        assert parse(made.caption) == made
+    for scene in scenes(500):
+        assert parse(scene.caption) == scene
 
 
-def test_the_same_picture_in_other_words_is_the_same_scene_and_split() -> None:
+def test_the_same_image_in_other_words_is_the_same_scene_and_split() -> None:
     other = parse("a large blue square right of a small red circle on grey")
     assert other != parse(CAPTION)
     assert other.canonical() == parse(CAPTION)
@@ -52,15 +52,15 @@ def test_the_same_picture_in_other_words_is_the_same_scene_and_split() -> None:
 @pytest.mark.parametrize(
     ("caption", "message"),
     [
-        ("", "names no thing"),
+        ("", "has no 'a' where a shape begins"),
         ("a cat", "'cat' is no size"),
         ("a small rde circle at the top on grey", "'rde' is no colour"),
-        ("a small red", "nothing is no shape"),
+        ("a small red", "the end is no shape"),
         ("a small red circle near a large blue square on grey", "no place"),
-        ("a small red circle left of a large red square on grey", "both things"),
+        ("a small red circle left of a large red square on grey", "both shapes"),
         ("a small red circle at the top", "does not end in a background"),
         ("a small red circle at the top on pink", "'pink' is no background"),
-        ("a small red circle at the top on grey today", "goes on after its background: 'today'"),
+        ("a small red circle at the top on grey today", "continues after its background: 'today'"),
     ],
 )
 def test_a_caption_of_another_form_is_refused(caption: str, message: str) -> None:
@@ -69,10 +69,10 @@ def test_a_caption_of_another_form_is_refused(caption: str, message: str) -> Non
     assert caught.value.hint
 
 
-def test_splits_are_apart_and_captions_stay_when_more_are_asked_for() -> None:
-    held, train = set(captions("heldout", 300)), set(captions("train", 2000))
-    assert not held & train
-    assert all(parse(caption).split == "heldout" for caption in held)
+def test_splits_are_apart_and_captions_stay_for_a_larger_n() -> None:
+    heldout, train = set(captions("heldout", 300)), set(captions("train", 2000))
+    assert not heldout & train
+    assert all(parse(caption).split == "heldout" for caption in heldout)
     assert captions("heldout", 300)[:20] == captions("heldout", 20)
     assert captions("heldout", 20, seed=8) != captions("heldout", 20)
     share = sum(scene.split == "heldout" for scene in scenes(4000)) / 4000
@@ -89,7 +89,7 @@ def test_splits_are_apart_and_captions_stay_when_more_are_asked_for() -> None:
 # -- drawing ---------------------------------------------------------------------------------------------------
 
 
-def test_a_picture_is_its_scene_and_seed_alone() -> None:
+def test_an_image_depends_on_its_scene_and_seed_only() -> None:
     some = scenes(50)
     together = draw(some, range(50))
     assert together.shape == (50, SIDE, SIDE, 3)
@@ -106,25 +106,25 @@ def test_a_picture_is_its_scene_and_seed_alone() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_outline_covers_the_area_it_should(shape: str) -> None:
     for radius in (5.8, 9.7):
-        found = coverage(shape, *(np.array([value], np.float32) for value in (23.3, 24.6, radius)))[0]
-        assert found.sum() == pytest.approx(AREA[shape] * radius**2, rel=0.03)
-        assert found.max() == 1
-        assert found[0].max() == 0
+        covered = coverage(shape, *(np.array([value], np.float32) for value in (23.3, 24.6, radius)))[0]
+        assert covered.sum() == pytest.approx(AREA[shape] * radius**2, rel=0.03)
+        assert covered.max() == 1
+        assert covered[0].max() == 0
 
 
-def test_things_stay_in_the_picture_and_apart() -> None:
+def test_shapes_stay_in_the_image_and_do_not_touch() -> None:
     large = [
         Scene((Thing("large", "red", a), Thing("large", "cyan", b)), r, "grey")
         for a in SHAPES
         for b in SHAPES
         for r in RELATIONS
     ]
-    pictures = draw(large, range(len(large))).astype(int)
-    red = (np.abs(pictures - COLOURS["red"]).sum(-1) < 90).sum((1, 2))
-    cyan = (np.abs(pictures - COLOURS["cyan"]).sum(-1) < 90).sum((1, 2))
+    images = draw(large, range(len(large))).astype(int)
+    red = (np.abs(images - COLOURS["red"]).sum(-1) < 90).sum((1, 2))
+    cyan = (np.abs(images - COLOURS["cyan"]).sum(-1) < 90).sum((1, 2))
     least = min(AREA.values()) * RADII["large"][0] ** 2 * 0.75
     assert min(red.min(), cyan.min()) > least
-    rim = np.concatenate([pictures[:, 0], pictures[:, -1], pictures[:, :, 0], pictures[:, :, -1]], 1)
+    rim = np.concatenate([images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]], 1)
     assert np.abs(rim - BACKGROUNDS["grey"]).max() < 60
 
 
@@ -142,45 +142,45 @@ def test_drawing_is_fast() -> None:
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def test_fresh_pictures_read_back_right() -> None:
+def test_fresh_images_read_back_right() -> None:
     some = scenes(400, seed=3)
-    found = read(draw(some, range(10_000, 10_400)))
-    wrong = [scene.caption for scene, seen in zip(some, found, strict=True) if seen.scene() != scene.canonical()]
+    pairs = zip(some, read(draw(some, range(10_000, 10_400))), strict=True)
+    wrong = [scene.caption for scene, reading in pairs if reading.scene() != scene.canonical()]
     assert not wrong
 
 
 @pytest.mark.slow
-def test_thousands_of_fresh_pictures_read_back_right() -> None:
+def test_thousands_of_fresh_images_read_back_right() -> None:
     some = scenes(5000, seed=6)
-    found = read(draw(some, range(20_000, 25_000)))
-    assert sum(seen.scene() == scene.canonical() for scene, seen in zip(some, found, strict=True)) >= 4995
+    readings = read(draw(some, range(20_000, 25_000)))
+    assert sum(reading.scene() == scene.canonical() for scene, reading in zip(some, readings, strict=True)) >= 4995
 
 
-def blurred(pictures: np.ndarray, radius: float) -> np.ndarray:
-    return np.stack([np.asarray(Image.fromarray(p).filter(ImageFilter.GaussianBlur(radius))) for p in pictures])
+def blurred(images: np.ndarray, radius: float) -> np.ndarray:
+    return np.stack([np.asarray(Image.fromarray(p).filter(ImageFilter.GaussianBlur(radius))) for p in images])
 
 
-def shrunk(pictures: np.ndarray) -> np.ndarray:
-    made = [Image.fromarray(p).resize((28, 28), Image.Resampling.BOX) for p in pictures]
-    return np.stack([np.asarray(p.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for p in made])
+def downscaled(images: np.ndarray) -> np.ndarray:
+    small = [Image.fromarray(p).resize((28, 28), Image.Resampling.BOX) for p in images]
+    return np.stack([np.asarray(p.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for p in small])
 
 
 @pytest.mark.parametrize(
     ("name", "least"), [("noise", 1.0), ("blur", 0.99), ("darker", 0.99), ("shifted", 0.97), ("shrunk", 0.95)]
 )
-def test_distorted_pictures_read_back_right(name: str, least: float) -> None:
+def test_distorted_images_read_back_right(name: str, least: float) -> None:
     some = scenes(150, seed=4)
-    pictures = draw(some, range(150))
+    images = draw(some, range(150))
     rng = np.random.default_rng(0)
     distorted = {
-        "noise": lambda: np.clip(pictures + rng.normal(0, 12, pictures.shape), 0, 255).astype(np.uint8),
-        "blur": lambda: blurred(pictures, 0.8),
-        "darker": lambda: (pictures * 0.93).astype(np.uint8),
-        "shifted": lambda: np.roll(pictures, (1, -1), (1, 2)),
-        "shrunk": lambda: shrunk(pictures),
+        "noise": lambda: np.clip(images + rng.normal(0, 12, images.shape), 0, 255).astype(np.uint8),
+        "blur": lambda: blurred(images, 0.8),
+        "darker": lambda: (images * 0.93).astype(np.uint8),
+        "shifted": lambda: np.roll(images, (1, -1), (1, 2)),
+        "shrunk": lambda: downscaled(images),
     }[name]()
-    found = read(distorted)
-    right = sum(seen.scene() == scene.canonical() for scene, seen in zip(some, found, strict=True))
+    readings = read(distorted)
+    right = sum(reading.scene() == scene.canonical() for scene, reading in zip(some, readings, strict=True))
     assert right >= least * len(some), right
 
 
@@ -190,14 +190,14 @@ def test_what_is_no_scene_is_not_read_as_one() -> None:
     assert read(flat)[0].scene() is None
     assert read(np.full((1, SIDE, SIDE, 3), (255, 0, 255), np.uint8))[0].background is None
     noise = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), np.uint8)
-    assert all(seen.scene() is None for seen in read(noise))
+    assert all(reading.scene() is None for reading in read(noise))
     bar = flat.copy()
     bar[0, 4:9, 4:44] = COLOURS["red"]
-    assert [seen.shape for seen in read(bar)[0].things] == [None]
+    assert [thing.shape for thing in read(bar)[0].things] == [None]
     ring = flat.copy()
     at = np.hypot(*(np.mgrid[:SIDE, :SIDE] - 23.5))
     ring[0, (at < 12) & (at > 7)] = COLOURS["red"]
-    assert [seen.shape for seen in read(ring)[0].things] == [None]
+    assert [thing.shape for thing in read(ring)[0].things] == [None]
     three = draw([parse(CAPTION)], [0])
     three[0, 40:47, 1:8] = COLOURS["green"]
     assert len(read(three)[0].things) == 3
@@ -210,7 +210,7 @@ def test_what_is_no_scene_is_not_read_as_one() -> None:
 # -- scoring ---------------------------------------------------------------------------------------------------
 
 
-def test_a_score_says_what_is_wrong() -> None:
+def test_a_score_shows_what_is_wrong() -> None:
     right = score(draw([parse(CAPTION)], [1]), [CAPTION])[0]
     assert right.right
     assert (right.count, right.shapes, right.colours, right.sizes, right.place, right.background) == (
@@ -230,8 +230,8 @@ def test_a_score_says_what_is_wrong() -> None:
         "a small green circle left of a large blue square on grey": ("colours", 0.5),
     }
     for caption, (what, value) in others.items():
-        found = score(draw([parse(CAPTION)], [1]), [caption])[0]
-        assert found == replace(right, right=False, **{what: value}), caption
+        wrong = score(draw([parse(CAPTION)], [1]), [caption])[0]
+        assert wrong == replace(right, right=False, **{what: value}), caption
     one = score(draw([parse("a small red circle at the left on grey")], [1]), [CAPTION])[0]
     assert (one.count, one.colours, one.place, one.right) == (False, 0.5, False, False)
     more = score(draw([parse(CAPTION)], [1]), ["a small red circle at the left on grey"])[0]
@@ -240,8 +240,8 @@ def test_a_score_says_what_is_wrong() -> None:
         score(draw([parse(CAPTION)], [1]), [CAPTION, CAPTION])
 
 
-def test_things_are_matched_by_colour_whatever_their_order() -> None:
-    red, blue = Seen("red", "circle", 6, 10, 24, 1), Seen("blue", "square", 9.5, 34, 24, 1)
+def test_shapes_are_matched_by_colour_whatever_their_order() -> None:
+    red, blue = DetectedShape("red", "circle", 6, 10, 24, 1), DetectedShape("blue", "square", 9.5, 34, 24, 1)
     for things in ((red, blue), (blue, red)):
         assert compare(Reading(things, "grey"), parse(CAPTION)).right
     swapped = compare(Reading((replace(red, x=34.0), replace(blue, x=10.0)), "grey"), parse(CAPTION))
@@ -261,13 +261,13 @@ def test_every_place_is_read(place: str) -> None:
     for shape in SHAPES:
         for size in RADII:
             scene = Scene((Thing(size, "yellow", shape),), place, "white")
-            assert {seen.things[0].place for seen in read(draw([scene] * 5, range(5)))} == {place}
+            assert {reading.things[0].place for reading in read(draw([scene] * 5, range(5)))} == {place}
 
 
 # -- distance --------------------------------------------------------------------------------------------------
 
 
-def test_the_distance_of_normal_laws_is_the_closed_form() -> None:
+def test_the_distance_of_normal_distributions_is_the_closed_form() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4000, 3))
     x = (x - x.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(x, rowvar=False))).T  # mean 0, covariance 1, exactly
@@ -285,7 +285,7 @@ def test_the_distance_of_normal_laws_is_the_closed_form() -> None:
         frechet(x, x[:, :2])
 
 
-def test_worse_pictures_are_farther() -> None:
+def test_worse_images_have_a_larger_distance() -> None:
     some = scenes(80, seed=5)
     true, again = draw(some, range(80)), draw(some, range(1000, 1080))
     assert features(true).shape == (80, 37)

@@ -39,12 +39,12 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def codes(pipe: pardec.ImagePipeline, **given: Any) -> torch.Tensor:
-    made: torch.Tensor = pipe(output_type="latent", **given).images
-    return made
+def codes(pipe: pardec.ImagePipeline, **arguments: Any) -> torch.Tensor:
+    latents: torch.Tensor = pipe(output_type="latent", **arguments).images
+    return latents
 
 
-def test_the_pictures_are_those_of_generate(reading: pardec.ImagePipeline) -> None:
+def test_the_images_are_those_of_generate(reading: pardec.ImagePipeline) -> None:
     texts = ["a red circle", "two squares"]
     shape = {"temperature": 0.8, "top_k": 10, "top_p": 0.9, "sampler": "sjd"}
     out = reading(texts, guidance_scale=3.0, num_images_per_prompt=2, generator=seeded(1), **shape)
@@ -52,14 +52,14 @@ def test_the_pictures_are_those_of_generate(reading: pardec.ImagePipeline) -> No
     assert isinstance(reading, DiffusionPipeline)
     assert reading.result is not None
     seeds = torch.randint(2**62, (4,), generator=seeded(1)).tolist()
-    made = reading.model.generate(texts, cfg=3.0, num_images=2, seed=seeds, **shape)
-    assert made.images is not None
-    assert [one.tobytes() for one in out.images] == [one.tobytes() for one in made.images]
+    result = reading.model.generate(texts, cfg=3.0, num_images=2, seed=seeds, **shape)
+    assert result.images is not None
+    assert [one.tobytes() for one in out.images] == [one.tobytes() for one in result.images]
     assert reading.result.seeds == seeds
     assert reading.result.shown == [texts[0], texts[0], texts[1], texts[1]]
 
 
-def test_what_is_not_given_is_the_checkpoints(drawing: pardec.ImagePipeline) -> None:
+def test_defaults_are_the_checkpoints(drawing: pardec.ImagePipeline) -> None:
     drawing(class_labels=1, generator=seeded(0), output_type="latent")
     assert drawing.result is not None
     assert {name: drawing.result.settings[name] for name in DEFAULTS} == DEFAULTS
@@ -90,44 +90,44 @@ def test_a_generator_gives_the_seeds(drawing: pardec.ImagePipeline) -> None:
         assert torch.equal(loose, codes(drawing, **shape))
 
 
-def test_every_output_type_is_the_same_pictures(drawing: pardec.ImagePipeline) -> None:
+def test_every_output_type_is_the_same_images(drawing: pardec.ImagePipeline) -> None:
     shape: dict[str, Any] = {"class_labels": [2, 0], "sampler": "sjd"}
-    made = {kind: drawing(**shape, generator=seeded(5), output_type=kind).images for kind in ("pil", "np", "pt")}
+    images = {kind: drawing(**shape, generator=seeded(5), output_type=kind).images for kind in ("pil", "np", "pt")}
     latent = codes(drawing, **shape, generator=seeded(5))
-    height, width = made["pil"][0].height, made["pil"][0].width
+    height, width = images["pil"][0].height, images["pil"][0].width
     assert (latent.shape, latent.dtype) == ((2, SIDE, SIDE), torch.int64)
-    assert (made["np"].shape, made["np"].dtype) == ((2, height, width, 3), np.float32)
-    assert (made["pt"].shape, made["pt"].dtype) == ((2, 3, height, width), torch.float32)
-    assert np.array_equal(made["np"], made["pt"].permute(0, 2, 3, 1).numpy())
-    assert 0 <= made["np"].min() < made["np"].max() <= 1
-    pixels = np.stack([np.asarray(one) for one in made["pil"]])
-    assert np.abs(made["np"] * 255 - pixels).max() <= 0.5 + 1e-3
+    assert (images["np"].shape, images["np"].dtype) == ((2, height, width, 3), np.float32)
+    assert (images["pt"].shape, images["pt"].dtype) == ((2, 3, height, width), torch.float32)
+    assert np.array_equal(images["np"], images["pt"].permute(0, 2, 3, 1).numpy())
+    assert 0 <= images["np"].min() < images["np"].max() <= 1
+    pixels = np.stack([np.asarray(one) for one in images["pil"]])
+    assert np.abs(images["np"] * 255 - pixels).max() <= 0.5 + 1e-3
     expected = drawing.imaging.decode(latent[1:])
-    assert torch.allclose(made["pt"][1:], (expected / 2 + 0.5).clamp(0, 1))
+    assert torch.allclose(images["pt"][1:], (expected / 2 + 0.5).clamp(0, 1))
     (alone,) = drawing(**shape, generator=seeded(5), output_type="latent", return_dict=False)
     assert torch.equal(alone, latent)
 
 
 def test_the_callback_sees_every_round(drawing: pardec.ImagePipeline) -> None:
-    seen: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
+    calls: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
 
     def look(pipe: Any, step: int, timestep: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         assert pipe is drawing
-        seen.append((step, timestep, tensors["latents"], tensors["committed"]))
+        calls.append((step, timestep, tensors["latents"], tensors["committed"]))
         return tensors
 
     names = ["latents", "committed"]
     shape: dict[str, Any] = {"class_labels": [0, 1, 2], "sampler": "sjd", "generator": seeded(2)}
-    made = codes(drawing, **shape, callback_on_step_end=look, callback_on_step_end_tensor_inputs=names)
+    final = codes(drawing, **shape, callback_on_step_end=look, callback_on_step_end_tensor_inputs=names)
     assert drawing.result is not None
-    assert [step for step, *_ in seen] == list(range(max(drawing.result.nfe)))
-    before = torch.full_like(made, -1)
-    for _, timestep, latents, committed in seen:
+    assert [step for step, *_ in calls] == list(range(max(drawing.result.nfe)))
+    before = torch.full_like(final, -1)
+    for _, timestep, latents, committed in calls:
         assert torch.equal((latents >= 0) & (before < 0), committed)
         assert torch.equal(latents[before >= 0], before[before >= 0])
         assert timestep == int((latents < 0).flatten(1).sum(1).max())
         before = latents
-    assert torch.equal(before, made)
+    assert torch.equal(before, final)
 
 
 def test_a_callback_may_stop_and_may_not_write(drawing: pardec.ImagePipeline) -> None:
@@ -139,10 +139,10 @@ def test_a_callback_may_stop_and_may_not_write(drawing: pardec.ImagePipeline) ->
     latent = codes(drawing, **shape)
     assert (latent.flatten() >= 0).tolist() == [True] * 5 + [False] * (SIDE**2 - 5)
     assert drawing.result is None
-    picture = np.asarray(drawing(**shape | {"generator": seeded(0)}).images[0])
-    assert (picture[-1] == BLANK).all()
+    image = np.asarray(drawing(**shape | {"generator": seeded(0)}).images[0])
+    assert (image[-1] == BLANK).all()
     floats = drawing(**shape | {"generator": seeded(0)}, output_type="np").images[0]
-    assert np.allclose(floats * 255, picture)
+    assert np.allclose(floats * 255, image)
 
     def write(pipe: Any, step: int, timestep: int, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"latents": tensors["latents"] + 1}
@@ -152,24 +152,24 @@ def test_a_callback_may_stop_and_may_not_write(drawing: pardec.ImagePipeline) ->
     assert not drawing.interrupt
 
 
-def test_features_take_the_place_of_captions(reading: pardec.ImagePipeline) -> None:
+def test_features_replace_captions(reading: pardec.ImagePipeline) -> None:
     texts = ["a red circle", "a large blue square on grey"]
     shape: dict[str, Any] = {"sampler": "sjd"}
     read: Any = reading.model.language_model.imaging.encode  # type: ignore[union-attr]
     features = read(texts)
     assert features[0].shape[1] == FEATURES
-    made = codes(reading, prompt=texts, generator=seeded(0), **shape)
-    assert torch.equal(made, codes(reading, prompt_embeds=features, generator=seeded(0), **shape))
+    expected = codes(reading, prompt=texts, generator=seeded(0), **shape)
+    assert torch.equal(expected, codes(reading, prompt_embeds=features, generator=seeded(0), **shape))
     longest = max(map(len, features))
     padded = torch.stack([torch.nn.functional.pad(row, (0, 0, 0, longest - len(row)), value=7.0) for row in features])
     mask = torch.tensor([[at < len(row) for at in range(longest)] for row in features]).long()
     both = {"prompt_embeds": padded, "prompt_attention_mask": mask}
-    assert torch.equal(made, codes(reading, generator=seeded(0), **both, **shape))
+    assert torch.equal(expected, codes(reading, generator=seeded(0), **both, **shape))
     with pytest.raises(SpecError, match="prompt_attention_mask"):
         codes(reading, prompt_embeds=padded, prompt_attention_mask=mask[:1])
 
 
-def test_codes_need_no_decoder_and_pictures_do(tmp_path: Path) -> None:
+def test_codes_need_no_decoder_and_images_do(tmp_path: Path) -> None:
     bare = quiet(pardec.ImagePipeline.from_pretrained(str(painter(tmp_path / "bare", "class", tokenizer=None))))
     assert codes(bare, class_labels=0).shape == (1, SIDE, SIDE)
     with pytest.raises(ModelError, match="no image tokenizer") as caught:
@@ -177,7 +177,7 @@ def test_codes_need_no_decoder_and_pictures_do(tmp_path: Path) -> None:
     assert "latent" in str(caught.value.hint)
 
 
-def test_it_moves_by_reading_its_weights_again(
+def test_it_moves_by_loading_its_weights_again(
     drawing: pardec.ImagePipeline, reading: pardec.ImagePipeline, tmp_path: Path
 ) -> None:
     assert drawing.to("cpu").to(torch.device("cpu"), torch.float32) is drawing
@@ -186,7 +186,7 @@ def test_it_moves_by_reading_its_weights_again(
     assert codes(moved, class_labels=0).shape == (1, SIDE, SIDE)
     assert torch.equal(codes(moved.to(torch.float32), class_labels=0, generator=seeded(0)).cpu(),
                        codes(drawing, class_labels=0, generator=seeded(0)))  # fmt: skip
-    with pytest.raises(SpecError, match="before the pipeline was made"):
+    with pytest.raises(SpecError, match="before the pipeline was created"):
         reading.to(torch.bfloat16)
 
 
@@ -204,17 +204,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "said"), REFUSED)
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
 def test_refused_before_the_first_forward(
-    drawing: pardec.ImagePipeline, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], said: str
+    drawing: pardec.ImagePipeline, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setattr("pardec.samplers.speculative.loop.decode", lambda *_, **__: pytest.fail("a forward was made"))
-    with pytest.raises(SpecError, match=said) as caught:
-        drawing(**given)
+    with pytest.raises(SpecError, match=message) as caught:
+        drawing(**arguments)
     assert caught.value.hint
 
 
-def test_a_pipeline_takes_models_of_pictures_only(drawing: pardec.ImagePipeline) -> None:
+def test_a_pipeline_takes_image_models_only(drawing: pardec.ImagePipeline) -> None:
     with pytest.raises(SpecError, match="text model"):
         pardec.ImagePipeline("tiny-llama")
     with pytest.raises(SpecError, match="got int"):
@@ -241,8 +241,8 @@ def test_the_progress_bar_counts_tokens(
     rounds: list[int] = []
     real = type(drawing.model).run
 
-    def counted(self: Any, call: Any, **given: Any) -> Any:
-        for event in real(self, call, **given):
+    def counted(self: Any, call: Any, **options: Any) -> Any:
+        for event in real(self, call, **options):
             if isinstance(event, Accepted):
                 rounds.append(int(event.committed.sum()))
             yield event
@@ -254,6 +254,6 @@ def test_the_progress_bar_counts_tokens(
     finally:
         quiet(drawing)
     assert sum(rounds) == 2 * SIDE**2
-    shown = capsys.readouterr().err
-    assert "drawing" in shown
-    assert f"{2 * SIDE**2}/{2 * SIDE**2}" in shown
+    output = capsys.readouterr().err
+    assert "drawing" in output
+    assert f"{2 * SIDE**2}/{2 * SIDE**2}" in output

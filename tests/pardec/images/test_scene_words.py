@@ -1,4 +1,4 @@
-"""What people ask of images in diffusers' words: larger, away from a caption; and captions as they write them."""
+"""Larger images, negative prompts, and captions with capitals and punctuation."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def painter() -> pardec.Model:
 
 @pytest.fixture(scope="module")
 def pipe(painter: pardec.Model) -> Any:
-    made = pardec.ImagePipeline(painter)
-    made.set_progress_bar_config(disable=True)
-    return made
+    pipe = pardec.ImagePipeline(painter)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
-def render(painter: pardec.Model, **given: Any) -> list[int]:
-    return painter.generate(CAPTION, temperature=0.0, sampler=given.pop("sampler", "sjd"), **given).tokens[0]
+def render(painter: pardec.Model, **arguments: Any) -> list[int]:
+    return painter.generate(CAPTION, temperature=0.0, sampler=arguments.pop("sampler", "sjd"), **arguments).tokens[0]
 
 
 def test_guidance_is_against_the_negative_prompt(painter: pardec.Model) -> None:
@@ -46,10 +46,10 @@ def test_guidance_is_against_the_negative_prompt(painter: pardec.Model) -> None:
         assert render(painter, cfg=3.0, negative_prompt=OTHER, sampler=sampler) == away
 
 
-def test_what_is_unsaid_is_the_negative_caption_as_the_model_reads_it(painter: pardec.Model) -> None:
+def test_the_unconditional_prefix_is_that_of_the_negative_caption(painter: pardec.Model) -> None:
     call = painter.prepare([CAPTION, OTHER], cfg=2.0, negative_prompt=[OTHER, ""])
-    said = painter.prepare([OTHER, OTHER], cfg=2.0)
-    prefix, expected = call.request.prefix, said.request.prefix  # type: ignore[union-attr]
+    negative = painter.prepare([OTHER, OTHER], cfg=2.0)
+    prefix, expected = call.request.prefix, negative.request.prefix  # type: ignore[union-attr]
     assert prefix is not None
     assert expected is not None
     assert prefix.uncond is not None
@@ -60,7 +60,7 @@ def test_what_is_unsaid_is_the_negative_caption_as_the_model_reads_it(painter: p
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ({"negative_prompt": OTHER}, "needs guidance"),
         ({"negative_prompt": OTHER, "cfg": 1.0}, "needs guidance"),
@@ -69,10 +69,10 @@ def test_what_is_unsaid_is_the_negative_caption_as_the_model_reads_it(painter: p
     ],
 )
 def test_a_negative_prompt_that_means_nothing_is_refused(
-    painter: pardec.Model, given: dict[str, Any], said: str
+    painter: pardec.Model, arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(pardec.SpecError, match=said) as caught:
-        painter.prepare(CAPTION, **given)
+    with pytest.raises(pardec.SpecError, match=message) as caught:
+        painter.prepare(CAPTION, **arguments)
     assert caught.value.hint
 
 
@@ -84,10 +84,10 @@ def test_models_of_classes_and_of_text_take_none() -> None:
 
 
 def test_the_pipeline_draws_in_multiples_of_the_models_size(pipe: Any) -> None:
-    given = {"sampler": "sjd", "temperature": 0.0, "guidance_scale": 3.0, "negative_prompt": OTHER}
-    own = np.asarray(pipe(CAPTION, **given, height=48, width=48).images[0])
-    large = np.asarray(pipe(CAPTION, **given, height=96).images[0])
-    array = pipe(CAPTION, **given, width=144, output_type="np").images[0]
+    arguments = {"sampler": "sjd", "temperature": 0.0, "guidance_scale": 3.0, "negative_prompt": OTHER}
+    own = np.asarray(pipe(CAPTION, **arguments, height=48, width=48).images[0])
+    large = np.asarray(pipe(CAPTION, **arguments, height=96).images[0])
+    array = pipe(CAPTION, **arguments, width=144, output_type="np").images[0]
     assert own.shape == (48, 48, 3)
     assert np.array_equal(large, own.repeat(2, 0).repeat(2, 1))
     assert array.shape == (144, 144, 3)
@@ -96,7 +96,7 @@ def test_the_pipeline_draws_in_multiples_of_the_models_size(pipe: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "message"),
     [
         ({"height": 512, "width": 512}, "height=512, and tiny-llamagen draws images of 48 by 48 pixels"),
         ({"width": 24}, "width=24"),
@@ -104,25 +104,25 @@ def test_the_pipeline_draws_in_multiples_of_the_models_size(pipe: Any) -> None:
         ({"height": 48, "width": 96}, "48 by 96 pixels have another aspect ratio"),
     ],
 )
-def test_other_sizes_are_refused_with_those_that_there_are(pipe: Any, size: dict[str, Any], said: str) -> None:
-    with pytest.raises(pardec.SpecError, match=said) as caught:
+def test_other_sizes_are_refused_with_the_possible_ones(pipe: Any, size: dict[str, Any], message: str) -> None:
+    with pytest.raises(pardec.SpecError, match=message) as caught:
         pipe(CAPTION, **size)
     assert "96" in str(caught.value.hint)
 
 
-def test_files_take_larger_pictures_and_say_so(cli: Cli, tmp_path: Path) -> None:
+def test_files_store_larger_images_and_their_scale(cli: Cli, tmp_path: Path) -> None:
     small, large = tmp_path / "small.png", tmp_path / "large.png"
     same = ("image", "tiny-llamagen", "-p", CAPTION, "-s", "sjd", "--cfg", "3", "--negative-prompt", OTHER, "--quiet")
     assert cli(*same, "-o", small, "--each", tmp_path / "each")[0] == 0
     assert cli(*same, "-o", large, "--scale", "4")[0] == 0
     one, four = np.asarray(Image.open(small)), np.asarray(Image.open(large))
     assert np.array_equal(four, one.repeat(4, 0).repeat(4, 1))
-    said = pngs.read(large)
-    assert (said["scale"], pngs.read(small)["scale"]) == (4, 1)
-    assert said["negative_prompt"] == OTHER
-    made = pardec.load("tiny-llamagen", device="cpu").generate(**pngs.again(said))
-    assert made.images is not None
-    assert np.array_equal(np.asarray(made.images[0]), one)
+    record = pngs.read(large)
+    assert (record["scale"], pngs.read(small)["scale"]) == (4, 1)
+    assert record["negative_prompt"] == OTHER
+    again = pardec.load("tiny-llamagen", device="cpu").generate(**pngs.again(record))
+    assert again.images is not None
+    assert np.array_equal(np.asarray(again.images[0]), one)
     code, _, err = cli(*same, "-o", large, "--scale", "0")
     assert (code, "--scale" in err) == (2, True)
 

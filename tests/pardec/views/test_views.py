@@ -1,4 +1,4 @@
-"""Views of a canvas: lines and colours in a terminal, one HTML file, images."""
+"""Views of a decode: lines and colours in a terminal, one HTML file, images."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_a_terminal_is_redrawn(model: pardec.Model, monkeypatch: pytest.MonkeyPa
     with Watch(model.tokenizer, terminal) as watch:
         for event in model.stream(["Tom", "Ann"] * 5, max_new_tokens=4):
             watch(event)
-    shown = terminal.getvalue()
-    assert "\x1b[" in shown
-    assert "and 2 more rows" in shown
-    assert "40 of 40 committed" in shown
+    output = terminal.getvalue()
+    assert "\x1b[" in output
+    assert "and 2 more rows" in output
+    assert "40 of 40 committed" in output
 
 
-def test_a_row_that_stops_shows_nothing_behind_its_end(model: pardec.Model) -> None:
+def test_a_stopped_row_shows_nothing_after_its_end(model: pardec.Model) -> None:
     whole = model.generate("Tom has 3 cups.", max_new_tokens=8, stop_ids=[], sampler="threshold:tau=0.0")
     log = io.StringIO()
     stop = whole.tokens[0][2]
@@ -66,34 +66,34 @@ def test_a_row_that_stops_shows_nothing_behind_its_end(model: pardec.Model) -> N
     assert not watch.open.any()
 
 
-def test_the_page_is_whole_and_needs_no_network(result: pardec.Result) -> None:
+def test_the_page_is_complete_and_needs_no_network(result: pardec.Result) -> None:
     text = page(result)
     assert not re.search(r"https?://|src=|@import|<link", text)
-    held = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
-    for row, (shown, prompt) in enumerate(zip(cells(result), held["prompts"], strict=True)):
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    for row, (tokens, prompt) in enumerate(zip(cells(result), data["prompts"], strict=True)):
         start, (run,) = result.prompts[row], prompt["runs"]
         end = start + len(run["texts"])
-        assert prompt["prompt"] == "".join(cell.text for cell in shown[:start])
-        assert run["texts"] == [cell.text for cell in shown[start:]]
-        assert run["steps"][: end - start] == [cell.step for cell in shown[start:]]
+        assert prompt["prompt"] == "".join(cell.text for cell in tokens[:start])
+        assert run["texts"] == [cell.text for cell in tokens[start:]]
+        assert run["steps"][: end - start] == [cell.step for cell in tokens[start:]]
         assert len(run["steps"]) == len(run["scores"]) == result.trace.lengths[row] - start
     assert "<script>" not in fragment(result)
     assert result._repr_html_() == fragment(result)
 
 
 def test_text_is_escaped(model: pardec.Model) -> None:
-    made = model.generate(input_ids=[[5, 2, 3]], max_new_tokens=2)
-    assert "&lt;bos&gt;" in fragment(made)
-    assert "\\u003cbos\\u003e" in page(made)
-    assert "<bos>" not in fragment(made) + page(made)
+    result = model.generate(input_ids=[[5, 2, 3]], max_new_tokens=2)
+    assert "&lt;bos&gt;" in fragment(result)
+    assert "\\u003cbos\\u003e" in page(result)
+    assert "<bos>" not in fragment(result) + page(result)
 
 
 def test_no_text_ends_the_data_of_a_page() -> None:
-    told = {"text": "</script><script>&\u2028", "score": float("nan"), "rest": [float("-inf"), 1.5]}
-    written = embedded(told)
-    assert not set("<>&") & set(written)
+    data = {"text": "</script><script>&\u2028", "score": float("nan"), "rest": [float("-inf"), 1.5]}
+    text = embedded(data)
+    assert not set("<>&") & set(text)
     # A mark that breaks or reorders lines is spelled out.
-    assert json.loads(written) == {"text": "</script><script>&\\u2028", "score": None, "rest": [None, 1.5]}
+    assert json.loads(text) == {"text": "</script><script>&\\u2028", "score": None, "rest": [None, 1.5]}
 
 
 def test_a_page_is_filled_once() -> None:
@@ -102,7 +102,7 @@ def test_a_page_is_filled_once() -> None:
         fill("{{one}}")
 
 
-def test_pictures_have_a_frame_for_every_forward(result: pardec.Result) -> None:
+def test_animations_have_a_frame_for_every_forward(result: pardec.Result) -> None:
     still = Image.open(io.BytesIO(png(result)))
     assert still.format == "PNG"
     moving = Image.open(io.BytesIO(gif(result)))
@@ -120,9 +120,9 @@ def test_a_long_run_skips_frames(model: pardec.Model, monkeypatch: pytest.Monkey
 def test_a_finished_run_is_coloured_by_step(result: pardec.Result) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=200)
     console.print(finished(result))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    # Of 256 colours or of all: rich keeps a style's codes as the first console of the process wrote them.
-    assert "\x1b[38;" in shown
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    # 256 colours or true colour: rich caches the codes of a style from the first console of the process.
+    assert "\x1b[38;" in output
 
 
 def test_the_scale_grows_lighter_and_its_text_reads() -> None:
@@ -161,8 +161,8 @@ def test_a_revision_is_open_again_and_counted(model: pardec.Model, monkeypatch: 
             for event in (started, first, second):
                 watch(event)
             assert watch.when[0].tolist() == [-1, 1, -1, -1]
-            marked = [str(span.style) for span in watch._line(0).spans]
-            assert marked == ["bold red", "red", "dim"]
+            styles = [str(span.style) for span in watch._line(0).spans]
+            assert styles == ["bold red", "red", "dim"]
     assert [line.count("·") for line in log.getvalue().splitlines()] == [1, 2]
     assert "~0 " in log.getvalue().splitlines()[0]
     assert "~2 " in log.getvalue().splitlines()[1]
@@ -170,13 +170,13 @@ def test_a_revision_is_open_again_and_counted(model: pardec.Model, monkeypatch: 
 
 @pytest.mark.parametrize("spec", ["threshold:tau=0.3+wino", "threshold:tau=0.3+remdm", "fixed:steps=3+edit"])
 def test_revising_runs_can_be_watched_and_viewed(model: pardec.Model, spec: str) -> None:
-    log, taken = io.StringIO(), 0
+    log, revised = io.StringIO(), 0
     with Watch(model.tokenizer, log) as watch:
         for event in model.stream("Tom has 3 cups.", max_new_tokens=8, sampler=spec, stop_ids=[], temperature=0.9):
             watch(event)
             if isinstance(event, Step) and event.revised is not None:
-                taken += int(event.revised.sum())
-    assert taken == sum(int(line.split("~")[1].split()[0]) for line in log.getvalue().splitlines())
+                revised += int(event.revised.sum())
+    assert revised == sum(int(line.split("~")[1].split()[0]) for line in log.getvalue().splitlines())
     assert not watch.open.any()
     assert page(model.generate("Tom has 3 cups.", max_new_tokens=8, sampler=spec))
 
