@@ -253,8 +253,12 @@ COLUMNS = (
 def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
     """Writes OUT.json and OUT.md from what is done so far."""
     arms = [PLAIN, LOOKUP, ASSISTED, *options.specs]
+    command = ["python", "benchmarks/real_text.py", "--model", Path(options.model).name]
+    command += ["--prompts", options.prompts.name]
+    for name in ("count", "timed", "max_new_tokens", "checked_tokens"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     head = {
-        "command": shlex.join(["python", "benchmarks/real_text.py", *map(_shown, sys.argv[1:])]),
+        "command": shlex.join(command),
         "model": Path(options.model).name,
         "max_new_tokens": options.max_new_tokens,
         "checked_tokens": options.checked_tokens,
@@ -283,11 +287,6 @@ def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
     options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     page = _page(head, equality, runs, kinds, across(times.rows, runs, arms), least)
     options.out.with_suffix(".md").write_text("\n".join(page).rstrip() + "\n")
-
-
-def _shown(word: str) -> str:
-    """A word of the command, a path by its last part."""
-    return Path(word).name if os.sep in word and Path(word).is_absolute() else word
 
 
 def across(rows: list[Row], runs: Row, arms: list[str]) -> dict[str, list[str]]:
