@@ -204,8 +204,9 @@ def forwards(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Milliseconds of a forward over some positions in every run: the least of many, which take turns."""
     decoders = {run: Decoders(options, run) for run in options.runs}
     least: dict[str, dict[str, float]] = {run: {} for run in decoders}
+    vocabulary = next(iter(decoders.values())).model.network.vocab_size
     for count in POSITIONS:
-        ids = torch.randint(0, 1000, (1, count), generator=torch.Generator().manual_seed(count))
+        ids = torch.randint(0, vocabulary, (1, count), generator=torch.Generator().manual_seed(count))
         for _ in range(REPEATS):
             for run, decoder in decoders.items():
                 os.environ["PARDEC_KERNELS"] = decoder.kernels
