@@ -204,8 +204,9 @@ def forwards(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Milliseconds of a forward over some positions in every run: the least of many, which take turns."""
     decoders = {run: Decoders(options, run) for run in options.runs}
     least: dict[str, dict[str, float]] = {run: {} for run in decoders}
+    vocabulary = next(iter(decoders.values())).model.network.vocab_size
     for count in POSITIONS:
-        ids = torch.randint(0, 1000, (1, count), generator=torch.Generator().manual_seed(count))
+        ids = torch.randint(0, vocabulary, (1, count), generator=torch.Generator().manual_seed(count))
         for _ in range(REPEATS):
             for run, decoder in decoders.items():
                 os.environ["PARDEC_KERNELS"] = decoder.kernels
@@ -253,8 +254,12 @@ COLUMNS = (
 def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
     """Writes OUT.json and OUT.md from what is done so far."""
     arms = [PLAIN, LOOKUP, ASSISTED, *options.specs]
+    command = ["python", "benchmarks/real_text.py", "--model", Path(options.model).name]
+    command += ["--prompts", options.prompts.name]
+    for name in ("count", "timed", "max_new_tokens", "checked_tokens"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     head = {
-        "command": shlex.join(["python", "benchmarks/real_text.py", *map(_shown, sys.argv[1:])]),
+        "command": shlex.join(command),
         "model": Path(options.model).name,
         "max_new_tokens": options.max_new_tokens,
         "checked_tokens": options.checked_tokens,
@@ -283,11 +288,6 @@ def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
     options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     page = _page(head, equality, runs, kinds, across(times.rows, runs, arms), least)
     options.out.with_suffix(".md").write_text("\n".join(page).rstrip() + "\n")
-
-
-def _shown(word: str) -> str:
-    """A word of the command, a path by its last part."""
-    return Path(word).name if os.sep in word and Path(word).is_absolute() else word
 
 
 def across(rows: list[Row], runs: Row, arms: list[str]) -> dict[str, list[str]]:
