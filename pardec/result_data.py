@@ -131,8 +131,9 @@ class ResultData:
             return [([CELL] * (columns - 1) + [f"{CELL}\n"]) * rows for _ in self.tokens]
         if self.saved_pieces is not None or self.tokenizer is None:
             return self.saved_pieces
-        split, pairs = TokenTexts(self.tokenizer), zip(self.sequences.tolist(), self.trace.lengths.tolist(), strict=True)
-        return [split(row[:end]) for row, end in pairs]
+        texts_of = TokenTexts(self.tokenizer)
+        lengths = self.trace.lengths.tolist()
+        return [texts_of(row[:end]) for row, end in zip(self.sequences.tolist(), lengths, strict=True)]
 
     def rows(self) -> list[dict[str, Any]]:
         """Each row as a dict of JSON values."""

@@ -6,7 +6,7 @@
 A sentence tells one note, in any of several wordings of different length and word order, with or without a word before
 it; a wording, once begun, settles what follows. Two neighbours never begin with the same word, so that what one
 sentence may say depends on both beside it. The notes but for the name decide the split. Every story that the grammar
-gives is right; how likely a judge holds a right one is told beside the score.
+gives is right; how likely a judge holds a right one is given beside the score.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Notes:
         yield [form.format(name=self.name, job=self.job, city=self.city) for form in INTRODUCTIONS]
         he, him = PEOPLE[self.name]
         for sign, n, things in self.events:
-            told = [form.format(he=he, him=him, n=n, things=things) for form in EVENTS[sign]]
-            yield [before + one if before else one[0].upper() + one[1:] for before in BEFORE for one in told]
+            events = [form.format(he=he, him=him, n=n, things=things) for form in EVENTS[sign]]
+            yield [before + one if before else one[0].upper() + one[1:] for before in BEFORE for one in events]
 
     def prompt(self) -> str:
         events = " ".join(f"{sign} {n} {things}" for sign, n, things in self.events)

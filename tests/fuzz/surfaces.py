@@ -23,7 +23,7 @@ from pardec.io.prompt_files import read_file
 from pardec.models.loading.catalog import EMBEDDED, TOKENIZER
 from pardec.requests.settings import Settings
 from pardec.samplers import registry
-from pardec.views import html, picture, terminal
+from pardec.views import html, order_image, terminal
 from tests.fuzz.mutate import DEEP, ODD, bytes_of, odd, shaken, text_of
 from tests.models import llamagen_files
 from tests.models.toys import llama_config, llama_tensors, write_checkpoint
@@ -227,7 +227,7 @@ class Results:
         console = Console(force_terminal=True, width=80)
         with console.capture() as held:
             console.print(terminal.finished(result))
-        picture.png(result)
+        order_image.png(result)
         if len(result.tokens) < 50:
             picture.gif(result)
         assert not any("<script>alert" in text for text in shown[1:])
