@@ -229,7 +229,7 @@ class Results:
             console.print(terminal.finished(result))
         order_image.png(result)
         if len(result.tokens) < 50:
-            picture.gif(result)
+            order_image.gif(result)
         assert not any("<script>alert" in text for text in shown[1:])
         assert "\x1b" not in shown[0]
         assert "\x1b[31mred" not in held.get()
