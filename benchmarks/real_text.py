@@ -310,7 +310,8 @@ def across(rows: list[Row], runs: Row, arms: list[str]) -> dict[str, list[str]]:
 def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: Row, fastest: Row) -> Iterator[str]:
     yield f"# Drafting for {head['model']}\n"
     yield f"At most {head['max_new_tokens']} tokens an answer, greedy, one thread, {head['processor']}; torch"
-    yield f"{head['torch']}, transformers {head['transformers']}; `{head['command']}`.\n"
+    yield f"{head['torch']}, transformers {head['transformers']}; `{head['command']}`."
+    yield "An arm is compared with transformers over the prompts that it has done, which need not be all.\n"
     if equality:
         yield "## Tokens equal to transformers' greedy ones, float32\n"
         yield f"The first {head['checked_tokens']} tokens of each answer; drafters in batches."
