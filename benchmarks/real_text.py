@@ -116,12 +116,12 @@ class Decoders:
             more = third if self.options.assistant is None else {"assistant_model": self.assistant}
         rows = []
         for ids in prompts:
-            given = torch.tensor([ids])
+            inputs = torch.tensor([ids])
             with torch.inference_mode():
-                found = self.network.generate(
-                    given, attention_mask=torch.ones_like(given), max_new_tokens=new, do_sample=False, **more
+                output = self.network.generate(
+                    inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=new, do_sample=False, **more
                 )
-            rows.append(found[0, len(ids) :].tolist())
+            rows.append(output[0, len(ids) :].tolist())
         return rows, {}
 
     @torch.inference_mode()
@@ -172,8 +172,8 @@ def check(decoders: Decoders, prompts: list[Prompt], options: argparse.Namespace
         print(f"{min(start + BATCH, len(ordered))} of {len(ordered)} prompts compared", flush=True)
     for row in [row for row in store.rows if "gap" not in row]:
         expected = store.find(arm=PLAIN, id=row["id"])
-        known = store.find(arm=f"gap of {row['arm']}", id=row["id"])
-        if expected and expected["tokens"] != row["tokens"] and known is None:
+        gap_row = store.find(arm=f"gap of {row['arm']}", id=row["id"])
+        if expected and expected["tokens"] != row["tokens"] and gap_row is None:
             gap = decoders.gap(ids[row["id"]], expected["tokens"], row["tokens"])
             store.add({"arm": f"gap of {row['arm']}", "id": row["id"], "gap": gap})
 
@@ -194,16 +194,16 @@ def timed(prompts: list[Prompt], options: argparse.Namespace, store: Store) -> N
                     warm.add((run, arm))
                 process, clock = time.process_time(), time.perf_counter()
                 [tokens], figures = decoder.decode(arm, [ids], options.max_new_tokens)
-                took = {"process_s": time.process_time() - process, "clock_s": time.perf_counter() - clock}
+                duration = {"process_s": time.process_time() - process, "clock_s": time.perf_counter() - clock}
                 head = {"run": run, "arm": arm, "id": prompt.id, "kind": prompt.kind, "prompt": len(ids)}
-                store.add({**head, "tokens": tokens, **figures, **took})
+                store.add({**head, "tokens": tokens, **figures, **duration})
         print(f"{number + 1} of {len(prompts)} prompts", flush=True)
 
 
 def forwards(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Milliseconds of a forward over some positions in every run: the least of many, which take turns."""
     decoders = {run: Decoders(options, run) for run in options.runs}
-    least: dict[str, dict[str, float]] = {run: {} for run in decoders}
+    fastest: dict[str, dict[str, float]] = {run: {} for run in decoders}
     vocabulary = next(iter(decoders.values())).model.network.vocab_size
     for count in POSITIONS:
         ids = torch.randint(0, vocabulary, (1, count), generator=torch.Generator().manual_seed(count))
@@ -212,15 +212,15 @@ def forwards(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                 os.environ["PARDEC_KERNELS"] = decoder.kernels
                 started = time.process_time()
                 decoder.model.logits(ids)
-                took = 1000 * (time.process_time() - started)
-                least[run][str(count)] = min(took, least[run].get(str(count), took))
-    return least
+                milliseconds = 1000 * (time.process_time() - started)
+                fastest[run][str(count)] = min(milliseconds, fastest[run].get(str(count), milliseconds))
+    return fastest
 
 
 def summary(rows: list[Row], arms: list[str]) -> list[Row]:
     """A row for each arm, over the prompts that it and transformers have decoded."""
     plain = {row["id"]: row for row in rows if row["arm"] == PLAIN}
-    found = []
+    summaries = []
     for arm in arms:
         own = [row for row in rows if row["arm"] == arm and row["id"] in plain]
         if not own:
@@ -237,8 +237,8 @@ def summary(rows: list[Row], arms: list[str]) -> list[Row]:
             entry["acceptance_length"] = sum(row["gained"] for row in own) / max(1, sum(row["rounds"] for row in own))
             entry["forwards_per_token"] = sum(row["nfe"] for row in own) / tokens
             entry["drafter_forwards"] = sum(row["drafter"] for row in own) / len(own)
-        found.append(entry)
-    return found
+        summaries.append(entry)
+    return summaries
 
 
 COLUMNS = (
@@ -283,34 +283,35 @@ def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
             names = sorted({row["kind"] for row in own})
             kinds[run] = {kind: summary([row for row in own if row["kind"] == kind], arms) for kind in names}
     file = options.run / "forwards.json"
-    least = json.loads(file.read_text()) if file.is_file() else {}
-    result = {**head, "equality": equality, "runs": runs, "kinds": kinds, "forwards_ms": least}
+    fastest = json.loads(file.read_text()) if file.is_file() else {}
+    result = {**head, "equality": equality, "runs": runs, "kinds": kinds, "forwards_ms": fastest}
     options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    page = _page(head, equality, runs, kinds, across(times.rows, runs, arms), least)
+    page = _page(head, equality, runs, kinds, across(times.rows, runs, arms), fastest)
     options.out.with_suffix(".md").write_text("\n".join(page).rstrip() + "\n")
 
 
 def across(rows: list[Row], runs: Row, arms: list[str]) -> dict[str, list[str]]:
     """Seconds of each arm in every run over those of the first, with the number of prompts."""
     first = next(iter(runs), None)
-    found: dict[str, list[str]] = {}
+    ratios: dict[str, list[str]] = {}
     for arm in arms:
-        took = {
+        seconds = {
             run: {row["id"]: row["process_s"] for row in rows if (row["run"], row["arm"]) == (run, arm)} for run in runs
         }
-        common = {run: took[run].keys() & took[first].keys() for run in runs}
+        common = {run: seconds[run].keys() & seconds[first].keys() for run in runs}
         if any(common.values()) and sum(map(bool, common.values())) > 1:
-            found[arm] = [
-                f"{sum(took[run][i] for i in ids) / sum(took[first][i] for i in ids):.2f} ({len(ids)})" if ids else ""
-                for run, ids in common.items()
+            sums = {run: [sum(seconds[at][i] for i in ids) for at in (run, first)] for run, ids in common.items()}
+            ratios[arm] = [
+                f"{own / base:.2f} ({len(common[run])})" if base else "" for run, (own, base) in sums.items()
             ]
-    return found
+    return ratios
 
 
-def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: Row, least: Row) -> Iterator[str]:
+def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: Row, fastest: Row) -> Iterator[str]:
     yield f"# Drafting for {head['model']}\n"
     yield f"At most {head['max_new_tokens']} tokens an answer, greedy, one thread, {head['processor']}; torch"
-    yield f"{head['torch']}, transformers {head['transformers']}; `{head['command']}`.\n"
+    yield f"{head['torch']}, transformers {head['transformers']}; `{head['command']}`."
+    yield "An arm is compared with transformers over the prompts that it has done, which need not be all.\n"
     if equality:
         yield "## Tokens equal to transformers' greedy ones, float32\n"
         yield f"The first {head['checked_tokens']} tokens of each answer; drafters in batches."
@@ -334,8 +335,8 @@ def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: Row, le
         yield f"| arm | {' | '.join(kinds[run])} |"
         yield "|---" * (len(kinds[run]) + 1) + "|"
         for row in rows:
-            found = [{own["arm"]: own for own in rows}.get(row["arm"]) for rows in kinds[run].values()]
-            cells = " | ".join("" if own is None else f"{own['speed_up_process_s']:.2f}" for own in found)
+            cells_of = [{own["arm"]: own for own in rows}.get(row["arm"]) for rows in kinds[run].values()]
+            cells = " | ".join("" if own is None else f"{own['speed_up_process_s']:.2f}" for own in cells_of)
             yield f"| {row['arm']} | {cells} |"
         yield ""
     if len(runs) > 1:
@@ -346,13 +347,13 @@ def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: Row, le
         for arm, cells in ratios.items():
             yield f"| {arm} | {' | '.join(cells)} |"
         yield ""
-    if least:
+    if fastest:
         yield "## A forward without a cache\n"
         yield f"Milliseconds of the process, by the number of positions; the least of {REPEATS} that take turns.\n"
         yield f"| run | {' | '.join(map(str, POSITIONS))} |"
         yield "|---" * (len(POSITIONS) + 1) + "|"
-        for run, took in least.items():
-            yield f"| {run} | {' | '.join(f'{took[str(count)]:.0f}' for count in POSITIONS)} |"
+        for run, milliseconds in fastest.items():
+            yield f"| {run} | {' | '.join(f'{milliseconds[str(count)]:.0f}' for count in POSITIONS)} |"
 
 
 def main() -> None:

@@ -154,9 +154,9 @@ def _llama3(header: Header, theta: float, head_dim: int) -> dict[str, Any]:
     if tensor.kind == "F32" and tensor.shape == (head_dim // 2,):
         divisors = header.raw(tensor).reshape(-1).view("<f4").astype(np.float64)
         factor = float(divisors.max())
-        turns = 8192 / (2 * np.pi) * theta ** (-np.arange(0, head_dim, 2) / head_dim)  # within the original length
-        kept = np.clip((turns - 1) / 3, 0, 1)
-        if np.isfinite(factor) and np.allclose(divisors, 1 / ((1 - kept) / factor + kept), rtol=1e-3):
+        rotations = 8192 / (2 * np.pi) * theta ** (-np.arange(0, head_dim, 2) / head_dim)  # within the original length
+        unscaled = np.clip((rotations - 1) / 3, 0, 1)
+        if np.isfinite(factor) and np.allclose(divisors, 1 / ((1 - unscaled) / factor + unscaled), rtol=1e-3):
             return {"rope_type": "llama3", "factor": factor, "rope_theta": theta, **_LLAMA3}
     raise ModelError(f"{header.file}: the divisors in {_ROPE_FACTORS} are not those of Llama 3, and are not supported")
 

@@ -45,12 +45,12 @@ def converted(file: Path) -> Path:
     """
     try:
         status = file.stat()
-        known = (os.path.realpath(file), status.st_size, status.st_mtime_ns)
-        if known not in _ready or not (_ready[known] / "config.json").is_file():
-            _ready[known] = _convert(read_header(file))
+        identity = (os.path.realpath(file), status.st_size, status.st_mtime_ns)
+        if identity not in _ready or not (_ready[identity] / "config.json").is_file():
+            _ready[identity] = _convert(read_header(file))
     except OSError as error:
         raise _unwritable(file, error) from error
-    return _ready[known]
+    return _ready[identity]
 
 
 def _convert(header: Header) -> Path:

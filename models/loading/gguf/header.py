@@ -149,16 +149,16 @@ class _Reader:
             raise self.fail(f"general.alignment is {alignment!r}")
         entries = [(self.text(), self._shape(), self.scalar("I"), self.scalar("Q")) for _ in range(count)]
         begin = -(-self.at // alignment) * alignment
-        found: dict[str, StoredTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         for name, shape, number, offset in entries:
-            if name in found:
+            if name in tensors:
                 raise self.fail(f"tensor {name!r} is in it twice")
             kind, size = self._size(name, shape, number)
             if begin + offset + size > len(self.content):
                 missing = begin + offset + size - len(self.content)
                 raise ModelError(f"{self.file} is cut short: tensor {name!r} misses {missing} bytes", _AGAIN)
-            found[name] = StoredTensor(name, shape, kind, begin + offset, size)
-        return found
+            tensors[name] = StoredTensor(name, shape, kind, begin + offset, size)
+        return tensors
 
     def _shape(self) -> tuple[int, ...]:
         axes = self.scalar("I")
