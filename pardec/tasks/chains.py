@@ -1,12 +1,12 @@
 """Word problems of many dependent steps: each line of the answer needs the number of the line before.
 
     Anna starts with 42 cups. Ben adds 7. Leo sells 3. How many remain?
-    Ben gets 42 from Anna: 42 + 7 = 49. Ben gives 49 to Leo: 49 - 3 = 46. answer 46
+    Ben gets from Anna: 42 + 7 = 49. Leo works for Ben: 49 - 3 = 46. answer 46
 
 Names and operands stand in the prompt, so a line's frame can be written at any time; its numbers cannot, and a guess
 near by is often nearly right. A line is worded in one of three ways of the same length, whose words must agree: the
-likeliest word of each place, taken alone, gives none of the three. Start, signs, operands and the prompt's verbs
-decide the split; who and what do not. Every number that is reached lies in 10..99.
+likeliest word of each place, taken alone, gives none of the three (`works from`). Start, signs, operands and the
+prompt's verbs decide the split; who and what do not. Every number that is reached lies in 10..99.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ STEPS = {
 QUESTION = "How many remain?"
 # how a line may begin, and how often the given answers do so
 WORDINGS = {
-    "{before} gives {x} to {name}": 0.4,
-    "{name} gets {x} from {before}": 0.35,
-    "{name} takes {x} from {before}": 0.25,
+    "{name} gets from {before}": 0.4,
+    "{name} works with {before}": 0.35,
+    "{name} works for {before}": 0.25,
 }
-LINE_TOKENS = 15  # with the embedded models' tokenizer, whatever the wording
-_LINE = re.compile(r"([A-Z][a-z]+) ([a-z]+) ([0-9]+) ([a-z]+) ([A-Z][a-z]+): ([0-9]+) ([-+]) ([0-9]+) = ([0-9]+)\.")
-_VERBS = {("gives", "to"), ("gets", "from"), ("takes", "from")}
+LINE_TOKENS = 13  # with the embedded models' tokenizer, whatever the wording
+_LINE = re.compile(
+    r"([A-Z][a-z]+) (?:gets from|works with|works for) ([A-Z][a-z]+): ([0-9]+) ([-+]) ([0-9]+) = ([0-9]+)\."
+)
 _ANSWER = re.compile(r"\banswer (0|[1-9][0-9]*)\b")
 
 
@@ -82,7 +83,7 @@ class Chains(Generator):
         wording = random.Random("|".join(key))  # the problem's own, whatever was drawn before it
         picks = wording.choices(tuple(WORDINGS), tuple(WORDINGS.values()), k=count)
         lines = [
-            f"{pick.format(before=before, name=name, x=x)}: {x} {sign} {y} = {result}."
+            f"{pick.format(before=before, name=name)}: {x} {sign} {y} = {result}."
             for pick, before, name, (x, sign, y, result) in zip(picks, people, people[1:], sums, strict=False)
         ]
         return Draw("|".join(key), prompt, " ".join([*lines, f"answer {x}"]))
@@ -103,11 +104,7 @@ def _meaning(text: str) -> list[tuple[str, ...]] | None:
     lines: list[tuple[str, ...]] = []
     at = 0
     while line := _LINE.match(text, at):
-        first, verb, given, preposition, second, *numbers = line.groups()
-        if (verb, preposition) not in _VERBS:
-            return None
-        giver, taker = (first, second) if verb == "gives" else (second, first)
-        lines.append((giver, taker, given, *numbers))
+        lines.append(line.groups())
         at = line.end() + 1
     answer = _ANSWER.fullmatch(text, at)
     return [*lines, (answer[1],)] if lines and answer else None

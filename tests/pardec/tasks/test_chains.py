@@ -17,7 +17,7 @@ NAMES = {"chains-64": (2, 4), "chains-128": (5, 8), "chains": (6, 14)}
 PROBLEM = Problem(
     "p",
     "Anna starts with 42 cups. Ben adds 7. Leo sells 3. How many remain?",
-    "Ben gets 42 from Anna: 42 + 7 = 49. Ben gives 49 to Leo: 49 - 3 = 46. answer 46",
+    "Ben gets from Anna: 42 + 7 = 49. Leo works for Ben: 49 - 3 = 46. answer 46",
 )
 
 
@@ -41,7 +41,7 @@ def test_each_line_follows_from_the_prompt_and_the_line_before(name: str, steps:
             result = x + y if gains else x - y
             assert 10 <= result <= 99
             assert line.endswith(f": {x} {'+' if gains else '-'} {y} = {result}.")
-            assert re.findall("[A-Z][a-z]+", line) in ([holder, name_], [name_, holder])
+            assert re.findall("[A-Z][a-z]+", line) == [name_, holder]
             holder, x = name_, result
         assert last == f"answer {x}"
         counts.add(len(lines))
@@ -64,7 +64,7 @@ def test_a_problem_is_in_the_same_split_at_every_length() -> None:
 
 
 def test_the_likeliest_words_of_each_place_make_no_wording() -> None:
-    weights: list[dict[str, float]] = [{} for _ in range(5)]
+    weights: list[dict[str, float]] = [{} for _ in range(4)]
     for wording, share in WORDINGS.items():
         for place, word in zip(weights, wording.split(), strict=True):
             place[word] = place.get(word, 0.0) + share
@@ -75,15 +75,15 @@ def test_the_likeliest_words_of_each_place_make_no_wording() -> None:
     ("text", "exact", "lenient"),
     [
         (PROBLEM.answer, 1.0, 1.0),
-        ("Anna gives 42 to Ben: 42 + 7 = 49. Leo takes 49 from Ben: 49 - 3 = 46. answer 46", 1.0, 1.0),
-        (" Ben takes 42 from Anna: 42 + 7 = 49.\nBen gives 49 to Leo: 49 - 3 = 46. answer 46 ", 1.0, 1.0),
-        ("Ben gives 42 from Anna: 42 + 7 = 49. Ben gives 49 to Leo: 49 - 3 = 46. answer 46", 0.0, 1.0),
-        ("Ben gets 42 from Anna: 42 + 7 = 48. Ben gives 49 to Leo: 49 - 3 = 46. answer 46", 0.0, 1.0),
-        ("Ben gets 41 from Anna: 42 + 7 = 49. Ben gives 49 to Leo: 49 - 3 = 46. answer 46", 0.0, 1.0),
-        ("Anna gets 42 from Ben: 42 + 7 = 49. Ben gives 49 to Leo: 49 - 3 = 46. answer 46", 0.0, 1.0),
-        ("Ben gets 42 from Anna: 42 + 7 = 49. answer 46", 0.0, 1.0),
-        ("Ben gets 42 from Anna: 42 + 7 = 49. Ben gives 49 to Leo: 49 - 3 = 46. answer 47", 0.0, 0.0),
-        ("Ben gets 42 from Anna: 42 + 7 = 49. Ben gives 49 to Leo: 49 - 3 = 46. answer 46 46", 0.0, 1.0),
+        ("Ben works with Anna: 42 + 7 = 49. Leo gets from Ben: 49 - 3 = 46. answer 46", 1.0, 1.0),
+        (" Ben works for Anna: 42 + 7 = 49.\nLeo works for Ben: 49 - 3 = 46. answer 46 ", 1.0, 1.0),
+        ("Ben works from Anna: 42 + 7 = 49. Leo works for Ben: 49 - 3 = 46. answer 46", 0.0, 1.0),
+        ("Ben gets from Anna: 42 + 7 = 48. Leo works for Ben: 49 - 3 = 46. answer 46", 0.0, 1.0),
+        ("Ben gets from Anna: 41 + 7 = 49. Leo works for Ben: 49 - 3 = 46. answer 46", 0.0, 1.0),
+        ("Anna gets from Ben: 42 + 7 = 49. Leo works for Ben: 49 - 3 = 46. answer 46", 0.0, 1.0),
+        ("Ben gets from Anna: 42 + 7 = 49. answer 46", 0.0, 1.0),
+        ("Ben gets from Anna: 42 + 7 = 49. Leo works for Ben: 49 - 3 = 46. answer 47", 0.0, 0.0),
+        ("Ben gets from Anna: 42 + 7 = 49. Leo works for Ben: 49 - 3 = 46. answer 46 46", 0.0, 1.0),
         ("answer 46", 0.0, 1.0),
         ("", 0.0, 0.0),
     ],
