@@ -54,7 +54,7 @@ class Batches:
         if self.model.quantized is not None:
             settings["quantize"] = self.model.quantized
         self.file = RowsFile(output, settings, overwrite=overwrite, warn=say)
-        self.file.check_place()
+        self.file.check_writable()
         each = zip(self.items, self.call.seeds, self.call.constraints, strict=True)
         self.keys = [key_of(settings, [item.prompt, kept] if kept else item.prompt, seed) for item, seed, kept in each]
         self.rows = {at: self.file.rows[key] for at, key in enumerate(self.keys) if key in self.file.rows}

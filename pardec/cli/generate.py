@@ -63,7 +63,7 @@ def generate(
             hint="name a .jsonl file, or raise --batch-size",
         )
     if to_rows:
-        output_paths.check_file(output, added=True)
+        output_paths.check_file(output, append=True)
     else:
         output_paths.check_result(output)
     more = {

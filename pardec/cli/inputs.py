@@ -87,7 +87,7 @@ def read_allowed(file: Path | None) -> Any:
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
-        reason = getattr(error, "strerror", None) or f"it is no JSON: {error}"
+        reason = getattr(error, "strerror", None) or f"it is not JSON: {error}"
         raise SpecError(f"cannot read --allowed {file}: {reason}", hint=_ALLOWED) from error
 
 

@@ -193,7 +193,7 @@ def test_a_foreign_file_is_left_alone(cli: Cli, folder: Path, tmp_path: Path) ->
     output.write_text('{"mine": 1}\n{"mine": 2}\n')
     code, _, err = cli("generate", folder, "-p", TEXT, *SHORT, "-o", output)
     assert code == 2
-    assert "line 1 is no row of a run" in err
+    assert "line 1 is not a row of a run" in err
     assert output.read_text() == '{"mine": 1}\n{"mine": 2}\n'
 
 
@@ -273,7 +273,7 @@ def test_misuse_is_two_lines_and_no_traceback(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 2 is no JSON"),
+        ("{", "line 2 is not JSON"),
         ("[1]", 'neither or both of "prompt" and "messages"'),
         ('{"text": "a"}', "neither or both"),
         ('{"prompt": 3}', "the prompt is int"),
