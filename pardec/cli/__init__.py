@@ -1,4 +1,4 @@
-"""The command `pardec`: results to stdout, the rest to stderr; exit 0 done, 1 failed, 2 misuse, 130 interrupted."""
+"""The command `pardec`: results on stdout, messages on stderr; exit code 0, 1 failure, 2 misuse, 130 interrupt."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ..requests.other_names import WORDS
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs one command and leaves with its exit code."""
+    """Runs one command and exits with its exit code."""
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command; errors become one line, and one more that says what would work."""
+    """Runs one command; an error is printed as one line, and a hint as a second."""
     if "--debug" not in arguments:
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is for those who call it themselves
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are for its direct callers
 
     import typer
 
     from .app import app
 
-    warnings.formatwarning = _warning
+    warnings.formatwarning = _format_warning
 
-    # typer brings its own copy of click or uses an installed one, by version; its public names lead to either.
+    # By version, typer has its own copy of click or uses the installed one; this base class is of the right one.
     usage_error = typer.BadParameter.__bases__[0]
     try:
         code = app(list(arguments) or ["--help"], prog_name="pardec", standalone_mode=False)
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return report("interrupted", None, 130)
     except BrokenPipeError:
-        # Whoever read stdout has enough; the interpreter's last flush must not fail again.
+        # The reader of stdout has closed it; the interpreter's last flush must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -49,37 +49,37 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, usage_error):
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "pardec"
-            message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")  # pydantic's words
-            foreign = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
-            python = f"; in Python's words: {WORDS[foreign]}" if foreign in WORDS else ""
-            return report(message, f'run "{command} --help" for what it takes{python}', 2)
+            message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")  # from pydantic
+            option = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
+            suggestion = f"; in Python: {WORDS[option]}" if option in WORDS else ""
+            return report(message, f'run "{command} --help" for its options{suggestion}', 2)
         if isinstance(error, BatchError) and not error.leads:
             return 1
         if isinstance(error, PardecError):
-            return report(str(error), error.hint or _way_out(error), 2 if isinstance(error, SpecError) else 1)
+            return report(str(error), error.hint or _default_hint(error), 2 if isinstance(error, SpecError) else 1)
         if isinstance(error, OSError):
             message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
-            return report(message, "check that the path is there, and may be read and written", 1)
-        return report(f"{type(error).__name__}: {error}", "this is a bug; --debug shows where it happened", 1)
+            return report(message, "check that the path exists and that you may read and write it", 1)
+        return report(f"{type(error).__name__}: {error}", "this is a bug; --debug shows the traceback", 1)
 
 
-def _way_out(error: PardecError) -> str:
-    """What would work where the error itself does not say."""
+def _default_hint(error: PardecError) -> str:
+    """The hint for an error without one."""
     if isinstance(error, ModelError):
-        return 'copy or download the checkpoint again as it was published, or name another ("pardec list models")'
-    return "run the command with --help for what it takes, or with --debug for where it stopped"
+        return 'copy or download the published checkpoint again, or choose another ("pardec list models")'
+    return "run the command with --help for its options, or with --debug for the traceback"
 
 
 def report(message: str, hint: str | None, code: int) -> int:
-    """Says what went wrong on stderr and passes the exit code on."""
+    """Prints an error and its hint on stderr and returns the exit code."""
     for line in (f"error: {message}", hint):
         if line:
             print(plain(" ".join(line.split())), file=sys.stderr)
     return code
 
 
-def _warning(
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """One line, without the place in the code."""
+    """One line, without file name and line number."""
     return f"warning: {plain(str(message))}\n"

@@ -1,4 +1,4 @@
-"""`pardec bench decode` and `pardec bench kernels`: where the time goes, beside the floor and other people's loops."""
+"""`pardec bench decode` and `pardec bench kernels`: times, next to the hardware's minimum and other loops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import options as o
 from .common import Json, print_table, say
 from .inputs import whole_numbers
 
-bench = typer.Typer(help="Time decoding and kernels, beside what the machine could do.")
+bench = typer.Typer(help="Time decoding and kernels, next to the hardware's minimum.")
 
 
 @bench.command()
@@ -48,7 +48,7 @@ def decode(
     dtype: o.Dtype = "auto",
     cuda_graphs: o.CudaGraphs = False,
 ) -> None:
-    """Time a step and its parts, beside the floor and other loops on the same weights; tokens must agree.
+    """Time a step and its parts, next to the hardware's minimum and other loops with the same weights and tokens.
 
     pardec bench decode tiny-dream --batch 1,8
 
@@ -62,9 +62,9 @@ def decode(
     """
     output_paths.check_file(output)
     if not model and not shape:
-        raise SpecError("there is nothing to time", hint="name a model, or a shape with --shape random-100m")
-    numbers = {name: _numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
-    distribution = o.given(randomness)
+        raise SpecError("there is nothing to time", hint="name a model, or a shape, such as --shape random-100m")
+    numbers = {name: _read_numbers(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
+    distribution = o.to_arguments(randomness)
     for name in shape or ():
         config_of(name)
     for name in model or ():
@@ -74,7 +74,7 @@ def decode(
     loading.check(device, dtype)
     texts = [item.prompt for item in read_file(prompts)] if prompts else []
 
-    # Here and not above: these bring torch, which --help and a misspelt name do not need.
+    # Imported here since these import torch, which --help and a misspelt name do not need.
     import torch
 
     import pardec
@@ -87,14 +87,14 @@ def decode(
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
     columns = report.MEMORY if memory else report.DECODE
-    for named, published in [*((name, True) for name in model or ()), *((name, False) for name in shape or ())]:
+    for name, published in [*((name, True) for name in model or ()), *((name, False) for name in shape or ())]:
         make: Callable[..., pardec.Model] = pardec.load if published else shaped
-        loaded = make(named, device=device, dtype=dtype, cuda_graphs=cuda_graphs)
+        loaded = make(name, device=device, dtype=dtype, cuda_graphs=cuda_graphs)
         say(repr(loaded), quiet=quiet)
         if memory:
-            found = sweep(loaded)
+            measurements = sweep(loaded)
         else:
-            found = timing.bench(
+            measurements = timing.bench(
                 loaded,
                 sampler or (),
                 batches=numbers["batch"],
@@ -106,12 +106,12 @@ def decode(
                 pairs=pairs,
                 beside=not no_beside,
             )
-        for row in found:
+        for row in measurements:
             rows.append(row)
             say(report.line(columns, row), quiet=quiet or sys.stdout.isatty())
     settings = {"pairs": pairs, "threads": threads, "block_length": block_length, "dtype": dtype, "device": device}
     settings |= {"cuda_graphs": cuda_graphs, **distribution}
-    _tell(report.document(sys.argv[1:], rows, settings), columns, json_, output, quiet)
+    _output(report.document(sys.argv[1:], rows, settings), columns, json_, output, quiet)
 
 
 @bench.command()
@@ -124,7 +124,7 @@ def kernels(
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
 ) -> None:
-    """Time each kernel's definition against its Triton version, beside what moving its bytes takes."""
+    """Time each kernel in PyTorch and in Triton, next to the time that moving its bytes takes."""
     output_paths.check_file(output)
     loading.check(device, dtype)
 
@@ -136,30 +136,30 @@ def kernels(
     from ..bench import report
 
     torch.set_num_threads(threads)
-    place, _ = choose_device(device)
-    kind, _ = choose_dtype(dtype, place, torch.bfloat16)
-    if place.type != "cuda":
-        say(f"on {place} the definitions alone are timed: Triton's versions need CUDA", quiet=quiet)
-    rows = list(timing.bench(place, kind))
-    settings = {"threads": threads, "dtype": str(kind).removeprefix("torch."), "device": str(place)}
-    _tell(report.document(sys.argv[1:], rows, settings), report.KERNELS, json_, output, quiet)
+    torch_device, _ = choose_device(device)
+    kind, _ = choose_dtype(dtype, torch_device, torch.bfloat16)
+    if torch_device.type != "cuda":
+        say(f"on {torch_device} only the PyTorch versions are timed: Triton needs CUDA", quiet=quiet)
+    rows = list(timing.bench(torch_device, kind))
+    settings = {"threads": threads, "dtype": str(kind).removeprefix("torch."), "device": str(torch_device)}
+    _output(report.document(sys.argv[1:], rows, settings), report.KERNELS, json_, output, quiet)
 
 
-def _tell(made: dict[str, Any], columns: Sequence[Any], json_: bool, output: Path | None, quiet: bool) -> None:
-    """The document on stdout as JSON, drawn on a terminal, else as Markdown; and into a file."""
+def _output(data: dict[str, Any], columns: Sequence[Any], json_: bool, output: Path | None, quiet: bool) -> None:
+    """Prints the data as JSON, as a table on a terminal, or as Markdown, and writes the file."""
     from ..bench import report
 
     if output is not None:
-        report.write(made, output)
+        report.write(data, output)
         say(f"wrote {output}", quiet=quiet)
-    rows = made["rows"]
-    print_table(json_, lambda: made, lambda: report.render_table(columns, rows), lambda: report.markdown(columns, rows))
+    rows = data["rows"]
+    print_table(json_, lambda: data, lambda: report.render_table(columns, rows), lambda: report.markdown(columns, rows))
 
 
-def _numbers(name: str, text: str) -> list[int]:
-    """Whole numbers with commas; all but contexts are at least 1."""
+def _read_numbers(name: str, text: str) -> list[int]:
+    """Whole numbers separated by commas, at least 1 except for contexts."""
     least = 0 if name == "context" else 1
-    message = f"--{name} takes whole numbers from {least} to {MOST}, with commas, got {text!r}"
+    message = f"--{name} takes whole numbers from {least} to {MOST}, separated by commas, got {text!r}"
     numbers = whole_numbers(text, message, f"--{name} 1,8")
     if min(numbers) < least or max(numbers) > MOST:
         raise SpecError(message, hint=f"--{name} 1,8")

@@ -1,4 +1,4 @@
-"""`pardec chat`: turn by turn with a model that has a chat template."""
+"""`pardec chat`: a conversation with a model that has a chat template."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..api import Model
 
-HELP = "/reset forgets what was said, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+HELP = "/reset starts the conversation over, /exit or Ctrl-D quits, Ctrl-C stops an answer"
 
 
 @o.command
@@ -34,56 +34,56 @@ def chat(
     sampling: o.TextSampling,
     stop: o.Stop = None,
     seed: o.TurnSeed = 0,
-    place: o.TextPlacing,
+    loading: o.TextLoading,
 ) -> None:
-    """Talk with a model; answers go to stdout as they settle. From a pipe, each line is a turn.
+    """Chat with a model; answers are printed as their text becomes final. In piped input, each line is a turn.
 
     pardec chat GSAI-ML/LLaDA-8B-Instruct -n 256 -s threshold:tau=0.9@dual
 
-    /reset forgets what was said, /exit or Ctrl-D leaves, Ctrl-C stops an answer.
+    /reset starts the conversation over, /exit or Ctrl-D quits, Ctrl-C stops an answer.
     """
-    arguments = o.given(sampling)
+    arguments = o.to_arguments(sampling)
     if stop:
         arguments["stop"] = inputs.read_stop(stop)
-    placing = o.given(place)
-    kind = early.check(model, [sampling.sampler], arguments, placing, draws=False)
+    load_arguments = o.to_arguments(loading)
+    kind = early.check(model, [sampling.sampler], arguments, load_arguments, draws=False)
     early.check_parts(kind, arguments)
 
-    from ..api import load  # here and not above: it brings torch
+    from ..api import load  # imported here since it imports torch
 
-    loaded = load(model, **placing)
+    loaded = load(model, **load_arguments)
     check(loaded, model)
-    talk = Talk(loaded, system, arguments, seed, quiet=quiet)
+    conversation = Conversation(loaded, system, arguments, seed, quiet=quiet)
     say(f"{loaded.network.describe()}\n{HELP}", quiet=quiet)
     for line in lines():
         if line in ("/exit", "/quit"):
             break
         if line == "/reset":
-            talk.reset()
+            conversation.reset()
         elif line.startswith("/"):
             say(f"unknown command {line.split()[0]}: {HELP}")
         else:
-            talk.turn(line)
+            conversation.turn(line)
 
 
 def check(model: Model, name: str) -> None:
-    """Refuses a model that cannot be talked with. Raises SpecError."""
+    """Refuses a model without a chat. Raises SpecError."""
     if model.imaging is not None:
         raise SpecError(f"{model.name} is an image model", hint=f'try "pardec image {name} -o out.png"')
     if not getattr(model.tokenizer, "chat_template", None):
         what = "tokenizer" if model.tokenizer is None else "chat template"
         raise SpecError(
-            f"{model.name} has no {what}, so it cannot be talked with in turns",
-            hint=f'"pardec generate {name} -p ..." goes on with plain text; instruct models have a chat template',
+            f"{model.name} has no {what}, so it cannot chat",
+            hint=f'"pardec generate {name} -p ..." continues plain text; instruct models have a chat template',
         )
 
 
 def lines() -> Iterator[str]:
-    """What is typed, or piped in, line by line, without empty ones."""
+    """The lines that are typed or piped in, without empty ones."""
     typed = sys.stdin.isatty()
     if typed:
         with suppress(ImportError):
-            import readline  # noqa: F401  # lets a line be edited
+            import readline  # noqa: F401  # enables line editing
     while True:
         try:
             line = input("> " if typed and sys.stdout.isatty() else "").strip()
@@ -91,7 +91,7 @@ def lines() -> Iterator[str]:
             if typed:
                 print()
             return
-        except KeyboardInterrupt:  # a line begun is thrown away
+        except KeyboardInterrupt:  # discards the unfinished line
             if not typed:
                 raise
             print()
@@ -100,8 +100,8 @@ def lines() -> Iterator[str]:
             yield line
 
 
-class Talk:
-    """What was said so far."""
+class Conversation:
+    """The messages so far."""
 
     def __init__(self, model: Model, system: str | None, arguments: Any, seed: int, *, quiet: bool) -> None:
         self.model, self.arguments, self.seed, self.quiet = model, arguments, seed, quiet
@@ -109,48 +109,48 @@ class Talk:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what was said."""
+        """Starts the conversation over."""
         self.messages = list(self.begin)
         self.turns = 0
 
     def turn(self, text: str) -> None:
-        """Answers one turn. An error is told where somebody types, and the turn is forgotten."""
-        asked = [*self.messages, {"role": "user", "content": text}]
+        """Answers one turn. On a terminal, an error is printed and the turn is dropped."""
+        messages = [*self.messages, {"role": "user", "content": text}]
         try:
-            answer = self._answer(asked)
+            answer = self._answer(messages)
         except PardecError as error:
             if not sys.stdin.isatty():
                 raise
-            say("\n".join(filter(None, (f"error: {error}", error.hint, "/reset forgets what was said"))))
+            say("\n".join(filter(None, (f"error: {error}", error.hint, "/reset starts the conversation over"))))
             return
-        self.messages = [*asked, {"role": "assistant", "content": answer}]
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
         self.turns += 1
 
     def _answer(self, messages: list[dict[str, str]]) -> str:
-        """Prints the answer as it settles; what Ctrl-C leaves of it is the answer."""
+        """Prints the answer as its text becomes final; after Ctrl-C, the printed part is the answer."""
         from pardec.samplers.events import RowFinished, Step
         from pardec.samplers.rng import row_seed
 
         call = self.model.prepare(messages, **self.arguments, seed=[row_seed(self.seed, self.turns)])
-        pieces, started = [], time.perf_counter()
+        texts, started = [], time.perf_counter()
         end: RowFinished | None = None
         with closing(cast("Generator[Event]", self.model.run(call, text=True))) as events:
             try:
                 for event in events:
                     if isinstance(event, Step | RowFinished):
-                        piece = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
-                        pieces.append(piece or "")
-                        show(pieces[-1], end="")
+                        text = event.text if isinstance(event, RowFinished) else "".join(event.text or ())
+                        texts.append(text or "")
+                        show(texts[-1], end="")
                     end = event if isinstance(event, RowFinished) else end
             except KeyboardInterrupt:
                 if not sys.stdin.isatty():
                     raise
         print(flush=True)
-        self._tell(call, end, time.perf_counter() - started)
-        return "".join(pieces)
+        self._report(call, end, time.perf_counter() - started)
+        return "".join(texts)
 
-    def _tell(self, call: Any, end: Any, seconds: float) -> None:
-        """What the answer took, and why there is none, or not all of it."""
+    def _report(self, call: Any, end: Any, seconds: float) -> None:
+        """Prints the cost of the answer, and why it is empty or cut."""
         from ..requests import empty_answer
 
         if end is None:
@@ -158,7 +158,7 @@ class Talk:
             return
         tokens, generated = call.generated(0, end.tokens.tolist())
         cut = len(tokens) == call.settings["max_new_tokens"] and end.reason == "length"
-        more = f"; cut at {len(tokens)} tokens, -n asks for more" if cut and generated == len(tokens) else ""
+        more = f"; cut at {len(tokens)} tokens, a larger -n gives more" if cut and generated == len(tokens) else ""
         plural = "" if end.nfe == 1 else "s"
         say(f"{generated} tokens in {end.nfe} forward{plural}, {seconds:.1f} s{more}", quiet=self.quiet)
         reason = None if generated else empty_answer.why(self.model, plain=False, way_out="")

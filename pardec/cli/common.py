@@ -1,4 +1,4 @@
-"""What several commands share: words to stderr, JSON to stdout."""
+"""Output of all commands: messages on stderr, text, JSON and tables on stdout."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def say(text: str, *, quiet: bool = False) -> None:
-    """A line for people, on stderr."""
+    """Prints a message on stderr."""
     if not quiet:
         print(plain(text), file=sys.stderr, flush=True)
 
 
 def show(text: str, *, end: str = "\n") -> None:
-    """A result on stdout: as it is for whatever reads it, and for a terminal without what would command it."""
+    """Prints a result on stdout, for a terminal without control characters."""
     print(plain(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def dump(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Prints one JSON document on stdout."""
     print(in_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
 
 
 def print_table(
-    json_: bool, document: Callable[[], Any], drawable: Callable[[], Any], markdown: Callable[[], str]
+    json_: bool, document: Callable[[], Any], renderable: Callable[[], Any], markdown: Callable[[], str]
 ) -> None:
-    """A table on stdout: its JSON document, drawn by rich on a terminal, else Markdown."""
+    """Prints a table: as JSON, by rich on a terminal, or as Markdown."""
     if json_:
         dump(document())
     elif sys.stdout.isatty():
         from rich import print as rich_print
 
-        rich_print(drawable())
+        rich_print(renderable())
     else:
         show(markdown(), end="")
 
 
 def columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows as aligned columns; the last is left as it is."""
+    """Rows as aligned columns; the last column is not padded."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1]]).rstrip()

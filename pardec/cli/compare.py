@@ -1,4 +1,4 @@
-"""`pardec compare`: samplers in, a table out, and a run's folder with all that it rests on."""
+"""`pardec compare`: compares samplers in a table, and saves rows and report in a folder."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def compare(
     batch_size: o.BatchSize = 8,
     executor: o.ComparedBy = "local",
     workers: o.Workers = None,
-    place: o.AnyPlacing,
+    loading: o.AnyLoading,
 ) -> None:
-    """Compare samplers on the same prompts: quality, forwards, speed, and what the best order would need.
+    """Compare samplers on the same prompts: quality, forwards, speed, and the forwards of the best order.
 
     pardec compare tiny-dream --task arithmetic -s sequential -s threshold -s credit+localleap@dual --out run/
 
@@ -57,16 +57,16 @@ def compare(
 
     torchrun --nproc-per-node 8 -m pardec compare MODEL --task parallel -s threshold --out run/ --executor torchrun
     """
-    # What is not given stays out, so that a preset's own arguments hold.
-    arguments, placing, source = o.given(sampling), o.given(place), o.given(problems)
+    # Options left out are not passed on, so that a preset's own arguments apply.
+    arguments, load_arguments, source = o.to_arguments(sampling), o.to_arguments(loading), o.to_arguments(problems)
     for name, value in (("block_length", block_length), ("cfg_interval", cfg_interval)):
         if value is not None:
             arguments[name] = value
-    numbers = whole_numbers(seeds, f"--seeds are whole numbers with commas, got {seeds!r}", "for example --seeds 0,1")
+    numbers = whole_numbers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "for example --seeds 0,1")
     check_name(executor)
-    early.check_run(model, task or (), sampler or (), arguments, placing, **vars(problems), split=split)
+    early.check_run(model, task or (), sampler or (), arguments, load_arguments, **vars(problems), split=split)
 
-    # Here and not above: these bring torch, which --help and a misspelt name do not need.
+    # Imported here since these import torch, which --help and a misspelt name do not need.
     import pardec.comparison
 
     from ..comparison.preview import describe
@@ -87,31 +87,31 @@ def compare(
         "workers": workers,
         "progress": not (quiet or json_),
         **source,
-        **placing,
+        **load_arguments,
         **arguments,
     }
     if dry_run:
-        made = pardec.comparison.preview(model, task, sampler or (), **options)
-        dump(made) if json_ else show(describe(made))
+        plan = pardec.comparison.preview(model, task, sampler or (), **options)
+        dump(plan) if json_ else show(describe(plan))
         return
     leads = started(executor, workers=workers).leads
     try:
         table = pardec.comparison.compare(model, task, sampler or (), **options)
     except KeyboardInterrupt:
-        say(_left_off(problems.out), quiet=not leads)
+        say(_interrupt_message(problems.out), quiet=not leads)
         raise typer.Exit(130) from None
     if leads:
         print_table(json_, table.document, lambda: table, table.to_markdown)
         if problems.out is not None:
-            say(f"wrote {problems.out / 'report.html'}, and the same as .csv, .md and .json", quiet=quiet)
+            say(f"wrote {problems.out / 'report.html'}, and the table as .csv, .md and .json", quiet=quiet)
     if all(row["failed"] == row["problems"] * row["seeds"] for row in table.rows):
         raise typer.Exit(1)
 
 
-def _left_off(out: Path | None) -> str:
-    """What an interrupted run leaves, and how to go on."""
+def _interrupt_message(out: Path | None) -> str:
+    """The message of an interrupted run: what is finished, and how to resume."""
     if out is None:
-        return "interrupted\n--out RUN would keep finished rows, and --resume would go on from there"
+        return "interrupted\nwith --out RUN finished rows are saved, and --resume continues there"
     file = out / "rows.jsonl"
     count = file.read_bytes().count(b"\n") if file.exists() else 0
-    return f"interrupted: {count} rows are finished, in {out}\nthe same command with --resume goes on from there"
+    return f"interrupted: {count} rows are finished, in {out}\nthe same command with --resume continues there"

@@ -1,4 +1,4 @@
-"""Options from a file: `--config FILE`, with the names that the command line or Python has; what is given wins."""
+"""Options from a file: `--config FILE`, named as on the command line or in Python; the command line has priority."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from pardec.models.errors import SpecError, did_you_mean, one_line
 
-_LISTED = ("samplers", "caches", "block_lengths")  # what Python calls options that are repeated
+_PYTHON_PLURALS = ("samplers", "caches", "block_lengths")  # names in Python of repeated options
 
 
 def _yaml(text: str) -> Any:
@@ -26,70 +26,70 @@ _READERS = {".yaml": _yaml, ".yml": _yaml, ".toml": tomllib.loads, ".json": json
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The options of a file, by its ending. Raises SpecError for what cannot be read."""
+    """The options in a .yaml, .toml or .json file. Raises SpecError if it cannot be read."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise SpecError(f"{path} ends in {path.suffix or 'nothing'}", hint=f"a config ends in {', '.join(_READERS)}")
     try:
-        held = reader(path.read_text(encoding="utf-8"))
+        options = reader(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror}", hint="name a file of options") from error
+        raise SpecError(f"cannot read {path}: {error.strerror}", hint="name a file with options") from error
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{path} cannot be read: {one_line(error)}", hint="one option a line") from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "yaml":
             raise
-        raise SpecError(f"{path} is no YAML: {one_line(error)}", hint="one option a line: limit: 50") from error
-    if not isinstance(held, dict):
-        raise SpecError(f"{path} holds {type(held).__name__} and no options", hint="write lines such as limit: 50")
-    return {str(key): value for key, value in held.items()}
+        raise SpecError(f"{path} is not YAML: {one_line(error)}", hint="one option a line: limit: 50") from error
+    if not isinstance(options, dict):
+        raise SpecError(f"{path} is a {type(options).__name__}, not options", hint="write lines such as limit: 50")
+    return {str(key): value for key, value in options.items()}
 
 
-def defaults(given: Mapping[str, Any], parameters: Mapping[str, bool], where: str) -> dict[str, Any]:
-    """What a file says, by the parameters of a command, of which the mapping says whether they are repeated."""
+def defaults(options: Mapping[str, Any], parameters: Mapping[str, bool], where: str) -> dict[str, Any]:
+    """The options of a file by parameter of the command; `parameters` maps each to whether it may be repeated."""
     known = {name.rstrip("_"): name for name in parameters if name != "config"}
     plurals = {f"{name.removesuffix('s')}s": name for name, many in parameters.items() if many}
-    known |= {plural: name for plural, name in plurals.items() if plural in _LISTED}
+    known |= {plural: name for plural, name in plurals.items() if plural in _PYTHON_PLURALS}
     if "no_references" in parameters:
         known["references"] = "no_references"
-    found: dict[str, Any] = {}
-    for key, value in given.items():
-        asked = key.replace("-", "_").lstrip("_")
-        if asked not in known:
-            near = did_you_mean(asked, known)
+    values: dict[str, Any] = {}
+    for key, value in options.items():
+        option = key.replace("-", "_").lstrip("_")
+        if option not in known:
+            near = did_you_mean(option, known)
             raise SpecError(f"{where}: there is no option {key!r}{near}", hint=f"options: {', '.join(sorted(known))}")
-        name = known[asked]
-        if name in found:
-            raise SpecError(f"{where}: {key!r} is there twice, under two names", hint="keep one of them")
+        name = known[option]
+        if name in values:
+            raise SpecError(f"{where}: {key!r} is set twice, under two names", hint="keep one of them")
         if isinstance(value, dict):
-            raise SpecError(f"{where}: {key!r} holds options of its own", hint="write all options on one level")
-        if any(map(_holds, value if isinstance(value, list) else [value])):
-            # Not only misuse: what a YAML file names again and again would become text of any length.
-            raise SpecError(f"{where}: {key!r} holds a list within a list", hint="write one word, or a list of words")
+            raise SpecError(f"{where}: {key!r} has nested options", hint="write all options on one level")
+        if any(map(_is_collection, value if isinstance(value, list) else [value])):
+            # YAML references could expand a nested value to text of any length.
+            raise SpecError(f"{where}: {key!r} is a nested list", hint="write one value, or a list of values")
         if value is not None:
             try:
-                found[name] = _value(not value if asked == "references" else value, parameters[name])
-            except ValueError as error:  # a number of more digits than Python writes
-                raise SpecError(f"{where}: {key!r} cannot be: {one_line(error)}", hint="write fewer digits") from error
-    return found
+                values[name] = _to_text(not value if option == "references" else value, parameters[name])
+            except ValueError as error:  # a number with more digits than Python converts
+                raise SpecError(f"{where}: {key!r} is invalid: {one_line(error)}", hint="write fewer digits") from error
+    return values
 
 
-def _holds(value: Any) -> bool:
-    """Whether that is no word or number but something which holds others."""
+def _is_collection(value: Any) -> bool:
+    """Whether the value contains other values."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes)
 
 
-def _value(value: Any, repeated: bool) -> Any:
-    """As the command line would have it: a list for what is repeated, commas for what is one word.
+def _to_text(value: Any, repeated: bool) -> Any:
+    """A value as on the command line: a list for a repeated option, else text, with commas for a list.
 
-    All of it is text, of which the option reads its number: of the value true or 1.5 it would make the number 1.
+    It is text since an integer option would convert the values true and 1.5 to 1.
     """
     if repeated:
         return [str(one) for one in (value if isinstance(value, list) else [value])]
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _taken(context: typer.Context, path: Path | None) -> Path | None:
+def _apply_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None:
         parameters = {str(one.name): bool(getattr(one, "multiple", False)) for one in context.command.params}
         context.default_map = defaults(read(path), parameters, str(path))
@@ -100,9 +100,9 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        callback=_taken,
-        is_eager=True,  # what it says stands in for what the command line does not
-        help="Options from a .yaml, .toml or .json file, by their names here or in Python.",
+        callback=_apply_config,
+        is_eager=True,  # before other options, since it sets their defaults
+        help="Read options from a .yaml, .toml or .json file, named as here or in Python.",
         metavar="FILE",
         rich_help_panel="Input and output",
     ),
@@ -111,7 +111,7 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Say what would be decoded, with every parameter, and load no weights.",
+        help="Print what would be decoded, with every parameter, and load no weights.",
         rich_help_panel="Input and output",
     ),
 ]

@@ -1,4 +1,4 @@
-"""The images of one command: decoded batch by batch, each kept as soon as its batch is finished."""
+"""Decodes the images of one command batch by batch, and writes each as soon as its batch is finished."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
 
 
 class Drawing:
-    """The images of one command, batch by batch, each in its file as soon as its batch is finished."""
+    """The images of one command, with the files and records of each."""
 
     def __init__(
         self, model: Model, call: Call | VectorCall, each: Path | None, loaded: dict[str, Any], scale: int
     ) -> None:
-        """`scale`: how many times as large as drawn images are in files."""
+        """`scale`: the factor by which images are enlarged in files."""
         self.model, self.call, self.each, self.loaded, self.scale = model, call, each, loaded, scale
         self.images: list[Image] = []
-        self.made: list[pngs.Made] = []
+        self.records: list[pngs.Made] = []
         self.files: list[Path] = []
         self.result: Result | None = None  # of the latest batch
         self.seconds = 0.0
-        self.parts: dict[str, float] = {}  # seconds of the model's parts, where the loop tells them
+        self.parts: dict[str, float] = {}  # seconds of the model's parts, if the loop measures them
         self.tested = self.accepted = 0  # drafted vectors
 
     def draw(self, batch_size: int, *, quiet: bool) -> None:
-        """Decodes all rows; shows them on stderr meanwhile."""
+        """Decodes all rows, with a preview on stderr."""
         rows = list(range(len(self.call.seeds)))
-        with self._watch(quiet) as watch:
+        with self._preview(quiet) as watch:
             for start in range(0, len(rows), batch_size):
                 part = self.call.take(rows[start : start + batch_size])
                 started = time.perf_counter()
                 for event in self.model.run(part, steps=not quiet):
                     watch(event)
                     if isinstance(event, Finished):
-                        self._keep(self.model.result(part, event, time.perf_counter() - started))
+                        self._store(self.model.result(part, event, time.perf_counter() - started))
 
     @contextmanager
-    def _watch(self, quiet: bool) -> Iterator[Callable[[Event], None]]:
+    def _preview(self, quiet: bool) -> Iterator[Callable[[Event], None]]:
         imaging = self.model.imaging
         if quiet or imaging is None:
             yield lambda event: None
@@ -63,17 +63,17 @@ class Drawing:
         with Preview(imaging, len(self.call.seeds), sys.stderr) as preview:
             yield preview
 
-    def _keep(self, result: Result) -> None:
-        assert result.images is not None, "a missing decoder was refused"
-        made = pngs.made_by(result)
+    def _store(self, result: Result) -> None:
+        assert result.images is not None, "a model without a decoder was refused"
+        batch = pngs.made_by(result)
         images = [enlarged(image, self.scale) for image in result.images]
-        for image, record in zip(images, made, strict=True):
+        for image, record in zip(images, batch, strict=True):
             if self.each is not None:
                 digits = len(str(len(self.call.seeds) - 1))
                 self.files.append(self.each / f"{len(self.images):0{digits}d}.png")
                 write(self.files[-1], pngs.png(image, self.record([record], (1, 1))))
             self.images.append(image)
-            self.made.append(record)
+            self.records.append(record)
         self.result = result
         self.seconds += result.timing.total_s
         for name, seconds in result.timing.parts.items():
@@ -82,15 +82,15 @@ class Drawing:
             self.tested += sum(map(sum, result.trace.drafted))
             self.accepted += sum(map(sum, result.trace.accepted))
 
-    def record(self, made: list[pngs.Made], grid: tuple[int, int]) -> pngs.Made:
-        """What a file with these images says of itself."""
+    def record(self, records: list[pngs.Made], grid: tuple[int, int]) -> pngs.Made:
+        """The record that a file with these images contains."""
         return pngs.about(
             model=self.model.name,
             spec=str(self.call.sampler.spec),
             exact=self.call.sampler.exact,
             settings=self.call.settings,
             environment=self.model.environment(),
-            pictures=made,
+            pictures=records,
             grid=grid,
             loaded=self.loaded,
             scale=self.scale,
@@ -98,47 +98,47 @@ class Drawing:
 
     def document(self, grid: tuple[int, int], files: dict[str, Any]) -> dict[str, Any]:
         """What --json prints."""
-        kept = self.record(self.made, grid)
-        tokens, forwards = (sum(one[name] for one in self.made) for name in ("generated", "nfe"))
-        names = [{"file": file} for file in self.files] or [{} for _ in self.made]
+        record = self.record(self.records, grid)
+        tokens, forwards = (sum(one[name] for one in self.records) for name in ("generated", "nfe"))
+        names = [{"file": file} for file in self.files] or [{} for _ in self.records]
         return {
             "model": self.model.name,
             "loaded": self.loaded,
-            "spec": kept["spec"],
-            "exact": kept["exact"],
+            "spec": record["spec"],
+            "exact": record["exact"],
             "settings": self.call.settings,
-            "environment": kept["environment"],
-            "timing": {"total_s": self.seconds, "tokens": tokens, "forwards": forwards, **self._of_vectors()},
+            "environment": record["environment"],
+            "timing": {"total_s": self.seconds, "tokens": tokens, "forwards": forwards, **self._vector_fields()},
             "grid": list(grid),
             "scale": self.scale,
             "files": files,
-            "pictures": [{**one, **name} for one, name in zip(self.made, names, strict=True)],
+            "pictures": [{**one, **name} for one, name in zip(self.records, names, strict=True)],
         }
 
     def summary(self) -> str:
         """The rates of this run in one line."""
-        tokens, forwards = (sum(one[name] for one in self.made) for name in ("generated", "nfe"))
-        many = f"{len(self.made)} image{'' if len(self.made) == 1 else 's'}"
+        tokens, forwards = (sum(one[name] for one in self.records) for name in ("generated", "nfe"))
+        many = f"{len(self.records)} image{'' if len(self.records) == 1 else 's'}"
         rate = f"{tokens / max(forwards, 1):.2f} tokens a forward"
         drafts = f", {self.accepted} of {self.tested} drafts accepted" if self.tested else ""
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.parts.items())
         where = f" ({parts})" if parts else ""
         return f"{many}, {tokens} tokens in {forwards} forwards, {rate}{drafts}, {self.seconds:.1f} s{where}"
 
-    def _of_vectors(self) -> dict[str, Any]:
-        """What only images of vectors are told with."""
+    def _vector_fields(self) -> dict[str, Any]:
+        """The fields that only images of continuous tokens have."""
         if not self.parts:
             return {}
         return {"parts": dict(self.parts), "drafted": self.tested, "accepted": self.accepted}
 
 
-class PlaceError(PardecError, ValueError):
-    """An image cannot be written there."""
+class WriteError(PardecError, ValueError):
+    """An image file cannot be written."""
 
 
 def write(target: Path, data: bytes) -> None:
-    """Puts a file in its place. Raises PlaceError."""
+    """Writes a file. Raises WriteError."""
     try:
         write_file(target, data)
     except OSError as error:
-        raise PlaceError(f"cannot write {target}: {error.strerror or error}", hint="choose another place") from error
+        raise WriteError(f"cannot write {target}: {error.strerror or error}", hint="choose another path") from error

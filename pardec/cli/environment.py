@@ -1,4 +1,4 @@
-"""`pardec env`: what a bug report should say."""
+"""`pardec env`: the environment, for bug reports."""
 
 from __future__ import annotations
 

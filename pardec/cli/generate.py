@@ -1,4 +1,4 @@
-"""`pardec generate`: prompts in, text out, by any sampler."""
+"""`pardec generate`: decodes prompts with any sampler."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def generate(
     batch_size: o.BatchSize = 8,
     executor: o.Executor = "local",
     workers: o.Workers = None,
-    place: o.TextPlacing,
+    loading: o.TextLoading,
     tp: o.TensorParallel = False,
 ) -> None:
-    """Decode prompts from -p, a file or stdin; text goes to stdout.
+    """Decode prompts from -p, a file or stdin, and print the text.
 
     pardec generate tiny-dream -p "Tom has 8 cups. He loses 3. How many cups does Tom have now?" --stream
 
@@ -59,59 +59,59 @@ def generate(
     count = len(items) * (num_return_sequences or 1)
     if output is not None and not to_rows and count > batch_size:
         raise SpecError(
-            f"{count} prompts are more than the batch of {batch_size} that {output} can hold",
+            f"{count} prompts do not fit in {output}, which holds one batch of {batch_size}",
             hint="name a .jsonl file, or raise --batch-size",
         )
     if to_rows:
-        output_paths.check_file(output, added=True)
+        output_paths.check_file(output, append=True)
     else:
         output_paths.check_result(output)
-    more = {
+    optional = {
         "stop": inputs.read_stop(stop),
         "num_return_sequences": num_return_sequences,
         "allowed": inputs.read_allowed(allowed),
     }
-    # What is not given stays out, so that a preset's own arguments hold.
-    arguments: Any = {"seed": seed, **o.given(sampling)}
-    arguments |= {name: value for name, value in more.items() if value is not None}
-    placing = {**o.given(place), "tp": tp}
-    kind = early.check(model, [sampling.sampler], arguments, placing, draws=False)
+    # Options left out are not passed on, so that a preset's own arguments apply.
+    arguments: Any = {"seed": seed, **o.to_arguments(sampling)}
+    arguments |= {name: value for name, value in optional.items() if value is not None}
+    load_arguments = {**o.to_arguments(loading), "tp": tp}
+    kind = early.check(model, [sampling.sampler], arguments, load_arguments, draws=False)
     early.check_texts(item.prompt for item in items)
 
     check_name(executor)
 
     settings = early.check_parts(kind, arguments)
 
-    # Here and not above: these bring torch, which --help and a misspelt name do not need.
-    from ..executors import executor as started
+    # Imported here since these import torch, which --help and a misspelt name do not need.
+    from ..executors import executor as create_executor
     from . import dispatch
     from .batches import Batches
 
-    crew = tensor_parallel_cli.TensorParallel() if tp else started(executor, workers=workers)
+    runner = tensor_parallel_cli.TensorParallel() if tp else create_executor(executor, workers=workers)
     if executor != "local":
         dispatch.check(executor, output, prompts, given=bool(prompt), stream=stream)
-    quiet = quiet or not crew.leads
-    loaded = dispatch.placed(crew, model, placing, quiet=quiet)
+    quiet = quiet or not runner.leads
+    loaded = dispatch.load_model(runner, model, load_arguments, quiet=quiet)
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is an image model", hint=f'try "pardec image {model} -o out.png"')
-    items = inputs.as_turns(items, loaded, chat=chat, quiet=quiet)
+    items = inputs.as_messages(items, loaded, chat=chat, quiet=quiet)
     call = loaded.prepare([item.prompt for item in items], **arguments)
     run = Batches(loaded, call, several(items, settings.num_return_sequences), stream=stream, quiet=quiet)
     if to_rows and output is not None:
-        dispatch.keep_in(run, crew, output, overwrite=overwrite)
+        dispatch.open_rows(run, runner, output, overwrite=overwrite)
     try:
         if executor == "local":
-            run.decode(batch_size, show=not to_rows and not json_ and crew.leads)
+            run.decode(batch_size, show=not to_rows and not json_ and runner.leads)
         else:
-            job = dispatch.Generation(model, placing, [item.prompt for item in items], arguments, batch_size)
-            dispatch.deal(run, crew, job)
+            job = dispatch.Generation(model, load_arguments, [item.prompt for item in items], arguments, batch_size)
+            dispatch.decode(run, runner, job)
     except KeyboardInterrupt:
-        say(run.left_off(), quiet=not crew.leads)
+        say(run.interrupt_message(), quiet=not runner.leads)
         raise typer.Exit(130) from None
-    if output is not None and not to_rows and crew.leads:
+    if output is not None and not to_rows and runner.leads:
         run.result().save(output)
         say(f"wrote {output}", quiet=quiet)
-    if json_ and crew.leads:
+    if json_ and runner.leads:
         dump(run.document())
     say(run.summary(), quiet=quiet)
     run.warn()

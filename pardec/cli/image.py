@@ -1,4 +1,4 @@
-"""`pardec image`: captions or classes in, images out."""
+"""`pardec image`: renders captions or classes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
     from ..requests.continuous import VectorCall
     from ..requests.text import Call
 
-_RECORDED = (
-    "decoder",
-    "text_encoder",
-    "revision",
-    "quantize",
-)  # of how the model was loaded, what an image's file tells
+# arguments of `load` that an image file records
+_RECORDED = ("decoder", "text_encoder", "revision", "quantize")
 
 
 @o.command
@@ -48,9 +44,9 @@ def image(
     seed: o.ImageSeed = None,
     seeds: o.ImageSeeds = None,
     batch_size: o.ImageBatch = 8,
-    place: o.ImagePlacing,
+    loading: o.ImageLoading,
 ) -> None:
-    """Draw images of captions or classes; files take them, and say how each was made.
+    """Draw images of captions or classes into files, which record the model and settings.
 
     pardec image MODEL -p "a small red circle left of a large blue square on grey" --grid 2x2 -o out.png
 
@@ -61,101 +57,98 @@ def image(
     pardec image MODEL --prompts captions.jsonl --each pictures --json
     """
     if output is None and each is None and save is None:
-        raise SpecError("nowhere is named to put the images", hint="-o out.png takes them all, --each DIR one by one")
+        raise SpecError("no output is named", hint="-o out.png for all images, --each DIR for single files")
     if output is not None and output.suffix.lower() != ".png":
         raise SpecError(f"images are PNG files, got -o {output}", hint="name a file that ends in .png")
     output_paths.check_file(output)
     output_paths.check_folder(each)
     output_paths.check_result(save)
-    shown = _asked(prompt, prompts, class_)
-    placing, negative_prompt = o.given(place), sampling.negative_prompt
-    shaping = {**o.given(sampling), "seed": _seeds(seed, seeds)}
-    kind = early.check(model, [sampler], shaping, placing, draws=True)
+    labels = _read_labels(prompt, prompts, class_)
+    load_arguments, negative_prompt = o.to_arguments(loading), sampling.negative_prompt
+    settings = {**o.to_arguments(sampling), "seed": _read_seeds(seed, seeds)}
+    kind = early.check(model, [sampler], settings, load_arguments, draws=True)
     if kind is not None:
         early.check_shown(kind, class_)
-        if place.text_encoder is None:
-            early.check_captions(kind, [*([] if class_ else shown), *([negative_prompt] if negative_prompt else [])])
+        if loading.text_encoder is None:
+            early.check_captions(kind, [*([] if class_ else labels), *([negative_prompt] if negative_prompt else [])])
         if negative_prompt is not None and kind.draws == "class":
             raise SpecError(
                 f"{kind.name} draws classes, and a negative prompt is a caption", hint="leave --negative-prompt out"
             )
 
-    from ..images import pngs  # here and not above, like all that --help and a misspelt name do not need
+    from ..images import pngs  # imported here since --help and a misspelt name do not need it
 
-    field = None if grid is None else pngs.read_grid(grid)
-    count = num_images or (1 if field is None else max(field[0] * field[1] // len(shown), 1))
-    total = count * len(shown)
-    field = field or pngs.squarest(total)
-    pngs.check_grid(field, total)
+    layout = None if grid is None else pngs.read_grid(grid)
+    count = num_images or (1 if layout is None else max(layout[0] * layout[1] // len(labels), 1))
+    total = count * len(labels)
+    layout = layout or pngs.squarest(total)
+    pngs.check_grid(layout, total)
     if save is not None and total > batch_size:
         raise SpecError(
-            f"{total} images are more than the batch of {batch_size} that {save} can hold",
+            f"{total} images do not fit in {save}, which holds one batch of {batch_size}",
             hint="raise --batch-size, or leave --save out",
         )
-    if seeds is not None and len(shaping["seed"]) != total:
-        raise SpecError(f"{len(shaping['seed'])} seeds for {total} rows", hint="--seeds takes one a row")
-    given = {**shaping, "num_images": count, **({} if sampler is None else {"sampler": sampler})}
+    if seeds is not None and len(settings["seed"]) != total:
+        raise SpecError(f"{len(settings['seed'])} seeds for {total} images", hint="pass one for each image")
+    arguments = {**settings, "num_images": count, **({} if sampler is None else {"sampler": sampler})}
 
-    early.check_parts(kind, given, {"temperature": 1.0})  # an image is sampled unless the temperature says otherwise
+    early.check_parts(kind, arguments, {"temperature": 1.0})  # images are sampled by default
 
     from .drawing import Drawing, write
 
-    loaded = _loaded(model, placing, quiet=quiet)
-    call = _prepared(loaded, shown, class_ is not None, given)
-    run = Drawing(
-        loaded, call, each, {"name": model, **{k: v for k, v in placing.items() if k in _RECORDED and v}}, scale
-    )
+    loaded = _load(model, load_arguments, quiet=quiet)
+    call = _prepare(loaded, labels, class_ is not None, arguments)
+    recorded = {"name": model, **{k: v for k, v in load_arguments.items() if k in _RECORDED and v}}
+    run = Drawing(loaded, call, each, recorded, scale)
     try:
         run.draw(batch_size, quiet=quiet)
     except KeyboardInterrupt:
-        kept = "" if each is None else f", in {each}"
-        say(f"interrupted: {len(run.images)} of {total} images are finished{kept}")
+        folder = "" if each is None else f", in {each}"
+        say(f"interrupted: {len(run.images)} of {total} images are finished{folder}")
         raise typer.Exit(130) from None
     if output is not None:
-        write(output, pngs.png(pngs.sheet(run.images, field), run.record(run.made, field)))
+        write(output, pngs.png(pngs.sheet(run.images, layout), run.record(run.records, layout)))
         say(f"wrote {output}", quiet=quiet)
     if save is not None and run.result is not None:
         run.result.save(save)
         say(f"wrote {save}", quiet=quiet)
     if json_:
         files = {"grid": output, "each": run.files or None, "result": save}
-        dump(run.document(field, {name: value for name, value in files.items() if value is not None}))
+        dump(run.document(layout, {name: value for name, value in files.items() if value is not None}))
     say(run.summary(), quiet=quiet)
 
 
-def _asked(prompt: list[str] | None, prompts: Path | None, classes: list[int] | None) -> list[Any]:
+def _read_labels(prompt: list[str] | None, prompts: Path | None, classes: list[int] | None) -> list[Any]:
     """The captions or classes of the command, in order."""
     if classes and (prompt or prompts is not None):
-        raise SpecError("both captions and classes are given", hint="keep -p and --prompts, or --class")
+        raise SpecError("captions and classes cannot be combined", hint="pass -p or --prompts, or --class")
     if classes:
         return list(classes)
     if not prompt and prompts is None:
-        raise SpecError("nothing to draw is given", hint='pass -p "a caption", --prompts FILE, or --class N')
+        raise SpecError("no caption or class is passed", hint='pass -p "a caption", --prompts FILE, or --class N')
     items = inputs.read(prompt or [], prompts)
     for item in items:
         if not isinstance(item.prompt, str):
-            raise SpecError(
-                f"prompt {item.id} is a chat, not a caption", hint='{"prompt": "..."} is a line of captions'
-            )
+            raise SpecError(f"prompt {item.id} is a chat, not a caption", hint='{"prompt": "..."} is a caption')
         if not item.prompt.strip():
             raise SpecError(f"caption {item.id} is empty", hint="describe the image")
     return [item.prompt for item in items]
 
 
-def _seeds(seed: int | None, seeds: str | None) -> int | list[int]:
+def _read_seeds(seed: int | None, seeds: str | None) -> int | list[int]:
     if seeds is None:
         return seed or 0
     if seed is not None:
-        raise SpecError("both --seed and --seeds are given", hint="--seed 0 gives each image one of its own")
-    return inputs.whole_numbers(seeds, f"seeds are whole numbers, got {seeds!r}", "--seeds 5,12 for two images")
+        raise SpecError("--seed and --seeds cannot be combined", hint="--seed 0 derives a seed for each image")
+    return inputs.whole_numbers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "--seeds 5,12 for two images")
 
 
-def _loaded(name: str, placing: dict[str, Any], *, quiet: bool) -> Model:
-    """The model, of images and with a decoder, or an error that says what it is."""
+def _load(name: str, load_arguments: dict[str, Any], *, quiet: bool) -> Model:
+    """Loads the model, which must be an image model with a decoder."""
     from ..api import load
     from ..requests.images import check_drawable
 
-    model = load(name, **placing)
+    model = load(name, **load_arguments)
     say(model.network.describe(), quiet=quiet)
     if model.imaging is None:
         raise SpecError(f"{model.name} is a text model and draws no images", hint=f'try "pardec generate {name}"')
@@ -163,11 +156,11 @@ def _loaded(name: str, placing: dict[str, Any], *, quiet: bool) -> Model:
     return model
 
 
-def _prepared(model: Model, shown: list[Any], of_classes: bool, given: dict[str, Any]) -> Call | VectorCall:
+def _prepare(model: Model, labels: list[Any], of_classes: bool, arguments: dict[str, Any]) -> Call | VectorCall:
     from ..requests.images import with_defaults
 
     imaging = model.imaging
-    assert imaging is not None, "a text model was refused"
+    assert imaging is not None, "text models were refused"
     if of_classes != (imaging.kind == "class"):
         if of_classes:
             raise SpecError(f"{model.name} draws captions and has no classes", hint='pass -p "..." in place of --class')
@@ -175,5 +168,5 @@ def _prepared(model: Model, shown: list[Any], of_classes: bool, given: dict[str,
             f"{model.name} draws classes and cannot read captions",
             hint=f"pass --class N, one of 0..{imaging.classes - 1}, in place of captions",
         )
-    arguments: Any = with_defaults(imaging, given)
-    return model.prepare(None, label=shown, **arguments) if of_classes else model.prepare(shown, **arguments)
+    complete: Any = with_defaults(imaging, arguments)
+    return model.prepare(None, label=labels, **complete) if of_classes else model.prepare(labels, **complete)

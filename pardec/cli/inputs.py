@@ -1,4 +1,4 @@
-"""Where `generate` takes its prompts from: -p, a file, or standard input."""
+"""Reads prompts from -p, a file, or standard input, and the values of other options."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 def read(texts: Sequence[str], file: Path | None) -> list[Item]:
     """The prompts of one command, in order. Raises SpecError."""
     if texts and file is not None:
-        raise SpecError("both -p and --prompts are given", hint="keep one of them")
+        raise SpecError("-p and --prompts cannot be combined", hint="pass one of them")
     if texts:
         items = [Item(i, text) for i, text in enumerate(texts)]
     elif file is not None and str(file) != "-":
         items = read_file(file)
     elif sys.stdin is None or sys.stdin.isatty():
-        raise SpecError("no prompt is given", hint='pass -p "...", --prompts FILE.jsonl, or pipe prompts in')
+        raise SpecError("no prompt is passed", hint='pass -p "...", --prompts FILE.jsonl, or pipe prompts in')
     else:
         content = sys.stdin.read()
         items = read_text(content, "standard input", json_lines=content.lstrip().startswith("{"))
     return items
 
 
-def as_turns(items: list[Item], model: Model, *, chat: bool | None, quiet: bool) -> list[Item]:
-    """The prompts with text as a user's message where `chat` says so; None: where the model has a chat template.
+def as_messages(items: list[Item], model: Model, *, chat: bool | None, quiet: bool) -> list[Item]:
+    """Turns text prompts into user messages if `chat`, or with None if the model has a chat template.
 
-    Embedded models, which are trained on the text itself, keep it. What was not asked for is said on stderr.
+    None leaves the prompts of embedded models, which are trained on plain text; a change is printed on stderr.
     """
     embedded = model.path is not None and model.path.parent == EMBEDDED
     texts = sum(isinstance(item.prompt, str) for item in items)
@@ -49,7 +49,7 @@ def as_turns(items: list[Item], model: Model, *, chat: bool | None, quiet: bool)
             if texts == len(items)
             else f"{texts} of {len(items)} prompts {verb}"
         )
-        say(f"{what} in the chat template of {model.name}, as a user's turn; --raw takes the text itself", quiet=quiet)
+        say(f"{what} in the chat template of {model.name}, as a user message; --raw passes plain text", quiet=quiet)
         chat = True
     if not chat:
         return items
@@ -60,7 +60,7 @@ def as_turns(items: list[Item], model: Model, *, chat: bool | None, quiet: bool)
 
 
 def whole_numbers(text: str, message: str, hint: str) -> list[int]:
-    """Whole numbers with commas between them. Raises SpecError with the message and the hint."""
+    """Whole numbers separated by commas. Raises SpecError with the message and the hint."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -68,36 +68,36 @@ def whole_numbers(text: str, message: str, hint: str) -> list[int]:
 
 
 def read_stop(texts: Sequence[str] | None) -> list[str] | None:
-    r"""The texts of --stop, in which a shell writes a line break as \n and a tab as \t; None where there are none."""
+    r"""The texts of --stop, with \n and \t as line break and tab; None if there are none."""
     return [text.replace("\\n", "\n").replace("\\t", "\t") for text in texts] if texts else None
 
 
-_ALLOWED = 'for example {"0": ["yes", "no"]}, or [["yes", "no"], null], or a list of these with one a prompt'
+_ALLOWED_HINT = 'for example {"0": ["yes", "no"]}, or [["yes", "no"], null], or a list of these, one for each prompt'
 
 
 def read_allowed(file: Path | None) -> Any:
-    """What `allowed=` takes, from JSON; the indices of an object are whole numbers written as text.
+    """The value of `allowed=` from a JSON file, where the keys of an object are whole numbers.
 
-    Raises SpecError. What the choices mean is checked later.
+    Raises SpecError. The choices are checked later.
     """
     if file is None:
         return None
     try:
-        return _indexed(parse(file.read_bytes()), file)
+        return _with_integer_keys(parse(file.read_bytes()), file)
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
-        reason = getattr(error, "strerror", None) or f"it is no JSON: {error}"
-        raise SpecError(f"cannot read --allowed {file}: {reason}", hint=_ALLOWED) from error
+        reason = getattr(error, "strerror", None) or f"it is not JSON: {error}"
+        raise SpecError(f"cannot read --allowed {file}: {reason}", hint=_ALLOWED_HINT) from error
 
 
-def _indexed(value: Any, file: Path) -> Any:
-    """`value` with numbers as the keys of every object."""
+def _with_integer_keys(value: Any, file: Path) -> Any:
+    """`value` with integers as the keys of every object."""
     if isinstance(value, list):
-        return [_indexed(item, file) for item in value]
+        return [_with_integer_keys(item, file) for item in value]
     if not isinstance(value, dict):
         return value
-    bad = next((key for key in value if not key.isdecimal()), None)
-    if bad is not None:
-        raise SpecError(f"{file} names index {bad!r}, which is no whole number", hint=_ALLOWED)
+    wrong_key = next((key for key in value if not key.isdecimal()), None)
+    if wrong_key is not None:
+        raise SpecError(f"{file} has the index {wrong_key!r}, which is not a whole number", hint=_ALLOWED_HINT)
     return {int(key): item for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""`pardec list` and `pardec show`: what there is, and what one name means."""
+"""`pardec list` and `pardec show`: the samplers, models, tasks and presets, and the card of one."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Kind = Literal["samplers", "models", "tasks", "presets"]
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     json_: Json = False,
-    stage: Annotated[str | None, typer.Option(help="Samplers of this stage only.")] = None,
-    family: Annotated[str | None, typer.Option(help="Samplers for masked, ar or continuous models only.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Only samplers of this stage.")] = None,
+    family: Annotated[str | None, typer.Option(help="Only samplers for masked, ar or continuous models.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Samplers as a Markdown table.")] = False,
 ) -> None:
-    """List the samplers, models, tasks or presets there are.
+    """List the samplers, models, tasks or presets.
 
     pardec list samplers --stage select
 
@@ -42,63 +42,65 @@ def list_(
         raise SpecError(
             "--stage, --family and --markdown are for samplers", hint='try "pardec list samplers --markdown"'
         )
-    found = entries(kind)
-    for name, wanted in filters.items():
-        if wanted is not None:
-            _check(name, wanted, entries(kind))
-            found = [entry for entry in found if entry[name] == wanted]
+    matches = entries(kind)
+    for name, value in filters.items():
+        if value is not None:
+            _check_filter(name, value, entries(kind))
+            matches = [entry for entry in matches if entry[name] == value]
     if json_:
-        dump(found)
+        dump(matches)
     elif markdown:
-        print(table(found))
-    elif found:
-        shown = [name for name in ("name", "stage", "exact", "spec", "family", "group", "summary") if name in found[0]]
+        print(table(matches))
+    elif matches:
+        names = [
+            name for name in ("name", "stage", "exact", "spec", "family", "group", "summary") if name in matches[0]
+        ]
         if kind == "samplers":
-            shown.remove("family")
-        print(columns([tuple(shown), *(tuple(str(entry[name]) for name in shown) for entry in found)]))
+            names.remove("family")
+        print(columns([tuple(names), *(tuple(str(entry[name]) for name in names) for entry in matches)]))
 
 
 @o.command
 def show(
     name: Annotated[str, typer.Argument(help="A sampler, model, task or preset (or preset:NAME).")], json_: Json = False
 ) -> None:
-    """Show what a name means: the rule, parameters, paper and source of a sampler; a model's card.
+    """Show the rule, parameters, paper and source of a sampler, or the card of a model, task or preset.
 
     pardec show threshold
     """
-    named = name.startswith("preset:")  # some presets are called what a sampler is called
-    kinds: tuple[Kind, ...] = ("presets",) if named else ("samplers", "models", "tasks", "presets")
+    is_preset = name.startswith("preset:")  # some presets have the name of a sampler
+    kinds: tuple[Kind, ...] = ("presets",) if is_preset else ("samplers", "models", "tasks", "presets")
     known: dict[str, list[dict[str, Any]]] = {}
     for kind in kinds:
-        of_kind: dict[str, list[dict[str, Any]]] = {}
-        for entry in entries(kind):  # a sampler may have a namesake in each family
-            of_kind.setdefault(entry["name"], []).append(entry)
-        known = of_kind | known
-    found = known.get(name.removeprefix("preset:"))
-    if found is None:
-        what, hint = ("preset", "presets") if named else ("name", "samplers")
+        cards: dict[str, list[dict[str, Any]]] = {}
+        for entry in entries(kind):  # samplers of different families may share a name
+            cards.setdefault(entry["name"], []).append(entry)
+        known = cards | known
+    matches = known.get(name.removeprefix("preset:"))
+    if matches is None:
+        what, hint = ("preset", "presets") if is_preset else ("name", "samplers")
         near = did_you_mean(name.removeprefix("preset:"), known)
         raise UnknownNameError(f"unknown {what} {name!r}{near}", hint=f'run "pardec list {hint}"')
     if json_:
-        dump(found[0] if len(found) == 1 else found)
+        dump(matches[0] if len(matches) == 1 else matches)
     else:
-        print("\n\n".join(map(_shown, found)))
+        print("\n\n".join(map(_describe, matches)))
 
 
-def _shown(entry: dict[str, Any]) -> str:
+def _describe(entry: dict[str, Any]) -> str:
     if "stage" in entry:
-        return _sampler(entry)
+        return _describe_sampler(entry)
     if "tasks" in entry or "scoring" in entry:
-        return _task(entry)
+        return _describe_task(entry)
     return "\n".join(f"{key}: {value}" for key, value in entry.items())
 
 
-def _check(what: str, wanted: str, found: list[dict[str, Any]]) -> None:
+def _check_filter(what: str, value: str, matches: list[dict[str, Any]]) -> None:
     """Refuses a stage or a family that no sampler has."""
-    known = list(dict.fromkeys(entry[what] for entry in found))
-    if wanted not in known:
+    known = list(dict.fromkeys(entry[what] for entry in matches))
+    if value not in known:
         words = {"stage": "stages", "family": "families"}[what]
-        raise SpecError(f"unknown {what} {wanted!r}{did_you_mean(wanted, known)}", hint=f"{words}: {', '.join(known)}")
+        raise SpecError(f"unknown {what} {value!r}{did_you_mean(value, known)}", hint=f"{words}: {', '.join(known)}")
 
 
 def entries(kind: Kind) -> list[dict[str, Any]]:
@@ -123,26 +125,26 @@ def _tasks() -> list[dict[str, Any]]:
     from ..tasks import GROUPS, Task, list_tasks, task
 
     group_of = {name: group for group, names in GROUPS.items() for name in names}
-    found: list[dict[str, Any]] = []
+    cards: list[dict[str, Any]] = []
     for name in list_tasks():
-        made = task(name)
-        example = made.problems(n=1)[0]
-        found.append(
+        item = task(name)
+        example = item.problems(n=1)[0]
+        cards.append(
             {
                 "name": name,
                 "group": group_of.get(name, ""),
-                "summary": made.summary,
-                "scoring": inspect.getdoc(made.score),
-                "lenient": inspect.getdoc(made.lenient) if type(made).lenient is not Task.lenient else "the same",
+                "summary": item.summary,
+                "scoring": inspect.getdoc(item.score),
+                "lenient": inspect.getdoc(item.lenient) if type(item).lenient is not Task.lenient else "the same",
                 "example": {"prompt": example.prompt, "answer": example.answer},
             }
         )
     for group, names in GROUPS.items():
-        found.append({"name": group, "group": "", "summary": f"the group of {', '.join(names)}", "tasks": list(names)})
-    return found
+        cards.append({"name": group, "group": "", "summary": f"the group of {', '.join(names)}", "tasks": list(names)})
+    return cards
 
 
-def _task(entry: dict[str, Any]) -> str:
+def _describe_task(entry: dict[str, Any]) -> str:
     if "tasks" in entry:
         return f"{entry['name']} (a group of tasks)\n\ntasks: {', '.join(entry['tasks'])}"
     of = f", of the group {entry['group']}" if entry["group"] else ""
@@ -152,7 +154,7 @@ def _task(entry: dict[str, Any]) -> str:
 
 
 def table(cards: list[dict[str, Any]]) -> str:
-    """The samplers as the README shows them."""
+    """The samplers as a Markdown table."""
     lines = ["| name | stage | paper | exact | checked | parameters | what it does |", "|---|---|---|---|---|---|---|"]
     for card in cards:
         parameters = ", ".join(
@@ -161,35 +163,35 @@ def table(cards: list[dict[str, Any]]) -> str:
         paper = card["paper"]
         number = paper.removeprefix("arXiv:")
         link = paper if number == paper else f"[{paper}](https://arxiv.org/abs/{number})"
-        kinds = _kinds(card["checked"])
+        kinds = _check_kinds(card["checked"])
         cells = (f"`{card['name']}`", card["stage"], link, card["exact"], kinds, parameters, card["summary"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
 
-def _kinds(checked: Sequence[str]) -> str:
-    """The kinds of checks, the recorded sets left out."""
+def _check_kinds(checked: Sequence[str]) -> str:
+    """The kinds of checks, without the names of recorded sets."""
     return ", ".join(dict.fromkeys(word.partition("/")[0] for word in checked))
 
 
-def _checks(checked: Sequence[str]) -> str:
-    """Each check on a line, in words."""
+def _describe_checks(checked: Sequence[str]) -> str:
+    """The checks, each with its explanation."""
     from pardec.samplers.cards import CHECKS
 
-    found = [word.partition("/") for word in checked]
-    sets = ", ".join(name for _, _, name in found if name)
-    lines = [f"{kind} ({CHECKS[kind]}{': ' + sets if kind == 'golden' else ''})" for kind, _, _ in found]
+    matches = [word.partition("/") for word in checked]
+    sets = ", ".join(name for _, _, name in matches if name)
+    lines = [f"{kind} ({CHECKS[kind]}{': ' + sets if kind == 'golden' else ''})" for kind, _, _ in matches]
     return "; ".join(dict.fromkeys(lines))
 
 
 def _plain(card: Card | ModelCard | Preset) -> dict[str, Any]:
-    kept = {field.name: getattr(card, field.name) for field in fields(card)}
-    if "parameters" in kept and "stage" in kept:
-        kept["parameters"] = [dict(parameter) for parameter in kept["parameters"]]
-    return kept
+    values = {field.name: getattr(card, field.name) for field in fields(card)}
+    if "parameters" in values and "stage" in values:
+        values["parameters"] = [dict(parameter) for parameter in values["parameters"]]
+    return values
 
 
-def _sampler(entry: dict[str, Any]) -> str:
+def _describe_sampler(entry: dict[str, Any]) -> str:
     from pardec.samplers.cards import find
 
     lines = [f"{entry['name']} ({entry['stage']} stage, {entry['family']} models)", ""]
@@ -200,7 +202,7 @@ def _sampler(entry: dict[str, Any]) -> str:
         lines += [columns(rows), ""]
     lines.append(f"exact: {entry['exact']}")
     if entry["checked"]:
-        lines.append(f"checked: {_checks(entry['checked'])}")
+        lines.append(f"checked: {_describe_checks(entry['checked'])}")
     if entry["paper"]:
         lines.append(f"paper: {entry['paper']}")
     return "\n".join([*lines, f"source: {entry['file']}:{entry['line']}"])

@@ -1,4 +1,4 @@
-"""One model in several processes: all decode the same prompts, and one of them speaks."""
+"""Tensor parallelism: all processes decode the same prompts, and one of them prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..executors.local import Local
 
 
 class TensorParallel(Local):
-    """The executor of a process that has a share of the model."""
+    """The executor of a process with a share of the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,16 +19,16 @@ class TensorParallel(Local):
 
 
 def check(executor: str, output: Path | None, prompts: Path | None, *, given: bool) -> None:
-    """Refuses another executor, prompts that only one process can read, and a file that is added to row by row."""
+    """Refuses another executor, prompts that only one process can read, and a .jsonl file."""
     if executor != "local":
         raise SpecError(
-            f"--tp makes the processes one model, and the {executor} executor gives each its own",
+            f"--tp splits one model over the processes, and the {executor} executor gives each a copy",
             hint="leave --tp or --executor out",
         )
     if output is not None and output.suffix == ".jsonl":
         raise SpecError(
-            f"--tp decodes all prompts in one go, and {output} takes over rows made before",
+            f"--tp decodes all prompts in one run, and {output} would resume an earlier one",
             hint="name a folder, or use --json > rows.json",
         )
     if not given and (prompts is None or str(prompts) == "-"):
-        raise SpecError("standard input reaches one process of torchrun only", hint="name a file with --prompts")
+        raise SpecError("only one process of torchrun can read standard input", hint="name a file with --prompts")

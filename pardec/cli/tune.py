@@ -1,4 +1,4 @@
-"""`pardec tune`: a model and a bound in, one spec out."""
+"""`pardec tune`: searches the cheapest sampler within a bound on quality."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from . import options as o
 from .common import Json, dump, say, show
 from .config import Config, DryRun
 
-MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost against sequential.", min=0)]
-Budget = Annotated[int, typer.Option(help="Decodes of the search: a sampler on a problem each.", min=1)]
-Confirm = Annotated[int | None, typer.Option(help="Fresh problems that confirm; else as the bound needs.", min=1)]
-Cost = Annotated[str, typer.Option(help="What is to be small: nfe, tokens_fed or seconds.")]
+MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost compared with sequential.", min=0)]
+Budget = Annotated[int, typer.Option(help="Decodings of the search, each of one problem by one sampler.", min=1)]
+Confirm = Annotated[int | None, typer.Option(help="New problems that confirm, by default as needed.", min=1)]
+Cost = Annotated[str, typer.Option(help="The cost to minimize: nfe, tokens_fed or seconds.")]
 Samplers = Annotated[
     list[str] | None,
-    typer.Option("--sampler", "-s", help="Only these; a part without parameters stands for all worth trying."),
+    typer.Option("--sampler", "-s", help="Only these; without parameters, a part is tried with several values."),
 ]
-Caches = Annotated[list[str] | None, typer.Option("--cache", help="Only these caches, none for none; repeat it.")]
+Caches = Annotated[list[str] | None, typer.Option("--cache", help="Only these caches, none for no cache.")]
 Blocks = Annotated[list[int] | None, typer.Option("--block-length", help="A block length to try; repeat it.", min=1)]
 
 
@@ -46,9 +46,9 @@ def tune(
     batch_size: o.BatchSize = 8,
     executor: o.ComparedBy = "local",
     workers: o.Workers = None,
-    place: o.TextPlacing,
+    loading: o.TextLoading,
 ) -> None:
-    """Search samplers, parameters and caches for the cheapest that keeps the quality; prints its spec.
+    """Search the cheapest sampler, parameters and cache that keep the quality, and print the spec.
 
     pardec tune tiny-dream --task arithmetic --max-drop 1.0
 
@@ -56,12 +56,12 @@ def tune(
 
     pardec tune tiny-dream --task lists -s threshold+eos -s threshold+localleap+eos --cache none --cache dual
     """
-    arguments, placing, source = o.given(sampling), o.given(place), o.given(problems)
+    arguments, load_arguments, source = o.to_arguments(sampling), o.to_arguments(loading), o.to_arguments(problems)
     resume = source.pop("resume")
     check_name(executor)
-    early.check_run(model, task or (), sampler or (), arguments, placing, **vars(problems))
+    early.check_run(model, task or (), sampler or (), arguments, load_arguments, **vars(problems))
 
-    # Here and not above: these bring torch, which --help and a misspelt name do not need.
+    # Imported here since these import torch, which --help and a misspelt name do not need.
     from ..comparison import tuning
     from ..comparison.tuning.advice import table
     from ..comparison.tuning.prepared import describe
@@ -78,12 +78,12 @@ def tune(
         "seed": seed,
         "executor": executor,
         **source,
-        **placing,
+        **load_arguments,
         **arguments,
     }
     if dry_run:
-        made = tuning.preview(model, task, **options)
-        dump(made) if json_ else show(describe(made))
+        plan = tuning.preview(model, task, **options)
+        dump(plan) if json_ else show(describe(plan))
         return
     leads = started(executor, workers=workers).leads
     quiet = quiet or not leads
@@ -99,12 +99,12 @@ def tune(
             **options,
         )
     except KeyboardInterrupt:
-        how = (
-            "--out RUN would keep what is finished"
+        hint = (
+            "with --out RUN finished decodings are saved"
             if problems.out is None
-            else "the same command with --resume goes on"
+            else "the same command with --resume continues"
         )
-        say(f"interrupted\n{how}", quiet=not leads)
+        say(f"interrupted\n{hint}", quiet=not leads)
         raise typer.Exit(130) from None
     say(f"{table(advice.evidence)}\n{advice}", quiet=quiet)
     if leads:

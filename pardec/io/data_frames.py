@@ -9,7 +9,7 @@ from pardec.models.errors import PardecError, install
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A pandas DataFrame, a line a row. Raises PardecError without pandas."""
+    """A pandas DataFrame with one line for each row. Raises PardecError without pandas."""
     try:
         import pandas
     except ImportError as error:

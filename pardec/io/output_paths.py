@@ -1,4 +1,4 @@
-"""Where results go: what could not be written in the end is told before anything is read or decoded."""
+"""Checks of output paths, made before anything is read or decoded."""
 
 from __future__ import annotations
 
@@ -9,56 +9,56 @@ from pathlib import Path
 from pardec.models.errors import SpecError
 
 
-def check_file(target: Path | None, *, added: bool = False) -> None:
-    """Refuses a file that could not be made; folders above it need not be there, and are made when it is written.
+def check_file(target: Path | None, *, append: bool = False) -> None:
+    """Refuses a file that could not be written; missing parent folders are made when it is written.
 
     Args:
-        target: None where nothing is to be written.
-        added: what stands in the file already stays; else another file takes its place.
+        target: None if nothing is to be written.
+        append: the file will be appended to; otherwise it is replaced.
 
     Raises:
-        SpecError: it is a folder or no plain file, one above it is none, or it may not be written.
+        SpecError: it is a folder or not a regular file, a parent is not a folder, or it may not be written.
     """
     if target is None:
         return
     try:
         if target.is_dir():
-            raise _refused(target, "it is a folder", "name a file")
+            raise _error(target, "it is a folder", "name a file")
         if target.exists() and not target.is_file():
-            raise _refused(target, "it is no plain file", "name a file")
-        if added and target.exists():
+            raise _error(target, "it is not a regular file", "name a file")
+        if append and target.exists():
             if not os.access(target, os.W_OK):
-                raise _refused(target, "permission denied")
+                raise _error(target, "permission denied")
             return
-        _check_above(target)
-    except OSError as error:  # too long a name, links in a circle
-        raise _refused(target, error.strerror or str(error)) from error
+        _check_parent(target)
+    except OSError as error:  # such as a name that is too long, or links in a circle
+        raise _error(target, error.strerror or str(error)) from error
 
 
 def check_folder(target: Path | None) -> None:
-    """Refuses a folder that could not be made or written to. Raises SpecError."""
+    """Refuses a folder that could not be created or written to. Raises SpecError."""
     if target is None:
         return
     try:
         if target.exists() and not target.is_dir():
-            raise _refused(target, "it is a file", "name a folder")
-        _check_above(target / "new")
+            raise _error(target, "it is a file", "name a folder")
+        _check_parent(target / "new")
     except OSError as error:
-        raise _refused(target, error.strerror or str(error)) from error
+        raise _error(target, error.strerror or str(error)) from error
 
 
 def check_result(target: Path | None) -> None:
-    """Refuses what a result could not be saved to: a file whose name ends in .json, else a folder. Raises SpecError."""
+    """Refuses a path where no result can be saved: a file that ends in .json, or else a folder. Raises SpecError."""
     if target is None or target.suffix == ".json":
         check_file(target)
         return
     if occupied(target):
-        raise SpecError(f"{target} exists and is no saved result", hint="choose a new folder, or a name in .json")
-    check_folder(target.absolute().parent)  # it is put together beside its place
+        raise SpecError(f"{target} exists and is not a saved result", hint="choose a new folder, or a name in .json")
+    check_folder(target.absolute().parent)  # it is assembled in a folder beside it
 
 
 def occupied(target: Path) -> bool:
-    """Whether something stands there that is neither a saved result nor an empty folder."""
+    """Whether the path exists and is neither a saved result nor an empty folder."""
     try:
         if not target.exists() or (target / "result.json").is_file():
             return False
@@ -67,15 +67,15 @@ def occupied(target: Path) -> bool:
         return True
 
 
-def _check_above(target: Path) -> None:
-    """Refuses a file where its nearest folder takes none, by trying."""
-    there = next(folder for folder in target.absolute().parents if folder.exists())
-    if not there.is_dir():
-        raise _refused(target, f"{there} is a file")
-    if not os.access(there, os.W_OK):
-        raise _refused(target, "permission denied")
-    tempfile.TemporaryFile(dir=there).close()
+def _check_parent(target: Path) -> None:
+    """Creates a temporary file in the nearest existing parent folder, to see whether that is possible."""
+    parent = next(folder for folder in target.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise _error(target, f"{parent} is a file")
+    if not os.access(parent, os.W_OK):
+        raise _error(target, "permission denied")
+    tempfile.TemporaryFile(dir=parent).close()
 
 
-def _refused(target: Path, why: str, hint: str = "choose another place") -> SpecError:
+def _error(target: Path, why: str, hint: str = "choose another path") -> SpecError:
     return SpecError(f"cannot write {target}: {why}", hint=hint)

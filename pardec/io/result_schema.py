@@ -1,4 +1,4 @@
-"""What a saved result has to look like before it is taken for one: the kind of every field, and how they fit."""
+"""The schema of a saved result: the type of each field, and how the fields agree."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from pardec.samplers.spec_values import MOST
 
-# A type; None; a tuple of alternatives; a list whose entries have one form; an object with the fields that are named.
+# A type, None, a tuple of alternatives, a list with the schema of its entries, or an object with its fields.
 _SPAN = {"start": int, "stop": int}
 _COUNTS = (
     "generated", "nfe", "forward_rows", "tokens_fed", "draft_forwards", "prompts", "seeds", "lengths", "stop_ids",
 )  # fmt: skip
-_FORMS: Mapping[str, Any] = {
+_SCHEMA: Mapping[str, Any] = {
     **{name: [int] for name in _COUNTS},
     **{name: [[int]] for name in ("clocks", "drafted", "accepted", "forced", "tokens")},
     **dict.fromkeys(("spec", "exact", "model"), str),
@@ -28,58 +28,60 @@ _FORMS: Mapping[str, Any] = {
     "grid": ([int], None),
     "stride": (int, None),
 }
-_MAY_LACK = ("forced", "shown", "grid", "stride")  # in files of earlier versions
+_OPTIONAL = ("forced", "shown", "grid", "stride")  # not in files of earlier versions
 
 
-def check(held: Mapping[str, Any], rows: int, length: int) -> None:
-    """Holds the fields of a result of `rows` rows and canvases of `length` against their forms and against each other.
+def check(data: Mapping[str, Any], rows: int, length: int) -> None:
+    """Checks the fields of a result of `rows` rows on canvases of `length` tokens, each and against each other.
 
     Raises:
         KeyError: a field is missing.
-        ValueError: a field is something else; it is named.
+        ValueError: a field is wrong; the message names it.
     """
-    for name, form in _FORMS.items():
-        if (name in held or name not in _MAY_LACK) and not _has(held[name], form):
-            raise ValueError(f"{name} is not what a result has there")
+    for name, form in _SCHEMA.items():
+        if (name in data or name not in _OPTIONAL) and not _matches(data[name], form):
+            raise ValueError(f"{name} has the wrong type for a result")
     by_row = ("tokens", "lengths", "fed", "generated", "nfe", "prompts", "text", "pieces", "shown")
     for name in by_row:
-        if held.get(name) is not None and len(held[name]) != rows:
-            raise ValueError(f"{name} has {len(held[name])} rows, expected {rows}")
-    for row, (start, end) in enumerate(zip(held["prompts"], held["lengths"], strict=True)):
-        made = len(held["tokens"][row]) or held["generated"][row]
-        if not 0 <= start <= start + made <= end <= length:
-            raise ValueError(f"row {row} has {made} tokens behind {start}, and a canvas of {end}")
-        if held["pieces"] is not None and len(held["pieces"][row]) != end:
-            raise ValueError(f"pieces has {len(held['pieces'][row])} texts in row {row}, expected {end}")
-        for fed in held["fed"][row]:
-            # Drafts may lie behind the canvas.
+        if data.get(name) is not None and len(data[name]) != rows:
+            raise ValueError(f"{name} has {len(data[name])} rows, expected {rows}")
+    for row, (start, end) in enumerate(zip(data["prompts"], data["lengths"], strict=True)):
+        generated = len(data["tokens"][row]) or data["generated"][row]
+        if not 0 <= start <= start + generated <= end <= length:
+            raise ValueError(f"row {row} has {generated} tokens after {start} on a canvas of {end}")
+        if data["pieces"] is not None and len(data["pieces"][row]) != end:
+            raise ValueError(f"pieces has {len(data['pieces'][row])} texts in row {row}, expected {end}")
+        for fed in data["fed"][row]:
+            # Drafts may extend past the canvas.
             if isinstance(fed, dict) and not 0 <= fed["start"] <= fed["stop"] <= length + MOST:
                 raise ValueError(f"fed has {fed} in row {row}, far outside its canvas")
-    _check_grid(held, length)
+    _check_grid(data, length)
 
 
-def _check_grid(held: Mapping[str, Any], length: int) -> None:
-    """The cells of images lie inside the canvas."""
-    grid, stride = held.get("grid"), held.get("stride")
+def _check_grid(data: Mapping[str, Any], length: int) -> None:
+    """Checks that the grid of image tokens fits into the canvas."""
+    grid, stride = data.get("grid"), data.get("stride")
     if grid is None:
-        if held.get("drawn"):
+        if data.get("drawn"):
             raise ValueError("grid is missing")
         return
     if len(grid) != 2 or min(grid) < 1 or (stride is not None and stride < grid[1]):
         raise ValueError(f"grid is {grid} with a stride of {stride}")
-    cells = grid[0] * (stride or grid[1])
-    if max(held["prompts"], default=0) + cells > length:
-        raise ValueError(f"grid has {cells} cells, and canvases have {length} tokens")
+    tokens = grid[0] * (stride or grid[1])
+    if max(data["prompts"], default=0) + tokens > length:
+        raise ValueError(f"grid has {tokens} tokens, and canvases have {length}")
 
 
-def _has(value: Any, form: Any) -> bool:
-    """Whether a value has a form."""
+def _matches(value: Any, form: Any) -> bool:
+    """Whether a value matches a schema."""
     if form is None:
         return value is None
     if isinstance(form, tuple):
-        return any(_has(value, one) for one in form)
+        return any(_matches(value, one) for one in form)
     if isinstance(form, list):
-        return isinstance(value, list) and all(_has(entry, form[0]) for entry in value)
+        return isinstance(value, list) and all(_matches(entry, form[0]) for entry in value)
     if isinstance(form, dict):
-        return isinstance(value, dict) and all(name in value and _has(value[name], one) for name, one in form.items())
+        return isinstance(value, dict) and all(
+            name in value and _matches(value[name], one) for name, one in form.items()
+        )
     return isinstance(value, (int, float) if form is float else form) and not isinstance(value, bool)

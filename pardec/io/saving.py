@@ -1,6 +1,6 @@
-"""Results on disk: a folder of result.json and tensors.safetensors, or one .json file. Whole or not at all.
+"""Results on disk: a folder of result.json and tensors.safetensors, or one .json file, replaced atomically.
 
-Images are PNG files in the folder's `images`, and stand in a .json file as base64.
+Images are PNG files in the folder's `images`, or base64 in a .json file.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from .result_schema import check
 
 FORMAT = "pardec.result/2"
 _TENSORS = {"sequences": torch.int64, "commit_step": torch.int16, "commit_score": torch.float32}
-_ROWS = (
+_ROW_FIELDS = (
     "generated", "nfe", "forward_rows", "tokens_fed", "draft_forwards", "deviation", "finish", "prompts", "seeds"
 )  # fmt: skip
-_PLAIN = (*_ROWS, "tokens", "text", "spec", "exact", "model", "settings", "environment")
-_SAVED = "a saved result is the folder or the .json file that result.save(path) wrote"
+_JSON_FIELDS = (*_ROW_FIELDS, "tokens", "text", "spec", "exact", "model", "settings", "environment")
+_HINT = "a saved result is the folder or the .json file that result.save(path) wrote"
 
 
 class ResultError(PardecError, ValueError):
-    """A result cannot be saved there, or what lies there is no saved result."""
+    """A result cannot be saved to a path, or the path is not a saved result."""
 
 
 def save(result: ResultData, target: Path) -> Path:
@@ -55,31 +55,31 @@ def save(result: ResultData, target: Path) -> Path:
     try:
         if target.suffix == ".json":
             lists = {name: tensor.tolist() for name, tensor in tensors.items()}
-            embedded = [base64.b64encode(file).decode("ascii") for file in _files(result)]
-            write_file(target, json.dumps({**_plain(result), "tensors": lists, "images": embedded}))
+            embedded = [base64.b64encode(file).decode("ascii") for file in _image_files(result)]
+            write_file(target, json.dumps({**_json_fields(result), "tensors": lists, "images": embedded}))
         else:
-            _write_folder(target, json.dumps(_plain(result)), tensors, _files(result))
+            _write_folder(target, json.dumps(_json_fields(result)), tensors, _image_files(result))
     except OSError as error:
         raise ResultError(
-            f"cannot save the result to {target}: {error.strerror or error}", hint="choose another place"
+            f"cannot save the result to {target}: {error.strerror or error}", hint="choose another path"
         ) from error
     return target
 
 
 def load(source: Path, kind: type[R]) -> R:
-    """Reads what `save` wrote, as a `kind` of result."""
+    """Reads what `save` wrote, as a result of the class `kind`."""
     try:
         folder = source.is_dir()
         file = source / "result.json" if folder else source
-        held = parse(file.read_bytes())
-        if not isinstance(held, dict) or held.get("format") != FORMAT:
-            raise ResultError(f"{file} is no saved result of this version", hint=_SAVED)
-        tensors = load_file(source / "tensors.safetensors") if folder else held["tensors"]
-        return _read(kind, held, tensors, _images(held, source if folder else None))
+        data = parse(file.read_bytes())
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ResultError(f"{file} is not a saved result of this version", hint=_HINT)
+        tensors = load_file(source / "tensors.safetensors") if folder else data["tensors"]
+        return _build(kind, data, tensors, _read_images(data, source if folder else None))
     except ResultError:
         raise
     except OSError as error:
-        raise ResultError(f"cannot read a result from {source}: {error.strerror or error}", hint=_SAVED) from error
+        raise ResultError(f"cannot read a result from {source}: {error.strerror or error}", hint=_HINT) from error
     except (
         SafetensorError,
         ValueError,
@@ -90,14 +90,14 @@ def load(source: Path, kind: type[R]) -> R:
         RuntimeError,
     ) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
-        raise ResultError(f"{source} is damaged or no saved result: {what}", hint=_SAVED) from error
+        raise ResultError(f"{source} is damaged or not a saved result: {what}", hint=_HINT) from error
 
 
-def _plain(result: ResultData) -> dict[str, Any]:
-    """All but the tensors, as JSON can hold it."""
+def _json_fields(result: ResultData) -> dict[str, Any]:
+    """All fields but the tensors, as JSON values."""
     return {
         "format": FORMAT,
-        **{name: getattr(result, name) for name in _PLAIN if name not in ("settings", "environment")},
+        **{name: getattr(result, name) for name in _JSON_FIELDS if name not in ("settings", "environment")},
         "settings": dict(result.settings),
         "environment": dict(result.environment),
         "stop_ids": list(result.stop_ids),
@@ -117,90 +117,90 @@ def _plain(result: ResultData) -> dict[str, Any]:
     }
 
 
-def _files(result: ResultData) -> list[bytes]:
+def _image_files(result: ResultData) -> list[bytes]:
     """The images as PNG files."""
     return [pngs.png(image, pngs.of_result(result, row)) for row, image in enumerate(result.images or [])]
 
 
-def _images(held: dict[str, Any], folder: Path | None) -> list[Image.Image] | None:
-    """The images beside result.json, or in it where there is no folder; None where there were none."""
-    if not held.get("drawn"):
+def _read_images(data: dict[str, Any], folder: Path | None) -> list[Image.Image] | None:
+    """The images from the folder, or from the .json file without one; None if the result has none."""
+    if not data.get("drawn"):
         return None
     if folder is None:
-        files = [base64.b64decode(text, validate=True) for text in held["images"]]
+        files = [base64.b64decode(text, validate=True) for text in data["images"]]
     else:
-        files = [_image(folder, row).read_bytes() for row in range(len(held["tokens"]))]
-    if len(files) != len(held["tokens"]):
-        raise ValueError(f"images has {len(files)} images, expected {len(held['tokens'])}")
-    return [_opened(file) for file in files]
+        files = [_image_path(folder, row).read_bytes() for row in range(len(data["tokens"]))]
+    if len(files) != len(data["tokens"]):
+        raise ValueError(f"images has {len(files)} images, expected {len(data['tokens'])}")
+    return [_decode_image(file) for file in files]
 
 
-def _opened(file: bytes) -> Image.Image:
+def _decode_image(file: bytes) -> Image.Image:
     try:
         with pngs.opened(BytesIO(file)) as image:
             return image.convert("RGB")
-    except (OSError, SyntaxError) as error:  # what Pillow says of torn files
-        raise ValueError("an image is no whole PNG file") from error
+    except (OSError, SyntaxError) as error:  # what Pillow raises for incomplete files
+        raise ValueError("an image is not a complete PNG file") from error
 
 
-def _image(folder: Path, row: int) -> Path:
+def _image_path(folder: Path, row: int) -> Path:
     return folder / "images" / f"{row}.png"
 
 
-def _read(kind: type[R], held: dict[str, Any], found: dict[str, Any], images: list[Image.Image] | None) -> R:
-    tensors: dict[str, Tensor] = {name: torch.as_tensor(found[name], dtype=dtype) for name, dtype in _TENSORS.items()}
+def _build(kind: type[R], data: dict[str, Any], stored: dict[str, Any], images: list[Image.Image] | None) -> R:
+    tensors: dict[str, Tensor] = {name: torch.as_tensor(stored[name], dtype=dtype) for name, dtype in _TENSORS.items()}
     sequences, shape = tensors["sequences"], tensors["commit_step"].shape
-    grid = None if held.get("grid") is None else (int(held["grid"][0]), int(held["grid"][1]))
-    latents = _latents(found, len(sequences), grid)
+    grid = None if data.get("grid") is None else (int(data["grid"][0]), int(data["grid"][1]))
+    latents = _latents(stored, len(sequences), grid)
     if latents is not None:
-        tensors["sequences"] = torch.zeros(shape, dtype=torch.int64)  # what stands for ids in the trace
+        tensors["sequences"] = torch.zeros(shape, dtype=torch.int64)  # the trace has no token ids
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or tensor.shape != shape:
             raise ValueError(f"{name} is {list(tensor.shape)} where sequences is {list(shape)}")
-    for name in (*_ROWS, "tokens", "lengths", "fed"):
-        if len(held[name]) != shape[0]:
-            raise ValueError(f"{name} has {len(held[name])} rows, expected {shape[0]}")
-    check(held, *shape)
-    for when, row in zip(tensors["commit_step"], held["fed"], strict=True):
-        if len(when) and not -2 <= int(when.min()) <= int(when.max()) < max(len(row), 1):
-            raise ValueError(f"commit_step names forward {int(when.max())} of {len(row)}")
+    for name in (*_ROW_FIELDS, "tokens", "lengths", "fed"):
+        if len(data[name]) != shape[0]:
+            raise ValueError(f"{name} has {len(data[name])} rows, expected {shape[0]}")
+    check(data, *shape)
+    for steps, row in zip(tensors["commit_step"], data["fed"], strict=True):
+        if len(steps) and not -2 <= int(steps.min()) <= int(steps.max()) < max(len(row), 1):
+            raise ValueError(f"commit_step names forward {int(steps.max())} of {len(row)}")
     for name in ("clocks", "drafted", "accepted"):
-        if held[name] and list(map(len, held[name])) != list(map(len, held["fed"])):
-            raise ValueError(f"{name} and fed name different numbers of forwards")
+        if data[name] and list(map(len, data[name])) != list(map(len, data["fed"])):
+            raise ValueError(f"{name} and fed have different numbers of forwards")
     trace = Trace(
         tokens=tensors["sequences"].numpy(),
         commit_step=tensors["commit_step"].numpy(),
         commit_score=tensors["commit_score"].numpy(),
-        lengths=np.asarray(held["lengths"], dtype=np.int64),
-        fed=tuple(tuple(_unpack(fed) for fed in row) for row in held["fed"]),
-        clocks=tuple(map(tuple, held["clocks"])),
-        drafted=tuple(map(tuple, held["drafted"])),
-        accepted=tuple(map(tuple, held["accepted"])),
-        forced=tuple(map(tuple, held.get("forced", ()))),
+        lengths=np.asarray(data["lengths"], dtype=np.int64),
+        fed=tuple(tuple(_unpack(fed) for fed in row) for row in data["fed"]),
+        clocks=tuple(map(tuple, data["clocks"])),
+        drafted=tuple(map(tuple, data["drafted"])),
+        accepted=tuple(map(tuple, data["accepted"])),
+        forced=tuple(map(tuple, data.get("forced", ()))),
     )
-    timing = held["timing"]
+    timing = data["timing"]
     parts = {str(name): float(seconds) for name, seconds in timing.get("parts", {}).items()}
     return kind(
         sequences=sequences,
         latents=latents,
         trace=trace,
         timing=Timing(float(timing["total_s"]), int(timing["tokens"]), parts),
-        stop_ids=tuple(held["stop_ids"]),
-        saved_pieces=held["pieces"],
-        padding=int(held["padding"]),
+        stop_ids=tuple(data["stop_ids"]),
+        saved_pieces=data["pieces"],
+        padding=int(data["padding"]),
         images=images,
-        shown=held.get("shown"),
+        shown=data.get("shown"),
         grid=grid,
-        stride=held.get("stride"),
-        **{name: held[name] for name in _PLAIN},
+        stride=data.get("stride"),
+        **{name: data[name] for name in _JSON_FIELDS},
     )
 
 
-def _latents(found: dict[str, Any], rows: int, grid: tuple[int, int] | None) -> Tensor | None:
-    """The vectors of a result's images, None where tokens have ids."""
-    if "latents" not in found:
+def _latents(stored: dict[str, Any], rows: int, grid: tuple[int, int] | None) -> Tensor | None:
+    """The vectors of a result's images; None for tokens with ids."""
+    if "latents" not in stored:
         return None
-    latents = torch.as_tensor(found["latents"], dtype=torch.float32)
+    latents = torch.as_tensor(stored["latents"], dtype=torch.float32)
     if latents.ndim != 4 or len(latents) != rows or tuple(latents.shape[1:3]) != grid:
         raise ValueError(f"latents is {list(latents.shape)}, expected {rows} images of {grid}")
     return latents
@@ -215,7 +215,7 @@ def _unpack(fed: list[int] | dict[str, int]) -> Fed:
 
 
 def write_file(target: Path, data: str | bytes) -> None:
-    """Replaces `target` by a file that holds `data`, in one step; its folder is made if need be."""
+    """Replaces `target` atomically by a file with `data`; missing folders are created."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
@@ -229,25 +229,25 @@ def write_file(target: Path, data: str | bytes) -> None:
 
 
 def _write_folder(target: Path, text: str, tensors: dict[str, Tensor], images: list[bytes]) -> None:
-    """Puts the folder together beside its place, then moves it there; a saved result that stands there gives way."""
+    """Assembles the folder beside `target`, then moves it there, replacing a saved result."""
     if occupied(target):
-        raise ResultError(f"{target} exists and is no saved result", hint="choose a new folder, or a name in .json")
+        raise ResultError(f"{target} exists and is not a saved result", hint="choose a new folder, or a name in .json")
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    new_folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
-        (fresh / "result.json").write_text(text, encoding="utf-8")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, fresh / "tensors.safetensors")
+        (new_folder / "result.json").write_text(text, encoding="utf-8")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new_folder / "tensors.safetensors")
         for row, file in enumerate(images):
-            _image(fresh, row).parent.mkdir(exist_ok=True)
-            _image(fresh, row).write_bytes(file)
-        os.chmod(fresh, 0o755)
+            _image_path(new_folder, row).parent.mkdir(exist_ok=True)
+            _image_path(new_folder, row).write_bytes(file)
+        os.chmod(new_folder, 0o755)
         if target.exists():
             old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
             os.replace(target, old)
-            os.replace(fresh, target)
+            os.replace(new_folder, target)
             shutil.rmtree(old)
         else:
-            os.replace(fresh, target)
+            os.replace(new_folder, target)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(new_folder, ignore_errors=True)
         raise

@@ -271,7 +271,7 @@ def generation(folder: Path, model: pardec.Model, to: Path) -> tuple[Batches, di
     items = [Item(f"p{at}", prompt) for at, prompt in enumerate(PROMPTS)]
     arguments: dict[str, Any] = {"sampler": "threshold:tau=0.02", "max_new_tokens": 8, "temperature": 0.7}
     run = Batches(model, model.prepare(PROMPTS, **arguments), items, stream=False, quiet=True)
-    dispatch.keep_in(run, executor(), to, overwrite=False)
+    dispatch.open_rows(run, executor(), to, overwrite=False)
     job = dispatch.Generation(str(folder), {"device": "cpu", "dtype": "float32"}, PROMPTS, arguments, 2)
     return run, job
 
@@ -280,16 +280,16 @@ def test_dealt_rows_are_those_of_one_process(folder: Path, model: pardec.Model, 
     alone, _ = generation(folder, model, tmp_path / "alone.jsonl")
     alone.decode(2, show=False)
     run, job = generation(folder, model, tmp_path / "dealt.jsonl")
-    unpickled = pickle.loads(pickle.dumps(dispatch.replace(job, ready=(model, run.call))))
+    unpickled = pickle.loads(pickle.dumps(dispatch.replace(job, loaded=(model, run.call))))
     assert unpickled == job  # what travels holds no model
-    dispatch.deal(run, executor(), unpickled)
+    dispatch.decode(run, executor(), unpickled)
     assert run.rows == alone.rows
     assert (run.tokens, run.forwards) == (alone.tokens, alone.forwards)
     written = [sorted((tmp_path / name).read_text().splitlines()) for name in ("alone.jsonl", "dealt.jsonl")]
     assert written[0] == written[1]
 
     resumed, job = generation(folder, model, tmp_path / "dealt.jsonl")
-    dispatch.deal(resumed, executor(), job)
+    dispatch.decode(resumed, executor(), job)
     assert resumed.forwards == 0
     assert sorted(resumed.rows) == list(range(len(PROMPTS)))
 
@@ -316,8 +316,8 @@ def test_an_outline_prepares_what_the_model_prepares(folder: Path, model: pardec
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "the ray executor keeps rows in a file"),
-        (("-o", "saved.json"), "the ray executor keeps rows in a file"),
+        ((), "the ray executor writes rows to a .jsonl file"),
+        (("-o", "saved.json"), "the ray executor writes rows to a .jsonl file"),
         (("-o", "rows.jsonl", "--stream"), "--stream shows this process"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_result_whose_seeds_are_script_is_no_result(text: pardec.Result, tmp_p
     file = text.save(tmp_path / "run.json")
     held = json.loads(file.read_text())
     file.write_text(json.dumps(held | {"seeds": [SCRIPT]}))
-    with pytest.raises(ResultError, match="seeds is not what a result has there"):
+    with pytest.raises(ResultError, match="seeds has the wrong type for a result"):
         pardec.Result.load(file)
 
 
@@ -194,7 +194,7 @@ def test_half_a_character_in_a_prompt_file_is_refused_at_its_line(
     file.write_text("\n".join(map(json.dumps, given)))
     code, _, err = cli("generate", folder, "--prompts", file, "-o", rows, "-n", 2, "--device", "cpu")
     assert code == 2
-    assert "line 2 is no JSON: it holds half a character, \\ud800" in err
+    assert "line 2 is not JSON: it holds half a character, \\ud800" in err
     assert not rows.exists()
     code, _, err = cli("generate", folder, "-p", "Ann \ud800 has", "-n", 2, "--device", "cpu")
     assert (code, "prompt 0 cannot be read: it holds half a character" in err) == (2, True)

@@ -57,7 +57,7 @@ def test_saving_again_replaces_a_result_and_nothing_else(result: pardec.Result, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.json"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(ResultError, match="is no saved result"):
+    with pytest.raises(ResultError, match="is not a saved result"):
         result.save(tmp_path / "mine")
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
 
@@ -82,7 +82,7 @@ def damage(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": "other/1"}, "no saved result of this version"),
+        ({"format": "other/1"}, "not a saved result of this version"),
         ({"nfe": None}, "'nfe' is missing"),
         ({"nfe": [1]}, "nfe has 1 rows, expected 2"),
         ({"timing": 3}, "damaged"),

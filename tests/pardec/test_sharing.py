@@ -21,8 +21,8 @@ def test_the_command_prints_once_what_one_process_prints(cli):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("-o", "rows.jsonl"), "takes over rows made before"),
-        (("--executor", "ray", "-o", "rows.jsonl"), "the ray executor gives each its own"),
+        (("-o", "rows.jsonl"), "would resume an earlier one"),
+        (("--executor", "ray", "-o", "rows.jsonl"), "the ray executor gives each a copy"),
         (("--quantize", "int8"), "tp and quantize=int8 cannot be combined"),
         ((), "works under torchrun"),
     ],

@@ -119,7 +119,7 @@ def test_a_turn_too_long_is_forgotten_where_somebody_types(
     code, out, err = cli("chat", remembering, "-n", 6)
     assert code == 0
     assert "positions and random" in err or "positions and remembering" in err
-    assert "/reset forgets what was said" in err
+    assert "/reset starts the conversation over" in err
     assert len(out.strip("\n").splitlines()) == 1
     monkeypatch.setattr(sys, "stdin", io.StringIO(turns))
     assert cli("chat", remembering, "-n", 6)[0] == 2
@@ -134,7 +134,7 @@ def test_what_has_no_chat_template_is_refused(
     (bare / "tokenizer_config.json").write_text(json.dumps(settings))
     piped(monkeypatch, ONE)
     code, _, err = cli("chat", bare)
-    assert (code, "bare has no chat template, so it cannot be talked with" in err) == (2, True)
+    assert (code, "bare has no chat template, so it cannot chat" in err) == (2, True)
     assert f'"pardec generate {bare} -p ..."' in err
     code, _, err = cli("chat", "tiny-llamagen")
     assert (code, "is an image model" in err) == (2, True)

@@ -14,7 +14,7 @@ import pardec
 Cli = Callable[..., tuple[int, str, str]]
 TEXT = "Tom has 3 cups."
 SHORT = ("-n", "6", "--device", "cpu")
-SAID = "the prompt is in the chat template of instruct, as a user's turn; --raw takes the text itself"
+SAID = "the prompt is in the chat template of instruct, as a user message; --raw passes plain text"
 
 
 @pytest.fixture(scope="module")

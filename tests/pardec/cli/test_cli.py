@@ -161,13 +161,13 @@ def test_rows_are_appended_and_a_second_run_makes_only_what_is_missing(
     code, _, err = cli(*command)
     assert code == 0
     assert "dropping the last line" in err
-    assert "holds 2 of 3 rows already" in err
+    assert "has 2 of 3 rows already" in err
     assert sorted(output.read_text().splitlines()) == sorted(whole.splitlines())
 
     monkeypatch.setattr(pardec.Model, "run", lambda *_, **__: pytest.fail("nothing was left to do"))
     code, out, err = cli(*command, "--json")
     assert (code, len(json.loads(out)["rows"])) == (0, 3)
-    assert "nothing was left to do" in err
+    assert "every row was finished already" in err
 
 
 def test_other_settings_are_refused_with_the_difference_unless_overwritten(
@@ -193,7 +193,7 @@ def test_a_foreign_file_is_left_alone(cli: Cli, folder: Path, tmp_path: Path) ->
     output.write_text('{"mine": 1}\n{"mine": 2}\n')
     code, _, err = cli("generate", folder, "-p", TEXT, *SHORT, "-o", output)
     assert code == 2
-    assert "line 1 is no row of a run" in err
+    assert "line 1 is not a row of a run" in err
     assert output.read_text() == '{"mine": 1}\n{"mine": 2}\n'
 
 
@@ -213,7 +213,7 @@ def test_an_interrupt_keeps_finished_rows_and_says_how_to_go_on(
     code, _, err = cli(*command)
     assert code == 130
     assert "interrupted: 2 of 3 rows are finished" in err
-    assert "the same command goes on" in err
+    assert "the same command resumes" in err
     monkeypatch.undo()
     assert cli(*command)[0] == 0
     assert len(rows_of(output)) == 3
@@ -234,7 +234,7 @@ def test_a_saved_run_is_viewed(cli: Cli, folder: Path, tmp_path: Path) -> None:
 def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, problems: Path, tmp_path: Path) -> None:
     code, _, err = cli("generate", folder, "--prompts", problems, "-o", tmp_path / "run.json", "--batch-size", 2)
     assert code == 2
-    assert "3 prompts are more than the batch of 2" in err
+    assert "3 prompts do not fit in" in err
     assert not (tmp_path / "run.json").exists()
 
 
@@ -247,7 +247,7 @@ def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, pro
         (("generate", "MODEL", "-p", ""), 2, "prompt 0 is empty"),
         (("generate", "MODEL", "-p", "a", "--max-tokens", "3"), 2, "No such option"),
         (("generate", "MODEL", "-p", "a", "--batch-size", "0"), 2, "batch-size"),
-        (("generate", "MODEL", "-p", "a", "--prompts", "x.txt"), 2, "both -p and --prompts"),
+        (("generate", "MODEL", "-p", "a", "--prompts", "x.txt"), 2, "-p and --prompts"),
         (("generate", "MODEL", "--prompts", "nowhere.txt"), 2, "cannot read prompts from nowhere.txt"),
         (("generate", "tiny-dreem", "-p", "a", "--offline"), 2, "tiny-dreem"),
         (("generate",), 2, "MODEL"),
@@ -273,7 +273,7 @@ def test_misuse_is_two_lines_and_no_traceback(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 2 is no JSON"),
+        ("{", "line 2 is not JSON"),
         ("[1]", 'neither or both of "prompt" and "messages"'),
         ('{"text": "a"}', "neither or both"),
         ('{"prompt": 3}', "the prompt is int"),

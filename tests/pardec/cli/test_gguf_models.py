@@ -24,7 +24,7 @@ def test_generate_puts_a_prompt_into_the_template_of_the_file(cli: Cli, file: Pa
     assert code == 0, err
     expected = pardec.load(file, device="cpu").generate([{"role": "user", "content": "the"}], max_new_tokens=8)
     assert json.loads(out)["rows"][0]["tokens"] == expected.tokens[0]
-    assert "the prompt is in the chat template of toy, as a user's turn; --raw" in err
+    assert "the prompt is in the chat template of toy, as a user message; --raw" in err
 
 
 def test_a_request_that_cannot_be_is_refused_first(cli: Cli, file: Path) -> None:

@@ -146,10 +146,10 @@ def test_a_grid_is_filled_and_blank_behind_the_last_picture(cli: Cli, classes: P
 
 
 REFUSED: list[tuple[str, list[str], int, str, str]] = [
-    ("no place", ["--class", "1"], 2, "nowhere is named", "-o out.png"),
-    ("nothing to draw", ["-o", "OUT"], 2, "nothing to draw", "--class N"),
+    ("no place", ["--class", "1"], 2, "no output is named", "-o out.png"),
+    ("nothing to draw", ["-o", "OUT"], 2, "no caption or class", "--class N"),
     ("an empty caption", ["-p", " ", "-o", "OUT"], 2, "caption 0 is empty", "describe the image"),
-    ("both kinds", ["-p", "a", "--class", "1", "-o", "OUT"], 2, "both captions and classes", "--class"),
+    ("both kinds", ["-p", "a", "--class", "1", "-o", "OUT"], 2, "captions and classes", "--class"),
     ("captions for classes", ["-p", "a", "-o", "OUT"], 2, "cannot read captions", f"0..{CLASSES - 1}"),
     ("a class out of range", ["--class", "3", "-o", "OUT"], 2, "label 3 is no class", f"0..{CLASSES - 1}"),
     ("a negative class", ["--class", "-1", "-o", "OUT"], 2, "label -1 is no class", f"0..{CLASSES - 1}"),
@@ -163,9 +163,9 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
         "2x2",
     ),
     ("a grid too large", ["--class", "1", "--grid", "999x999", "-o", "OUT"], 2, "more than 4096 fields", "several"),
-    ("seeds in words", ["--class", "1", "--seeds", "a,b", "-o", "OUT"], 2, "seeds are whole numbers", "--seeds 5,12"),
-    ("too many seeds", ["--class", "1", "--seeds", "1,2", "-o", "OUT"], 2, "2 seeds for 1 rows", "one a row"),
-    ("two kinds of seeds", ["--class", "1", "--seeds", "1", "--seed", "2", "-o", "OUT"], 2, "both --seed", "--seed 0"),
+    ("seeds in words", ["--class", "1", "--seeds", "a,b", "-o", "OUT"], 2, "takes whole numbers", "--seeds 5,12"),
+    ("too many seeds", ["--class", "1", "--seeds", "1,2", "-o", "OUT"], 2, "2 seeds for 1 image", "one for"),
+    ("two kinds of seeds", ["--class", "1", "--seeds", "1", "--seed", "2", "-o", "OUT"], 2, "--seed and", "--seed 0"),
     ("another format", ["--class", "1", "-o", "out.jpg"], 2, "images are PNG files", ".png"),
     (
         "a sampler of text",
@@ -176,12 +176,12 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ),
     ("a misspelt sampler", ["--class", "1", "-s", "sdj", "-o", "OUT"], 2, "unknown sampler 'sdj'", "pardec list"),
     ("a negative temperature", ["--class", "1", "--temperature", "-1", "-o", "OUT"], 2, "at least 0", "temperature=0"),
-    ("a file for a folder", ["--class", "1", "-o", "FILE/out.png"], 2, "cannot write", "another place"),
+    ("a file for a folder", ["--class", "1", "-o", "FILE/out.png"], 2, "cannot write", "another path"),
     (
         "a run too long to save",
         ["--class", "1", "--num-images", "9", "--save", "RUN"],
         2,
-        "than the batch",
+        "do not fit in",
         "batch-size",
     ),
 ]

@@ -84,7 +84,7 @@ def test_an_interrupt_says_how_to_go_on(
     [
         (("-s", "thresold"), "did you mean 'threshold'"),
         ((), "no sampler is named"),
-        (("-s", "threshold", "--seeds", "a"), "--seeds are whole numbers"),
+        (("-s", "threshold", "--seeds", "a"), "--seeds takes whole numbers"),
         (("-s", "threshold", "--resume"), "needs a run's folder"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_tail_of_zeros_is_a_torn_line(tmp_path: Path) -> None:
 def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(content)
-    with pytest.raises(SpecError, match="line 1 is no row of a run"):
+    with pytest.raises(SpecError, match="line 1 is not a row of a run"):
         RowsFile(path)
     assert path.read_text() == content
 
@@ -75,7 +75,7 @@ def test_text_that_somebody_else_wrote_meanwhile_is_not_cut_off(tmp_path: Path) 
     path = tmp_path / "rows.jsonl"
     file = RowsFile(path)
     path.write_text("my notes")
-    with pytest.raises(SpecError, match="ends with text that is no row"):
+    with pytest.raises(SpecError, match="ends with text that is not a row"):
         file.append([FIRST])
     assert path.read_text() == "my notes"
 
@@ -83,7 +83,7 @@ def test_text_that_somebody_else_wrote_meanwhile_is_not_cut_off(tmp_path: Path) 
 def test_rows_of_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     RowsFile(path, {"n": 1, "model": "m"}).append([FIRST])
-    with pytest.raises(SpecError, match="holds rows of other settings: n 1 there, 2 now$"):
+    with pytest.raises(SpecError, match="has rows of other settings: n 1 there, 2 now$"):
         RowsFile(path, {"n": 2, "model": "m"})
     assert RowsFile(path, {"n": 1, "model": "m"}).rows == {"a": {"text": "ä"}}
     file = RowsFile(path, {"n": 2, "model": "m"}, overwrite=True)
@@ -205,7 +205,7 @@ def test_rows_of_a_file_that_was_deleted_meanwhile_are_written_again(
     assert len(keys(path)) == len(set(keys(path)))
     assert RowsFile(path).rows["a"] == {"text": "ä"}
     assert len(said) == 1
-    assert "was deleted or begun anew; writing 3 rows again" in said[0]
+    assert "was deleted or emptied; writing 3 rows again" in said[0]
 
 
 def _racer(path: Path, start: float) -> None:
@@ -241,7 +241,7 @@ def test_a_full_disk_names_the_file_and_keeps_what_it_has(tmp_path: Path) -> Non
             file.append([SECOND])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "the 1 rows it has are kept" in str(caught.value.hint)
+    assert "its 1 rows are safe" in str(caught.value.hint)
     assert path.read_bytes() == whole
     file.append([SECOND])
     assert keys(path) == ["a", "b"]
@@ -276,6 +276,6 @@ def test_a_place_that_takes_no_rows_is_named_before_there_are_any(
     if place is unwritable:  # root may write everywhere
         monkeypatch.setattr(os, "access", lambda where, mode: False)
     with pytest.raises(PardecError) as caught:
-        RowsFile(path, overwrite=overwrite).check_place()
+        RowsFile(path, overwrite=overwrite).check_writable()
     assert str(path) in str(caught.value)
     tmp_path.chmod(0o700)

@@ -198,7 +198,7 @@ def test_the_command_line_reads_a_file(
     ("content", "said"),
     [
         (None, "No such file"),
-        ("{", "it is no JSON"),
+        ("{", "it is not JSON"),
         ('{"first": ["he"]}', "names index 'first'"),
         ('{"9": ["he"]}', "names index 9, and 4 positions"),
         ('[["18"]]', "splits into"),

@@ -79,8 +79,8 @@ def test_any_prompts_written_as_json_lines_are_read_back(prompts: list[str]) -> 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 3 is no JSON"),
-        ("[" * 100_000, "line 3 is no JSON"),
+        ("{", "line 3 is not JSON"),
+        ("[" * 100_000, "line 3 is not JSON"),
         ("[1]", 'line 3 has neither or both of "prompt" and "messages"'),
         ({"prompt": "a", "messages": []}, "line 3 has neither or both"),
         ({"prompt": 3}, "line 3: the prompt is int"),
@@ -108,8 +108,8 @@ def test_a_bad_line_is_named_by_number(write: Write, line: Any, said: str) -> No
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     for name, content, said in (
         ("none.jsonl", None, "cannot read prompts from .*none.jsonl: No such file"),
-        ("binary.jsonl", b"\xff\xfe\x00", "it is no UTF-8 text"),
-        ("empty.jsonl", b"\n \n", "holds no prompt"),
+        ("binary.jsonl", b"\xff\xfe\x00", "it is not UTF-8 text"),
+        ("empty.jsonl", b"\n \n", "has no prompt"),
     ):
         if content is not None:
             (tmp_path / name).write_bytes(content)
