@@ -60,7 +60,7 @@ def check_name(name: str) -> None:
 def batches_per_stream(batches: int, workers: int) -> int:
     """The number of batches per stream that leaves enough streams for all workers.
 
-    >>> together(40, 1), together(40, 2), together(40, 8), together(4, 8)
+    >>> batches_per_stream(40, 1), batches_per_stream(40, 2), batches_per_stream(40, 8), batches_per_stream(4, 8)
     (4, 4, 1, 1)
     """
     return STREAM if workers == 1 else max(1, min(STREAM, batches // (_STREAMS_PER_WORKER * workers)))

@@ -118,7 +118,7 @@ def _module(path: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[key] = module  # dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
+        exec(compile(content, path, "exec"), module.__dict__)  # cached bytecode may be that of a file just changed
     except (Exception, SystemExit) as error:  # a script that ends the process would end it without a word
         del sys.modules[key]
         message = f"{type(error).__name__}: {one_line(error)}"

@@ -136,7 +136,7 @@ def test_models_of_classes_whose_tokens_are_codes_are_compared(tmp_path: Path) -
 
 @pytest.mark.parametrize(("task", "message"), [
     ("captions", "target draws classes and the task 'captions' gives it captions"),
-    ("arithmetic", "answers in pictures and the task 'arithmetic' asks for text"),
+    ("arithmetic", "answers in images and the task 'arithmetic' asks for text"),
 ])  # fmt: skip
 def test_other_tasks_are_refused(target: Path, task: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
