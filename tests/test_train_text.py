@@ -16,12 +16,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from text_training import data, networks  # noqa: E402
+from text_training.drills import task_or_drill  # noqa: E402
 from text_training.export import read_weights  # noqa: E402
 from text_training.loop import Run  # noqa: E402
 from train_text import options  # noqa: E402
 
 from pardec.models.load import load  # noqa: E402
 from pardec.models.plan import Plan  # noqa: E402
+from pardec.tasks import Generator, task  # noqa: E402
+from pardec.tasks.chains import Chains  # noqa: E402
 
 torch.set_num_threads(1)
 FOLDER = ROOT / "models" / "embedded" / "tokenizer"
@@ -120,6 +123,40 @@ def test_masked_targets_hide_only_the_region_and_weigh_only_what_is_hidden() -> 
         assert (target.weights * tail).sum(1).max() <= data.TAIL_TOTAL + 1e-4
         assert (batch.ids[tail] == data.EOS).all()
         assert (batch.ids.gather(1, batch.end[:, None]) == data.EOS).all()
+
+
+@pytest.mark.parametrize("whole", [0.0, 1.0])
+def test_visited_states_open_one_block_or_everything(whole: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "WHOLE", whole)
+    noise = torch.Generator().manual_seed(0)
+    further = 0
+    for batch in data.chunk(TOKENIZER, 0, 0, True, 2048, 256, {"chains-128": 1.0}):
+        target = data.masked_targets(batch, noise, 0.5, lambda ids: torch.rand(ids.shape, generator=noise), 1.0)
+        masked = target.inputs == data.MASK
+        block = (torch.arange(batch.ids.shape[1]) - batch.prompt[:, None]) // data.BLOCK  # [B, L]
+        first = block.masked_fill(~masked, data.MASKED_LENGTHS[-1]).amin(1, keepdim=True)
+        several = masked.sum(1, keepdim=True) > 1  # a row of which all was shown has one position hidden anywhere
+        further += int((~masked & (block > first) & several).sum())
+    assert (further > 0) == bool(whole)
+
+
+def test_drills_are_asked_for_by_name_and_keep_the_split_of_chains() -> None:
+    holders = task_or_drill("holders")
+    assert isinstance(holders, Generator)
+    for problem in holders.problems("train", 50, 0):
+        assert problem.prompt.endswith("Write the list.")
+        assert holders.score(problem, problem.answer) == 1.0
+    assert all(holders.split_of(str(key)) == Chains().split_of(str(key)) for key in range(50))
+    assert task_or_drill("names").problems("train", 1, 0)
+    assert task_or_drill("lists") is task("lists")
+
+
+def test_every_text_task_fits_the_longest_canvas() -> None:
+    for name in ("chains", "grids-128", "stories-256"):
+        for batch in data.chunk(TOKENIZER, 0, 0, True, 2048, 64, {name: 1.0}):
+            assert batch.ids.shape[1] in data.MASKED_LENGTHS
+        longest = max(len(TOKENIZER.encode(str(p.prompt)).ids) for p in task(name).problems("train", 300, 0))
+        assert longest + task(name).tokens <= data.MASKED_LENGTHS[-1]
 
 
 def test_causal_targets_weigh_the_answer_and_its_end() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 QUOTED = {
     "samplers": ("masked", ("exact", "forwards", "tokens per forward", "share of the floor")),
     "speculation": ("ar", ("acceptance length", "forwards per token", "identical", "measured speed-up")),
+    "real_text": ("ar", ("prompts", "acceptance length", "over transformers", "equal")),
     "pictures": ("ar", ("exact", "accuracy", "FID", "forwards", "acceptance length", "speed-up", "deviation")),
     "exact_joint": ("ar", ("5 tokens, length 4", "3 tokens, length 6")),
     "vectors": ("continuous", ("exact", "accuracy", "FID", "forwards", "accepted", "seconds", "speed-up")),

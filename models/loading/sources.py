@@ -13,12 +13,13 @@ from typing import Any
 from ..errors import ArgumentError, ModelError, UnknownModelError, did_you_mean, one_line
 from ..printable import plain
 from .catalog import EMBEDDED, TOKENIZER, embedded_names
+from .gguf import is_gguf
 from .json_text import parse
 
 MAR_FILE = "checkpoint-last.pth"  # what the training of MAR's authors saves, without a config.json
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors))")
+_HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors|gguf))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,11 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def _single_file(file: Path, name: str) -> Source:
+    if is_gguf(file):
+        from .gguf.convert import converted
+
+        folder = converted(file)
+        return Source(name, folder, folder)
     if file.suffix not in (".pt", ".pth", ".safetensors") or (file.parent / "config.json").is_file():
         raise ArgumentError(f"{file} is a file", "name the folder that holds config.json and the weights")
     return Source(name, file.parent, file.parent, file)
@@ -110,7 +116,7 @@ def _single_file(file: Path, name: str) -> Source:
 def _usage() -> str:
     names = embedded_names()
     known = f"an embedded model ({', '.join(names)})" if names else "an embedded model"
-    return f'give {known}, a folder with a config.json, or a hub id such as "owner/name"'
+    return f'give {known}, a folder with a config.json, a GGUF file, or a hub id such as "owner/name"'
 
 
 def _download_file(repo: str, file: str, *, revision: str | None, offline: bool) -> Path:

@@ -170,7 +170,7 @@ class Batches:
         """Warns on stderr of empty answers where the form of the prompts may be the reason."""
         empty = sum(not row["generated"] for row in self.rows.values())
         plain = any(isinstance(item.prompt, str) for item in self.items)
-        reason = empty_answer.explain_empty(self.model, plain=plain, way_out="try --chat") if empty else None
+        reason = empty_answer.explain_empty(self.model, plain=plain, way_out="leave --raw out") if empty else None
         if reason is not None:
             say(f"warning: {empty_answer.sentence(empty, len(self.rows))}: {reason}", quiet=self.quiet)
 

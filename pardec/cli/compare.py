@@ -27,6 +27,7 @@ def compare(
     retry_failed: o.RetryFailed = False,
     no_references: o.NoReferences = False,
     replays: o.Replays = 4,
+    sweep: o.Sweep = False,
     cost_ratio: o.CostRatio = None,
     json_: Json = False,
     quiet: o.Quiet = False,
@@ -49,6 +50,8 @@ def compare(
     pardec compare tiny-llama --task records -s sequential -s recycling -s model:name=tiny-llama-draft --cost-ratio 0.2
 
     pardec compare GSAI-ML/LLaDA-8B-Instruct --prompts mine.jsonl --scorer number -s threshold@dual --json
+
+    pardec compare tiny-dream --task arithmetic --sweep -s credit -s localleap -s threshold@dual --out run/
 
     pardec compare tiny-llamagen --task captions -s sequential -s sjd:window=32,init=left -s sjd+gsd --out run/
 
@@ -77,6 +80,7 @@ def compare(
         "batch_size": batch_size,
         "references": not no_references,
         "replays": replays,
+        "sweep": sweep,
         "cost_ratio": cost_ratio,
         "retry_failed": retry_failed,
         "executor": executor,

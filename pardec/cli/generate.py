@@ -25,7 +25,7 @@ def generate(
     prompts: o.Prompts = None,
     output: o.Output = None,
     overwrite: o.Overwrite = False,
-    chat: o.Chat = False,
+    chat: o.Chat = None,
     stream: o.Stream = False,
     json_: Json = False,
     quiet: o.Quiet = False,
@@ -44,17 +44,17 @@ def generate(
 
     pardec generate tiny-dream -p "Tom has 8 cups. He loses 3. How many cups does Tom have now?" --stream
 
-    pardec generate GSAI-ML/LLaDA-8B-Instruct --chat -p "What is a fjord?" -n 256 -s threshold:tau=0.9@dual
+    pardec generate GSAI-ML/LLaDA-8B-Instruct -p "What is a fjord?" -n 256 -s threshold:tau=0.9@dual
 
     pardec generate tiny-dream --prompts problems.jsonl -o rows.jsonl --batch-size 16
 
-    torchrun --nproc-per-node 2 -m pardec generate MODEL --chat -p "What is a fjord?" --tp
+    torchrun --nproc-per-node 2 -m pardec generate MODEL -p "What is a fjord?" --tp
 
     torchrun --nproc-per-node 8 -m pardec generate MODEL --prompts problems.jsonl -o rows.jsonl --executor torchrun
     """
     if tp:
         tensor_parallel_cli.check(executor, output, prompts, has_prompt=bool(prompt))
-    items = inputs.read(prompt or [], prompts, chat=chat)
+    items = inputs.read(prompt or [], prompts)
     to_rows = output is not None and output.suffix == ".jsonl"
     count = len(items) * (num_return_sequences or 1)
     if output is not None and not to_rows and count > batch_size:
@@ -94,6 +94,7 @@ def generate(
     loaded = dispatch.load_model(runner, model, load_arguments, quiet=quiet)
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is an image model", hint=f'try "pardec image {model} -o out.png"')
+    items = inputs.as_messages(items, loaded, chat=chat, quiet=quiet)
     call = loaded.prepare([item.prompt for item in items], **arguments)
     run = Batches(loaded, call, repeat_each(items, settings.num_return_sequences), stream=stream, quiet=quiet)
     if to_rows and output is not None:

@@ -126,7 +126,7 @@ def _read_labels(prompt: list[str] | None, prompts: Path | None, classes: list[i
         return list(classes)
     if not prompt and prompts is None:
         raise SpecError("no caption or class is passed", hint='pass -p "a caption", --prompts FILE, or --class N')
-    items = inputs.read(prompt or [], prompts, chat=False)
+    items = inputs.read(prompt or [], prompts)
     for item in items:
         if not isinstance(item.prompt, str):
             raise SpecError(f"prompt {item.id} is a chat, not a caption", hint='{"prompt": "..."} is a caption')

@@ -6,16 +6,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
+from pardec.models.loading.catalog import EMBEDDED
 from pardec.models.loading.json_text import parse
 
 from ..io.prompt_files import Item, read_file, read_text
+from .common import say
+
+if TYPE_CHECKING:
+    from ..api import Model
 
 
-def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
-    """The prompts of one command, in order; with `chat`, text becomes a user's message. Raises SpecError."""
+def read(texts: Sequence[str], file: Path | None) -> list[Item]:
+    """The prompts of one command, in order. Raises SpecError."""
     if texts and file is not None:
         raise SpecError("-p and --prompts cannot be combined", hint="pass one of them")
     if texts:
@@ -27,12 +32,31 @@ def read(texts: Sequence[str], file: Path | None, *, chat: bool) -> list[Item]:
     else:
         content = sys.stdin.read()
         items = read_text(content, "standard input", json_lines=content.lstrip().startswith("{"))
-    if chat:
-        items = [
-            replace(item, prompt=[{"role": "user", "content": item.prompt}]) if isinstance(item.prompt, str) else item
-            for item in items
-        ]
     return items
+
+
+def as_messages(items: list[Item], model: Model, *, chat: bool | None, quiet: bool) -> list[Item]:
+    """Turns text prompts into user messages if `chat`, or with None if the model has a chat template.
+
+    None leaves the prompts of embedded models, which are trained on plain text; a change is printed on stderr.
+    """
+    embedded = model.path is not None and model.path.parent == EMBEDDED
+    texts = sum(isinstance(item.prompt, str) for item in items)
+    if chat is None and texts and not embedded and getattr(model.tokenizer, "chat_template", None):
+        verb = "is" if texts == 1 else "are"
+        what = (
+            f"the prompt{'s' * (texts > 1)} {verb}"
+            if texts == len(items)
+            else f"{texts} of {len(items)} prompts {verb}"
+        )
+        say(f"{what} in the chat template of {model.name}, as a user message; --raw passes plain text", quiet=quiet)
+        chat = True
+    if not chat:
+        return items
+    return [
+        replace(item, prompt=[{"role": "user", "content": item.prompt}]) if isinstance(item.prompt, str) else item
+        for item in items
+    ]
 
 
 def integers(text: str, message: str, hint: str) -> list[int]:

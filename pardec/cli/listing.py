@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
+from pardec.models.loading.gguf.listing import converted_files
 
 from ..cards import ModelCard, list_models, list_samplers
 from . import options as o
@@ -107,7 +108,11 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
     if kind == "samplers":
         return [_plain(card) for card in list_samplers()]
     if kind == "models":
-        return [_plain(card) for card in list_models()]
+        files = (
+            ModelCard(file.name, file.family, f"{file.summary} (a GGUF file)", file.parameters, {}, file.path)
+            for file in converted_files()
+        )
+        return [_plain(card) for card in [*list_models(), *files]]
     if kind == "tasks":
         return _tasks()
     from pardec.samplers.presets import presets

@@ -20,7 +20,9 @@ def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
 
 IO, SHAPE, RUN = "Input and output", "Sampling", "Model and machine"
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="An embedded model, a folder, or a hub id.")]
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An embedded model, a folder, a GGUF file, or a hub id.")
+]
 
 Prompt = Annotated[list[str] | None, _option(IO, "A prompt; may be repeated.", "--prompt", "-p")]
 Prompts = Annotated[Path | None, _option(IO, "Prompts, one a line, .jsonl or text; - is stdin.", "--prompts")]
@@ -28,7 +30,10 @@ Output = Annotated[
     Path | None, _option(IO, "FILE.jsonl gets rows and resumes; other names save for pardec view.", "--output", "-o")
 ]
 Overwrite = Annotated[bool, _option(IO, "Replace FILE.jsonl, do not resume.", "--overwrite")]
-Chat = Annotated[bool, _option(IO, "Apply the chat template to the prompts.", "--chat")]
+Chat = Annotated[
+    bool | None,
+    _option(IO, "Apply the chat template, the default if there is one, or pass the text as it is.", "--chat/--raw"),
+]
 Stream = Annotated[bool, _option(IO, "Show decoding live; in a pipe, print text as it becomes final.", "--stream")]
 Quiet = Annotated[bool, _option(IO, "Print only results and errors.", "--quiet")]
 
@@ -103,6 +108,10 @@ Limit = Annotated[int, _option(IO, "Problems of each task.", min=1)]
 Seeds = Annotated[str, _option(SHAPE, "Seeds; each problem is decoded once with each: 0,1,2.")]
 Split = Annotated[str, _option(IO, "heldout or train: which problems of a task.")]
 ProblemSeed = Annotated[int, _option(IO, "Seed that selects the problems.")]
+Sweep = Annotated[
+    bool,
+    _option(IO, "Decode each sampler at every value of its quality parameter, for curves, with threshold and fixed."),
+]
 Replays = Annotated[int, _option(IO, "Problems of each task whose decoding the report replays.", min=0)]
 CostRatio = Annotated[
     float | None,

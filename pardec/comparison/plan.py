@@ -17,7 +17,7 @@ from ..requests.early import check_answered, check_placing
 from ..requests.settings import check_whole, is_number
 from ..tasks import Task
 from ..version import __version__
-from . import entries, sources, units
+from . import entries, sources, sweep, units
 from .entries import Entry, SamplerLike
 from .run import FORMAT
 from .units import Problems, Unit
@@ -41,6 +41,7 @@ class Grid:
     batch_size: int = 8
     references: bool = True
     replays: int = 4
+    sweep: bool = False  # each sampler at every value of its quality parameter
 
     def __post_init__(self) -> None:
         for name, least in (("limit", 1), ("batch_size", 1), ("replays", 0), ("problem_seed", None)):
@@ -105,6 +106,12 @@ def plan(
     family = info.family
     check_answered(info, model if isinstance(model, str) else model.name, tasks.values())
     arguments = {**defaults, **arguments}
+    swept: dict[str, Any] = {}
+    if grid.sweep:
+        sampling = bool(arguments.get("temperature"))
+        curves = sweep.curves(samplers, family, sampling=sampling)
+        swept = {"sweep": [str(sampler) for sampler in samplers], "curves": [asdict(curve) for curve in curves]}
+        samplers = sweep.settings(curves, family, sampling=sampling)
     all_entries = entries.entries(samplers, arguments, family)
     notes: list[str] = []
     if grid.references:
@@ -117,7 +124,8 @@ def plan(
         **identity,
         "samplers": [asdict(entry) for entry in all_entries],
         "tasks": [sources.config(tasks[name], problems[name]) for name in tasks],
-        **asdict(grid),
+        **{name: value for name, value in asdict(grid).items() if name != "sweep"},
+        **swept,
         "cost_ratio": cost_ratio,
         "generate": dict(arguments),
         "notes": notes,

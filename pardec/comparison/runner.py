@@ -46,6 +46,7 @@ def compare(
     batch_size: int = 8,
     references: bool = True,
     replays: int = 4,
+    sweep: bool = False,
     warm_up: bool = True,
     cost_ratio: float | None = None,
     out: str | Path | None = None,
@@ -81,6 +82,8 @@ def compare(
         batch_size: problems decoded at once.
         references: decode `sequential` and `oracle` too, for the agreement and the share of the floor.
         replays: problems of each task whose full result is saved for the report.
+        sweep: decode each sampler at every value of its quality parameter, and the methods that it is judged against
+            (`threshold` and `fixed` for masked models); the table then has curves. See `pardec.comparison.sweep`.
         warm_up: first decode one batch of each sampler untimed, so that speeds exclude one-time setup.
         cost_ratio: cost of a forward of the drafting model relative to one of the model, for the simulated speed-up;
             None derives it from their sizes (weights, or layers that the drafter runs).
@@ -113,7 +116,7 @@ def compare(
         [samplers] if isinstance(samplers, SamplerLike) else samplers,
         sources.tasks(task, prompts, scorer),
         generate_arguments,
-        Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays),
+        Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays, sweep),
         Loading(device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, cuda_graphs),
         cost_ratio,
     )

@@ -17,7 +17,9 @@ from pardec.models.printable import in_json, plain
 
 from ..io.data_frames import frame
 from ..io.jsonl import Row
+from . import curve_table as curve_text
 from . import metrics
+from .curve_table import curve_table
 from .frontier import frontier
 from .notes import broken, notes
 from .report.columns import MEANINGS
@@ -43,6 +45,7 @@ class Table:
     Attributes:
         run: the run.
         rows: one dict per requested sampler, in that order, with the fields of `FIELDS`.
+        curves: of a run that swept its samplers, those of each task; see `curve_table`.
         notes: remarks on the figures: missing references, failures, speeds of several machines.
     """
 
@@ -58,6 +61,7 @@ class Table:
         first = self.rows[0]["tokens_per_second"] if self.rows else None
         for row in self.rows:
             row["speed_up"] = row["tokens_per_second"] / first if first and row["tokens_per_second"] else None
+        self.curves = curve_table(run)
         self.notes = [*run.config["notes"], *notes(self.rows, run, self._device)]
 
     def _row(self, entry: Mapping[str, Any], by_sampler: Mapping[str, list[Row]]) -> dict[str, Any]:
@@ -114,13 +118,12 @@ class Table:
 
     def to_markdown(self, path: PathLike = None) -> str:
         """The main columns, aligned; below them the notes and the meaning of the columns."""
-        cells = [[cell.replace("|", "\\|") for cell in line] for line in self.cells()]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]
-        lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+        lines = _markdown(self.cells())
         notes = "".join(f"\n- {_single(note).replace('<', chr(92) + '<')}" for note in self.notes)
         legend = "".join(f"\n- {head}: {meaning}" for head, meaning in self.legend().items())
-        return _write("\n".join(lines) + "\n" + (f"{notes}\n" if notes else "") + f"\nColumns:\n{legend}\n", path)
+        curves = "".join(map(_curves, self.curves))
+        text = "\n".join(lines) + "\n" + (f"{notes}\n" if notes else "") + f"\nColumns:\n{legend}\n" + curves
+        return _write(text, path)
 
     def to_html(self, path: PathLike = None) -> str:
         """The same columns as an HTML table; their meanings are tooltips of the headings and listed below."""
@@ -150,6 +153,10 @@ class Table:
 
         heads, *body = self.cells(mark="")
         yield from render_table(heads, body, self.legend(), [plain(note) for note in self.notes], options.max_width)
+        for task in self.curves:
+            yield f"\n{plain(curve_text.title(task))}"
+            heads, *body = curve_text.cells(task, mark="")
+            yield from render_table(heads, body, curve_text.legend(task), [], options.max_width)
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -160,7 +167,8 @@ class Table:
     def document(self) -> dict[str, Any]:
         """The content of `to_json` as plain values."""
         run = self.run
-        return {"config": run.config, "environment": run.environment, "notes": self.notes, "rows": self.rows}
+        document = {"config": run.config, "environment": run.environment, "notes": self.notes, "rows": self.rows}
+        return document | ({"curves": self.curves} if self.curves else {})
 
     def legend(self) -> dict[str, str]:
         """The meanings of the visible columns of the short table, by heading."""
@@ -180,6 +188,21 @@ class Table:
     def _flat(self) -> list[dict[str, Any]]:
         deepest = max((len(row["acceptance_by_position"] or ()) for row in self.rows), default=0)
         return [_flat(row, deepest) for row in self.rows]
+
+
+def _markdown(cells: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of an aligned Markdown table; the first line of `cells` is its head."""
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in cells]
+    widths = [max(map(len, column)) for column in zip(*escaped, strict=True)]
+    lines = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in escaped]
+    return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
+
+
+def _curves(task: Mapping[str, Any]) -> str:
+    """The curves of a task in Markdown."""
+    table = "\n".join(_markdown(curve_text.cells(task)))
+    legend = "".join(f"\n- {head}: {meaning}" for head, meaning in curve_text.legend(task).items())
+    return f"\n{_single(curve_text.title(task)).capitalize()}:\n\n{table}\n{legend}\n"
 
 
 def _single(text: str) -> str:

@@ -10,18 +10,25 @@ from pardec.models.errors import UnknownNameError, did_you_mean
 from .arithmetic import Arithmetic
 from .base import Generator, Problem, Task
 from .captions import Captions
+from .chains import Chains
 from .classes import Classes
 from .files import FileTask
+from .grids import Grids
 from .lists import Lists
 from .parallel import Insert, Remove, Replace, Shuffle, Sort
 from .records import Records
+from .stories import Stories
 
 __all__ = ["GROUPS", "FileTask", "Generator", "Problem", "Task", "expand", "list_tasks", "task"]
 
 _TASKS: dict[str, Task] = {
     each.name: each
     for each in (
-        Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort(), Captions(), Classes()
+        Arithmetic(), Lists(), Records(), Insert(), Remove(), Shuffle(), Replace(), Sort(),
+        Chains(), Chains("chains-64", 2, 4, 64), Chains("chains-128", 5, 8, 128),
+        Grids(), Grids("grids-128", 8, 10, 24, 128),
+        Stories(), Stories("stories-128", 7, 13, 128), Stories("stories-256", 15, 27, 256),
+        Captions(), Classes(),
     )
 }  # fmt: skip
 GROUPS: dict[str, tuple[str, ...]] = {"parallel": ("insert", "remove", "shuffle", "replace", "sort")}

@@ -45,6 +45,7 @@ class Task(ABC):
     summary: str
     answers: ClassVar[str] = "text"  # or "picture": what `score` is given
     asks: ClassVar[str] = "text"  # or "class": what a model is given of a problem, its prompt or its label
+    tokens: int = 64  # what an answer and its end fit into with the embedded models' tokenizer
 
     @abstractmethod
     def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:
@@ -94,7 +95,11 @@ class Generator(Task):
 
     def split_of(self, key: str) -> str:
         """The one split that template and operands belong to; about a tenth is held out."""
-        return "heldout" if _digest(f"{self.name}|{key}") % 10 == 0 else "train"
+        return self._split(self.name, key)
+
+    @staticmethod
+    def _split(name: str, key: str) -> str:
+        return "heldout" if _digest(f"{name}|{key}") % 10 == 0 else "train"
 
     def sample(self, rng: random.Random, split: str = "train") -> Problem:
         """One problem of the split; advances rng."""

@@ -11,14 +11,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pardec.tasks import task
+from text_training.drills import task_or_drill
 
 MIX = {"arithmetic": 0.55, "lists": 0.25, "records": 0.20}
 BOS, EOS, MASK = 2, 3, 4
-BLOCK = 32  # tokens that are open at a time when a masked model decodes
-CAUSAL_LENGTHS = (32, 48, 64, 96)  # canvas lengths; few, so that a compiled step is reused
-MASKED_LENGTHS = (32, 48, 64, 80, 96, 128)
-LENGTH_SHARES = (0.4, 0.25, 0.15, 0.1, 0.06, 0.04)  # of the shortest canvas that fits, the next longer one, ...
+BLOCK = 32  # tokens that are open at a time when a masked model decodes ...
+WHOLE = 0.25  # ... except in this share of the rows, where everything is
+CAUSAL_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 336)  # canvas lengths; few, so that a compiled step is reused
+MASKED_LENGTHS = (32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 288, 336, 384)
+LENGTH_SHARES = (0.6, 0.2, 0.08, 0.05, 0.04, 0.03)  # of the shortest canvas that fits, the next longer one, ...
 TAIL_WEIGHT = 0.05  # loss weight of a token after the first end token ...
 TAIL_TOTAL = 1.0  # ... and the most that they weigh together in a row, in answer tokens
 
@@ -56,14 +57,14 @@ def chunk(
     """Batches of `budget` tokens each, in random order; rows that fill no batch are dropped."""
     rng = random.Random(f"{seed}/{index}")
     names = rng.choices(tuple(mix), weights=tuple(mix.values()), k=size)
-    problems = [task(name).sample(rng, "train") for name in names]
+    problems = [task_or_drill(name).sample(rng, "train") for name in names]
     prompts = tokenizer.encode_batch([p.prompt for p in problems])
     answers = tokenizer.encode_batch([p.answer for p in problems], add_special_tokens=False)
     rows: dict[int, list[tuple[list[int], int, int]]] = defaultdict(list)
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = prompt.ids + answer.ids
         if masked:
-            fitting = [n for n in MASKED_LENGTHS if n > len(ids)]
+            fitting = [n for n in MASKED_LENGTHS if n > len(ids)][: len(LENGTH_SHARES)]
             length = rng.choices(fitting, weights=LENGTH_SHARES[: len(fitting)])[0]
         else:
             length = next(n for n in CAUSAL_LENGTHS if len(ids) < n)
@@ -117,7 +118,9 @@ def masked_targets(
         begin = batch.prompt[:half] + shown[:half] * ~from_start
         hidden = at >= begin[:, None]
         score = surest(batch.ids[:half].masked_fill(hidden, MASK))  # [B / 2, L]
-        block = hidden & (at < batch.prompt[:half, None] + BLOCK)
+        behind = torch.div(begin - batch.prompt[:half], BLOCK, rounding_mode="floor") + 1  # blocks up to the open one
+        open_to = (batch.prompt[:half] + behind * BLOCK).masked_fill(torch.rand(half, generator=rng) < WHOLE, length)
+        block = hidden & (at < open_to[:, None])
         order = score.masked_fill(~block, -1.0).argsort(1, descending=True).argsort(1)
         some = block.sum(1) * (1 - torch.rand(half, generator=rng).square())
         masked[:half] = hidden & (order >= some[:, None])

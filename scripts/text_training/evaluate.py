@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from pardec.tasks import Problem, task
-from text_training.data import BLOCK, EOS, MASK, MIX
+from pardec.tasks import Problem
+from text_training.data import BLOCK, EOS, MASK
+from text_training.drills import task_or_drill
 from text_training.networks import SHIFT, is_masked, logits_of
 
 SEED = 7
-REGION = 64  # generated tokens
 
 
 def _decode(
@@ -58,7 +58,9 @@ def causal_step(model: nn.Module) -> Callable[[Tensor, Tensor], tuple[Tensor, Te
     return step
 
 
-def masked_step(model: nn.Module, shift: int, tau: float) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def masked_step(
+    model: nn.Module, shift: int, tau: float, region: int
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Most confident open token of the block first, and with it all of at least `tau` (2 switches that off)."""
 
     def step(canvas: Tensor, open_: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,10 +68,10 @@ def masked_step(model: nn.Module, shift: int, tau: float) -> Callable[[Tensor, T
         logits[..., MASK] = -torch.inf
         score, token = logits.softmax(-1).max(-1)
         score, token = score.roll(shift, 1), token.roll(shift, 1)
-        first = canvas.shape[1] - REGION
+        first = canvas.shape[1] - region
         at = torch.arange(canvas.shape[1])
         block = torch.div(at - first, BLOCK, rounding_mode="floor")
-        active = torch.where(open_, block, REGION).min(1).values
+        active = torch.where(open_, block, region).min(1).values
         eligible = open_ & (block == active[:, None])
         score = score.masked_fill(~eligible, -1.0)
         pick = eligible & (score >= tau)
@@ -87,17 +89,17 @@ def accuracy(
 
     sampler: greedy (causal), sequential, or threshold (0.9).
     """
-    if is_masked(name):
-        step = masked_step(model, SHIFT[name], 0.9 if sampler == "threshold" else 2.0)
-    else:
-        step = causal_step(model)
     result: dict[str, float] = {}
     for kind, count in counts.items():
-        made = task(kind)
+        made = task_or_drill(kind)
+        if is_masked(name):
+            step = masked_step(model, SHIFT[name], 0.9 if sampler == "threshold" else 2.0, made.tokens)
+        else:
+            step = causal_step(model)
         problems: list[Problem] = made.problems("heldout", count, SEED)
         prompts = [e.ids for e in tokenizer.encode_batch([p.prompt for p in problems])]
         with torch.autocast("cpu", torch.bfloat16):
-            rows, used = _decode(prompts, REGION, step, MASK if is_masked(name) else EOS)
+            rows, used = _decode(prompts, made.tokens, step, MASK if is_masked(name) else EOS)
         texts = [tokenizer.decode(row, skip_special_tokens=False) for row in rows]
         right = [made.score(p, text) for p, text in zip(problems, texts, strict=True)]
         result[kind] = round(sum(right) / len(right), 4)
@@ -106,20 +108,21 @@ def accuracy(
 
 
 def measure(
-    model: nn.Module, name: str, tokenizer: Tokenizer, count: int, final: bool
+    model: nn.Module, name: str, tokenizer: Tokenizer, kinds: Iterable[str], count: int, final: bool
 ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     """What the card holds, accuracies per sampler, and the shares that the log and the curve keep.
 
-    In between, a masked model's slow `sequential` is asked for arithmetic only.
+    In between, a masked model's slow `sequential` is asked for the first of `kinds` only.
     """
-    everything = dict.fromkeys(MIX, count)
+    everything = dict.fromkeys(kinds, count)
+    first = next(iter(everything))
     plan = {"greedy": everything}
     if is_masked(name):
-        plan = {"threshold": everything, "sequential": everything if final else {"arithmetic": count}}
+        plan = {"threshold": everything, "sequential": everything if final else {first: count}}
     found: dict[str, dict[str, Any]] = {}
     for sampler, counts in plan.items():
         found[sampler] = {**accuracy(model, name, tokenizer, counts, sampler), "problems": counts}
-    shares = {kind: found["threshold" if is_masked(name) else "greedy"][kind] for kind in MIX}
+    shares = {kind: found["threshold" if is_masked(name) else "greedy"][kind] for kind in everything}
     if is_masked(name):
-        shares["sequential_arithmetic"] = found["sequential"]["arithmetic"]
+        shares[f"sequential_{first}"] = found["sequential"][first]
     return found, shares

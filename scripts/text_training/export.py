@@ -185,9 +185,12 @@ def _readme(card: dict[str, Any]) -> str:
         for kind, count in found["problems"].items():
             lines.append(f"| {sampler} | {kind} | {count} | {found[kind]:.1%} | {found[f'{kind}_nfe']:.1f} |")
     lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
-    lines += ["| seconds | step | loss | arithmetic | lists | records |", "|---|---|---|---|---|---|"]
+    progress = ("seconds", "step", "loss")
+    kinds = [key for point in card["curve"] for key in point if key not in progress and "sequential_" not in key]
+    kinds = list(dict.fromkeys(kinds))
+    lines += [f"| {' | '.join((*progress, *kinds))} |", "|---" * (len(progress) + len(kinds)) + "|"]
     for point in card["curve"]:
-        shares = " | ".join(f"{point[k]:.0%}" if k in point else "" for k in ("arithmetic", "lists", "records"))
+        shares = " | ".join(f"{point[kind]:.0%}" if kind in point else "" for kind in kinds)
         lines.append(f"| {point['seconds']:.0f} | {point['step']} | {point['loss']:.3f} | {shares} |")
     return "\n".join(lines)
 

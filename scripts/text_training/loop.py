@@ -207,7 +207,7 @@ class Run:
                 found = self.evaluate(final=False)
                 next_eval = self.seconds + 60 * self.o.every
                 clock = time.monotonic()
-                if self.o.until is not None and found["arithmetic"] >= self.o.until:
+                if self.o.until is not None and found[next(iter(self.o.mix))] >= self.o.until:
                     break
         self.save()
         if not self.stopping:
@@ -221,7 +221,7 @@ class Run:
         model = self._network(self.name).to("cpu")
         model.load_state_dict({key: value.float() for key, value in weights.items()})
         model.requires_grad_(False).set_attn_implementation("eager")
-        found, shares = measure(model, self.name, self.tokenizer, self.o.problems, final)
+        found, shares = measure(model, self.name, self.tokenizer, self.o.mix, self.o.problems, final)
         self.log(shares | {"eval_s": round(time.monotonic() - started, 1)})
         self.curve.append({"seconds": round(self.seconds), "step": self.step, "loss": round(self.loss, 4)} | shares)
         export(self.o.out, self.name, model, weights, self.card(found))

@@ -212,9 +212,9 @@ def test_an_empty_answer_says_what_an_embedded_model_knows(cli: Cli) -> None:
 def test_an_instruct_model_without_its_template_says_so(cli: Cli, folder: Path, model: pardec.Model) -> None:
     end = ("--allowed", folder.parent / "end.json")
     end[1].write_text('{"0": [3]}')
-    _, _, err = cli("generate", folder, "-p", TEXT, "-n", 4, *end)
-    assert "the answer is empty: random-dream has a chat template and the prompt is plain text; try --chat" in err
-    assert "warning" not in cli("generate", folder, "-p", TEXT, "-n", 4, "--chat", *end)[2]
+    _, _, err = cli("generate", folder, "-p", TEXT, "-n", 4, "--raw", *end)
+    assert "the answer is empty: random-dream has a chat template and the prompt is plain text; leave --raw out" in err
+    assert "warning" not in cli("generate", folder, "-p", TEXT, "-n", 4, *end)[2]
     with pytest.warns(pardec.EmptyAnswer, match="pass messages") as caught:
         model.generate(TEXT, max_new_tokens=4, allowed={0: [3]})
     assert caught[0].filename == __file__

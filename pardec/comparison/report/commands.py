@@ -34,6 +34,8 @@ def call_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         if task["scorer"] is not None:
             arguments |= {"prompts": task["file"], "scorer": task["scorer"]}
     arguments["samplers"] = [entry["sampler"] for entry in config["samplers"] if not entry["reference"]]
+    if "sweep" in config:
+        arguments |= {"samplers": config["sweep"], "sweep": True}
     return {**arguments, **changed, **generate}
 
 

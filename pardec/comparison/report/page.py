@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...views import replay
 from ...views.colour import ramp
 from ...views.document import asset, document, fill, spec, web
-from . import grids, played, tables
+from . import curves, grids, played, tables
 from .columns import Row, columns, plain
 from .commands import python, shell
 from .finding import finding
@@ -37,6 +37,7 @@ def page(run: Run) -> str:
     candidates = {
         "results": ("Results", _results(rows, table.notes)),
         "quality": ("Quality against cost", asset(_HERE, "frontier.html") if plot else ""),
+        "curves": ("Curves", curves.section(table.curves)),
         "images": ("Images", grids.section(run)),
         "decode": ("Decode replay", asset("pardec.views", "web/replay.html") if prompts else ""),
         "order": ("Commit order", order_section(rows, run.rows)),

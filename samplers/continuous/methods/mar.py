@@ -12,7 +12,7 @@ Exact: distribution: the baseline of the family. Other methods are exact with re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
@@ -23,6 +23,8 @@ from ._groups import GroupMethod
 @register("mar", stage="vectors", paper="arXiv:2406.11838", exact="distribution", checked="golden/mar")
 @dataclass(frozen=True)
 class MAR(GroupMethod):
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}
+
     steps: Annotated[int, "K, at most one a token"] = 64
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"

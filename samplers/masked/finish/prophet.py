@@ -41,6 +41,7 @@ _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
 @dataclass(frozen=True)
 class Prophet(Finish):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (15.0, 10.0, 7.5, 5.0, 2.5)}
 
     region: Annotated[
         Literal["answer", "block", "all"] | None, "where the gap is taken; none: answer if it has a start"

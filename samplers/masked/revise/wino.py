@@ -44,6 +44,7 @@ class State:
 @dataclass(frozen=True)
 class Wino(Revise):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.6, 0.7, 0.8)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)}
 
     draft: Annotated[float, "least probability of a drafted candidate, where the spec names no select"] = 0.6
     verify: Annotated[float, "least leave-one-out probability of a committed token; 0 never revokes"] = 0.9

@@ -40,6 +40,7 @@ class State:
 @dataclass(frozen=True)
 class Carry(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
     tau: Annotated[float, "least score, a probability"] = 0.9
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None

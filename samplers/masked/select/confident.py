@@ -47,6 +47,7 @@ class State:
 @dataclass(frozen=True)
 class Confident(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.98, 0.9, 0.8, 0.7)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}
 
     tau: Annotated[float | None, "score to exceed, a probability; none leaves the schedule alone"] = 0.95
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None

@@ -30,6 +30,7 @@ class EntropyBound(Select):
     default_propose = "entropy"
     default_of = "filtered"
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.1, 0.01, 0.03, 0.3)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.01, 0.03, 0.1, 0.3, 1.0, 2.0)}
 
     gamma: Annotated[float, "most entropy beside the largest, nats"] = 0.1
 

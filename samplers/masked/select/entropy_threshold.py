@@ -25,6 +25,7 @@ from ..contracts import Canvas, Proposal, Select
 class EntropyThreshold(Select):
     default_propose = "entropy"
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.45, 0.1, 0.2, 0.7)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.05, 0.1, 0.2, 0.45, 0.7, 1.0)}
 
     tau: Annotated[float, "most entropy, nats"] = 0.45
 

@@ -26,6 +26,7 @@ from ..contracts import Canvas, Proposal, Select
 @dataclass(frozen=True)
 class Factor(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)}
 
     f: Annotated[float, "how far (r + 1)(1 - c) may go"] = 1.0
     reference: Annotated[bool, "the published loop's last candidate"] = False

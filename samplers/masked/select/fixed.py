@@ -39,6 +39,7 @@ class Block:
 @dataclass(frozen=True)
 class Fixed(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
     order: Annotated[Literal["confidence", "random"], "by score, or at random"] = "confidence"

@@ -27,6 +27,7 @@ from ..contracts import Canvas, Proposal, Select
 @dataclass(frozen=True)
 class Hierarchy(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.9, 0.95, 0.8), "low": (0.4, 0.6)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6)}
 
     high: Annotated[float | None, "score above which every position is committed; none: no such rule"] = 0.9
     low: Annotated[float, "score above which the best of a run is"] = 0.4

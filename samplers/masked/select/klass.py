@@ -45,6 +45,7 @@ class Past:
 @dataclass(frozen=True)
 class Klass(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}
 
     tau: Annotated[float, "score above which a position is sure, a probability"] = 0.9
     kl: Annotated[float, "divergence below which it has stopped moving, nats"] = 0.01

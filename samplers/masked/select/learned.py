@@ -32,6 +32,7 @@ from ..contracts import Canvas, Proposal, Select
 @dataclass(frozen=True)
 class Learned(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (None, 0.99, 0.9, 0.7)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.99, 0.95, 0.9, 0.8, 0.7, 0.5)}
 
     filter: Annotated[
         str | None, "an embedded one, a folder with filter.safetensors, file.py:function; none: the model's"

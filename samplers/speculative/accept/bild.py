@@ -20,7 +20,7 @@ Exact: no. With rollback=0 only tokens of probability 1 are accepted, which is s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 
@@ -35,6 +35,8 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 @register("bild", stage="accept", paper="arXiv:2302.07863", checked="hand")
 @dataclass(frozen=True)
 class BigLittle(Acceptance):
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"rollback": (1.0, 2.0, 3.0, 5.0, 8.0)}
+
     rollback: Annotated[
         float, "nats: a token of probability exp(-rollback) is just kept; the paper tunes it, 1 to 10"
     ] = 2.0

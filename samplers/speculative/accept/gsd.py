@@ -23,7 +23,7 @@ Exact: no, except with group=0, prob=0 or dist=0. At temperature 0 it is `greedy
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ _COMPARED = 10000  # rows of the authors' table of distances
 @register("gsd", stage="accept", paper="arXiv:2508.07747", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Grouped(Acceptance):
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"prob": (0.02, 0.05, 0.15, 0.3, 0.6)}
+
     group: Annotated[int, "ranks compared around a token's own"] = 14
     prob: Annotated[float, "probabilities of a group's tokens differ by less from the token's"] = 0.15
     dist: Annotated[float, "squared distances of their input embeddings from the token's are less"] = 0.5

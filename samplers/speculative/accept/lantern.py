@@ -29,7 +29,7 @@ Exact: no, except with k=0, delta=0 or ratio=1.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, U
 @register("lantern", stage="accept", paper="arXiv:2410.03355", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Lantern(Acceptance):
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"delta": (0.05, 0.1, 0.2, 0.3, 0.5)}
+
     k: Annotated[int, "nearest tokens that one may borrow from"] = 1000
     delta: Annotated[
         float, "probability borrowed at most: by a token (reference), in all behind a node (principled)"

@@ -17,7 +17,7 @@ Exact: no. At temperature 0 it is `greedy`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 @register("typical", stage="accept", paper="arXiv:2401.10774", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class Typical(Acceptance):
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"epsilon": (0.3, 0.2, 0.09, 0.03, 0.01)}
+
     epsilon: Annotated[float, "a probability above this is always enough"] = 0.09
     delta: Annotated[float, "share of exp(-entropy) that is enough; the authors take the root of epsilon"] = 0.3
     reference: Annotated[bool, "as the authors' code: the next token is the likeliest"] = False

@@ -1,0 +1,126 @@
+"""From the metadata of a GGUF file to the files of a fast tokenizer: vocabulary, merges, special tokens, template."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...errors import ModelError, one_line
+from .header import Header
+
+_PREFIX = "tokenizer.ggml."
+_CONTROL, _USER = 3, 4  # token types
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
+_SPECIAL |= {"pad_token": "padding_token_id"}
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# How text is split before it is encoded, by the name in the file: a pattern, or "" for GPT-2's own.
+_SPLITS = {"gpt-2": "", "smollm": "", "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "qwen2": _QWEN2}
+
+
+def special_ids(header: Header, vocabulary: int) -> dict[str, Any]:
+    """bos_token_id, eos_token_id (every token that ends a text) and pad_token_id, as configs name them."""
+    values = {name: _id(header, name, vocabulary) for name in (*_ENDS, *_SPECIAL.values())}
+    ends = list(dict.fromkeys(values[name] for name in _ENDS if values[name] is not None))
+    ids = {"bos_token_id": values["bos_token_id"], "pad_token_id": values["padding_token_id"]}
+    ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None  # type: ignore[assignment]
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str, str]:
+    """The content of the tokenizer's files by name; none if the file has no tokenizer.
+
+    Raises:
+        ModelError: the kind of tokenizer is not supported, or its lists contradict each other.
+    """
+    fields, file = header.metadata, header.file
+    if _PREFIX + "model" not in fields:
+        return {}
+    kind, split = fields[_PREFIX + "model"], fields.get(_PREFIX + "pre", "gpt-2")
+    if kind != "gpt2":
+        raise ModelError(
+            f"{file} has a tokenizer of type {str(kind)[:80]!r}, and only gpt2 (byte-level BPE) is supported"
+        )
+    if split not in _SPLITS:
+        raise ModelError(
+            f"{file}: its tokenizer splits text like {str(split)[:80]!r}, which is not supported",
+            f"supported: {', '.join(_SPLITS)}",
+        )
+    tokens, merges = _texts(header, "tokens"), _texts(header, "merges")
+    types = fields.get(_PREFIX + "token_type", [1] * len(tokens))
+    if not isinstance(types, list):
+        raise ModelError(f"{file}: {_PREFIX}token_type is no list")
+    if len(tokens) > vocabulary or len(types) != len(tokens) or len(set(tokens)) != len(tokens):
+        raise ModelError(
+            f"{file}: {len(tokens)} tokens, {len(set(tokens))} different ones, {len(types)} types and "
+            f"{vocabulary} embeddings do not fit together"
+        )
+    special = {name: _id(header, key, len(tokens)) for name, key in _SPECIAL.items()}
+    settings: dict[str, Any] = {name: tokens[index] for name, index in special.items() if index is not None}
+    like_llama3 = _SPLITS[split] == _LLAMA3  # which has it by default
+    adds_bos = fields.get(_PREFIX + "add_bos_token", like_llama3) is True and special["bos_token"] is not None
+    settings |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": adds_bos,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": positions,
+    }
+    try:
+        tokenizer = _byte_level(tokens, merges, types, split, special["bos_token"] if adds_bos else None)
+    except Exception as error:  # the library raises Exception itself
+        raise ModelError(f"the tokenizer of {file} cannot be built: {one_line(error)}") from error
+    files = {"tokenizer.json": tokenizer, "tokenizer_config.json": json.dumps(settings, indent=2)}
+    template = fields.get("tokenizer.chat_template")
+    if isinstance(template, str) and template:
+        files["chat_template.jinja"] = template
+    return files
+
+
+def _byte_level(tokens: list[str], merges: list[str], types: list[int], split: str, bos: int | None) -> str:
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    halves = [merge.split(" ") for merge in merges]
+    if any(len(pair) != 2 for pair in halves):
+        raise ValueError("a merge is no pair of tokens")
+    pairs = [(left, right) for left, right in halves]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    whole_words = _SPLITS[split] == _LLAMA3
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=whole_words))
+    before: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split == "smollm" else []
+    if _SPLITS[split]:
+        before.append(pre_tokenizers.Split(Regex(_SPLITS[split]), behavior="isolated"))
+    before.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not _SPLITS[split]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(before)
+    tokenizer.decoder = decoders.ByteLevel()
+    if split == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER, tokenizer.add_tokens)):
+        chosen = [token for token, own in zip(tokens, types, strict=True) if own == kind]
+        add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token in chosen])
+    if bos is not None:
+        start = tokens[bos]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{start} $A", pair=f"{start} $A {start}:1 $B:1", special_tokens=[(start, bos)]
+        )
+    if tokenizer.get_vocab_size() != len(tokens):
+        raise ValueError("special tokens are not in the vocabulary")
+    text: str = tokenizer.to_str()
+    return text
+
+
+def _texts(header: Header, name: str) -> list[str]:
+    value = header.metadata.get(_PREFIX + name)
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise ModelError(f"{header.file}: {_PREFIX}{name} is no list of texts")
+    return value
+
+
+def _id(header: Header, name: str, vocabulary: int) -> int | None:
+    """A special token's id; None where the file names none, or one outside the vocabulary."""
+    value = header.metadata.get(_PREFIX + name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocabulary else None

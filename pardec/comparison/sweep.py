@@ -1,0 +1,108 @@
+"""From samplers to curves: each method at the settings of its quality parameter, and what it is judged against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.cards import Family, find
+from pardec.samplers.spec import Part, Spec, format_value, parse
+
+from .entries import SamplerLike
+
+_BASE = "threshold"  # masked models are judged against it, and it is swept where a method has no parameter of its own
+_ALWAYS = (_BASE, "fixed")  # in every sweep of a masked model
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A method at several settings of one parameter.
+
+    Attributes:
+        name: the sampler as written.
+        parameter: what is swept, as "threshold.tau"; None for a single point.
+        samplers: a spec for each setting.
+        reference: the curve that this one is judged against; None for a reference itself.
+    """
+
+    name: str
+    parameter: str | None
+    samplers: tuple[str, ...]
+    reference: str | None = None
+
+
+def curves(samplers: Sequence[SamplerLike], family: Family, *, sampling: bool = False) -> list[Curve]:
+    """The curve of each sampler, and of its reference where that is not among them.
+
+    The first part of a spec with a quality parameter (`quality_grid`) that the spec leaves open is swept; without one,
+    the `tau` of `threshold`, which a masked sampler selects by where it names no select. A preset stays one point: its
+    other arguments belong to its setting. Masked models are judged against `threshold`, and `fixed` is always there;
+    an acceptance is judged against its drafter alone, a sampler of vectors against `mar` with the same steps.
+    """
+    by_name: dict[str, Curve] = {}
+    for sampler in samplers:
+        name = sampler if isinstance(sampler, str) else str(parse(sampler))
+        spec = parse(registry.preset(name).spec if name.startswith("preset:") else sampler)
+        references = _references(spec, family)
+        against = str(references[0]) if references and str(references[0]) != name else None
+        if name.startswith("preset:"):
+            by_name.setdefault(name, Curve(name, None, (name,), against))
+        else:
+            by_name.setdefault(str(spec), _curve(spec, family, against))
+        for at, reference in enumerate(references):
+            by_name.setdefault(str(reference), _curve(reference, family, against if at else None))
+    resolved = [replace(curve, samplers=_distinct(curve.samplers, family, sampling)) for curve in by_name.values()]
+    return [curve for curve in resolved if curve.samplers]
+
+
+def settings(some: Iterable[Curve], family: Family, *, sampling: bool = False) -> tuple[str, ...]:
+    """Every setting of all curves once: one that two curves share is written as the first of them has it."""
+    return _distinct((sampler for curve in some for sampler in curve.samplers), family, sampling)
+
+
+def _references(spec: Spec, family: Family) -> list[Spec]:
+    """The methods that a spec is judged against, the first of them above all; a rule that ends rows early stays."""
+    if family == "masked":
+        ends = tuple(part for part in spec.parts if part.name == "eos")
+        return [Spec((Part(name), *ends)) for name in _ALWAYS]
+    if family == "continuous":
+        steps = tuple(pair for part in spec.parts for pair in part.params if pair[0] == "steps")
+        return [Spec((Part("mar", steps),))]
+    alone = tuple(part for part in spec.parts if find(part.name, "ar").stage != "accept")
+    return [Spec(alone)] if alone and len(alone) < len(spec.parts) else []
+
+
+def _curve(spec: Spec, family: Family, reference: str | None) -> Curve:
+    if family == "masked" and not any(_grid(part, family) for part in spec.parts) and not _selects(spec):
+        spec = replace(spec, parts=(*spec.parts, Part(_BASE)))
+        name = str(replace(spec, parts=spec.parts[:-1]))
+    else:
+        name = str(spec)
+    for at, part in enumerate(spec.parts):
+        for key, values in _grid(part, family).items():
+            each = [replace(part, params=(*part.params, (key, format_value(value)))) for value in values]
+            swept = [str(replace(spec, parts=(*spec.parts[:at], one, *spec.parts[at + 1 :]))) for one in each]
+            return Curve(name, f"{part.name}.{key}", tuple(swept), reference)
+    return Curve(name, None, (str(spec),), reference)
+
+
+def _grid(part: Part, family: Family) -> Mapping[str, tuple[object, ...]]:
+    """The quality parameter of a method with its values; empty without one, or where the spec sets it."""
+    grid: Mapping[str, tuple[object, ...]] = find(part.name, family).make.quality_grid
+    return {key: values for key, values in grid.items() if key not in dict(part.params)}
+
+
+def _selects(spec: Spec) -> bool:
+    return any(find(part.name, "masked").stage == "select" for part in spec.parts)
+
+
+def _distinct(specs: Iterable[str], family: Family, sampling: bool) -> tuple[str, ...]:
+    """Those that resolve, each resolved spec once."""
+    by_spec: dict[str, str] = {}
+    for text in specs:
+        with suppress(SpecError):  # a value that does not go with the others, as a relaxed bound above its threshold
+            by_spec.setdefault(str(registry.resolve(text, family, sampling=sampling).spec), text)
+    return tuple(by_spec.values())

@@ -1,0 +1,51 @@
+"""Tasks that only training sees: small parts of what other tasks need, so that these are learned in fewer steps."""
+
+from __future__ import annotations
+
+import random
+
+from pardec.tasks import Generator, Problem, Task, task
+from pardec.tasks.base import Draw
+from pardec.tasks.chains import QUESTION, Chains
+from pardec.tasks.names import PEOPLE
+
+LEADS = ("Copy the list:", "Repeat this list:", "Reverse the list:")
+
+
+class Names(Generator):
+    """Lists of names are copied or reversed."""
+
+    name = "names"
+    summary = "copy or reverse a list of names"
+
+    def draw(self, rng: random.Random) -> Draw:
+        lead, items = rng.choice(LEADS), rng.sample(tuple(PEOPLE), rng.randint(2, 7))
+        prompt = f"{lead} {' '.join(items)}."
+        return Draw(prompt, prompt, " ".join(items[::-1] if lead.startswith("Reverse") else items))
+
+    def score(self, problem: Problem, text: str) -> float:
+        return float(text.split() == problem.answer.split())
+
+
+class Holders(Names):
+    """The names of a chain are told in turn, without its sums. Its problems are split as those of chains are."""
+
+    name = "holders"
+    summary = "who takes part in a chain, in turn"
+    chains = Chains("chains", 1, 7)
+
+    def split_of(self, key: str) -> str:
+        return self.chains.split_of(key)
+
+    def draw(self, rng: random.Random) -> Draw:
+        one = self.chains.draw(rng)
+        prompt = one.prompt.replace(QUESTION, "Write the list.")
+        return Draw(one.key, prompt, " ".join(word for word in prompt.split() if word in PEOPLE))
+
+
+DRILLS: dict[str, Task] = {drill.name: drill for drill in (Names(), Holders())}
+
+
+def task_or_drill(name: str) -> Task:
+    """The task of that name, or the drill."""
+    return DRILLS.get(name) or task(name)

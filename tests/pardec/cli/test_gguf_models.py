@@ -1,0 +1,67 @@
+"""A GGUF file wherever a model is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pardec
+from tests.models.loading.gguf_files import write_gguf
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("models") / "toy.gguf", "Q8_0")
+
+
+def test_generate_puts_a_prompt_into_the_template_of_the_file(cli: Cli, file: Path) -> None:
+    code, out, err = cli("generate", file, "-p", "the", "-n", 8, "-s", "lookup:k=3", "--json")
+    assert code == 0, err
+    expected = pardec.load(file, device="cpu").generate([{"role": "user", "content": "the"}], max_new_tokens=8)
+    assert json.loads(out)["rows"][0]["tokens"] == expected.tokens[0]
+    assert "the prompt is in the chat template of toy, as a user message; --raw" in err
+
+
+def test_a_request_that_cannot_be_is_refused_first(cli: Cli, file: Path) -> None:
+    code, _, err = cli("generate", file, "-p", "the", "-s", "threshold:tau=0.9")
+    assert (code, "error: " in err) == (2, True)
+    code, _, err = cli("generate", file, "-p", "the", "-n", 500, "--dtype", "bfloat17")
+    assert code == 2
+
+
+def test_a_file_drafts_for_another(file: Path, tmp_path: Path) -> None:
+    model = pardec.load(file, device="cpu", dtype="bfloat16")
+    result = model.generate("the the", sampler=f"model:name={file},k=3", max_new_tokens=8, stop_ids=[])
+    assert result.tokens == model.generate("the the", max_new_tokens=8, stop_ids=[]).tokens
+    assert sum(result.draft_forwards) > 0
+
+
+def test_compare_takes_it(cli: Cli, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"messages": [{"role": "user", "content": "the"}]}\n{"prompt": "the 1"}\n')
+    command = (
+        "compare",
+        file,
+        "--prompts",
+        tmp_path / "p.jsonl",
+        "-s",
+        "sequential",
+        "-s",
+        "lookup",
+        "-n",
+        6,
+        "--json",
+    )
+    code, out, err = cli(*command)
+    assert code == 0, err
+    assert {row["identical"] for row in json.loads(out)["rows"]} <= {None, 1.0}
+
+
+def test_list_and_show_know_it(cli: Cli, file: Path) -> None:
+    pardec.load(file, device="cpu")
+    assert str(file) in cli("list", "models")[1]
+    assert "toy, Q8_0 (a GGUF file)" in cli("show", file)[1]

@@ -1,0 +1,99 @@
+"""Which settings a sweep decodes: the open quality parameter of each method, and the curves it is judged against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pardec
+from pardec.comparison import preview
+from pardec.comparison.sweep import curves, settings
+from pardec.samplers import registry
+
+
+def named(specs: list[str], family: str = "masked") -> dict[str, tuple[str | None, str | None, int]]:
+    return {
+        curve.name: (curve.parameter, curve.reference, len(curve.samplers))
+        for curve in curves(specs, family)  # type: ignore[arg-type]
+    }
+
+
+def test_a_method_is_swept_over_its_own_parameter_or_the_thresholds() -> None:
+    found = named(["klass", "credit", "fixed+prophet", "threshold:tau=0.9+localleap", "sequential"])
+    assert found["klass"] == ("klass.tau", "threshold", 7)
+    assert found["credit"] == ("threshold.tau", "threshold", 9)
+    assert found["fixed+prophet"][0] == "fixed.steps"
+    assert found["threshold:tau=0.9+localleap"] == (None, "threshold", 1)
+    assert found["sequential"] == (None, "threshold", 1)
+
+
+def test_threshold_and_the_fixed_schedule_are_always_there() -> None:
+    found = named(["klass"])
+    assert set(found) == {"klass", "threshold", "fixed"}
+    assert found["threshold"][1] is None
+    assert set(named(["klass+eos"])) == {"klass+eos", "threshold+eos", "fixed+eos"}
+
+
+def test_an_acceptance_is_judged_against_its_drafter_and_vectors_against_mar() -> None:
+    assert named(["sjd+lantern"], "ar") == {"sjd+lantern": ("lantern.delta", "sjd", 5), "sjd": (None, None, 1)}
+    assert named(["cspd:steps=16"], "continuous")["cspd:steps=16"][1] == "mar:steps=16"
+
+
+def test_a_preset_stays_one_point() -> None:
+    name = next(preset.name for preset in registry.presets() if preset.spec.startswith("fixed"))
+    assert named([f"preset:{name}"])[f"preset:{name}"] == (None, "threshold", 1)
+
+
+def test_no_setting_is_decoded_twice() -> None:
+    specs = settings(curves(["threshold", "threshold:tau=0.9", "threshold:tau=0.90,fall=0"], "masked"), "masked")
+    full = [str(registry.resolve(spec, "masked").spec) for spec in specs]
+    assert len(full) == len(set(full))
+
+
+def test_every_quality_parameter_belongs_to_its_method_and_resolves() -> None:
+    swept = [card for card in registry.cards() if card.make.quality_grid]
+    assert len(swept) > 15
+    for card in swept:
+        (curve,) = [curve for curve in curves([card.name], card.family) if curve.name == card.name]
+        assert (curve.parameter or "").startswith(f"{card.name}.")
+        assert len(curve.samplers) >= 4, card.name
+
+
+def test_a_run_reports_its_curves_in_every_format(
+    small: Callable[..., pardec.Table], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = small(samplers=("klass",), sweep=True, out=tmp_path / "run", replays=0)
+    (task,) = table.curves
+    assert [curve["name"] for curve in task["curves"]] == ["klass", "threshold", "fixed"]
+    threshold = task["curves"][1]
+    assert threshold["ratio"] is None
+    assert [point["nfe"] for point in threshold["points"]] == sorted(point["nfe"] for point in threshold["points"])
+    for curve in task["curves"]:
+        for point in curve["points"]:
+            row = next(row for row in table.rows if row["sampler"] == point["sampler"])
+            scored = [r for r in table.run.rows if r["sampler"] == point["sampler"] and r["score"] is not None]
+            assert point["accuracy"] == pytest.approx(row["accuracy"])
+            assert point["nfe"] == pytest.approx(sum(r["nfe"] for r in scored) / len(scored))
+    assert json.loads(table.to_json())["curves"][0]["task"] == task["task"]
+    assert "| `klass`" in table.to_markdown().split("Curves of")[1]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert 'id="curves"' in page
+    assert page.count('class="curve own"') == 3
+    assert "--sweep" in page
+    again = small(samplers=("klass",), sweep=True, out=tmp_path / "run", resume=True, replays=0)
+    assert again.curves == table.curves
+
+
+def test_a_run_without_a_sweep_has_no_curves(small: Callable[..., pardec.Table]) -> None:
+    table = small(samplers=("threshold",), references=False)
+    assert table.curves == []
+    assert "curves" not in table.document()
+    assert "Curves" not in table.to_markdown()
+
+
+def test_a_preview_lists_the_settings_of_a_sweep() -> None:
+    document = preview("tiny-dream", "arithmetic", ["entropy_bound"], limit=2, references=False, sweep=True)
+    assert len(document["samplers"]) == 6 + 9 + 5
