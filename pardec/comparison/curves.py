@@ -147,13 +147,13 @@ def area_under_parallelism(curve: Sequence[Setting], best: float) -> float:
     """
     points = sorted((setting.tokens_per_forward, setting.accuracy) for setting in curve)
     first = points[0][1]
-    kept = [(rho, 100 * y) for rho, y in points if y >= first - _TOLERANCE]
+    near_best = [(rho, 100 * y) for rho, y in points if y >= first - _TOLERANCE]
 
     def weighted(y: float) -> float:
         return y * min(math.exp(-_ALPHA * (1 - y / (100 * best))), 1.0) if best else 0.0
 
-    area = kept[0][0] * kept[0][1]
-    for (rho_before, before), (rho, y) in pairwise(kept):
+    area = near_best[0][0] * near_best[0][1]
+    for (rho_before, before), (rho, y) in pairwise(near_best):
         area += (rho - rho_before) * (weighted(y) + weighted(before)) / 2
     return area
 

@@ -94,8 +94,8 @@ class Chains(Generator):
 
     def lenient(self, problem: Problem, text: str) -> float:
         """1.0 if the number after the last `answer` is right, whatever stands before it."""
-        given = _ANSWER.findall(text)
-        return float(given[-1:] == _ANSWER.findall(str(problem.answer))[-1:])
+        sums = _ANSWER.findall(text)
+        return float(sums[-1:] == _ANSWER.findall(str(problem.answer))[-1:])
 
 
 def _meaning(text: str) -> list[tuple[str, ...]] | None:

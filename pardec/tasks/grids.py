@@ -23,10 +23,10 @@ _GRID = re.compile(r"[0-9](?: [0-9])*(?: / [0-9](?: [0-9])*)*")
 Grid = Sequence[Sequence[int]]
 
 
-def written(grid: Grid) -> str:
+def format_grid(grid: Grid) -> str:
     """The rows on one line.
 
-    >>> written([[1, 2], [2, 1]])
+    >>> format_grid([[1, 2], [2, 1]])
     '1 2 / 2 1'
     """
     return " / ".join(" ".join(map(str, row)) for row in grid)
@@ -46,8 +46,8 @@ def read(text: str) -> Grid | None:
 
 def is_latin(grid: Grid) -> bool:
     """Whether each row and each column has every number from 1 to the number of rows once."""
-    numbers = set(range(1, len(grid) + 1))
-    return all(set(line) == numbers for line in (*grid, *zip(*grid, strict=True)))
+    digits = set(range(1, len(grid) + 1))
+    return all(set(line) == digits for line in (*grid, *zip(*grid, strict=True)))
 
 
 def square(rng: random.Random, size: int) -> list[list[int]]:
@@ -88,10 +88,10 @@ class Grids(Generator):
         full = square(rng, self.size)
         missing = set(rng.sample(range(self.size**2), rng.randint(self.fewest, self.most)))
         shown = [
-            [0 if row * self.size + column in missing else number for column, number in enumerate(numbers)]
-            for row, numbers in enumerate(full)
+            [0 if row * self.size + column in missing else number for column, number in enumerate(line)]
+            for row, line in enumerate(full)
         ]
-        return Draw(written(shown), f"Fill in the table: {written(shown)}.", written(full))
+        return Draw(format_grid(shown), f"Fill in the table: {format_grid(shown)}.", format_grid(full))
 
     def score(self, problem: Problem, text: str) -> float:
         """1.0 if text is a Latin square that holds the numbers shown, else 0.0."""

@@ -39,9 +39,9 @@ class ModelJudge:
     @torch.inference_mode()
     def __call__(self, prompt: str, text: str) -> float:
         network = self.model.language_model
-        given = self.tokenizer(prompt)["input_ids"]
+        prefix = self.tokenizer(prompt)["input_ids"]
         answer = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
-        ids = torch.tensor([given + answer], device=network.device)  # [1, L]
+        ids = torch.tensor([prefix + answer], device=network.device)  # [1, L]
         logits = network.forward(Plan.full(ids[:, :-1], network.visible())).logits()[0]
-        log_probs = logits[len(given) - 1 :].float().log_softmax(-1)  # [A, V]
-        return -float(log_probs.gather(1, ids[0, len(given) :, None]).mean())
+        log_probs = logits[len(prefix) - 1 :].float().log_softmax(-1)  # [A, V]
+        return -float(log_probs.gather(1, ids[0, len(prefix) :, None]).mean())

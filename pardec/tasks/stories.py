@@ -78,11 +78,11 @@ class Notes:
 
 def notes_of(prompt: object) -> Notes:
     """What a prompt of this task gives; SpecError for any other."""
-    given = _PROMPT.fullmatch(str(prompt))
-    if given is None or given[1] not in PEOPLE:
+    match = _PROMPT.fullmatch(str(prompt))
+    if match is None or match[1] not in PEOPLE:
         raise SpecError(f"{prompt!r} is no prompt of stories", hint='task("stories").problems() makes them')
-    events = tuple((note[1], note[2], note[3]) for note in _NOTE.finditer(given[4]))
-    return Notes(given[1], given[2], given[3], events)
+    events = tuple((note[1], note[2], note[3]) for note in _NOTE.finditer(match[4]))
+    return Notes(match[1], match[2], match[3], events)
 
 
 def _begin_alike(one: str, other: str) -> bool:

@@ -156,8 +156,8 @@ def _published_size(tensor: StoredTensor) -> int:
 
 def _save(file: Path, content: Iterator[bytes | memoryview]) -> None:
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        for piece in content:
-            out.write(piece)
+        for chunk in content:
+            out.write(chunk)
         out.flush()
         os.fsync(out.fileno())
 
