@@ -30,7 +30,8 @@ def build_decoding_config(
     if block is not None and spec.attention != "block-causal":
         raise ArgumentError(f"block={block} was given, but {spec.name} models are not block-causal", "leave block out")
     if spec.attention == "block-causal":
-        block = first(block, config.get("block_size"), config.get("block_length"), spec.block)
+        published = (config.get(name) for name in ("block_size", "block_length", "bd_size"))
+        block = first(block, *published, spec.block)
         if block is None or block < 1:
             raise ModelError(f"block must be at least 1, got {block}")
     mask = _mask(spec, config, generation, tokenizer, vocab, mask_id)

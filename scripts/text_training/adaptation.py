@@ -1,0 +1,241 @@
+"""One adaptation of a causal checkpoint to block diffusion: rows, steps, state, export."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pardec.tasks import task
+from text_training.block_diffusion import complementary_loss
+
+WARMUP = 50  # steps
+FLOOR = 0.05  # share of the peak learning rate at the end
+SAVE_EVERY = 120.0  # seconds
+STACKS = ("llama", "qwen2")  # whose tensors Fast-dLLM v2's names and shape hold
+
+
+@dataclass
+class Options:
+    """The command line; see scripts/adapt_text.py."""
+
+    source: Path
+    rows: list[Path]
+    mix: dict[str, float]
+    block: int
+    mask_token: str | None
+    lora: int
+    longest: int
+    batch: int
+    steps: int | None
+    minutes: float | None
+    lr: float
+    seed: int
+    device: str
+    state: Path
+    out: Path
+
+
+class Adaptation:
+    """One run. `stop()` ends it after the step in progress, with its state saved."""
+
+    def __init__(self, options: Options) -> None:
+        self.o, self.name = options, options.source.name
+        torch.manual_seed(options.seed)
+        torch.set_num_threads(1)
+        self.device = torch.device(
+            ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+        )
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(options.source)
+        self.mask_id = mask_id(self.tokenizer, options.mask_token)
+        self.end_id = int(self.tokenizer.eos_token_id)
+        model = AutoModelForCausalLM.from_pretrained(options.source, dtype=torch.float32, attn_implementation="eager")
+        if model.config.model_type not in STACKS:
+            raise SystemExit(f"error: {model.config.model_type} is not one of {', '.join(STACKS)}")
+        self.model = self._with_lora(model).to(self.device)
+        self.learned = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        self.optimizer = torch.optim.AdamW(self.learned.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01)
+        self.rows = [row for file in options.rows for row in self._read(file)]
+        self.step, self.seconds, self.loss, self.tokens = 0, 0.0, float("nan"), 0
+        self.stopping = False
+        options.state.mkdir(parents=True, exist_ok=True)
+        if (options.state / "state.pt").exists():
+            self._restore()
+
+    def _with_lora(self, model: Any) -> Any:
+        if not self.o.lora:
+            return model
+        from peft import LoraConfig, get_peft_model  # an extra: full adaptations do without
+
+        return get_peft_model(
+            model, LoraConfig(r=self.o.lora, lora_alpha=2 * self.o.lora, target_modules="all-linear", lora_dropout=0.0)
+        )
+
+    def stop(self) -> None:
+        self.stopping = True
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def _read(self, file: Path) -> Iterator[tuple[list[int], int]]:
+        """Rows of `pardec generate -o FILE.jsonl`: prompts and what the model wrote behind them."""
+        for line in file.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            prompt, text = row["prompt"], row["text"]
+            if isinstance(prompt, list):
+                opening = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+            else:
+                opening = self.tokenizer(prompt)["input_ids"]
+            yield self._row(list(opening), text)
+
+    def _row(self, opening: list[int], text: str) -> tuple[list[int], int]:
+        answer = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        room = max(self.o.longest - len(opening), 1)
+        closed = [*answer, self.end_id] if len(answer) < room else answer[:room]
+        return [*opening, *closed], len(opening)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows [B, L], where their answers begin and end; a pure function of the step.
+
+        The block of a row's end token is filled with end tokens, which are trained too: decoding fills whole blocks.
+        """
+        rng = random.Random(f"{self.o.seed}/{step}")
+        rows = [self._drawn(rng) for _ in range(self.o.batch)]
+        block = self.o.block
+        lengths = [-(-len(ids) // block) * block for ids, _ in rows]
+        ids = torch.full((len(rows), max(lengths)), self.end_id)
+        for row, (tokens, _) in enumerate(rows):
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+        ends = [
+            length if tokens[-1] == self.end_id else len(tokens)
+            for length, (tokens, _) in zip(lengths, rows, strict=True)
+        ]
+        return ids, torch.tensor([start for _, start in rows]), torch.tensor(ends) - 1
+
+    def _drawn(self, rng: random.Random) -> tuple[list[int], int]:
+        if self.rows:
+            return rng.choice(self.rows)
+        (name,) = rng.choices(tuple(self.o.mix), weights=tuple(self.o.mix.values()))
+        problem = task(name).sample(rng, "train")
+        return self._row(self.tokenizer(problem.prompt)["input_ids"], problem.answer)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def progress(self) -> float:
+        """Share of the run that is behind, 0 to 1."""
+        if self.o.steps is not None:
+            return min(1.0, self.step / max(1, self.o.steps))
+        return min(1.0, self.seconds / (60 * (self.o.minutes or 0) + 1e-9))
+
+    def take(self) -> float:
+        """One optimizer step; its loss."""
+        rate = min(1.0, (self.step + 1) / WARMUP) * max(FLOOR, 1 - self.progress())
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.o.lr * rate
+        ids, prompt, end = self.batch(self.step)
+        noise = torch.Generator().manual_seed(self.o.seed * 1_000_003 + self.step)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss = complementary_loss(self.model, ids.to(self.device), prompt, end, self.o.block, self.mask_id, noise)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.learned.values(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.tokens += int((end + 1 - prompt).sum())
+        return loss.item()
+
+    def train(self) -> None:
+        """Until the run's length or `stop()`. An interrupted run exports nothing."""
+        clock = saved = time.monotonic()
+        noted = self.seconds
+        while not self.stopping and self.progress() < 1:
+            loss = self.take()
+            self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
+            now = time.monotonic()
+            self.seconds, clock = self.seconds + now - clock, now
+            if self.seconds - noted > 20:
+                noted = self.seconds
+                self._log()
+            if now - saved > SAVE_EVERY:
+                self.save()
+                saved = now
+        self.save()
+        if not self.stopping:
+            self._log()
+            self.export()
+
+    def _log(self) -> None:
+        line = {"seconds": round(self.seconds, 1), "step": self.step, "loss": round(self.loss, 4)}
+        line |= {"answer_tokens": self.tokens}
+        with (self.o.state / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        state = {name: getattr(self, name) for name in ("step", "seconds", "loss", "tokens")}
+        state |= {"learned": {name: value.detach() for name, value in self.learned.items()}}
+        state |= {"optimizer": self.optimizer.state_dict()}
+        path = self.o.state / "state.pt"
+        torch.save(state, path.with_suffix(".part"))
+        os.replace(path.with_suffix(".part"), path)
+
+    def _restore(self) -> None:
+        state = torch.load(self.o.state / "state.pt", map_location=self.device, weights_only=True)
+        with torch.no_grad():
+            for name, value in state.pop("learned").items():
+                self.learned[name].copy_(value)
+        self.optimizer.load_state_dict(state.pop("optimizer"))
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def export(self) -> None:
+        """Write a folder in Fast-dLLM v2's format; with LoRA also the adapter alone, in peft's."""
+        out = self.o.out
+        out.mkdir(parents=True, exist_ok=True)
+        model = self.model
+        if self.o.lora:
+            model.save_pretrained(out / "adapter")
+            model = model.merge_and_unload()
+        config = model.config.to_dict()
+        for key in ("auto_map", "_name_or_path", "transformers_version"):
+            config.pop(key, None)
+        config |= {"model_type": "Fast_dLLM_Qwen", "architectures": ["Fast_dLLM_QwenForCausalLM"]}
+        config |= {"mask_token_id": self.mask_id, "bd_size": self.o.block, "torch_dtype": "bfloat16"}
+        (out / "config.json").write_text(json.dumps(config, indent=1, default=str) + "\n", encoding="utf-8")
+        save_file(tensors(model), out / "model.safetensors", metadata={"format": "pt"})
+        for file in self.o.source.glob("*token*"):
+            shutil.copyfile(file, out / file.name)
+        for name in ("generation_config.json", "chat_template.jinja"):
+            if (self.o.source / name).is_file():
+                shutil.copyfile(self.o.source / name, out / name)
+
+
+def tensors(model: Any) -> dict[str, Tensor]:
+    """The weights in bfloat16 under Qwen2's names: biases that a Llama lacks are zero, tied heads are left out."""
+    state = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    for name in [name for name in state if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
+        state.setdefault(name.replace(".weight", ".bias"), torch.zeros(len(state[name]), dtype=torch.bfloat16))
+    return state
+
+
+def mask_id(tokenizer: Any, token: str | None) -> int:
+    """The id of the token that stands for a mask: one that the tokenizer has and no text holds."""
+    if token is None and tokenizer.mask_token_id is None:
+        raise SystemExit("error: the tokenizer has no mask token; name an unused token of it with --mask-token")
+    number = tokenizer.mask_token_id if token is None else tokenizer.get_vocab().get(token)
+    if number is None:
+        raise SystemExit(f"error: the tokenizer has no token {token!r}")
+    return int(number)

@@ -1,0 +1,130 @@
+"""A causal model becomes a block-diffusion one: training sees what decoding sees, and what is learned decodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from adapt_text import options  # noqa: E402
+from text_training.adaptation import Adaptation  # noqa: E402
+from text_training.block_diffusion import complementary_loss, logits_of, streams  # noqa: E402
+
+import pardec  # noqa: E402
+from pardec.models.plan import Plan  # noqa: E402
+
+BLOCK, MASK = 8, 4
+ROWS = [
+    {"prompt": "Ann has 8 cups.", "text": "8 + 5 = 13; answer 13"},
+    {"prompt": [{"role": "user", "content": "Tom"}], "text": "4"},
+]
+
+
+def adaptation(folder: Path, steps: int, *more: str, source: str = "tiny-llama-draft") -> Adaptation:
+    where = ["--out", str(folder / "out"), "--state", str(folder / "state"), "--device", "cpu"]
+    size = ["--steps", str(steps), "--block", str(BLOCK), "--batch", "2"]
+    rows = () if "--rows" in more else ("--mix", "arithmetic=0.5,lists=0.5")
+    return Adaptation(options([source, *where, *size, *rows, *more]))
+
+
+def test_what_the_two_copies_see() -> None:
+    visible, positions = streams(4, 2)
+    assert positions.tolist() == [0, 1, 2, 3] * 2
+    assert visible.int().tolist() == [
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [0, 0, 1, 1, 1, 1, 0, 0],
+        [0, 0, 1, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1, 1, 1],
+        [0, 0, 0, 0, 1, 1, 1, 1],
+    ]
+
+
+def test_training_sees_what_decoding_sees(tmp_path: Path) -> None:
+    """The logits of each block are those of pardec's block-causal forward behind clean blocks."""
+    run = adaptation(tmp_path, 0)
+    run.train()
+    engine = pardec.load(tmp_path / "out", device="cpu", dtype="float32").language_model
+    assert (engine.family, engine.decoding_config.shift, engine.decoding_config.block) == ("fast-dllm-v2", 1, BLOCK)
+    clean = torch.randint(5, 300, (1, 4 * BLOCK), generator=torch.manual_seed(0))
+    noisy = clean.masked_fill(torch.rand(clean.shape) < 0.5, MASK)
+    with torch.no_grad():
+        for value in run.model.parameters():  # as they are exported
+            value.copy_(value.bfloat16())
+        found = logits_of(run.model, noisy, clean, BLOCK)[0]
+    for block in range(4):
+        start = block * BLOCK
+        canvas = torch.cat([clean[:, :start], noisy[:, start : start + BLOCK]], 1)
+        expected = engine.forward(Plan.full(canvas, engine.visible())).logits()[0]
+        first = max(start - 1, 0)
+        torch.testing.assert_close(found[first : start + BLOCK - 1], expected[first:-1], atol=2e-4, rtol=1e-4)
+
+
+def test_every_answer_token_is_predicted_once(tmp_path: Path) -> None:
+    run = adaptation(tmp_path, 1)
+    ids, prompt, end = run.batch(0)
+    assert ((end + 1) % BLOCK == 0).all()
+    assert (ids[torch.arange(2), end] == run.end_id).all()
+    seen = []
+
+    def model(input_ids: torch.Tensor, **_: object) -> object:
+        seen.append(input_ids[:, : ids.shape[1]])
+        return type("Outputs", (), {"logits": torch.zeros(*input_ids.shape, 400)})
+
+    model.parameters = lambda: iter([torch.zeros(1)])  # type: ignore[attr-defined]
+    loss = complementary_loss(model, ids, prompt, end, BLOCK, MASK, torch.manual_seed(0))  # type: ignore[arg-type]
+    assert loss.item() == pytest.approx(torch.tensor(400.0).log().item())
+    masked = seen[0] == MASK
+    at = torch.arange(ids.shape[1])
+    answer = (at >= prompt[:, None]) & (at <= end[:, None])
+    assert (masked[:2] ^ masked[2:]).equal(answer)
+
+
+def test_what_is_learned_by_heart_is_decoded(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:1]))
+    adaptation(tmp_path, 60, "--rows", str(rows), "--lr", "3e-3").train()
+    model = pardec.load(tmp_path / "out", device="cpu")
+    for sampler in ("sequential", "threshold:tau=0.9@block"):
+        result = model.generate([ROWS[0]["prompt"]], sampler=sampler, max_new_tokens=32)
+        assert result.text == [ROWS[0]["text"]]
+        assert result.finish == ["stop"]
+
+
+def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
+    whole, broken = adaptation(tmp_path / "a", 4), adaptation(tmp_path / "b", 4)
+    whole.train()
+    while broken.step < 2:
+        broken.take()
+    broken.save()
+    again = adaptation(tmp_path / "b", 4)
+    assert again.step == 2
+    again.train()
+    for name, value in whole.learned.items():
+        assert torch.equal(value, again.learned[name]), name
+
+
+def test_an_adapter_is_merged_and_kept_beside(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    run = adaptation(tmp_path, 2, "--lora", "4")
+    assert sum(value.numel() for value in run.learned.values()) < 60_000
+    run.train()
+    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").stat().st_size < 300_000
+    ids = torch.randint(5, 300, (1, BLOCK), generator=torch.manual_seed(0))
+    model = pardec.load(tmp_path / "out", device="cpu")
+    assert model.language_model.forward(Plan.full(ids, model.language_model.visible())).logits().isfinite().all()
+
+
+def test_what_cannot_be_adapted_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="no token '<no>'"):
+        adaptation(tmp_path, 1, "--mask-token", "<no>")
+    with pytest.raises(SystemExit):
+        adaptation(tmp_path, 1, source="tiny-nothing")
