@@ -1,14 +1,14 @@
 """Compares every sampler and every cache on held-out problems of an embedded model.
 
     python benchmarks/samplers.py [-n 200] [--task arithmetic] [--out benchmarks/samplers.json] [--markdown FILE]
-        [--run FOLDER]
+        [--run FOLDER] [--specs SPEC ...]
 
 Every select and every stage that stands beside one runs without a cache; every cache runs with `threshold` (and
 `dkv_greedy`, which needs a random order, beside the same order without it). All decode 128 tokens in blocks of 32 and
-stop at the end token. A row of the table: share of problems answered exactly, mean forwards, answer tokens a forward
+stop at the end token. A row of the table: share of problems answered exactly, mean forwards, answer tokens per forward
 (those before the first end token), positions fed for each answer token, and the share of the floor: the forwards of
 `oracle` with the same cache over those of the sampler. With `--run` the comparison is kept, with its report, and the
-same command goes on with it.
+same command goes on with it. `samplers_timed.json` holds the specs whose speed the README shows, run alone.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def measure(model: pardec.Model, specs: list[str], options: argparse.Namespace) 
     )
     for note in compared.notes:
         print(note, file=sys.stderr)
-    kept = ("nfe", "tokens_per_forward", "fed_per_token", "tokens_per_second", "floor_share")
+    fields = ("nfe", "tokens_per_forward", "fed_per_token", "tokens_per_second", "floor_share")
     return [
-        {"sampler": spec, "exact": row["accuracy"], **{name: row[name] for name in kept}}
+        {"sampler": spec, "exact": row["accuracy"], **{name: row[name] for name in fields}}
         for spec, row in zip(specs, compared.rows, strict=True)
         if row["nfe"] is not None
     ]

@@ -43,7 +43,6 @@ LABELS: Mapping[str, tuple[str, float, float, str]] = {
     "threshold:tau=0.9@vicinity:warmup=0": ("threshold:tau=0.9 @vicinity", 0, -42, "middle"),
     "entropy_bound": ("entropy_bound", 8, 17, "start"),
     "credit+threshold:tau=0.9+localleap@dual": ("credit + threshold + localleap @dual", 8, 17, "start"),
-    "fixed+prophet:gap=mean": ("prophet:gap=mean", 12, 4, "start"),
     "oracle": ("oracle", -2, -14, "end"),
 }
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import re
 import tokenize
@@ -119,12 +120,12 @@ def words(identifier: str) -> set[str]:
 
 
 def private_names() -> dict[str, dict[str, str]]:
-    """Per file, the identifiers that bear a private word where they are not allowed, and what to say instead."""
+    """Per file, what is no name of Python, bears a private word where that is not allowed, and what to say instead."""
     result: dict[str, dict[str, str]] = {}
     for file in sorted(path for floor in ("models", "samplers", "pardec") for path in (ROOT / floor).rglob("*.py")):
         path = file.relative_to(ROOT).as_posix()
         tokens = tokenize.generate_tokens(io.StringIO(file.read_text()).readline)
-        names = {token.string for token in tokens if token.type == tokenize.NAME}
+        names = {token.string for token in tokens if token.type == tokenize.NAME} - set(dir(builtins))
         names = {name for name in names if not path.startswith(ALLOWED.get(name, ("no file",)))}
         terms = {name: PRIVATE[word] for name in sorted(names) for word in sorted(words(name) & set(PRIVATE))}
         if terms:

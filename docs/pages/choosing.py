@@ -13,7 +13,7 @@ MASKED = (
     "sequential", "oracle", "threshold:tau=0.9", "threshold:tau=0.98", "factor", "entropy_threshold",
     "entropy_bound:gamma=0.01", "klass", "credit+threshold:tau=0.9", "threshold:tau=0.9+localleap",
     "credit+threshold:tau=0.9+localleap", "wino", "threshold:tau=0.9+remdm", "threshold:tau=0.9+edit",
-    "threshold:tau=0.9+prophet:gap=mean", "threshold:tau=0.98@prefix", "threshold:tau=0.98@dual",
+    "threshold:tau=0.9+prophet", "threshold:tau=0.98@prefix", "threshold:tau=0.98@dual",
     "threshold:tau=0.98@vicinity:warmup=0",
 )  # fmt: skip
 CODES = ("sequential", "sjd", "sjd+lantern:k=32,delta=0.2", "sjd+gsd:dist=4", "zipar")

@@ -218,7 +218,11 @@ class RowsFile:
         if self.path.exists() and not self.path.is_file():
             what = "a folder" if self.path.is_dir() else "not a regular file"
             raise RowsError(f"{self.path} is {what}, and rows need a file", hint="choose another -o")
-        with FileIO(self.path if self.path.exists() else os.devnull) as file:
+        try:
+            file = FileIO(self.path)
+        except FileNotFoundError:
+            file = FileIO(os.devnull)
+        with file:
             yield file
 
     @contextmanager
@@ -230,10 +234,17 @@ class RowsFile:
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_EX)  # released when the file closes or the process ends
                 # The process that had the lock before may have replaced the file.
-                if not self.path.exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
+                if not self._is_current(file):
                     continue
                 yield file
                 return
+
+    def _is_current(self, file: FileIO) -> bool:
+        """Whether the path still leads to this open file."""
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
+        except FileNotFoundError:
+            return False
 
     @contextmanager
     def _translate_errors(self, what: str) -> Iterator[None]:

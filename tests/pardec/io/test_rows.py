@@ -9,6 +9,7 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -228,6 +229,28 @@ def test_runs_beside_each_other_write_every_row_once_though_the_file_is_deleted(
         writer.join()
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     assert sorted(map(int, keys(path))) == list(range(60))
+
+
+def test_a_file_that_disappears_between_opening_and_locking_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    stat, calls = os.stat, list[object]()
+
+    def delete_at_the_second(name: Any, *args: Any, **options: Any) -> os.stat_result:
+        if name == path:
+            calls.append(name)
+            if len(calls) == 2:
+                path.unlink()
+        return stat(name, *args, **options)
+
+    file = RowsFile(path, warn=lambda text: None)
+    monkeypatch.setattr("pardec.io.jsonl.os.stat", delete_at_the_second)
+    file.append([FIRST])
+    file.append([SECOND])
+    monkeypatch.undo()
+    assert len(calls) > 2
+    assert keys(path) == [FIRST["key"], SECOND["key"]]
 
 
 def test_a_full_disk_names_the_file_and_keeps_what_it_has(tmp_path: Path) -> None:
