@@ -20,6 +20,20 @@ class Run(Protocol):
     def train(self) -> None: ...
 
 
+class Stopwatch:
+    """Seconds of training, lap by lap. A lap in which the process or the machine was suspended counts as `LONGEST`."""
+
+    LONGEST = 60.0
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def lap(self) -> float:
+        """Seconds since the last lap, or since the start."""
+        before, self._started = self._started, time.monotonic()
+        return min(self._started - before, self.LONGEST)
+
+
 def until_done(run: Run) -> None:
     """Trains; a signal to end stops the run after the step in progress, and the process leaves with 130."""
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from until_done import Stopwatch
 
 from image_training.options import Options
 
@@ -99,24 +100,23 @@ class Training(ABC):
 
     def train(self) -> None:
         """Until the run's length, or `stop()`. An interrupted run exports nothing."""
-        clock = saved = time.monotonic()
+        stopwatch, saved = Stopwatch(), time.monotonic()
         noted = self.seconds
         next_eval = self.seconds + 60 * self.o.every
         while not self.stopping and self.progress() < 1:
             loss = self.advance()
             self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
-            now = time.monotonic()
-            self.seconds, clock = self.seconds + now - clock, now
+            self.seconds += stopwatch.lap()
             if self.seconds - noted > 20:
                 noted = self.seconds
                 self.log({})
-            if now - saved > SAVE_EVERY:
+            if time.monotonic() - saved > SAVE_EVERY:
                 self.save()
-                saved = now
+                saved = time.monotonic()
             if self.seconds > next_eval and self.ready():
                 self._measure(final=False)
                 next_eval = self.seconds + 60 * self.o.every
-                clock = time.monotonic()
+                stopwatch = Stopwatch()
         self.save()
         if not self.stopping:
             self._measure(final=True)

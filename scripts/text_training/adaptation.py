@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from until_done import Stopwatch
 
 from pardec.tasks import task
 from text_training.block_diffusion import complementary_loss
@@ -156,19 +157,18 @@ class Adaptation:
 
     def train(self) -> None:
         """Until the run's length or `stop()`. An interrupted run exports nothing."""
-        clock = saved = time.monotonic()
+        stopwatch, saved = Stopwatch(), time.monotonic()
         noted = self.seconds
         while not self.stopping and self.progress() < 1:
             loss = self.take()
             self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
-            now = time.monotonic()
-            self.seconds, clock = self.seconds + now - clock, now
+            self.seconds += stopwatch.lap()
             if self.seconds - noted > 20:
                 noted = self.seconds
                 self._log()
-            if now - saved > SAVE_EVERY:
+            if time.monotonic() - saved > SAVE_EVERY:
                 self.save()
-                saved = now
+                saved = time.monotonic()
         self.save()
         if not self.stopping:
             self._log()

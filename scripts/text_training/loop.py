@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
+from until_done import Stopwatch
 
 from text_training import data, networks
 from text_training.evaluate import measure
@@ -186,7 +187,7 @@ class Run:
 
     def train(self) -> None:
         """Until the run's length, `--until`, or `stop()`. An interrupted run exports nothing."""
-        clock = saved = time.monotonic()
+        stopwatch, saved = Stopwatch(), time.monotonic()
         noted = next_eval = self.seconds
         next_eval += 60 * self.o.every
         for batch in self.batches():
@@ -195,18 +196,17 @@ class Run:
                 break
             loss = self.take(batch)
             self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
-            now = time.monotonic()
-            self.seconds, clock = self.seconds + now - clock, now
+            self.seconds += stopwatch.lap()
             if self.seconds - noted > 20:
                 noted = self.seconds
                 self.log({})
-            if now - saved > SAVE_EVERY:
+            if time.monotonic() - saved > SAVE_EVERY:
                 self.save()
-                saved = now
+                saved = time.monotonic()
             if self.seconds > next_eval:
                 found = self.evaluate(final=False)
                 next_eval = self.seconds + 60 * self.o.every
-                clock = time.monotonic()
+                stopwatch = Stopwatch()
                 if self.o.until is not None and found[next(iter(self.o.mix))] >= self.o.until:
                     break
         self.save()
