@@ -1,145 +1,115 @@
-"""Compares every sampler and every cache on held-out problems of an embedded model.
+"""Sweeps samplers and caches of masked models over their quality parameters, on held-out problems of embedded models.
 
-    python benchmarks/samplers.py [-n 200] [--task arithmetic] [--out benchmarks/samplers.json] [--markdown FILE]
-        [--run FOLDER] [--specs SPEC ...]
+    python benchmarks/samplers.py --run runs/samplers [--models tiny-dream ...] [--tasks chains grids ...]
 
-Every select and every stage that stands beside one runs without a cache; every cache runs with `threshold` (and
-`dkv_greedy`, which needs a random order, beside the same order without it). All decode 128 tokens in blocks of 32 and
-stop at the end token. A row of the table: share of problems answered exactly, mean forwards, answer tokens per forward
-(those before the first end token), positions fed for each answer token, and the share of the floor: the forwards of
-`oracle` with the same cache over those of the sampler. With `--run` the comparison is kept, with its report, and the
-same command goes on with it. `samplers_timed.json` holds the specs whose speed the README shows, run alone.
+Each model and task is one `pardec.compare(..., sweep=True)`, kept with its report in a folder of `--run`; the same
+command goes on with what is not finished. Every sampler stops at the end token and decodes in blocks of 32. What is
+measured replaces its section of `benchmarks/samplers.json`, from which `benchmarks/samplers.md` is written.
+`--write` only writes the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import curves
 import torch
 
-import pardec
 from pardec.environment import processor
 
-SELECTS = (
-    "sequential",
-    "oracle",
-    "fixed:steps=64",
-    "timesteps:steps=64",
-    "origin:steps=64",
-    "threshold:tau=0.9",
-    "threshold:tau=0.98",
-    "factor",
-    "entropy_threshold",
-    "entropy_bound",
-    "entropy_bound:gamma=0.01",
-    "confident",
-    "carry",
-    "klass",
-    "hierarchy",
-    "learned",
-    "margin+threshold:tau=0.9",
-    "leftmost+sequential",
-    "random+fixed",
-)
-BESIDE = (
-    "credit+threshold:tau=0.9",
-    "credit:free=true+threshold:tau=0.9",
-    "threshold:tau=0.9+localleap",
-    "credit+threshold:tau=0.9+localleap",
-    "smoothing+threshold:tau=0.9,fall=0.02",
-    "wino",
-    "threshold:tau=0.9+remdm",
-    "threshold:tau=0.9+edit",
-    "threshold:tau=0.9+prophet",
-    "fixed+prophet",
-)
-CACHES = ("prefix", "dual", "dual:refresh=4", "vicinity:warmup=0", "dkv", "dkv:prompt=keep")
-CACHED = (
-    *(f"{select}@{cache}" for cache in CACHES for select in ("oracle", "threshold:tau=0.9", "threshold:tau=0.98")),
-    "random+fixed@dkv_greedy",
-    "credit+threshold:tau=0.9+localleap@dual",
-)
-SPECS = (*SELECTS, *BESIDE, *CACHED)
+FOLDER = Path(__file__).resolve().parent
+CLAIMED = (  # methods whose papers promise to be better than a threshold, and every kind of cache
+    "sequential", "factor", "entropy_bound", "klass", "learned", "credit", "localleap", "credit+localleap", "wino",
+    "prophet", "@prefix", "@dual", "@vicinity:warmup=0", "@dkv",
+)  # fmt: skip
+OTHERS = (
+    "timesteps", "origin", "carry", "entropy_threshold", "confident", "hierarchy", "margin+threshold",
+    "leftmost+threshold", "random+fixed", "credit:free=true", "smoothing", "remdm", "edit", "fixed+prophet",
+    "@dual:refresh=4", "@dkv:prompt=keep", "random+fixed@dkv_greedy", "credit+localleap@dual",
+)  # fmt: skip
 
 
-def stopping(spec: str) -> str:
-    """The spec with `eos`."""
-    body, mark, cache = spec.partition("@")
-    return f"{body}{'' if 'eos' in body else '+eos'}{mark}{cache}"
+class Task(NamedTuple):
+    """How a task is decoded, and by what."""
+
+    problems: int
+    max_new_tokens: int
+    samplers: Sequence[str]
 
 
-def measure(model: pardec.Model, specs: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row a spec: what it makes of the held-out problems."""
-    compared = pardec.compare(
-        model,
-        options.task,
-        [stopping(spec) for spec in specs],
-        limit=options.n,
-        problem_seed=options.seed,
-        batch_size=options.batch_size,
-        max_new_tokens=128,
-        block_length=32,
-        out=options.run,
-        resume=options.run is not None,
-        progress=True,
-    )
-    for note in compared.notes:
-        print(note, file=sys.stderr)
-    fields = ("nfe", "tokens_per_forward", "fed_per_token", "tokens_per_second", "floor_share")
-    return [
-        {"sampler": spec, "exact": row["accuracy"], **{name: row[name] for name in fields}}
-        for spec, row in zip(specs, compared.rows, strict=True)
-        if row["nfe"] is not None
-    ]
+TASKS = {
+    "chains": Task(100, 192, CLAIMED),
+    "chains-64": Task(200, 64, CLAIMED + OTHERS),
+    "grids": Task(200, 32, CLAIMED),
+    "arithmetic": Task(200, 64, CLAIMED),
+    "parallel": Task(100, 32, ("factor", "entropy_bound", "klass", "credit", "wino", "@dual")),
+}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+def stopping(sampler: str) -> str:
+    """The spec with `eos`; a cache alone stands behind it."""
+    body, mark, cache = sampler.partition("@")
+    return f"{body}{'+' if body else ''}eos{mark}{cache}"
+
+
+def page(document: dict[str, Any]) -> str:
+    """The sections as Markdown."""
     lines = [
-        "| sampler | exact | forwards | tokens per forward | positions per token | share of the floor |",
-        "|---|---|---|---|---|---|",
+        "# Samplers for masked models\n",
+        f"`{document['command']}`\n",
+        "Each method is swept over its quality parameter; `threshold` and `fixed` always are. A method is judged by "
+        "its curve against that of `threshold`: forwards at equal accuracy (95% interval of a paired bootstrap "
+        "over problems), settings whose accuracy lies off the curve of `threshold` at equal forwards, and settings "
+        "that another one dominates. [What the columns mean](#columns).\n",
     ]
-    for row in rows:
-        share = "" if row["floor_share"] is None else f"{100 * row['floor_share']:.0f}%"
-        lines.append(
-            f"| `{row['sampler']}` | {100 * row['exact']:.1f}% | {row['nfe']:.2f} | {row['tokens_per_forward']:.2f} | "
-            f"{row['fed_per_token']:.1f} | {share} |"
-        )
-    return "\n".join(lines) + "\n"
+    for section in document["sections"]:
+        title = f"{section['task']} with {section['model']}"
+        lines += [f"## {title}\n", curves.conditions(section) + "\n", curves.curves_of(section)]
+        lines += [f"The settings of {title}:\n", curves.settings_of(section)]
+    lines += ["## Columns\n", curves.legend(document["sections"][0])]
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", default="tiny-dream")
-    parser.add_argument("--task", default="arithmetic")
-    parser.add_argument("-n", type=int, default=200, help="problems")
+    parser.add_argument("--models", nargs="+", default=["tiny-dream", "tiny-llada"], help="names or folders")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("-n", type=int, help="problems of each task (default: as listed in TASKS)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=50)
-    parser.add_argument("--specs", nargs="*", default=SPECS)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--markdown", type=Path)
-    parser.add_argument("--run", type=Path, help="folder that keeps the comparison")
+    parser.add_argument("--run", type=Path, help="folder that keeps the comparisons")
+    parser.add_argument("--out", type=Path, default=FOLDER / "samplers.json", help="its page is written beside it")
+    parser.add_argument("--write", action="store_true", help="only write the page")
     options = parser.parse_args()
+    if options.run is None and not options.write:
+        parser.error("name a folder for the comparisons with --run")
     torch.set_num_threads(1)
-    model = pardec.load(options.model, device="cpu", dtype="float32")
-    rows = measure(model, list(options.specs), options)
-    for r in rows:
-        print(
-            f"{r['sampler']:42} {100 * r['exact']:5.1f}% {r['nfe']:6.2f} forwards {r['tokens_per_forward']:6.2f} "
-            f"tokens each {r['fed_per_token']:7.1f} positions each"
-        )
-    head = {"model": options.model, "task": options.task, "problems": options.n, "seed": options.seed}
-    head |= {"command": "python " + " ".join(sys.argv), "torch": torch.__version__}
-    head |= {"processor": processor()}
-    if options.out:
-        options.out.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
-    if options.markdown:
-        title = f"# {options.task} with {options.model}\n\n{options.n} held-out problems; `{head['command']}`.\n\n"
-        options.markdown.write_text(title + table(rows))
+    document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"sections": []}
+    for model in options.models if not options.write else ():
+        for task in options.tasks:
+            setting = TASKS[task]
+            measured = curves.measure(
+                model,
+                task,
+                [stopping(sampler) for sampler in setting.samplers],
+                options.run / f"{Path(model).name}-{task}",
+                limit=options.n or setting.problems,
+                problem_seed=options.seed,
+                batch_size=options.batch_size,
+                max_new_tokens=setting.max_new_tokens,
+                block_length=32,
+            )
+            sections = {(one["model"], one["task"]): one for one in [*document["sections"], *measured]}
+            document = {"command": "python " + shlex.join(sys.argv), "torch": torch.__version__}
+            document |= {"processor": processor(), "sections": list(sections.values())}
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(page(document))
 
 
 if __name__ == "__main__":

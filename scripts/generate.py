@@ -36,9 +36,10 @@ SHOWN_MASKED = (
     "sequential",
     "threshold:tau=0.98",
     "threshold:tau=0.9",
+    "threshold:tau=0.7",
     "threshold:tau=0.9@dual",
-    "credit+threshold:tau=0.9+localleap@dual",
-    "wino",
+    "credit+localleap+threshold:tau=0.9",
+    "wino:draft=0.7",
 )
 SHOWN_DRAFTING = ("sequential", "lookup", "recycling", "model:name=tiny-llama-draft,k=5")
 # Of each stage: what it decides, the methods that a loop calls, and what they return.
@@ -89,7 +90,7 @@ def files() -> dict[Path, str]:
     return {
         readme: _filled(readme, methods=methods(), measured=measured()),
         contributing: _filled(contributing, stages=stages()),
-        readme_figures.FOLDER / "frontier.svg": readme_figures.plot(_read("samplers.json")),
+        readme_figures.FOLDER / "frontier.svg": readme_figures.plot(_read("samplers.json")["sections"][0]),
     }
 
 
@@ -143,14 +144,12 @@ def methods() -> str:
 
 def measured() -> str:
     """A few rows of the committed benchmarks: accuracy, forwards, and time beside one token per forward."""
-    masked, timed, drafting = _read("samplers.json"), _read("samplers_timed.json"), _read("speculation.json")
-    rates = {row["sampler"]: row["tokens_per_second"] for row in timed["rows"]}
+    masked, drafting = _read("samplers.json")["sections"][0], _read("speculation.json")
     lines = ["| model | sampler | right | forwards | times as fast |", "|---|---|---|---|---|"]
-    rows = {row["sampler"]: row for row in masked["rows"]}
+    rows = {point["sampler"]: point for curve in masked["curves"] for point in curve["points"]}
     for name in SHOWN_MASKED:
-        row = rows[name]
-        speed = rates[name] / rates["sequential"]
-        lines.append(_row(masked["model"], name, row["exact"], row["nfe"], speed))
+        speed = rows["sequential"]["seconds"] / rows[name]["seconds"]
+        lines.append(_row(masked["model"], name, rows[name]["accuracy"], rows[name]["nfe"], speed))
     rows = {row["sampler"]: row for row in drafting["tasks"]["arithmetic"]}
     for name in SHOWN_DRAFTING:
         row = rows[name]

@@ -3,7 +3,7 @@
     python scripts/readme_figures.py
 
 - `docs/images/canvas.gif`: tiny-dream fills two canvases, first one token per forward, then with `threshold`.
-- `docs/images/frontier.svg`: accuracy against forwards of every sampler in `benchmarks/samplers.json`.
+- `docs/images/frontier.svg`: the curves of the first task in `benchmarks/samplers.json`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -28,29 +28,24 @@ PROMPTS = [
 ANIMATED = {"sequential": 220, "threshold:tau=0.9": 1200}  # sampler -> milliseconds that a frame stays
 LAST = 3000  # and the last frame of each
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 62, 20, 108, 52
-LOWEST = 70  # per cent, at the foot of the vertical axis
-# Where the label of a point stands: dx and dy from its centre, and which end of the text is there.
-LABELS: Mapping[str, tuple[str, float, float, str]] = {
-    "sequential": ("sequential", 6, -10, "end"),
-    "timesteps:steps=64": ("two tokens per forward", 6, -10, "end"),
-    "leftmost+sequential": ("left to right", 0, 20, "middle"),
-    "random+fixed": ("random order", -10, 4, "end"),
-    "origin:steps=64": ("origin", -10, 4, "end"),
-    "klass": ("klass", 0, 20, "middle"),
-    "threshold:tau=0.9+remdm": ("threshold + remdm", 10, 5, "start"),
-    "threshold:tau=0.98": ("threshold:tau=0.98", 10, -14, "start"),
-    "threshold:tau=0.9@vicinity:warmup=0": ("threshold:tau=0.9 @vicinity", 0, -42, "middle"),
-    "entropy_bound": ("entropy_bound", 8, 17, "start"),
-    "credit+threshold:tau=0.9+localleap@dual": ("credit + threshold + localleap @dual", 8, 17, "start"),
-    "oracle": ("oracle", -2, -14, "end"),
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 62, 20, 72, 52
+# Curves drawn in colour, with the key's label; all others are thin grey lines.
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "threshold": ("#d1570a", "threshold"),
+    "fixed": ("#6e7781", "fixed"),
+    "klass": ("#0969da", "klass"),
+    "wino": ("#8250df", "wino"),
+    "@dual": ("#1a7f37", "threshold@dual"),
 }
+OTHER = "#c4cbd3"
 
 
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     animate(FOLDER / "canvas.gif")
-    (FOLDER / "frontier.svg").write_text(plot(json.loads((ROOT / "benchmarks" / "samplers.json").read_text())))
+    (FOLDER / "frontier.svg").write_text(
+        plot(json.loads((ROOT / "benchmarks" / "samplers.json").read_text())["sections"][0])
+    )
     for path in sorted(FOLDER.iterdir()):
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
 
@@ -74,43 +69,47 @@ def animate(path: Path) -> None:
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True)
 
 
-def plot(measured: Mapping[str, Any]) -> str:
-    """A point for each sampler. Dark text on a white ground, which reads on light and dark pages alike."""
-    rows = measured["rows"]
-    ideal = {row["sampler"] for row in rows if row["sampler"].startswith("oracle")}  # they know the final text
-    best = frontier([row for row in rows if row["sampler"] not in ideal])
-    low, high = 0.85, 40.0
+def plot(section: Mapping[str, Any]) -> str:
+    """The curves of a task. Dark text on a white ground, which reads on light and dark pages alike."""
+    curves = sorted(section["curves"], key=lambda curve: curve["name"] in COLOURS)
+    points = [point for curve in curves for point in curve["points"]]
+    oracle = {"sampler": "oracle, which knows the final text", **section["oracle"]}
+    low = 0.9 * min(point["nfe"] for point in (*points, oracle))
+    high = 1.1 * max(point["nfe"] for point in points)
+    lowest = 10 * math.floor(10 * min(point["accuracy"] for point in points))  # per cent
 
     def across(forwards: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * math.log(forwards / low) / math.log(high / low)
 
     def up(share: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (101 - 100 * share) / (101 - LOWEST)
+        return TOP + (HEIGHT - TOP - BOTTOM) * (101 - 100 * share) / (101 - lowest)
+
+    def dot(point: Mapping[str, Any], colour: str, fill: str) -> str:
+        label = f"{point['sampler']}: {100 * point['accuracy']:.1f}% in {point['nfe']:.2f} forwards"
+        at = f'cx="{across(point["nfe"]):.1f}" cy="{up(point["accuracy"]):.1f}"'
+        return f'<circle {at} r="4" fill="{fill}" stroke="{colour}"><title>{escape(label)}</title></circle>'
 
     parts = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff" stroke="#d0d7de"/>',
-        _text(LEFT, 24, f"{measured['problems']} held-out problems of {measured['task']}, {measured['model']}", 15),
+        _text(LEFT, 24, f"{section['problems']} held-out problems of {section['task']}, {section['model']}", 15),
         *_key(),
         _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "forwards per problem (log scale)", anchor="middle"),
         f'<text transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
         "answers exactly right</text>",
     ]
-    for share in range(LOWEST, 101, 10):
+    for share in range(lowest, 101, 10):
         parts.append(_line(LEFT, up(share / 100), WIDTH - RIGHT, up(share / 100)))
         parts.append(_text(LEFT - 8, up(share / 100) + 4, f"{share}%", anchor="end"))
-    for forwards in (1, 2, 4, 8, 16, 32):
+    for forwards in (tick for tick in (1, 2, 4, 8, 16, 32, 64, 128, 256) if low <= tick <= high):
         parts.append(_line(across(forwards), HEIGHT - BOTTOM, across(forwards), HEIGHT - BOTTOM + 5))
         parts.append(_text(across(forwards), HEIGHT - BOTTOM + 19, str(forwards), anchor="middle"))
-    for row in sorted(rows, key=lambda row: row["sampler"] in best):
-        name, x, y = row["sampler"], across(row["nfe"]), up(row["exact"])
-        if name in LABELS:
-            label, dx, dy, anchor = LABELS[name]
-            if math.hypot(dx, dy) > 24:
-                parts.append(_line(x, y, x + dx, y + dy + 3, "#8c959f"))
-            parts.append(_text(x + dx, y + dy, label, anchor=anchor))
-        said = f"{name}: {100 * row['exact']:.1f}% in {row['nfe']:.2f} forwards"
-        parts.append(_mark(x, y, "ideal" if name in ideal else "best" if name in best else _kind(name), said))
-    title = f"{measured['task']}: accuracy against forwards of {len(rows)} samplers"
+    for curve in curves:
+        colour, _ = COLOURS.get(curve["name"], (OTHER, ""))
+        path = "L".join(f"{across(point['nfe']):.1f} {up(point['accuracy']):.1f}" for point in curve["points"])
+        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        parts += [dot(point, "#ffffff", colour) for point in curve["points"]]
+    parts.append(dot(oracle, "#1f2328", "#ffffff"))
+    title = f"{section['task']}: accuracy against forwards of {len(curves)} methods"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'font-family="system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif" font-size="12" fill="#1f2328" '
@@ -118,42 +117,14 @@ def plot(measured: Mapping[str, Any]) -> str:
     )
 
 
-def frontier(rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The samplers that no other one equals or beats in both figures and beats in one."""
-
-    def beaten(row: Mapping[str, Any]) -> bool:
-        at = row["nfe"], -row["exact"]
-        others = ((other["nfe"], -other["exact"]) for other in rows)
-        return any(other != at and other[0] <= at[0] and other[1] <= at[1] for other in others)
-
-    return {row["sampler"] for row in rows if not beaten(row)}
-
-
-def _kind(name: str) -> str:
-    return "cached" if "@" in name else "plain"
-
-
 def _key() -> list[str]:
-    entries = (
-        ("best", "on the frontier", 0),
-        ("plain", "no cache", 118),
-        ("cached", "with a cache (@...)", 196),
-        ("ideal", "oracle, which knows the final text", 336),
-    )
-    parts = []
-    for kind, label, left in entries:
-        parts += [_mark(LEFT + left + 5, 44, kind, label), _text(LEFT + left + 15, 48, label)]
+    parts, left = list[str](), float(LEFT)
+    for colour, label in (*COLOURS.values(), (OTHER, "other methods"), ("#ffffff", "oracle")):
+        edge = "#1f2328" if colour == "#ffffff" else colour
+        parts.append(f'<circle cx="{left + 5:.1f}" cy="44" r="4" fill="{colour}" stroke="{edge}"/>')
+        parts.append(_text(left + 15, 48, label))
+        left += 34 + 7 * len(label)
     return parts
-
-
-def _mark(x: float, y: float, kind: str, said: str) -> str:
-    style = {
-        "best": 'r="6" fill="#d1570a" stroke="#ffffff"',
-        "plain": 'r="4.5" fill="#0969da" stroke="#ffffff"',
-        "cached": 'r="4" fill="#ffffff" stroke="#0969da" stroke-width="1.6"',
-        "ideal": 'r="4" fill="#ffffff" stroke="#6e7781" stroke-width="1.6" stroke-dasharray="2 1.5"',
-    }[kind]
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" {style}><title>{escape(said)}</title></circle>'
 
 
 def _line(x: float, y: float, to_x: float, to_y: float, colour: str = "#d8dee4") -> str:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 # Tables quoted on methods' pages: the family whose methods they measure, and the columns worth quoting.
 QUOTED = {
-    "samplers": ("masked", ("exact", "forwards", "tokens per forward", "share of the floor")),
+    "samplers": (
+        "masked",
+        ("AUP", "to reference", "fed", "off", "right", "forwards", "positions per token", "above reference"),
+    ),
     "speculation": ("ar", ("acceptance length", "forwards per token", "identical", "measured speed-up")),
     "real_text": ("ar", ("prompts", "acceptance length", "over transformers", "equal")),
     "pictures": ("ar", ("exact", "accuracy", "FID", "forwards", "acceptance length", "speed-up", "deviation")),

@@ -40,8 +40,10 @@ def section(card: Any, tables: Sequence[Table], example: str) -> str:
 
 def _quote(name: str, chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
     first, _ = chosen[0]
-    link = f"[The whole table](../../benchmarks/pages/{first.page}.md) is made by `{first.command}`."
-    return "\n\n".join([f"### {first.title}", *_figure(name, chosen), _table(chosen), link])
+    link = f"[The whole page](../../benchmarks/pages/{first.page}.md) is made by `{first.command}`."
+    swept = [(one, rows) for one, rows in chosen if "AUP" in one.columns]
+    settings = [(one, rows) for one, rows in chosen if "AUP" not in one.columns]
+    return "\n\n".join([f"### {first.title}", *_figure(name, settings[:1] or chosen), _table(swept or chosen), link])
 
 
 def _table(chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
@@ -53,13 +55,12 @@ def _table(chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
         for one, rows in chosen
         for row in (*(row for row in one.rows[:1] if row not in rows), *rows)
     ]
-    names = ["right" if name == "exact" and first.page == "samplers" else name for name in first.columns]
-    return table((*(["task"] if named else []), "spec", *names), shown)
+    return table((*(["task"] if named else []), "spec", *first.columns), shown)
 
 
 def _figure(name: str, chosen: Sequence[tuple[Table, Sequence[Row]]]) -> list[str]:
     first, rows = chosen[0]
-    quality = next((column for column in ("accuracy", "exact") if rows[0].number(column) is not None), None)
+    quality = next((name for name in ("accuracy", "exact", "right") if rows[0].number(name) is not None), None)
     if quality and "forwards" in first.columns:
         points = [
             Point(x, y, row.spec, name in row.names)

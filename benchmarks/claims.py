@@ -1,0 +1,87 @@
+"""Measures what seven papers promise, each at its own setting, with the embedded models.
+
+    python benchmarks/claims.py --run runs/claims [--only credit localleap ...] [--out benchmarks/claims.json]
+
+Each setting is one `pardec.compare(..., sweep=True)`, kept with its report in a folder of `--run`; the same command
+goes on with what is not finished. What is measured replaces its section of `benchmarks/claims.json`, which
+`docs/benchmarks/claims.md` quotes and judges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import curves
+import torch
+
+from pardec.environment import processor
+
+FOLDER = Path(__file__).resolve().parent
+
+
+class Setting(NamedTuple):
+    """What is compared: a model, a task, samplers that are swept, and arguments of `pardec.compare`."""
+
+    model: str
+    task: str
+    samplers: Sequence[str]
+    arguments: Mapping[str, Any]
+
+
+CHAINS: Mapping[str, Any] = {"limit": 100, "batch_size": 50, "max_new_tokens": 192, "block_length": 32}
+LONG: Mapping[str, Any] = {"limit": 24, "batch_size": 24, "max_new_tokens": 512, "block_length": 32}
+CODES: Mapping[str, Any] = {"limit": 100, "batch_size": 50}
+DRAFTER = "model:name=tiny-llamagen-draft,k=5"
+SETTINGS = {
+    "credit": Setting("tiny-dream", "chains", ("credit+eos", "credit:free=true+eos"), CHAINS),
+    "localleap": Setting("tiny-dream", "chains", ("localleap+eos", "localleap:relaxed=0.6+eos"), CHAINS),
+    "prophet-fixed": Setting("tiny-dream", "chains", ("fixed:steps=192+prophet+eos", "prophet+eos"), CHAINS),
+    "prophet-answer": Setting(
+        "tiny-dream", "arithmetic", ("fixed:steps=64+prophet:start=14,length=5+eos",), {**CHAINS, "max_new_tokens": 64}
+    ),
+    "dkv-cache": Setting("tiny-dream", "chains", ("eos@dkv", "eos@dkv:prompt=keep", "eos@dual", "eos@prefix"), LONG),
+    "sjd": Setting("tiny-llamagen", "captions", ("sequential", "sjd", "sjd:refresh=gumbel"), CODES),
+    "sjd-greedy": Setting("tiny-llamagen", "captions", ("sequential", "sjd", "jacobi"), {**CODES, "temperature": 0.0}),
+    "lantern": Setting(
+        "tiny-llamagen", "captions", ("sequential", f"{DRAFTER}+lantern:k=32", f"{DRAFTER}+lantern:k=8"), CODES
+    ),
+    "lantern-greedy": Setting(
+        "tiny-llamagen", "captions", ("sequential", f"{DRAFTER}+lantern:k=32"), {**CODES, "temperature": 0.0}
+    ),
+    "lantern-published": Setting("tiny-llamagen", "captions", (f"{DRAFTER}+lantern:k=8,mode=reference",), CODES),
+    "cspd": Setting(
+        "tiny-mar",
+        "classes",
+        tuple(f"cspd:draft=tiny-mar-draft,k={k},steps=36" for k in (1, 4, 8)),
+        {"limit": 108, "batch_size": 18},
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", nargs="+", default=list(SETTINGS), choices=SETTINGS)
+    parser.add_argument("-n", type=int, help="problems of each setting (default: as listed in SETTINGS)")
+    parser.add_argument("--run", type=Path, required=True, help="folder that keeps the comparisons")
+    parser.add_argument("--out", type=Path, default=FOLDER / "claims.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"sections": {}}
+    for name in options.only:
+        model, task, samplers, arguments = SETTINGS[name]
+        limit = {"limit": options.n} if options.n else {}
+        (section,) = curves.measure(model, task, samplers, options.run / name, **{**arguments, **limit})
+        sections = {**document["sections"], name: section}
+        document = {"command": "python " + shlex.join(sys.argv), "torch": torch.__version__}
+        document |= {"processor": processor(), "sections": sections}
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
