@@ -53,7 +53,7 @@ def test_training_sees_what_decoding_sees(tmp_path: Path) -> None:
     run = adaptation(tmp_path, 0)
     run.train()
     engine = pardec.load(tmp_path / "out", device="cpu", dtype="float32").language_model
-    assert (engine.family, engine.decoding_config.shift, engine.decoding_config.block) == ("fast-dllm-v2", 1, BLOCK)
+    assert (engine.family, engine.decoding_config.shift, engine.decoding_config.block) == ("fast_dllm_v2", 1, BLOCK)
     clean = torch.randint(5, 300, (1, 4 * BLOCK), generator=torch.manual_seed(0))
     noisy = clean.masked_fill(torch.rand(clean.shape) < 0.5, MASK)
     with torch.no_grad():

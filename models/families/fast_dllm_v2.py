@@ -7,7 +7,7 @@ from .llama_like import HARMLESS, NAMES, shape, sliding
 
 FAST_DLLM_V2 = register(
     FamilySpec(
-        name="fast-dllm-v2",
+        name="fast_dllm_v2",
         summary="Fast-dLLM v2, and causal models adapted by scripts/adapt_text.py",
         matches=lambda config: config.get("model_type") in ("Fast_dLLM_Qwen", "fast_dllm_v2"),
         decoder=lambda config: shape(config, "qwen2", qkv_bias=True),

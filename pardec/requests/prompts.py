@@ -5,6 +5,7 @@ Text is encoded by the tokenizer, messages by its chat template; ids are used un
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -147,7 +148,8 @@ def _read(message: str, item: Any, tokenize: Callable[[], Any], hint: str) -> li
     try:
         return list(tokenize()["input_ids"])
     except Exception as error:  # tokenizers and chat templates raise errors of any class
-        surrogate = next((char for char in str(item) if "\ud800" <= char <= "\udfff"), None)
+        text = json.dumps(item, ensure_ascii=False, default=str)
+        surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), None)
         reason = one_line(error) if surrogate is None else f"it holds half a character, {surrogate!a}"
         raise SpecError(f"{message}: {reason}", hint=hint) from error
 

@@ -196,5 +196,6 @@ def test_half_a_character_in_a_prompt_file_is_refused_at_its_line(
     assert code == 2
     assert "line 2 is not JSON: it holds half a character, \\ud800" in err
     assert not rows.exists()
-    code, _, err = cli("generate", folder, "-p", "Ann \ud800 has", "-n", 2, "--device", "cpu")
-    assert (code, "prompt 0 cannot be read: it holds half a character" in err) == (2, True)
+    for raw, begin in (("--raw", "prompt 0 cannot be read: "), ("--chat", "does not take prompt 0: ")):
+        code, _, err = cli("generate", folder, "-p", "Ann \ud800 has", raw, "-n", 2, "--device", "cpu")
+        assert (code, f"{begin}it holds half a character" in err) == (2, True), err

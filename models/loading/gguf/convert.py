@@ -72,7 +72,18 @@ def _convert(header: Header) -> Path:
     with private(FOLDER, key) as folder:
         for name in os.listdir(folder):
             require_own(folder / name)
+        _name_source(folder, header.file)
     return cache_folder() / FOLDER / key
+
+
+def _name_source(folder: Path, file: Path) -> None:
+    """Notes where the file lies now, if it was elsewhere when it was converted: `pardec list models` shows it."""
+    source = json.loads((folder / SOURCE).read_bytes())
+    if source["file"] != os.path.abspath(file):
+        handle, part = tempfile.mkstemp(dir=folder, prefix=_PART)
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            json.dump({**source, "file": os.path.abspath(file)}, out)
+        os.replace(part, folder / SOURCE)
 
 
 def _write(header: Header, folder: Path, config: dict[str, Any], targets: dict[str, Target]) -> None:

@@ -61,7 +61,16 @@ def test_compare_takes_it(cli: Cli, file: Path, tmp_path: Path) -> None:
     assert {row["identical"] for row in json.loads(out)["rows"]} <= {None, 1.0}
 
 
-def test_list_and_show_know_it(cli: Cli, file: Path) -> None:
-    pardec.load(file, device="cpu")
-    assert str(file) in cli("list", "models")[1]
-    assert "toy, Q8_0 (a GGUF file)" in cli("show", file)[1]
+def test_list_and_show_know_it_also_where_it_is_moved(
+    cli: Cli, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "cache"))
+    first = tmp_path / "first.gguf"
+    first.write_bytes(file.read_bytes())
+    pardec.load(first, device="cpu")
+    assert str(first) in cli("list", "models")[1]
+    assert "first, Q8_0 (a GGUF file)" in cli("show", first)[1]
+    moved = first.rename(tmp_path / "moved.gguf")
+    assert str(moved) not in cli("list", "models")[1]
+    pardec.load(moved, device="cpu")
+    assert str(moved) in cli("list", "models")[1]
