@@ -102,8 +102,7 @@ def cost_ratio(curve: Sequence[Setting], reference: Sequence[Setting], accuracy:
     def ratio(scores: np.ndarray, costs: np.ndarray) -> np.ndarray:
         own = _cost_at(accuracy, scores[:, :count], costs[:, :count])
         other = _cost_at(accuracy, scores[:, count:], costs[:, count:])
-        quotient: np.ndarray = own / other
-        return quotient
+        return np.where(np.isfinite(other), own / other, np.nan)  # no ratio where the reference does not get there
 
     return _paired([*curve, *reference], cost, ratio)
 

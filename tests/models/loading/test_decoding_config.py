@@ -37,6 +37,7 @@ def test_the_mask_id_is_looked_for_in_order():
     assert decoding_config("dream", {}).mask_id == 151666
     assert decoding_config("sdar", {}, tokenizer=Words({"<|MASK|>": 8})).mask_id == 8
     assert decoding_config("sdar", {}).mask_id == 151669
+    assert decoding_config("fast_dllm_v2", {}).mask_id == 151665
     assert decoding_config("llada", {}).mask_id == 126336
 
 
@@ -81,6 +82,8 @@ def test_the_block_of_block_causal_models():
     assert decoding_config("sdar", {}).block == 4
     assert decoding_config("sdar", {"block_size": 16}).block == 16
     assert decoding_config("sdar", {"block_size": 16}, block=8).block == 8
+    assert decoding_config("fast_dllm_v2", {}).block == 32
+    assert decoding_config("fast_dllm_v2", {"bd_size": 16}).block == 16
     assert decoding_config("llada", {}).block is None
     with pytest.raises(ModelError, match="block must be at least 1, got 0"):
         decoding_config("sdar", {}, block=0)

@@ -44,6 +44,12 @@ def test_costs_are_compared_at_equal_accuracy() -> None:
     assert curves.cost_ratio([setting("poor", 3, 0.5)], REFERENCE, 0.9).value is None
 
 
+def test_resamples_in_which_the_reference_never_gets_there_do_not_count() -> None:
+    method, reference = [setting("a", 8, 0.99, 100)], [setting("b", 16, 0.99, 100)]
+    ratio = curves.cost_ratio(method, reference, 0.985)
+    assert (ratio.value, ratio.low, ratio.high) == (0.5, 0.5, 0.5)
+
+
 def test_a_dearer_setting_that_is_worse_does_not_bend_the_curve_down() -> None:
     line = [*REFERENCE, setting("worse", 30, 0.6)]
     assert curves.cost_at(line, 1.0).value == pytest.approx(20)
