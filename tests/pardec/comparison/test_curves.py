@@ -45,7 +45,7 @@ def test_costs_are_compared_at_equal_accuracy() -> None:
 
 
 def test_resamples_in_which_the_reference_never_gets_there_do_not_count() -> None:
-    method, reference = [setting("a", 8, 0.99, 100)], [setting("b", 16, 0.99, 100)]
+    method, reference = [setting("a", 8, 1.0, 100)], [setting("b", 16, 0.99, 100)]
     ratio = curves.cost_ratio(method, reference, 0.985)
     assert (ratio.value, ratio.low, ratio.high) == (0.5, 0.5, 0.5)
 
