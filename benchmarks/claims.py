@@ -3,8 +3,8 @@
     python benchmarks/claims.py --run runs/claims [--only credit localleap ...] [--out benchmarks/claims.json]
 
 Each setting is one `pardec.compare(..., sweep=True)`, kept with its report in a folder of `--run`; the same command
-goes on with what is not finished. What is measured replaces its section of `benchmarks/claims.json`, which
-`docs/benchmarks/claims.md` quotes and judges.
+goes on with what is not finished. What is measured replaces its section of `benchmarks/claims.json`, from which
+`benchmarks/claims.md` is written; `docs/benchmarks/claims.md` quotes it and judges. `--write` only writes the page.
 """
 
 from __future__ import annotations
@@ -64,16 +64,34 @@ SETTINGS = {
 }
 
 
+def page(document: dict[str, Any]) -> str:
+    """The sections as Markdown."""
+    lines = [
+        "# What seven papers promise, measured\n",
+        f"`{document['command']}`\n",
+        "The tables behind the page on claims, which says what is promised and what was found. "
+        "[What the columns mean](#columns).\n",
+    ]
+    for name, section in document["sections"].items():
+        lines += [f"## {name}\n", f"{section['task']} with {section['model']}: {curves.conditions(section)}\n"]
+        lines += [curves.curves_of(section), curves.settings_of(section)]
+    lines += ["## Columns\n", curves.legend(next(iter(document["sections"].values())))]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     parser.add_argument("-n", type=int, help="problems of each setting (default: as listed in SETTINGS)")
-    parser.add_argument("--run", type=Path, required=True, help="folder that keeps the comparisons")
-    parser.add_argument("--out", type=Path, default=FOLDER / "claims.json")
+    parser.add_argument("--run", type=Path, help="folder that keeps the comparisons")
+    parser.add_argument("--out", type=Path, default=FOLDER / "claims.json", help="its page is written beside it")
+    parser.add_argument("--write", action="store_true", help="only write the page")
     options = parser.parse_args()
+    if options.run is None and not options.write:
+        parser.error("name a folder for the comparisons with --run")
     torch.set_num_threads(1)
     document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"sections": {}}
-    for name in options.only:
+    for name in options.only if not options.write else ():
         model, task, samplers, arguments = SETTINGS[name]
         limit = {"limit": options.n} if options.n else {}
         (section,) = curves.measure(model, task, samplers, options.run / name, **{**arguments, **limit})
@@ -81,6 +99,7 @@ def main() -> None:
         document = {"command": "python " + shlex.join(sys.argv), "torch": torch.__version__}
         document |= {"processor": processor(), "sections": sections}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(page(document))
 
 
 if __name__ == "__main__":

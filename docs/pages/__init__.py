@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pages import benchmarks, choosing, cli, methods, tables
+from pages import benchmarks, choosing, claims, cli, methods, tables
 
 
 def write(docs: Path) -> None:
@@ -17,6 +17,7 @@ def write(docs: Path) -> None:
         **cli.pages(),
         **tables.pages(),
         **choosing.snippets(measured),
+        **claims.snippets(docs.parent / "benchmarks"),
     }
     for folder in {(docs / name).parent for name in made}:
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor  # matching a config to a family must not import torch
 
 Config = dict[str, Any]  # a published config.json
+BLOCK_KEYS = ("block_size", "block_length", "bd_size")  # where configs of block-causal models say how long a block is
 
 
 class Unsupported(ModelError):

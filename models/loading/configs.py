@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import ModelError, PardecError, one_line
+from ..families.base import BLOCK_KEYS
 from .weights import Published
 
 _LAYERS = frozenset(
@@ -28,7 +29,7 @@ _SIZES = frozenset(
         *("head_dim", "num_attention_heads", "num_key_value_heads", "n_heads", "n_head", "n_kv_heads", "n_kv_head"),
         *("vocab_size", "embedding_size", "class_num", "buffer_size", "token_size"),
         "img_size",
-        *("num_experts", "num_local_experts", "n_routed_experts", "block_size", "block_length", "cls_token_num"),
+        *("num_experts", "num_local_experts", "n_routed_experts", "cls_token_num", *BLOCK_KEYS),
     )
 )
 _WHOLE = frozenset(

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import ArgumentError, ModelError
 from ..families import FamilySpec
+from ..families.base import BLOCK_KEYS
 from ..model import DecodingConfig
 from .arguments import check_whole
 
@@ -30,8 +31,7 @@ def build_decoding_config(
     if block is not None and spec.attention != "block-causal":
         raise ArgumentError(f"block={block} was given, but {spec.name} models are not block-causal", "leave block out")
     if spec.attention == "block-causal":
-        published = (config.get(name) for name in ("block_size", "block_length", "bd_size"))
-        block = first(block, *published, spec.block)
+        block = first(block, *map(config.get, BLOCK_KEYS), spec.block)
         if block is None or block < 1:
             raise ModelError(f"block must be at least 1, got {block}")
     mask = _mask(spec, config, generation, tokenizer, vocab, mask_id)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..families import match
+from ..families.base import BLOCK_KEYS
 from .sources import MAR_FILE, local, read_json
 
 # Image models that run through transformers, by model_type: "module:function". Before weights are read the function is
@@ -61,7 +62,7 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
         positions = spec.positions(config)
     except (KeyError, TypeError, ValueError):  # loading reports what is wrong with the config
         positions = None
-    block = (_whole(config, "block_size") or _whole(config, "block_length") or spec.block) if spec.block else None
+    block = next(filter(None, (_whole(config, key) for key in BLOCK_KEYS)), spec.block) if spec.block else None
     family: Literal["masked", "ar"] = "ar" if spec.attention == "causal" else "masked"
     vocabulary = max(filter(None, (_whole(config, key) for key in ("vocab_size", "embedding_size"))), default=None)
     length = positions if isinstance(positions, int) else None

@@ -41,6 +41,10 @@ def test_a_block_causal_model_tells_its_block(tmp_path: Path) -> None:
     told = kind_of(tmp_path)
     assert told is not None
     assert (told.family, told.block, told.positions) == ("masked", 4, 64)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "Fast_dLLM_Qwen", "bd_size": 16}))
+    told = kind_of(tmp_path)
+    assert told is not None
+    assert (told.family, told.block) == ("masked", 16)
 
 
 def test_a_config_of_wrong_types_is_left_to_the_loading(tmp_path: Path) -> None:
