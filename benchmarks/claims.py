@@ -58,7 +58,7 @@ SETTINGS = {
     "cspd": Setting(
         "tiny-mar",
         "classes",
-        tuple(f"cspd:draft=tiny-mar-draft,k={k},steps=36" for k in (1, 4, 8)),
+        ("cspd:draft=tiny-mar-draft,k=4", "cspd:draft=tiny-mar-draft,k=8"),
         {"limit": 108, "batch_size": 18},
     ),
 }

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
@@ -34,6 +35,8 @@ from ._drafting import Drafter
 @register("cspd", stage="vectors", paper="arXiv:2411.11925", checked="golden/acceptance reference")
 @dataclass(frozen=True)
 class CSpD(CSpDSettings):
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}  # as mar's, which it is beside
+
     @property
     def exact(self) -> str:
         return "distribution" if self.mode == "exact" and self.slack == 1 else "relaxed"

@@ -40,6 +40,8 @@ def test_threshold_and_the_fixed_schedule_are_always_there() -> None:
 def test_an_acceptance_is_judged_against_its_drafter_and_vectors_against_mar() -> None:
     assert named(["sjd+lantern"], "ar") == {"sjd+lantern": ("lantern.delta", "sjd", 5), "sjd": (None, None, 1)}
     assert named(["cspd:steps=16"], "continuous")["cspd:steps=16"][1] == "mar:steps=16"
+    swept = named(["cspd:draft=x"], "continuous")
+    assert swept == {"cspd:draft=x": ("cspd.steps", "mar", 4), "mar": ("mar.steps", None, 4)}
 
 
 def test_a_preset_stays_one_point() -> None:
