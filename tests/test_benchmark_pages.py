@@ -1,0 +1,70 @@
+"""Pages of swept samplers: short names, a line for each setting, and tables that the documentation can quote."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs")]
+
+import curves  # noqa: E402
+from pages import benchmarks, claims  # noqa: E402
+
+del sys.path[:2]  # their other modules have everyday names
+
+
+def point(sampler: str, accuracy: float, nfe: float, gain: dict[str, float] | None = None) -> dict[str, Any]:
+    figures = {"tokens_per_forward": 2.0, "tokens_fed": 400.0, "seconds": 1.0, "dominated_by": None, "gain": gain}
+    return {"sampler": sampler, "accuracy": accuracy, "accuracy_low": 0.5, "accuracy_high": 1.0, "nfe": nfe, **figures}
+
+
+def curve(name: str, reference: str | None, *points: dict[str, Any]) -> dict[str, Any]:
+    given = {"name": name, "parameter": "threshold.tau", "reference": reference, "aup": 100.0, "points": list(points)}
+    return {**given, "at": {"nfe": {"value": 9.0, "low": 8.0, "high": 10.0}}, "ratio": None}
+
+
+SECTION: dict[str, Any] = curves.with_bare_names({
+    "task": "chains", "model": "tiny-dream", "seed": 7, "problems": 10, "accuracy": 0.9,
+    "generate": {"max_new_tokens": 64},
+    "sequential": {"accuracy": 0.91, "nfe": 64.0}, "oracle": {"accuracy": 0.91, "nfe": 5.0},
+    "curves": [
+        curve("eos+threshold", None, point("eos+threshold:tau=0.9", 0.9, 10)),
+        curve("eos@dual", "eos+threshold",
+              point("eos+threshold:tau=0.9@dual", 0.8, 10, {"value": -0.1, "low": -0.2, "high": -0.05})),
+    ],
+})  # fmt: skip
+
+
+def test_the_rule_that_all_share_is_left_out_of_the_names() -> None:
+    assert [curves.bare(name) for name in ("eos", "credit+eos", "eos+threshold:tau=0.9@dual", "eos@dkv")] == [
+        "", "credit", "threshold:tau=0.9@dual", "@dkv",
+    ]  # fmt: skip
+    assert [one["reference"] for one in SECTION["curves"]] == [None, "threshold"]
+
+
+def test_conditions_and_a_line_for_each_setting() -> None:
+    assert curves.conditions(SECTION) == (
+        "10 held-out problems (seed 7), max new tokens 64. `sequential`: 91.0% in 64.0 forwards. `oracle`: 5.0."
+    )
+    lines = curves.settings_of(SECTION).splitlines()
+    assert lines[3] == "| `threshold:tau=0.9` | 90.0% (50..100) | 10.00 | 2.00 | 20.0 | 50% |  |"
+    assert lines[4] == "| `threshold:tau=0.9@dual` | 80.0% (50..100) | 10.00 | 2.00 | 20.0 |  | -10.0 (-20.0..-5.0) |"
+
+
+def test_the_documentation_quotes_both_tables_and_the_sections(tmp_path: Path) -> None:
+    tables = "\n".join(["## chains with tiny-dream\n", curves.curves_of(SECTION), curves.settings_of(SECTION)])
+    for page in benchmarks.QUOTED:
+        (tmp_path / f"{page}.md").write_text("# Title\n")
+    (tmp_path / "samplers.md").write_text(f"# Samplers\n\n`python benchmarks/samplers.py`\n\n{tables}")
+    swept, settings = benchmarks.read(tmp_path)
+    assert swept.columns == ("AUP", "to reference", "fed", "off")
+    assert [row.names for row in swept.rows] == [{"threshold"}, {"", "dual"}]
+    assert settings.columns == ("right", "forwards", "positions per token", "above reference")
+    assert (settings.rows[1].number("right"), settings.command) == (90.0, "python benchmarks/samplers.py")
+    (tmp_path / "claims.md").write_text(f"# Claims\n\n{tables}\n## Columns\n\n- a: b.\n")
+    assert list(claims.snippets(tmp_path)) == [
+        "reference/generated/claims-chains with tiny-dream.txt",
+        "reference/generated/claims-columns.txt",
+    ]
