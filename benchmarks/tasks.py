@@ -24,13 +24,16 @@ SPECS = {
     False: ("sequential", "model:name=tiny-llama-draft"),
 }
 TASKS = ("arithmetic", "lists", "records")
+MASKED_TASKS = ("chains", "grids", "insert", "remove", "shuffle", "replace", "sort", "stories")  # of masked models only
 
 
 def measure(model: pardec.Model, task: str, count: int, seed: int, batch: int) -> list[dict[str, Any]]:
     """One row per sampler: the share of problems answered exactly, and mean forwards per problem."""
-    arguments: dict[str, Any] = {"limit": count, "problem_seed": seed, "batch_size": batch, "max_new_tokens": 64}
+    masked = model.language_model.decoding_config.masked
+    arguments: dict[str, Any] = {"limit": count, "problem_seed": seed, "batch_size": batch}
+    arguments |= {"max_new_tokens": pardec.task(task).tokens, **({"block_length": 32} if masked else {})}
     own_draft = f"model:name={model.name}"
-    samplers = [spec for spec in SPECS[model.language_model.decoding_config.masked] if spec != own_draft]
+    samplers = [spec for spec in SPECS[masked] if spec != own_draft]
     table = pardec.compare(model, task, samplers, references=False, replays=0, **arguments)
     return [
         {
@@ -76,7 +79,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in options.models.split(","):
         model = pardec.load(name, device="cpu", dtype="float32")
-        for task in TASKS:
+        masked = model.language_model.decoding_config.masked
+        for task in TASKS + MASKED_TASKS * masked:
             for row in measure(model, task, options.n, options.seed, options.batch_size):
                 rows.append(row)
                 figures = f"{100 * row['exact']:5.1f}% exact, {row['forwards']:5.2f} forwards"

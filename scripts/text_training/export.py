@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pardec.comparison.metrics import wilson
 from text_training.data import BOS, EOS, MASK
 from text_training.networks import ROPE_THETA
 
@@ -179,11 +180,13 @@ def _readme(card: dict[str, Any]) -> str:
     name = card["name"]
     draft = f" -s model:name={name}" if name.endswith("-draft") else ""
     lines = opening(card, f'pardec generate {name.removesuffix("-draft")}{draft} -p "{EXAMPLE}"')
-    lines += ["Exact answers on held-out problems (seed 7), measured with these weights.", ""]
+    lines += ["Exact answers on held-out problems (seed 7) with 95% intervals, measured with these weights.", ""]
     lines += ["| decoding | task | problems | exact | forwards |", "|---|---|---|---|---|"]
     for sampler, found in card["accuracy"].items():
         for kind, count in found["problems"].items():
-            lines.append(f"| {sampler} | {kind} | {count} | {found[kind]:.1%} | {found[f'{kind}_nfe']:.1f} |")
+            low, high = wilson(found[kind], count)
+            share = f"{found[kind]:.1%} ({100 * low:.0f}..{100 * high:.0f})"
+            lines.append(f"| {sampler} | {kind} | {count} | {share} | {found[f'{kind}_nfe']:.1f} |")
     lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
     progress = ("seconds", "step", "loss")
     kinds = [key for point in card["curve"] for key in point if key not in progress and "sequential_" not in key]
