@@ -2,99 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import ModelError
 from .hidden import Hidden
-from .kernels.attention import attend
-from .kernels.attention_pattern import AttentionPattern, attention_pattern
-from .kernels.matmul import Linear, add_matmul, matmul
-from .kernels.ops import Ops, choose_ops
-from .kv_cache import KVCache, Slots
+from .kernels.attention_pattern import attention_pattern
+from .kernels.matmul import Linear
+from .kernels.ops import choose_ops
+from .kv_cache import KVCache
+from .layer import DecoderLayer, LayerPass
 from .plan import Plan, plan_on
 from .rope import GridRope, Rope
+from .sparse_layer import SparseLayer
 
 _NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
-
-
-@dataclass(slots=True)
-class _Pass:
-    """What all layers of one forward share on one device."""
-
-    plan: Plan
-    ops: Ops
-    pattern: AttentionPattern
-    slots: Slots | None  # where keys and values go in the cache, if there is one
-    cos: Tensor
-    sin: Tensor
-
-
-class DecoderLayer(nn.Module):
-    """h += out(attention(norm(h))); h += down(activation(gate(n)) * up(n)), n = norm(h)."""
-
-    qkv_bias: nn.Parameter | None
-    out_bias: nn.Parameter | None
-    gate_up_bias: nn.Parameter | None
-    down_bias: nn.Parameter | None
-    q_norm: nn.Parameter | None
-    k_norm: nn.Parameter | None
-    group: dist.ProcessGroup | None = None  # of the processes that hold this layer's other heads and inner units
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        width, heads, kv_heads, dim = config.width, config.heads, config.kv_heads, config.head_dim
-        self.config = config
-        self.attn_norm = nn.Parameter(torch.ones(width))
-        self.qkv_weight = nn.Parameter(torch.empty((heads + 2 * kv_heads) * dim, width))
-        self.out_weight = nn.Parameter(torch.empty(width, heads * dim))
-        self.mlp_norm = nn.Parameter(torch.ones(width))
-        self.gate_up_weight = nn.Parameter(torch.empty(2 * config.mlp_width, width))
-        self.down_weight = nn.Parameter(torch.empty(width, config.mlp_width))
-        self.register_parameter("qkv_bias", _bias((heads + 2 * kv_heads) * dim, config.qkv_bias))
-        self.register_parameter("out_bias", _bias(width, config.out_bias))
-        self.register_parameter("gate_up_bias", _bias(2 * config.mlp_width, config.mlp_bias))
-        self.register_parameter("down_bias", _bias(width, config.mlp_bias))
-        self.register_parameter("q_norm", _bias(dim, config.qk_norm))
-        self.register_parameter("k_norm", _bias(dim, config.qk_norm))
-
-    def forward(self, h: Tensor, step: _Pass, index: int, picked: Tensor | None = None) -> Tensor:
-        """States h [B * Q, E] through the layer at `index`; with `picked` [B, M], only those queries come out."""
-        skip = step.plan.skip
-        if not skip or (index, "attn") not in skip:
-            h = self._attention(h, step, index, picked)
-        if not skip or (index, "mlp") not in skip:
-            h = self._mlp(h, step)
-        return h
-
-    def _attention(self, h: Tensor, step: _Pass, index: int, picked: Tensor | None) -> Tensor:
-        config, ops = self.config, step.ops
-        heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
-        qkv = matmul(ops.norm(h, self.attn_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
-        qkv = qkv.view(*step.plan.tokens.shape, heads + 2 * kv_heads, dim)
-        if config.qk_norm and self.q_norm is not None and self.k_norm is not None:
-            q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], 2)
-            q, k = ops.norm(q, self.q_norm, config.norm_eps), ops.norm(k, self.k_norm, config.norm_eps)
-            qkv = torch.cat((q, k, v), 2)
-        q, k, v = ops.rotary_and_cache(qkv, step.cos, step.sin, heads, step.slots, index)
-        pattern = step.pattern
-        if picked is not None:
-            rows = _flat_rows(picked, q.shape[1])
-            h = h.index_select(0, rows)
-            q = q.flatten(0, 1).index_select(0, rows).view(*picked.shape, heads, dim)
-            pattern = pattern.narrowed(picked)
-        out = attend(q, k, v, pattern).reshape(-1, heads * dim)
-        return _add_linear(h, out, self.out_weight, self.out_bias, self.group)
-
-    def _mlp(self, h: Tensor, step: _Pass) -> Tensor:
-        config, ops = self.config, step.ops
-        normed = ops.norm(h, self.mlp_norm, config.norm_eps)
-        inner = ops.glu(matmul(normed, self.gate_up_weight, self.gate_up_bias), config.activation)
-        return _add_linear(h, inner, self.down_weight, self.down_bias, self.group)
 
 
 class _Norm(nn.RMSNorm):
@@ -114,7 +37,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.width)
-        self.layers = nn.ModuleList([DecoderLayer(config) for _ in range(config.layers)])
+        kinds = (SparseLayer if config.is_sparse(index) else DecoderLayer for index in range(config.layers))
+        self.layers = nn.ModuleList([kind(config) for kind in kinds])
         self.norm = _Norm(config.width, eps=config.norm_eps)
         self.head = Linear(config.width, config.vocab, bias=False)
         if config.tied:
@@ -163,7 +87,7 @@ class Decoder(nn.Module):
         chosen = range(self.config.layers)[plan.layers] if plan.layers is not None else range(self.config.layers)
         h = self._enter(plan, chosen).flatten(0, 1)  # [B * Q, E]: one matmul costs less than one for each row
         taps: dict[int, Tensor] = {}
-        passes: dict[torch.device, _Pass] = {}
+        passes: dict[torch.device, LayerPass] = {}
         narrowed = plan.narrow and self._narrows(plan)
         for index, layer in enumerate(self.layers):
             if index not in chosen:
@@ -183,7 +107,8 @@ class Decoder(nn.Module):
     def _narrows(self, plan: Plan) -> bool:
         """Whether the last layer can leave out the queries that are not wanted, and gains by it."""
         whole = plan.layers is None and not plan.skip and self.config.layers - 1 not in plan.hidden
-        return whole and plan.want.shape[1] <= _NARROW * plan.width
+        pooled = self.config.experts is not None and self.config.experts.pool > 0  # over all queries of a block
+        return whole and not pooled and plan.want.shape[1] <= _NARROW * plan.width
 
     def project(self, states: Tensor) -> Tensor:
         """Final norm and head: states [M, E] -> logits [M, V] in the model's dtype."""
@@ -205,11 +130,11 @@ class Decoder(nn.Module):
             return h
         return h.masked_fill((plan.tokens < 0)[..., None], 0) + plan.soft.to(h.dtype)
 
-    def _pass(self, plan: Plan, cache: KVCache | None, device: torch.device, dtype: torch.dtype) -> _Pass:
+    def _pass(self, plan: Plan, cache: KVCache | None, device: torch.device, dtype: torch.dtype) -> LayerPass:
         cos, sin = self.rope.rows(plan, limit=None if cache is None else cache.capacity, device=device)
         extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
         training = self.training and torch.is_grad_enabled()
-        return _Pass(
+        return LayerPass(
             plan,
             choose_ops(device, dtype, reference=training),
             attention_pattern(plan, extent=extent, dtype=dtype, device=device, reference=training),
@@ -217,25 +142,3 @@ class Decoder(nn.Module):
             cos,
             sin,
         )
-
-
-def _flat_rows(picked: Tensor, width: int) -> Tensor:
-    """Indices [B * M] into [B * Q] of the queries `picked` [B, M] of each row."""
-    if len(picked) > 1:
-        picked = picked + torch.arange(0, len(picked) * width, width, device=picked.device)[:, None]
-    return picked.flatten()
-
-
-def _add_linear(
-    h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup | None = None
-) -> Tensor:
-    """h + x @ weight.T (+ bias), added by the matmul itself; with a `group`, each process has a part of x."""
-    if group is None:
-        return add_matmul(h, x, weight, bias)
-    part = matmul(x, weight)
-    dist.all_reduce(part, group=group)
-    return h + part if bias is None else h + part + bias
-
-
-def _bias(size: int, present: bool) -> nn.Parameter | None:
-    return nn.Parameter(torch.zeros(size)) if present else None

@@ -11,6 +11,42 @@ from .errors import ModelError
 _LARGEST = 2**30  # of any size
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+Scores = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The sparse MLP of a stack: a router chooses `top` of `count` experts for each token and weighs their outputs."""
+
+    count: int  # E
+    top: int  # k
+    width: int  # inner units of an expert
+    sparse: tuple[bool, ...]  # of each layer: experts, or one dense MLP of `mlp_width`
+    scores: Scores = "softmax"  # of the router's logits, over all experts
+    normalize: bool = True  # the weights of the chosen are divided by their sum
+    scale: float = 1.0  # ... and multiplied by this
+    bias: Literal["", "choice", "weights"] = ""  # where a bias of each expert is added: to choose, or to weigh as well
+    groups: int = 1  # the experts compete in groups, whose score is the sum of their two best
+    top_groups: int = 1  # groups that stay
+    shared_width: int = 0  # inner units of an expert that every token takes, unweighted
+    pool: int = 0  # experts that the tokens of one block share, those of the highest score there; 0 is all
+    pool_block: int = 0  # tokens of such a block, counted from position 0
+
+    def __post_init__(self) -> None:
+        for name in ("count", "top", "width", "groups", "top_groups"):
+            _check_size(f"experts: {name}", getattr(self, name))
+        if self.top > self.count:
+            raise ModelError(f"{self.top} of {self.count} experts cannot be chosen")
+        if self.count % self.groups or self.top_groups > self.groups:
+            raise ModelError(f"{self.top_groups} of {self.groups} groups of {self.count} experts cannot be chosen")
+        if self.top > self.top_groups * (self.count // self.groups):
+            raise ModelError(f"{self.top_groups} groups of {self.count // self.groups} experts hold no {self.top}")
+        if self.scores not in get_args(Scores):
+            raise ModelError(f"scores of experts must be one of {', '.join(get_args(Scores))}, got {self.scores!r}")
+        if not math.isfinite(self.scale):
+            raise ModelError(f"the experts' scale must be a finite number, got {self.scale!r}")
+        if self.pool and not (self.top <= self.pool <= self.count and self.pool_block > 0):
+            raise ModelError(f"a pool of {self.pool} of {self.count} experts for {self.pool_block} tokens cannot be")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +71,12 @@ class DecoderConfig:
     grid: int | None = None  # tokens along a side of an image: positions are row and column, `frequencies` of each
     activation: Activation = "silu"  # of the MLP's gate
     embedding_scale: float = 1.0  # the embeddings of tokens are multiplied by it
+    clip_qkv: float | None = None  # queries, keys and values are clamped to it, before rotation
+    experts: ExpertsConfig | None = None  # of the layers whose MLP is sparse
 
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width"):
-            size = getattr(self, name)
-            if not isinstance(size, int) or isinstance(size, bool) or size > _LARGEST:
-                raise ModelError(f"{name} must be a whole number of at most {_LARGEST}, got {size!r}")
-            if size < 1:
-                raise ModelError(f"{name} must be at least 1, got {size}")
+            _check_size(name, getattr(self, name))
         values = (self.norm_eps, self.rope_scale, self.embedding_scale, *self.frequencies)
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
             raise ModelError(f"norm_eps ({self.norm_eps!r}) or the rotary frequencies are no finite numbers")
@@ -54,9 +88,26 @@ class DecoderConfig:
         if rotated > self.head_dim:
             raise ModelError(f"{rotated} rotated dimensions do not fit a head of {self.head_dim}")
 
+        if self.experts is not None and len(self.experts.sparse) != self.layers:
+            raise ModelError(f"{len(self.experts.sparse)} layers are said to be sparse or not, of {self.layers}")
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the MLP of this layer is made of experts."""
+        return self.experts is not None and self.experts.sparse[layer]
+
     def fused_rows(self, name: str) -> tuple[int, ...]:
         """Rows that each published tensor takes in the fused parameter `name` (its last component, as "qkv_weight")."""
         part = name.rsplit(".", 1)[-1].rsplit("_", 1)[0]
         if part == "qkv":
             return (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
-        return (self.mlp_width, self.mlp_width) if part == "gate_up" else ()
+        widths = {"gate_up": self.mlp_width}
+        if self.experts is not None:
+            widths |= {"experts_gate_up": self.experts.width, "shared_gate_up": self.experts.shared_width}
+        return (widths[part],) * 2 if part in widths else ()
+
+
+def _check_size(name: str, size: object) -> None:
+    if not isinstance(size, int) or isinstance(size, bool) or size > _LARGEST:
+        raise ModelError(f"{name} must be a whole number of at most {_LARGEST}, got {size!r}")
+    if size < 1:
+        raise ModelError(f"{name} must be at least 1, got {size}")

@@ -242,7 +242,7 @@ def _native(
     finish: Quantizer | Shares | None,
 ) -> Decoder:
     decoder = assemble.empty(spec.decoder(config))
-    expected = assemble.targets(spec, decoder)
+    expected = assemble.targets(spec, decoder, published)
     used = assemble.check(spec, expected, published, decoder.config.tied)
     if device_map is None:
         more: Any = {"memory": assemble.matmul_memory} if finish is None else {"finish": finish}

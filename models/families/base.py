@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor  # matching a config to a family must not import torch
 
 Config = dict[str, Any]  # a published config.json
+Names = Mapping[str, str | tuple[str, ...]]
 BLOCK_KEYS = ("block_size", "block_length", "bd_size")  # where configs of block-causal models say how long a block is
 
 
@@ -28,14 +29,15 @@ class FamilySpec:
     summary: str
     matches: Callable[[Config], bool]
     decoder: Callable[[Config], DecoderConfig]  # raises Unsupported
-    # parameter -> published name or names, `{i}` for the layer; several are fused in this order
-    names: Mapping[str, str | tuple[str, ...]]
+    # parameter -> published name or names, `{i}` for the layer, `{e}` for an expert; several are fused in this order
+    names: Names
     attention: Literal["bidirectional", "block-causal", "causal"]
     shift: Literal[0, 1]
     mask: tuple[int, str] | None = None  # default id and token of the mask
     turn_ends: Mapping[int, str] = field(default_factory=dict)  # further end tokens, where the vocabulary has them
     start: tuple[int, str] | None = None  # default id and token that open a sequence
     block: int | None = None  # block-causal: default width
+    layouts: tuple[Names, ...] = ()  # other names that some files have in the place of these
     harmless: tuple[str, ...] = ()  # patterns of published tensors that need not be loaded
     sliding: Callable[[Config], int | None] = lambda config: None  # window of sliding-window layers
     convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor

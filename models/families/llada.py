@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from .base import Config, FamilySpec, Unsupported, architecture, register, require
+from .base import Config, FamilySpec, register, require
+from .llada_moe import is_llada_moe
 
 _BLOCK = "model.transformer.blocks.{i}."
 
 
 def _decoder(config: Config) -> DecoderConfig:
-    # LLaDA-MoE publishes the same model_type with another architecture and other tensors.
-    if "MoE" in architecture(config) or config.get("num_experts"):
-        raise Unsupported("LLaDA-MoE is not supported; this family loads dense LLaDA checkpoints (LLaDA-8B, LLaDA-1.5)")
     require(
         config,
         {
@@ -57,7 +55,7 @@ LLADA = register(
     FamilySpec(
         name="llada",
         summary="LLaDA-8B, LLaDA-1.5 (dense)",
-        matches=lambda config: config.get("model_type") == "llada",
+        matches=lambda config: config.get("model_type") == "llada" and not is_llada_moe(config),
         decoder=_decoder,
         names={
             "embed.weight": "model.transformer.wte.weight",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from accelerate import init_empty_weights
@@ -17,14 +18,17 @@ from ..families import FamilySpec
 from ..kernels import layout
 from .weights import Published, read
 
+ROUTER = ("router_weight", "router_bias")  # in float32 whatever the model's dtype is, and never quantized
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a published tensor goes: the rows of a parameter from `start` on."""
+    """Where a published tensor goes: the rows of a parameter from `start` on, of one expert or of a stack of all."""
 
     parameter: str
     start: int
     shape: tuple[int, ...]
+    expert: int | None = None
 
 
 def empty(config: DecoderConfig) -> Decoder:
@@ -36,20 +40,33 @@ def empty(config: DecoderConfig) -> Decoder:
     return decoder.eval()
 
 
-def targets(spec: FamilySpec, decoder: Decoder) -> dict[str, Target]:
-    """The target of every tensor that a checkpoint of this family and shape must hold."""
+def targets(spec: FamilySpec, decoder: Decoder, published: Container[str] = ()) -> dict[str, Target]:
+    """The target of every tensor that a checkpoint of this family and shape must hold.
+
+    Of the family's layouts of files, it is the one that `published` has tensors of.
+    """
+    names = dict(spec.names)
+    for layout_names in spec.layouts:
+        if any(stem in published for stem in _stems(layout_names, decoder.config.layers)):
+            names |= layout_names
+            break
     expected: dict[str, Target] = {}
     for name, parameter in decoder.named_parameters():  # a tied head appears once, as the embedding
         layer, generic = _generic(name)
-        stems = spec.names.get(generic)
+        stems = names.get(generic)
         if stems is None:
             raise ModelError(f"family {spec.name} publishes no name for {name}")
-        shape = tuple(parameter.shape)
+        *stack, rows, columns = parameter.shape if parameter.dim() > 1 else (*parameter.shape, 0)
         parts = (stems,) if isinstance(stems, str) else stems
-        sizes = (shape[0],) if len(parts) == 1 else decoder.config.fused_rows(generic)
+        sizes = (rows,) if len(parts) == 1 else decoder.config.fused_rows(generic)
         start = 0
         for stem, size in zip(parts, sizes, strict=True):
-            expected[stem.replace("{i}", layer)] = Target(name, start, (size, *shape[1:]))
+            stem, shape = stem.replace("{i}", layer), (size, columns) if columns else (size,)
+            if "{e}" in stem:
+                for expert in range(stack[0]):
+                    expected[stem.replace("{e}", str(expert))] = Target(name, start, shape, expert)
+            else:
+                expected[stem] = Target(name, start, (*stack, *shape))
             start += size
     return expected
 
@@ -96,32 +113,51 @@ def fill(
     dtype: torch.dtype,
     device_of: Callable[[str], torch.device],
     memory: Callable[[str], Callable[..., Tensor]] = lambda name: torch.empty,
-    finish: Callable[[str, Tensor], Tensor] = lambda name, weight: weight,
+    finish: Callable[[str, Tensor], Tensor] | None = None,
 ) -> None:
     """Read every tensor straight into its parameter; only one published tensor is in memory beside the weights.
 
-    `memory(name)` returns the function that allocates a parameter, given its shape, dtype and device.
-    `finish(name, weight)` returns what to keep of a parameter, as soon as it is complete.
+    `memory(name)` returns the function that allocates a matrix of a parameter, given its shape, dtype and device.
+    `finish(name, weight)` returns what to keep of a parameter, or of each expert's in a stack, once it is complete.
     """
     shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
-    missing = {name: shape[0] for name, shape in shapes.items()}  # rows that are still to come
-    filled: dict[str, Tensor] = {}
+    missing = {name: shape.numel() for name, shape in shapes.items()}  # numbers that are still to come
+    filled: dict[str, Tensor | list[Tensor]] = {}
+
+    def allocate(name: str) -> Tensor | list[Tensor]:
+        """A stack of experts is listed where they run one by one: on a CPU, and quantized."""
+        shape, make, device = shapes[name], memory(name), device_of(name)
+        kind = torch.float32 if name.rpartition(".")[2] in ROUTER else dtype
+        if len(shape) == 3 and (device.type == "cpu" or finish is not None):
+            return [make(shape[1:], dtype=kind, device=device) for _ in range(shape[0])]
+        return make(shape, dtype=kind, device=device)
 
     def load(name: str, tensor: Tensor) -> None:
         target = expected[name]
-        if target.parameter not in filled:
-            filled[target.parameter] = memory(target.parameter)(
-                shapes[target.parameter], dtype=dtype, device=device_of(target.parameter)
-            )
-        layout.fill(filled[target.parameter], spec.convert(target.parameter, tensor, decoder.config), target.start)
-        missing[target.parameter] -= target.shape[0]
-        if not missing[target.parameter]:
-            filled[target.parameter] = finish(target.parameter, filled[target.parameter])
+        parameter = target.parameter
+        if parameter not in filled:
+            filled[parameter] = allocate(parameter)
+        room, tensor = filled[parameter], spec.convert(parameter, tensor, decoder.config)
+        if len(shapes[parameter]) < 3:
+            layout.fill(cast(Tensor, room), tensor, target.start)
+        else:
+            experts = range(len(room)) if target.expert is None else [target.expert]
+            for expert, matrix in zip(experts, tensor if target.expert is None else [tensor], strict=True):
+                layout.fill(room[expert], matrix, target.start)
+        missing[parameter] -= tensor.numel()
+        if not missing[parameter] and finish is not None:
+            whole = filled[parameter]
+            if isinstance(whole, list):
+                filled[parameter] = _restacked([finish(parameter, one) for one in whole])
+            else:
+                filled[parameter] = finish(parameter, whole)
 
     read(published, load)
-    for name, tensor in filled.items():
+    for name, weight in filled.items():
         owner, _, leaf = name.rpartition(".")
-        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+        module = decoder.get_submodule(owner)
+        delattr(module, leaf)  # a stack may come back as a list
+        setattr(module, leaf, _parameter(weight))
     if decoder.config.tied:
         decoder.head.weight = decoder.embed.weight
 
@@ -136,6 +172,25 @@ def copy_tied_head(decoder: Decoder) -> None:
     weight = decoder.embed.weight
     if decoder.config.tied:
         decoder.head.again = layout.repacked(weight)
+
+
+def _restacked(experts: list[Tensor]) -> Tensor | list[Tensor]:
+    """The matrices of a stack as one tensor where a grouped matmul may take it."""
+    plain = all(type(one) in (Tensor, nn.Parameter) and one.is_cuda for one in experts)
+    return torch.stack(experts) if plain else experts
+
+
+def _parameter(weight: Tensor | list[Tensor]) -> nn.Parameter | nn.ParameterList:
+    if isinstance(weight, list):
+        return nn.ParameterList([nn.Parameter(one, requires_grad=False) for one in weight])
+    return nn.Parameter(weight, requires_grad=False)
+
+
+def _stems(names: Mapping[str, str | tuple[str, ...]], layers: int) -> Iterator[str]:
+    """The published names of every layer, where they name no single expert."""
+    for stems in names.values():
+        for stem in (stems,) if isinstance(stems, str) else stems:
+            yield from (stem.replace("{i}", str(layer)) for layer in range(layers))
 
 
 def _generic(name: str) -> tuple[str, str]:

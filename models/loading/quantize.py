@@ -1,6 +1,6 @@
 """Quantizes the linear layers to 8 or 4 bits through torchao, an extra; matmuls run in the model's dtype.
 
-Norms, biases and the embedding are not quantized, nor is a head tied to the embedding.
+Norms, biases, the embedding and the routers of experts are not quantized, nor is a head tied to the embedding.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .placement import short
 _GROUPS = (64, 32)  # weights of a row that share a scale in int4: the first that divides the row
 _TILE = 16  # rows that the 4-bit matmul of CPUs takes at once
 _EMBEDDING = "embed.weight"
+_ROUTER = ".router_weight"
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Quantizer:
 
     def __call__(self, name: str, weight: Tensor) -> Tensor:
         """The weight `name` [N, K] quantized; anything else, or a weight that cannot be, unchanged."""
-        if weight.ndim < 2 or name == _EMBEDDING:
+        if weight.ndim < 2 or name == _EMBEDDING or name.endswith(_ROUTER):
             return weight
         why = self._refuses(weight)
         if why is not None:

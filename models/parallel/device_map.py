@@ -55,7 +55,7 @@ def spread(
 
 def _inferred(decoder: Decoder, policy: str, dtype: torch.dtype) -> dict[str, Any]:
     check_device_map(policy)
-    whole = ["DecoderLayer"]
+    whole = sorted({type(layer).__name__ for layer in decoder.layers})
     memory = None
     if policy != "sequential" and torch.cuda.is_available():
         memory = get_balanced_memory(

@@ -1,7 +1,7 @@
 """Tensor parallel: each process of a run holds a share of every layer's heads and of its MLP's width.
 
-Queries, keys, values, gate and up are split by columns, that is by heads and by inner units; out and down by rows, and
-what the processes make of them is summed. So a layer waits twice for the others, and the cache has a process's own
+Queries, keys, values, gate and up are split by columns, that is by heads and by inner units, those of every expert too;
+out and down by rows, and what the processes make of them is summed. So a layer waits twice for the others, and the cache has a process's own
 heads only. Embedding, norms and head are in every process, so that each has all logits, bit for bit the same, and
 decides alike.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
-from ..decoder import Decoder, DecoderLayer
+from ..decoder import Decoder
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
+from ..layer import DecoderLayer
 from ..loading.arguments import check_torchrun
 from .processes import destroy_group_at_exit, find_interface
 
@@ -32,6 +34,10 @@ _PLAN: dict[str, Placement] = {  # by the last component of a parameter's name; 
     "gate_up_weight": Shard(0),
     "gate_up_bias": Shard(0),
     "down_weight": Shard(1),
+    "experts_gate_up_weight": Shard(0),
+    "experts_down_weight": Shard(1),
+    "shared_gate_up_weight": Shard(0),
+    "shared_down_weight": Shard(1),
 }
 
 
@@ -41,10 +47,10 @@ class Shares:
     def __init__(self, mesh: DeviceMesh, config: DecoderConfig) -> None:
         """Raises ModelError where heads or inner units do not divide."""
         count = mesh.size()
-        for name in ("heads", "kv_heads", "mlp_width"):
-            size = getattr(config, name)
+        sizes = _sizes(config)
+        for name, size in sizes.items():
             if size % count:
-                fits = [n for n in range(2, count) if not any(getattr(config, part) % n for part in _SPLIT)]
+                fits = [n for n in range(2, count) if not any(part % n for part in sizes.values())]
                 raise ModelError(
                     f"{count} processes cannot share {name}={size} evenly",
                     f"start {' or '.join(map(str, fits))} processes" if fits else "leave tensor parallel out",
@@ -66,7 +72,10 @@ class Shares:
 
     def divide(self, decoder: Decoder) -> None:
         """Makes a decoder whose parameters are shares run as its share of the whole."""
-        split = {name: getattr(self.config, name) // self.count for name in _SPLIT}
+        split: dict[str, Any] = {name: getattr(self.config, name) // self.count for name in _SPLIT}
+        if self.config.experts is not None:
+            widths = {name: getattr(self.config.experts, name) // self.count for name in _SPLIT_EXPERTS}
+            split["experts"] = replace(self.config.experts, **widths)
         decoder.config = replace(self.config, **split)
         group = self.mesh.get_group()
         for layer in decoder.layers:
@@ -75,6 +84,15 @@ class Shares:
 
 
 _SPLIT = ("heads", "kv_heads", "mlp_width")
+_SPLIT_EXPERTS = ("width", "shared_width")
+
+
+def _sizes(config: DecoderConfig) -> dict[str, int]:
+    """What is divided, by name."""
+    sizes = {name: getattr(config, name) for name in _SPLIT}
+    if config.experts is not None:
+        sizes |= {f"experts.{name}": getattr(config.experts, name) for name in _SPLIT_EXPERTS}
+    return sizes
 
 
 def own_device(requested: str | torch.device) -> str | torch.device:

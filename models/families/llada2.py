@@ -1,0 +1,74 @@
+"""LLaDA2.0 and 2.1, DMax: block-causal, predictions at their own position, sigmoid scores chosen within groups.
+
+LLaDA2.0 (arXiv:2512.15745), LLaDA2.1 (arXiv:2602.08676). Their configs are the same: how a checkpoint is decoded, with
+edits or without, is the user's choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..decoder_config import DecoderConfig, ExpertsConfig
+from .base import Config, FamilySpec, architecture, register, require
+from .experts import EXPERT_NAMES, LAYOUTS, whole
+from .llama_like import HARMLESS, shape
+
+_LAYER = "model.layers.{i}."
+
+
+def _decoder(config: Config) -> DecoderConfig:
+    known = {"hidden_act": ("silu",), "score_function": ("sigmoid",), "use_bias": (False,), "use_rmsnorm": (True,)}
+    require(config, {**known, "norm_head": (False, None), "using_split_qkv_in_self_attention": (False, None)})
+    biased = bool(config.get("use_qkv_bias"))
+    plain = shape(config, "qwen3", qkv_bias=biased, qk_norm=bool(config.get("use_qk_norm", True)))
+    width, first = whole(config, "moe_intermediate_size"), whole(config, "first_k_dense_replace", 0)
+    pool = config.get("block_topk_experts") or 0
+    experts = ExpertsConfig(
+        count=whole(config, "num_experts"),
+        top=whole(config, "num_experts_per_tok"),
+        width=width,
+        sparse=tuple(layer >= first for layer in range(plain.layers)),
+        scores="sigmoid",
+        scale=float(config.get("routed_scaling_factor") or 1.0),
+        bias="choice" if config.get("moe_router_enable_expert_bias", True) else "",
+        groups=config.get("n_group") or 1,
+        top_groups=config.get("topk_group") or 1,
+        shared_width=width * (config.get("num_shared_experts") or 0),
+        pool=pool,
+        pool_block=(config.get("block_size") or 32) if pool else 0,
+    )
+    return replace(plain, experts=experts)
+
+
+LLADA2 = register(
+    FamilySpec(
+        name="llada2",
+        summary="LLaDA2.0, LLaDA2.1, DMax",
+        matches=lambda config: (
+            architecture(config) == "LLaDA2MoeModelLM"
+            or config.get("model_type") in ("llada2_moe", "llada2_moe_veomni", "llada21_moe")
+        ),
+        decoder=_decoder,
+        names={
+            **EXPERT_NAMES,
+            "embed.weight": "model.word_embeddings.weight",
+            "layers.{i}.q_norm": _LAYER + "attention.query_layernorm.weight",
+            "layers.{i}.k_norm": _LAYER + "attention.key_layernorm.weight",
+            "layers.{i}.qkv_weight": _LAYER + "attention.query_key_value.weight",
+            "layers.{i}.qkv_bias": _LAYER + "attention.query_key_value.bias",
+            "layers.{i}.out_weight": _LAYER + "attention.dense.weight",
+            "layers.{i}.router_bias": _LAYER + "mlp.gate.expert_bias",
+            "layers.{i}.shared_gate_up_weight": tuple(
+                _LAYER + f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up")
+            ),
+            "layers.{i}.shared_down_weight": _LAYER + "mlp.shared_experts.down_proj.weight",
+        },
+        layouts=LAYOUTS,
+        attention="block-causal",
+        shift=0,
+        mask=(156895, "<|mask|>"),
+        turn_ends={156900: "<|role_end|>"},
+        block=32,
+        harmless=HARMLESS,
+    )
+)

@@ -1,0 +1,26 @@
+"""SDAR-MoE: Qwen3-MoE's stack and names, block-causal, predictions at their own position (arXiv:2510.06303)."""
+
+from __future__ import annotations
+
+from .base import FamilySpec, register
+from .experts import EXPERT_NAMES, LAYOUTS
+from .llama_like import HARMLESS, sliding
+from .qwen3_moe import decoder
+
+SDAR_MOE = register(
+    FamilySpec(
+        name="sdar_moe",
+        summary="SDAR-MoE",
+        matches=lambda config: config.get("model_type") == "sdar_moe",
+        decoder=decoder,
+        names=EXPERT_NAMES,
+        layouts=LAYOUTS,
+        attention="block-causal",
+        shift=0,
+        mask=(151669, "<|MASK|>"),
+        turn_ends={151645: "<|im_end|>"},
+        block=4,
+        harmless=HARMLESS,
+        sliding=lambda config: sliding(config, "qwen3_moe"),
+    )
+)
