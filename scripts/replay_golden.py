@@ -37,6 +37,8 @@ from pardec.samplers.ops.schedule import even_share
 # Cases in which a reference does what pardec does not build; they are declared where they do not match.
 DECLARED = {
     "dinfer-fast-*-earlystop": "what follows an end token, committed or not, prompt included, is overwritten",
+    "llada2-pipe-eos*": "a row ends at an end token though tokens before it may still be edited",
+    "llada2-pipe-tail": "positions behind the canvas, which nothing sees, take a share of the schedule",
 }
 
 
@@ -186,7 +188,7 @@ def replay_set(folder: Path, tallies: dict[str, Tally]) -> None:
                 difference = f"refused: {error}"
             if difference is None:
                 tally.matched += 1
-            elif any(fnmatch(case["id"], pattern) for pattern in DECLARED):
+            elif "reference_fault" in case or any(fnmatch(case["id"], pattern) for pattern in DECLARED):
                 tally.declared += 1
             else:
                 tally.failures.append(f"{case['id']}: {difference}")

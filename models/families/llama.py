@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from .base import FamilySpec, register
 from .llama_like import HARMLESS, NAMES, shape
+from .stable_diffcoder import is_stable_diffcoder
 
 LLAMA = register(
     FamilySpec(
         name="llama",
         summary="Llama 2 and 3",
-        matches=lambda config: config.get("model_type") == "llama",
+        matches=lambda config: config.get("model_type") == "llama" and not is_stable_diffcoder(config),
         decoder=lambda config: shape(config, "llama"),
         names=NAMES,
         attention="causal",

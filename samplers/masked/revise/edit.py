@@ -4,7 +4,9 @@ LLaDA2.1: Speeding Up Text Diffusion via Token Editing, https://arxiv.org/abs/26
 
     edit = {j committed : argmax_j != x_j and p(argmax_j) > tau}
 
-at every step, beside the select's commits. A complete block gets up to `post` more forwards, until one changes nothing.
+at every step, beside the select's commits. A complete block gets up to `post` more forwards, until one changes nothing;
+with `steps`, none where filling it took that many, as in diffusers. `of=filtered` takes the token that was drawn, where
+it differs, by its probability after temperature and filters, as the published loop does when it samples.
 
 The penalty that some engines subtract from the previous token's logit is not applied.
 Exact: no; `tau=1` edits nothing.
@@ -13,7 +15,7 @@ Exact: no; `tau=1` edits nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -28,32 +30,41 @@ class State:
     """Forwards on each row's complete block so far, [B]."""
 
     forwards: np.ndarray
+    begun: np.ndarray  # the clock when the block was entered
 
 
-@register("edit", stage="revise", paper="arXiv:2602.08676", checked="reference")
+@register("edit", stage="revise", paper="arXiv:2602.08676", checked="golden/llada2 reference")
 @dataclass(frozen=True)
 class Edit(Revise):
     tau: Annotated[float, "an edit needs more probability than this"] = 0.9
     post: Annotated[int, "most forwards on a block that is complete"] = 16
+    steps: Annotated[int | None, "a block that took this many forwards to fill gets none after; none is no limit"] = None
+    of: Annotated[Literal["raw", "filtered"], "the argmax of the model's distribution, or the token drawn"] = "raw"
 
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)
         self.require("post", least=0)
+        self.require("steps", least=1)
 
     @property
     def idle(self) -> bool:
         return self.tau == 1
 
     def start(self, canvas: Canvas) -> State:
-        return State(np.zeros(len(canvas), dtype=np.int64))
+        return State(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(2)))
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: State) -> Revision:
         ids, probability = proposal.evidence.distribution.greedy
+        if self.of == "filtered":
+            ids, probability = proposal.tokens, proposal.evidence.filtered.probability(proposal.tokens)
         changes = canvas.committed & (ids != canvas.tokens.gather(1, canvas.window)) & (probability > self.tau)
         # Counts on the host, which decides whether the next block is entered.
         new, changed = torch.stack([chosen.sum(1), changes.sum(1)]).cpu().numpy()
         again = canvas.stays
         state.forwards = np.where(again, state.forwards + 1, 0)
+        state.begun = np.where(canvas.entered, canvas.step, state.begun)
         complete = canvas.left == new
         hold = complete & (state.forwards < self.post) & (~again | (changed > 0))
+        if self.steps is not None:
+            hold &= again | (canvas.step + 1 - state.begun < self.steps)
         return Revision(rewrite=Writing(changes, ids, probability), hold=hold)

@@ -6,7 +6,8 @@ Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking,
 
 The sum without its largest term bounds the mutual information of the run. H is the entropy of the whole distribution
 that candidates are drawn from, after temperature, top-p and top-k; by default it gives the order too, the least first.
-Copies that test the running sum alone, or take an entropy of the candidates' probabilities, commit other positions.
+With `whole=true` the running sum itself has to stay below gamma, as rollout engines of SDAR have it
+(https://arxiv.org/abs/2509.06949). Copies that take an entropy of the candidates' probabilities commit other positions.
 Exact: no.
 """
 
@@ -24,7 +25,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("entropy_bound", stage="select", paper="arXiv:2505.24857", checked="reference")
+@register("entropy_bound", stage="select", paper="arXiv:2505.24857", checked="golden/sdar_moe reference")
 @dataclass(frozen=True)
 class EntropyBound(Select):
     default_propose = "entropy"
@@ -33,6 +34,7 @@ class EntropyBound(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.01, 0.03, 0.1, 0.3, 1.0, 2.0)}
 
     gamma: Annotated[float, "most entropy beside the largest, nats"] = 0.1
+    whole: Annotated[bool, "bound the sum of all, strictly"] = False
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:
@@ -42,7 +44,8 @@ class EntropyBound(Select):
         entropy = proposal.evidence.filtered.confidence.entropy
         order = proposal.score.argsort(dim=1, descending=True, stable=True)  # ineligible positions come last
         ranked = entropy.gather(1, order)
-        within = ranked.cumsum(1) - ranked.cummax(1).values <= self.gamma
+        total = ranked.cumsum(1)
+        within = total < self.gamma if self.whole else total - ranked.cummax(1).values <= self.gamma
         within[:, 0] = True
         run = within.cumprod(1).bool()
         return torch.zeros_like(run).scatter_(1, order, run) & proposal.eligible
