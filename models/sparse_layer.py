@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .decoder_config import DecoderConfig, ExpertsConfig
 from .kernels.experts import mix, route
 from .kernels.matmul import matmul
+from .kernels.ops import Ops
 from .layer import DecoderLayer, LayerPass
 
 
@@ -20,7 +21,7 @@ class SparseLayer(DecoderLayer):
     experts_down_weight: nn.Parameter | nn.ParameterList  # [E, W, I]
 
     def _make_mlp(self, config: DecoderConfig) -> None:
-        experts = self._experts
+        experts = self.experts
         count, width, inner = experts.count, config.width, experts.width
         self.router_weight = nn.Parameter(torch.empty(count, width))
         self.register_parameter("router_bias", nn.Parameter(torch.zeros(count)) if experts.bias else None)
@@ -31,23 +32,29 @@ class SparseLayer(DecoderLayer):
             self.shared_down_weight = nn.Parameter(torch.empty(width, experts.shared_width))
 
     @property
-    def _experts(self) -> ExpertsConfig:
+    def experts(self) -> ExpertsConfig:
         assert self.config.experts is not None, "a sparse layer has experts"
         return self.config.experts
 
     def _mlp(self, h: Tensor, step: LayerPass) -> Tensor:
-        config, experts, ops = self.config, self._experts, step.ops
-        normed = ops.norm(h, self.mlp_norm, config.norm_eps)
+        config, experts = self.config, self.experts
+        normed = step.ops.norm(h, self.mlp_norm, config.norm_eps)
         blocks = _blocks(step.plan.positions, experts.pool_block) if experts.pool else None
-        chosen, weights = route(normed, self.router_weight, self.router_bias, experts, blocks)
-        stacks = self.experts_gate_up_weight, self.experts_down_weight
-        out = mix(normed, chosen, weights, *stacks, config.activation, ops.glu)
-        if experts.shared_width:
-            inner = ops.glu(matmul(normed, self.shared_gate_up_weight), config.activation)
-            out = out + matmul(inner, self.shared_down_weight)
+        out = self.mlp(normed, step.ops, blocks)
         if self.group is not None:
             dist.all_reduce(out, group=self.group)
         return h + out
+
+    def mlp(self, x: Tensor, ops: Ops, blocks: Tensor | None = None) -> Tensor:
+        """What the experts make of normed states x [T, W]; `blocks` [T] numbers each one's block, for a pool."""
+        config, experts = self.config, self.experts
+        chosen, weights = route(x, self.router_weight, self.router_bias, experts, blocks)
+        stacks = self.experts_gate_up_weight, self.experts_down_weight
+        out = mix(x, chosen, weights, *stacks, config.activation, ops.glu)
+        if not experts.shared_width:
+            return out
+        inner = ops.glu(matmul(x, self.shared_gate_up_weight), config.activation)
+        return out + matmul(inner, self.shared_down_weight)
 
 
 def _blocks(positions: Tensor, width: int) -> Tensor:

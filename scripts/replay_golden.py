@@ -22,12 +22,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from golden_specs import CALLS, PURE, REPLAYS, TOLERANCE, Call, Case, relative
+from golden_specs import CALLS, PURE, REPLAYS, TOLERANCE, Call, Case, load, relative
 from safetensors.torch import load_file
 from torch import Tensor
 
 import pardec
 from pardec.models.errors import PardecError
+from pardec.models.families import match
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan
@@ -165,7 +166,6 @@ def replay_set(folder: Path, tallies: dict[str, Tally]) -> None:
     """Replays one set into `tallies`."""
     cases: list[Case] = json.loads((folder / "cases.json").read_text())
     tensors = load_file(folder / "tensors.safetensors") if (folder / "tensors.safetensors").exists() else {}
-    model = None
     for case in cases:
         method, tally = case["method"], tallies[case["method"]]
         tally.total += 1
@@ -177,9 +177,11 @@ def replay_set(folder: Path, tallies: dict[str, Tally]) -> None:
         elif own is None and ((pure is None and call is None) or not _supported(folder)):
             tally.skipped += 1
         else:
-            if model is None and own is None and method not in PURE:
-                model = pardec.load(folder / "checkpoint", device="cpu", dtype="float32")
             try:
+                model = None
+                if own is None and method not in PURE:
+                    block = case["params"].get("block_length") if method == "forward_logits" else None
+                    model = load(folder / case.get("checkpoint", "checkpoint"), block)
                 if own:
                     difference = own(case, folder, tensors)
                 else:
@@ -195,11 +197,11 @@ def replay_set(folder: Path, tallies: dict[str, Tally]) -> None:
 
 
 def _supported(folder: Path) -> bool:
-    """Whether pardec loads this kind of checkpoint; sets of pure functions have none."""
-    config = folder / "checkpoint" / "config.json"
+    """Whether pardec loads this kind of checkpoint as a text model; sets of pure functions have none."""
     if not (folder / "checkpoint").exists():
         return True
-    return config.exists() and json.loads(config.read_text()).get("model_type") in ("llada", "Dream", "dimple")
+    config = folder / "checkpoint" / "config.json"
+    return config.exists() and match(json.loads(config.read_text())) is not None
 
 
 def _sets(root: Path) -> Iterator[Path]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+import pardec
 
 Case = dict[str, Any]
 Call = tuple[str, dict[str, Any]]  # a spec and the arguments of generate
@@ -29,6 +32,13 @@ def relative(found: Tensor, expected: Tensor) -> float:
     if found.shape != expected.shape:
         return float("inf")
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+@lru_cache(maxsize=8)
+def load(folder: Path, block: int | None = None) -> pardec.Model:
+    """The checkpoint, in float32 on the CPU; `block` is its block length where it is block-causal."""
+    more = {} if block is None else {"block": block}
+    return pardec.load(folder, device="cpu", dtype="float32", **more)
 
 
 CALLS: dict[str, Reader] = {}  # by the case's method

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from golden_specs import TOLERANCE, Call, Case, Replay, relative
+from golden_specs import TOLERANCE, Call, Case, Replay, load, relative
 from torch import Tensor
 
 import pardec
@@ -27,12 +26,6 @@ from pardec.models.plan import Plan
 from pardec.samplers.rng import Keyed
 
 Rows = list[tuple[list[int], Tensor]]  # of each forward: the positions it was fed, and their logits
-
-
-@lru_cache(maxsize=8)
-def load(folder: Path, block: int | None = None) -> pardec.Model:
-    """The checkpoint, decoded in blocks of that length."""
-    return pardec.load(folder, device="cpu", dtype="float32", **({} if block is None else {"block": block}))
 
 
 @contextmanager
