@@ -60,7 +60,8 @@ def drawing(uniforms: Tensor | None, case: Case) -> Iterator[None]:
     def uniform(
         self: Keyed, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0
     ) -> Tensor:
-        if not tables:
+        given = "small_block_size" in case["params"] and not (positions % case["params"]["block_length"]).any()
+        if not tables or given:  # a given token is the likeliest there
             return torch.full((len(positions), 1, width), 0.5, dtype=torch.float64)
         table = tables[forwards.setdefault(int(step[0]), len(forwards))]
         return table[positions[:, 0] % block][:, None].double() if len(positions) else table[:0, None].double()
@@ -211,11 +212,24 @@ def _stable_diffcoder(case: Case) -> tuple[Call, int]:
     return (f"{select}{'+eos' if stops else ''}@block", {**stops, **sampling}), p["gen_length"]
 
 
+def _fast_dllm_v2(case: Case) -> tuple[Call, int]:
+    """With the token that the reference appends after its last block."""
+    p = case["params"]
+    block, first = p["block_length"], len(case["prompt_ids"])
+    propose, sampling = _filters(case)
+    cache = f"subblock:size={p['small_block_size']},reuse={str(p['use_block_cache']).lower()}"
+    end = (first // block + p["max_new_tokens"] // block) * block
+    spec = f"{propose}threshold:tau={p['threshold']}+eos@{cache}"
+    return (spec, {"stop_ids": [p["stop_id"]], **sampling}), end + 1 - first
+
+
 _STRATEGIES = ("low_confidence_static", "low_confidence_dynamic", "sequential", "entropy_bounded")
 REPLAYS: dict[str, Replay] = {
     "diffusers_llada2": _replay(_pipeline),
     **{f"sdar_{kind}": _replay(_sdar) for kind in _STRATEGIES},
     "stable_diffcoder_generate": _replay(_stable_diffcoder),
+    "fast_dllm_v2_batch_sample": _replay(_fast_dllm_v2),
+    "fast_dllm_v2_generate": _replay(_fast_dllm_v2),
     "llada2_generate": _replay(_llada2),
     "llada21_generate": _replay(_llada21),
 }

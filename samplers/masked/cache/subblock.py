@@ -1,0 +1,79 @@
+"""Sub-blocks, for block-causal families: a block is decoded a part at a time, from left to right.
+
+Fast-dLLM v2: Efficient Block-Diffusion LLM, https://arxiv.org/abs/2509.26328
+
+    eligible = the first sub-block with an open position
+    queried = the block, or with `reuse` that sub-block alone once its first position is known
+
+With `reuse` the K/V of the block's other positions are those of the last forward that queried the whole block: the
+published block cache. K/V of finished blocks are kept as `block` keeps them. In a family whose predictions are shifted
+by one, `given` takes the first token of a block from the forward that stores the finished one before it, whatever its
+probability; without, it is a candidate like any other.
+Whether a row's forward queries its whole block is decided by that row alone, where the published loop asks its batch.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+
+from pardec.models.errors import SpecError
+
+from ...registry import register
+from ..contracts import Cache, Canvas, QuerySpec
+
+
+@dataclass
+class State:
+    """Of each row; [B] arrays."""
+
+    final: np.ndarray  # how far the stored K/V are those of final tokens
+    whole: np.ndarray  # whether a forward has queried the whole of the active block
+
+
+@register("subblock", stage="cache", paper="arXiv:2509.26328", checked="golden/fast_dllm_v2")
+@dataclass(frozen=True)
+class SubBlock(Cache):
+    attention = "block-causal"
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"size": (8, 4, 16)}
+
+    size: Annotated[int, "positions of a sub-block"] = 8
+    reuse: Annotated[bool, "query a sub-block alone where its first position is known"] = True
+    given: Annotated[bool, "a block's first token comes from the forward before it, where predictions are shifted"] = (
+        True
+    )
+
+    def __post_init__(self) -> None:
+        self.require("size", least=1)
+
+    def start(self, canvas: Canvas) -> State:
+        if not canvas.block_causal:
+            raise SpecError(
+                "subblock: keeps the K/V of finished blocks, which are final in block-causal models alone",
+                hint="this model also attends to what comes after a block: use dual, prefix, vicinity or dkv",
+            )
+        return State(np.zeros_like(canvas.lo), np.zeros(len(canvas), dtype=bool))
+
+    def query(self, canvas: Canvas, state: State) -> QuerySpec:
+        lo, hi, first = canvas.lo, canvas.hi, canvas.first_open
+        state.whole &= ~canvas.entered
+        begin = lo + (first - lo) // self.size * self.size  # of the sub-block
+        end = np.minimum(begin + self.size, hi)
+        given = canvas.entered & (first == lo) & (lo > 0) & (self.given and canvas.shift > 0)
+        alone = state.whole & (first > begin) & self.reuse
+        start = np.where(canvas.entered, state.final, np.where(alone, begin, lo))
+        stop = np.where(given, lo, np.where(alone, end, hi))
+        state.final = lo
+        state.whole |= ~given
+        only = (canvas.window_host >= begin[:, None]) & (canvas.window_host < end[:, None])
+        only = np.where(given[:, None], canvas.window_host == lo[:, None], only)
+        spec = QuerySpec(start, stop, must=given, only=torch.from_numpy(only))
+        if not (given | alone).any():
+            return spec
+        at = np.arange(canvas.length + 1)
+        mask = (at >= start[:, None]) & (at < stop[:, None])
+        return QuerySpec(start, stop, torch.from_numpy(mask), given, torch.from_numpy(only))
