@@ -19,7 +19,7 @@ from .stack import Stack
 if TYPE_CHECKING:
     from .images.contracts import CodeImaging
 
-Attention = Literal["bidirectional", "block-causal", "causal"]
+Attention = Literal["bidirectional", "block-causal", "windowed-causal", "causal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +83,26 @@ class LanguageModel:
         """[V, C] float32: the code vector of each id of an image model; None without an image tokenizer."""
         return None if self.imaging is None else self.imaging.codebook
 
-    def visible(self) -> Visible:
-        """The attention pattern of the family."""
-        if self.decoding_config.attention == "bidirectional":
+    def masks(self, tokens: Tensor) -> Tensor | None:
+        """Which of `tokens` are the mask token, bool of their shape; None for a model that has none."""
+        mask = self.decoding_config.mask_id
+        return None if mask is None else tokens == mask
+
+    def visible(self, masks: Tensor | None = None) -> Visible:
+        """The attention pattern of the family.
+
+        Where `masks` [B, C] bool names the slots of masks, windowed-causal attention sees these behind all others, each
+        part in the order of positions; without, nothing is a mask there.
+        """
+        attention = self.decoding_config.attention
+        if attention == "bidirectional":
             return Visible.bidirectional()
-        return (
-            Visible.causal()
-            if self.decoding_config.attention == "causal"
-            else Visible.segments(self.decoding_config.block)
-        )
+        if attention == "block-causal":
+            return Visible.segments(self.decoding_config.block)
+        if attention == "causal" or masks is None:
+            return Visible.causal()
+        order = torch.arange(masks.shape[1], device=masks.device)
+        return Visible.segments(ids=torch.where(masks, order + masks.shape[1], order))
 
     def rows(self, positions: Tensor) -> Tensor:
         """The query whose logits predict each position: itself, or the one before for a shifted family (0 stays 0)."""

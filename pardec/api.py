@@ -214,7 +214,8 @@ class Model(Engine):
                 hint=f"ids lie in 0..{model.vocab_size - 1}",
             )
         with memory_errors(f"logits of {list(input_ids.shape)} ids", "pass fewer or shorter rows"):
-            plan = Plan.full(input_ids.to(model.device, torch.int64), model.visible())
+            ids = input_ids.to(model.device, torch.int64)
+            plan = Plan.full(ids, model.visible(model.masks(ids)))
             return model.forward(plan, None).logits().float()
 
     def serve(self, calls: Iterable[Call | VectorCall], *, batch_size: int = 8) -> Serving:

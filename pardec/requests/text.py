@@ -216,9 +216,10 @@ def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | Specul
         family = registry.OF["ar" if isinstance(value, SpeculativeSampler) else "continuous"]
         raise SpecError(f"{value.spec} is for {family} and {model.name} is masked", hint="name another sampler")
     sampler = registry.resolve(value, "masked")
-    if attention == "block-causal" and not isinstance(value, MaskedSampler) and _names_no_cache(value):
-        with suppress(SpecError):  # where a stage does not work with the block cache, the resolved cache stays
-            sampler = registry.resolve(replace(sampler.spec, cache=Part("block")), "masked")
+    exact = {"block-causal": Part("block"), "windowed-causal": Part("window", (("slide", "false"),))}.get(attention)
+    if exact is not None and not isinstance(value, MaskedSampler) and _names_no_cache(value):
+        with suppress(SpecError):  # where a stage does not work with that cache, the resolved cache stays
+            sampler = registry.resolve(replace(sampler.spec, cache=exact), "masked")
     needs = sampler.cache.attention or attention
     if needs != attention:
         assert sampler.spec.cache is not None, "a resolved spec names its cache"

@@ -41,8 +41,9 @@ class Canvas:
         commit_score: [B, L + 1] float32, the score it was committed with.
         rows: [B] index of each live row in the request.
         prompt, total: [B] where generation begins and the row ends.
-        lo, hi: [B] the active block, the one with the first open position. `entered`: [B] bool, just now.
-        end: [B] how far a forward may see: `total`, or the block's end in block-causal families.
+        lo, hi: [B] the active block, the one with the first open position, or with `sliding` beginning at it.
+        entered: [B] bool, whether the row has come to this block just now.
+        end: [B] how far a forward may see: `total`, or the block's end in families that see nothing behind it.
         step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in.
         entry_step: [B] the clock when the active block was entered.
         to_fill: [B] open positions at the start. `total_steps`: [B] steps of the schedule in all, 0 if it has none.
@@ -66,11 +67,16 @@ class Canvas:
         block_length: int,
         absolute: bool = False,
         block_causal: bool = False,
+        bounded: bool = False,
+        sliding: bool = False,
         shift: int = 0,
         device: torch.device | str = "cpu",
         length: int = 0,
     ) -> None:
-        """Columns are those of the longest row, and at least `length`."""
+        """Columns are those of the longest row, and at least `length`.
+
+        `bounded`: forwards see nothing behind the active block. `sliding`: that block moves with the first open position.
+        """
         total = np.array([len(row) for row in rows])
         if total.max() > _LONGEST:
             raise CapacityError(
@@ -90,7 +96,7 @@ class Canvas:
         self.rows = np.arange(len(rows))
         self.prompt, self.total = np.array(prompts, dtype=np.int64), total
         self.origin = np.zeros_like(self.prompt) if absolute else self.prompt.copy()
-        self.block_causal = block_causal
+        self.block_causal, self.bounded, self.sliding = block_causal, bounded or block_causal, sliding
         self.step = np.zeros(len(rows), dtype=np.int64)
         self.entry_step = np.zeros(len(rows), dtype=np.int64)
         self.nfe = np.zeros(len(rows), dtype=np.int64)
@@ -133,7 +139,7 @@ class Canvas:
         value = self._read(beside)
         first, each = self.open_host.argmax(1), np.arange(len(self.rows))
         self.first_open = np.where(self.open_host[each, first], first, self.total)
-        if (self.first_open >= self.hi).any():
+        if (self.first_open >= self.hi).any() or (self.sliding and (self.first_open > self.lo).any()):
             self._enter()
         self.eligible_host = self.open_host[each[:, None], self.window_host]
         self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
@@ -144,11 +150,12 @@ class Canvas:
         """Moves rows whose block is complete to the block of their first open position."""
         block = (np.minimum(self.first_open, self.total - 1) - self.origin) // self.block_length
         # A row that ends with its prompt has no block; it stands at its end until it leaves.
-        lo = np.where(self.stays, self.lo, self.origin + np.maximum(block, 0) * self.block_length)
+        start = self.first_open if self.sliding else self.origin + np.maximum(block, 0) * self.block_length
+        lo = np.where(self.stays, self.lo, start)
         self.entered = self.entered | (lo != self.lo)
         self.entry_step = np.where(lo != self.lo, self.step, self.entry_step)
         self.lo, self.hi = lo, np.minimum(lo + self.block_length, self.total)
-        self.end = self.hi if self.block_causal else self.total
+        self.end = self.hi if self.bounded else self.total
         self.window_host = lo[:, None] + np.arange(self.block_length)
         self.window_host[self.window_host >= self.hi[:, None]] = self.length
         self.window = torch.from_numpy(self.window_host).to(self.tokens.device)

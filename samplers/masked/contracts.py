@@ -164,6 +164,11 @@ class Cache(Stateful):
     attention: ClassVar[str | None] = None  # the attention of the only families that it is for
     needs_commit_order: ClassVar[bool] = False  # `Canvas.commit_order` is set before `query`
 
+    @property
+    def slides(self) -> bool:
+        """Whether the active block begins at a row's first open position."""
+        return False
+
     def query(self, canvas: Canvas, state: Any) -> QuerySpec:
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from pardec.models import finite
-from pardec.models.errors import PardecError
+from pardec.models.errors import PardecError, SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
@@ -39,9 +39,16 @@ class MaskedForward:
         self.model, self.canvas, self.cfg = model, canvas, request.cfg
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == GIVEN
+        self.reordered = model.decoding_config.attention == "windowed-causal"
         self.every = bool(sampler.revising)  # committed positions of the block are predicted too
         self.whole = any(stage.fills for stage in sampler.finish)  # any query may be read afterwards
         shadow = any(stage.needs_shadow for stage in sampler.revising)
+        if shadow and self.reordered:
+            raise SpecError(
+                f"{sampler.spec} predicts each token without itself, which {model.name} does not: its known tokens stand "
+                "before its masks",
+                "leave that stage out",
+            )
         self.shadow = canvas.block_length if shadow else 0
         self.allowed, self.limits = request.allowed, None
         if self.allowed is not None:
@@ -180,7 +187,8 @@ class MaskedForward:
         self, group: Group, wanted: np.ndarray, soft: Tensor | None, forward: Callable[[Plan, KVCache | None], Hidden]
     ) -> tuple[RowDistribution, RowDistribution | None]:
         """The distribution of one group, and its shadow's."""
-        tokens, want, index, narrow = self._at(self.canvas.tokens, group), group.want, None, not self.whole
+        canvas = self.canvas
+        tokens, want, index, narrow = self._at(canvas.tokens, group), group.want, None, not self.whole
         positions = self._of(self.canvas.window, group)
         if want.device.type == "cpu" and not self.shadow:  # elsewhere constant shapes are faster
             want, index, positions = self._wanted_only(group, wanted, positions)
@@ -193,6 +201,9 @@ class MaskedForward:
             unconditional[:, : given.shape[1]].masked_fill_(given, self.canvas.mask_id)
             tokens = torch.cat([tokens, unconditional])
         plan = replace(group.plan, tokens=tokens, want=self._doubled(want), narrow=narrow)
+        if self.reordered:  # what is a mask changes from forward to forward
+            masks = self._of(canvas.open, group)[:, : canvas.length]
+            plan = replace(plan, visible=self.model.visible(self._doubled(masks)))
         if soft is not None:
             plan = replace(plan, soft=self._doubled(self._at_queries(soft, group)))
         self._runs.append((plan, self.cache))

@@ -103,6 +103,8 @@ class MaskedLoop:
             block_length=request.block_length,
             absolute=request.absolute,
             block_causal=block_causal,
+            bounded=decoding_config.attention == "windowed-causal",
+            sliding=sampler.cache.slides,
             shift=decoding_config.shift,
             device=model.device,
             length=columns,

@@ -99,7 +99,7 @@ class TokenProbabilities:
             tokens = torch.cat([tokens, hidden_context])
             lengths, wanted = torch.cat([lengths, lengths]), torch.cat([wanted, wanted])
         tokens, lengths, wanted = (tensor.to(model.device) for tensor in (tokens, lengths, wanted))
-        plan = replace(Plan.full(tokens, model.visible(), lengths), want=wanted, narrow=True)
+        plan = replace(Plan.full(tokens, model.visible(model.masks(tokens)), lengths), want=wanted, narrow=True)
         hidden = model.forward(plan)
         step = max(1, _LOGITS // (len(wanted) * model.vocab_size))
         parts = [

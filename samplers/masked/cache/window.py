@@ -1,0 +1,58 @@
+"""A window that slides over the text, for windowed-causal families: tokens known from its front on are final.
+
+WeDLM: Reconciling Diffusion Language Models with Standard Causal Attention for Fast Inference,
+https://arxiv.org/abs/2512.22737
+
+    queried = [f, o + W): o the first open position, f that of the forward before; W is `block_length`
+
+Such a model sees known tokens before masks, each at its own position, under a causal mask. What stands before the first
+open position sees final tokens alone, so that its K/V, computed once more in the forward after, are kept from then on;
+the window's other tokens are queried again at every step. `slide=false` fills block after block instead, with the same
+K/V. The published engine's masks run past the end of the request, where pardec's window ends with it.
+Exact: greedy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from pardec.models.errors import SpecError
+
+from ...registry import register
+from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
+
+
+@dataclass
+class State:
+    """How far the stored K/V are final."""
+
+    final: np.ndarray  # [B]
+
+
+@register("window", stage="cache", paper="arXiv:2512.22737", exact="greedy", checked="golden/wedlm")
+@dataclass(frozen=True)
+class Window(Cache):
+    attention = "windowed-causal"
+
+    slide: Annotated[bool, "the block moves on with the first open position"] = True
+
+    @property
+    def slides(self) -> bool:
+        return self.slide
+
+    def check(self, sampler: MaskedSampler) -> None:
+        if self.slide and sampler.select.counts_steps:
+            raise SpecError(
+                f"{sampler.select.registered[0]} shares its steps out over blocks, and a window has none",
+                hint="write @window:slide=false, or another select",
+            )
+
+    def start(self, canvas: Canvas) -> State:
+        return State(np.zeros_like(canvas.lo))
+
+    def query(self, canvas: Canvas, state: State) -> QuerySpec:
+        start, state.final = state.final, canvas.first_open
+        return QuerySpec(start, canvas.end)
