@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import ModelError
 from .hidden import Hidden
@@ -38,13 +39,14 @@ class Decoder(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.width)
         kinds = (SparseLayer if config.is_sparse(index) else DecoderLayer for index in range(config.layers))
-        self.layers = nn.ModuleList([kind(config) for kind in kinds])
+        self.layers = nn.ModuleList([kind(config.of(index)) for index, kind in enumerate(kinds)])
         self.norm = _Norm(config.width, eps=config.norm_eps)
         self.head = Linear(config.width, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
         frequencies = torch.tensor(config.frequencies, dtype=torch.float32, device="cpu")
         self.rope = Rope(frequencies, config.rope_scale) if config.grid is None else GridRope(frequencies, config.grid)
+        self._own_ropes = {own: Rope(torch.tensor(own.frequencies, device="cpu"), own.rope_scale) for own in config.each}
         self.placement: tuple[torch.device, ...] | None = None  # device of each layer where accelerate has spread them
         self._entry: torch.device | None = None
 
@@ -62,6 +64,10 @@ class Decoder(nn.Module):
         """The input embeddings [V, E]."""
         return self.embed.weight
 
+    def tables(self) -> list[Tensor]:
+        """The tensors that rotating reads at present."""
+        return [table for rope in (self.rope, *self._own_ropes.values()) for table in rope.tables()]
+
     def devices(self) -> list[torch.device]:
         """The device each layer runs on."""
         return list(self.placement or [self.embed.weight.device] * self.config.layers)
@@ -73,8 +79,8 @@ class Decoder(nn.Module):
             layers=config.layers,
             batch=batch,
             capacity=capacity,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
+            kv_heads=[config.of(layer).kv_heads for layer in range(config.layers)] if config.each else config.kv_heads,
+            head_dim=[config.of(layer).head_dim for layer in range(config.layers)] if config.each else config.head_dim,
             dtype=self.embed.weight.dtype,
             device=self.devices(),
         )
@@ -87,15 +93,16 @@ class Decoder(nn.Module):
         chosen = range(self.config.layers)[plan.layers] if plan.layers is not None else range(self.config.layers)
         h = self._enter(plan, chosen).flatten(0, 1)  # [B * Q, E]: one matmul costs less than one for each row
         taps: dict[int, Tensor] = {}
-        passes: dict[torch.device, LayerPass] = {}
+        passes: dict[tuple[torch.device, AttentionConfig | None], LayerPass] = {}
         narrowed = plan.narrow and self._narrows(plan)
         for index, layer in enumerate(self.layers):
             if index not in chosen:
                 continue
             device = h.device if self.placement is None else self.placement[index]
-            step = passes.get(device)
+            own = self.config.each[index] if self.config.each else None
+            step = passes.get((device, own))
             if step is None:
-                step = passes[device] = self._pass(plan_on(plan, device), cache, device, h.dtype)
+                step = passes[device, own] = self._pass(plan_on(plan, device), cache, device, h.dtype, own)
             picked = step.plan.want.clamp(min=0) if narrowed and index == self.config.layers - 1 else None
             # Not layer(...): accelerate replaces forward itself, and a call costs more.
             h = layer.forward(h, step, index, picked)
@@ -113,6 +120,8 @@ class Decoder(nn.Module):
     def project(self, states: Tensor) -> Tensor:
         """Final norm and head: states [M, E] -> logits [M, V] in the model's dtype."""
         logits = self.head.forward(self.norm.forward(states))
+        if self.config.logit_cap is not None:
+            logits = (logits / self.config.logit_cap).tanh() * self.config.logit_cap
         return logits if self.placement is None else logits.to(self.embed_device)
 
     def _enter(self, plan: Plan, chosen: range) -> Tensor:
@@ -130,14 +139,24 @@ class Decoder(nn.Module):
             return h
         return h.masked_fill((plan.tokens < 0)[..., None], 0) + plan.soft.to(h.dtype)
 
-    def _pass(self, plan: Plan, cache: KVCache | None, device: torch.device, dtype: torch.dtype) -> LayerPass:
-        cos, sin = self.rope.rows(plan, limit=None if cache is None else cache.capacity, device=device)
+    def _pass(
+        self,
+        plan: Plan,
+        cache: KVCache | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        own: AttentionConfig | None,
+    ) -> LayerPass:
+        rope = self.rope if own is None else self._own_ropes[own]
+        cos, sin = rope.rows(plan, limit=None if cache is None else cache.capacity, device=device)
         extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
         training = self.training and torch.is_grad_enabled()
+        plain = training or self.config.attention_cap is not None  # a cap is in the definition alone
+        window = self.config.window if own is None else own.window
         return LayerPass(
             plan,
             choose_ops(device, dtype, reference=training),
-            attention_pattern(plan, extent=extent, dtype=dtype, device=device, reference=training),
+            attention_pattern(plan, extent=extent, dtype=dtype, device=device, reference=plain, window=window),
             None if cache is None else cache.slots(plan),
             cos,
             sin,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from .errors import ModelError
@@ -50,6 +50,17 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """What the attention of a layer has of its own, where not all layers of a stack are alike."""
+
+    frequencies: tuple[float, ...]
+    rope_scale: float = 1.0
+    window: int | None = None  # a query sees positions less than this far from its own; None: all
+    head_dim: int | None = None  # None: the stack's
+    kv_heads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """Shape of a stack. `frequencies` are the rotary ones, one per rotated pair, already scaled."""
 
@@ -73,11 +84,17 @@ class DecoderConfig:
     embedding_scale: float = 1.0  # the embeddings of tokens are multiplied by it
     clip_qkv: float | None = None  # queries, keys and values are clamped to it, before rotation
     experts: ExpertsConfig | None = None  # of the layers whose MLP is sparse
+    window: int | None = None  # a query sees positions less than this far before its own; None: all
+    query_scale: float = 1.0  # of queries, beside 1 / sqrt(head_dim)
+    attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    logit_cap: float | None = None  # logits the same
+    post_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
+    each: tuple[AttentionConfig, ...] = ()  # the attention of each layer, where they differ
 
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width"):
             _check_size(name, getattr(self, name))
-        values = (self.norm_eps, self.rope_scale, self.embedding_scale, *self.frequencies)
+        values = (self.norm_eps, self.rope_scale, self.embedding_scale, self.query_scale, *self.frequencies)
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
             raise ModelError(f"norm_eps ({self.norm_eps!r}) or the rotary frequencies are no finite numbers")
         if self.activation not in get_args(Activation):
@@ -88,15 +105,42 @@ class DecoderConfig:
         if rotated > self.head_dim:
             raise ModelError(f"{rotated} rotated dimensions do not fit a head of {self.head_dim}")
 
+        if self.each and len(self.each) != self.layers:
+            raise ModelError(f"the attention of {len(self.each)} layers is described, of {self.layers}")
         if self.experts is not None and len(self.experts.sparse) != self.layers:
             raise ModelError(f"{len(self.experts.sparse)} layers are said to be sparse or not, of {self.layers}")
+
+    @property
+    def least_window(self) -> int | None:
+        """The narrowest window of a layer; None where every layer sees all positions."""
+        windows = [own.window for own in self.each] or [self.window]
+        return min((window for window in windows if window is not None), default=None)
+
+    def of(self, layer: int) -> DecoderConfig:
+        """The configuration of one layer: the stack's, with what the layer has of its own."""
+        if not self.each:
+            return self
+        own = self.each[layer]
+        return replace(
+            self,
+            each=(),
+            layers=1,
+            experts=None if self.experts is None else replace(self.experts, sparse=(self.experts.sparse[layer],)),
+            frequencies=own.frequencies,
+            rope_scale=own.rope_scale,
+            window=own.window,
+            head_dim=own.head_dim or self.head_dim,
+            kv_heads=own.kv_heads or self.kv_heads,
+        )
 
     def is_sparse(self, layer: int) -> bool:
         """Whether the MLP of this layer is made of experts."""
         return self.experts is not None and self.experts.sparse[layer]
 
     def fused_rows(self, name: str) -> tuple[int, ...]:
-        """Rows that each published tensor takes in the fused parameter `name` (its last component, as "qkv_weight")."""
+        """Rows that each published tensor takes in the fused parameter `name`, as "layers.0.qkv_weight"."""
+        if self.each and name.startswith("layers."):
+            return self.of(int(name.split(".")[1])).fused_rows(name.rsplit(".", 1)[-1])
         part = name.rsplit(".", 1)[-1].rsplit("_", 1)[0]
         if part == "qkv":
             return (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)

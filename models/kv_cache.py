@@ -30,21 +30,24 @@ class KVCache:
         layers: int,
         batch: int,
         capacity: int,
-        kv_heads: int,
-        head_dim: int,
+        kv_heads: int | Sequence[int],
+        head_dim: int | Sequence[int],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | Sequence[torch.device] = "cpu",
     ) -> None:
-        """Raises CapacityError for a batch or capacity below 1. `device` may name one device per layer."""
+        """Raises CapacityError for a batch or capacity below 1. Shape and device may be one a layer."""
         if batch < 1 or capacity < 1:
             raise CapacityError(f"a cache needs at least one row and one slot, got {batch} rows of {capacity} slots")
         devices = [device] * layers if isinstance(device, (str, torch.device)) else list(device)
-        shape = (batch, capacity + 1, kv_heads, head_dim)
+        heads = [kv_heads] * layers if isinstance(kv_heads, int) else list(kv_heads)
+        dims = [head_dim] * layers if isinstance(head_dim, int) else list(head_dim)
+        shapes = [(batch, capacity + 1, *shape) for shape in zip(heads, dims, strict=True)]
         self.capacity = capacity
         self.batch = batch
         with torch.inference_mode(False):  # so that a cache made in inference mode can be written outside it
-            self.k = [_room(shape, dtype, torch.device(name)) for name in devices]
-            self.v = [_room(shape, dtype, torch.device(name)) for name in devices]
+            rooms = [(shape, torch.device(name)) for shape, name in zip(shapes, devices, strict=True)]
+            self.k = [_room(shape, dtype, name) for shape, name in rooms]
+            self.v = [_room(shape, dtype, name) for shape, name in rooms]
 
         self.copies = 1  # of each sequence: rows 0 .. R-1 are the first copy of all of them, then come the second ones
         self.ids = torch.arange(batch)  # [R] on the host: which sequence of the first ones each row still is

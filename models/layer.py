@@ -38,6 +38,8 @@ class DecoderLayer(nn.Module):
     down_bias: nn.Parameter | None
     q_norm: nn.Parameter | None
     k_norm: nn.Parameter | None
+    post_attn_norm: nn.Parameter | None
+    post_mlp_norm: nn.Parameter | None
     group: dist.ProcessGroup | None = None  # of the processes that hold this layer's other heads and inner units
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -52,6 +54,8 @@ class DecoderLayer(nn.Module):
         self.register_parameter("out_bias", _bias(width, config.out_bias))
         self.register_parameter("q_norm", _bias(dim, config.qk_norm))
         self.register_parameter("k_norm", _bias(dim, config.qk_norm))
+        self.register_parameter("post_attn_norm", _bias(width, config.post_norms))
+        self.register_parameter("post_mlp_norm", _bias(width, config.post_norms))
         self._make_mlp(config)
 
     def _make_mlp(self, config: DecoderConfig) -> None:
@@ -82,20 +86,28 @@ class DecoderLayer(nn.Module):
         if config.clip_qkv is not None:
             qkv = qkv.clamp(-config.clip_qkv, config.clip_qkv)
         q, k, v = ops.rotary_and_cache(qkv, step.cos, step.sin, heads, step.slots, index)
+        if config.query_scale != 1:
+            q = q * config.query_scale
         pattern = step.pattern
         if picked is not None:
             rows = _flat_rows(picked, q.shape[1])
             h = h.index_select(0, rows)
             q = q.flatten(0, 1).index_select(0, rows).view(*picked.shape, heads, dim)
             pattern = pattern.narrowed(picked)
-        out = attend(q, k, v, pattern).reshape(-1, heads * dim)
-        return _add_linear(h, out, self.out_weight, self.out_bias, self.group)
+        out = attend(q, k, v, pattern, config.attention_cap).reshape(-1, heads * dim)
+        if self.post_attn_norm is None:
+            return _add_linear(h, out, self.out_weight, self.out_bias, self.group)
+        out = _linear(out, self.out_weight, self.out_bias, self.group)
+        return h + ops.norm(out, self.post_attn_norm, config.norm_eps)
 
     def _mlp(self, h: Tensor, step: LayerPass) -> Tensor:
         config, ops = self.config, step.ops
         normed = ops.norm(h, self.mlp_norm, config.norm_eps)
         inner = ops.glu(matmul(normed, self.gate_up_weight, self.gate_up_bias), config.activation)
-        return _add_linear(h, inner, self.down_weight, self.down_bias, self.group)
+        if self.post_mlp_norm is None:
+            return _add_linear(h, inner, self.down_weight, self.down_bias, self.group)
+        out = _linear(inner, self.down_weight, self.down_bias, self.group)
+        return h + ops.norm(out, self.post_mlp_norm, config.norm_eps)
 
 
 def _flat_rows(picked: Tensor, width: int) -> Tensor:
@@ -111,9 +123,16 @@ def _add_linear(
     """h + x @ weight.T (+ bias), added by the matmul itself; with a `group`, each process has a part of x."""
     if group is None:
         return add_matmul(h, x, weight, bias)
+    return h + _linear(x, weight, bias, group)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup | None) -> Tensor:
+    """x @ weight.T (+ bias), summed over the processes of a `group`."""
+    if group is None:
+        return matmul(x, weight, bias)
     part = matmul(x, weight)
     dist.all_reduce(part, group=group)
-    return h + part if bias is None else h + part + bias
+    return part if bias is None else part + bias
 
 
 def _bias(size: int, present: bool) -> nn.Parameter | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -112,7 +113,7 @@ def load_any(
         with configs.reading(source.name):
             return guarded(source.name, make, published, kind)
     with configs.reading(source.name):
-        spec, why = _recognise(config)
+        spec, why = _recognise(config, published)
     if spec is None:
         refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "decoder": decoder, "text_encoder": text_encoder}
         refused |= {"tp": tp or None, "cuda_graphs": cuda_graphs or None}
@@ -131,7 +132,7 @@ def load_any(
     # The ids of an image model are codes: a tokenizer beside its weights belongs to its text encoder.
     tokenizer = None if spec.imaging else load_tokenizer(source.tokenizer)
     with configs.reading(source.name):
-        shape, positions, limit = spec.decoder(config), spec.positions(config), spec.sliding(config)
+        shape, positions = spec.decoder(config), spec.positions(config)
     generation = read_json(source.folder / "generation_config.json")
     configs.check_config(generation, f"{source.name}: generation_config.json")
     decoding_config = build_decoding_config(
@@ -171,7 +172,7 @@ def load_any(
         layers=shape.layers,
         width=shape.width,
         max_positions=positions,
-        limit=limit,
+        limit=None if spec.attention == "causal" else shape.least_window,
         choice=f"{where}, {short(kind)} ({dtype_reason})"
         + ("" if quantization is None else f", {quantization.summary()}"),
         imaging=imaging,
@@ -201,10 +202,10 @@ def _imaging(builder: str, parts: ImagingParts) -> CodeImaging:
     return imaging
 
 
-def _recognise(config: dict[str, Any]) -> tuple[FamilySpec | None, str]:
+def _recognise(config: dict[str, Any], tensors: Container[str]) -> tuple[FamilySpec | None, str]:
     """The family, or None and why transformers has to run the model. Raises ModelError if it cannot either."""
     model_type, arch = str(config.get("model_type", "")), architecture(config)
-    spec = match(config)
+    spec = match(config, tensors)
     if spec is not None:
         try:
             spec.decoder(config)

@@ -171,7 +171,7 @@ class GraphRunner:
             memory = () if static is None else (*static.k, *static.v)
             replay, outputs = self._capturer.capture(step, (*inputs.values(), *memory))
         hidden = replace(results[0], plan=plan, states=outputs[0])
-        return _Graph(inputs, replay, outputs, hidden, (memory, self.stack.rope.tables()))
+        return _Graph(inputs, replay, outputs, hidden, (memory, self.stack.tables()))
 
     def _forget(self, number: int) -> None:
         """Drops the graphs that were captured on this store."""

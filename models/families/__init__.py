@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Container
 from importlib import import_module
 
 from ..errors import ModelError
@@ -17,9 +18,12 @@ for _name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         import_module(f"{__name__}.{_name}")
 
 
-def match(config: Config) -> FamilySpec | None:
-    """The family whose checkpoints look like `config`, or None. Raises ModelError if two claim it."""
-    matches = [spec for spec in FAMILIES.values() if spec.matches(config)]
+def match(config: Config, tensors: Container[str] = ()) -> FamilySpec | None:
+    """The family whose checkpoints look like `config` and have such tensors, or None. Raises ModelError if two claim it.
+
+    Without `tensors`, the config alone decides.
+    """
+    matches = [spec for spec in FAMILIES.values() if spec.matches(config) and spec.fits(tensors)]
     if len(matches) > 1:
         raise ModelError(f"this config is claimed by several families: {', '.join(spec.name for spec in matches)}")
     return matches[0] if matches else None

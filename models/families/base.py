@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,11 +38,19 @@ class FamilySpec:
     start: tuple[int, str] | None = None  # default id and token that open a sequence
     block: int | None = None  # block-causal: default width
     layouts: tuple[Names, ...] = ()  # other names that some files have in the place of these
+    has: tuple[str, ...] = ()  # tensors that tell it from a family with the same config; without tensors it is that one
+    lacks: tuple[str, ...] = ()
+    block_in_name: str = ""  # block-causal: a pattern whose first group is the width, in a checkpoint's name
     harmless: tuple[str, ...] = ()  # patterns of published tensors that need not be loaded
-    sliding: Callable[[Config], int | None] = lambda config: None  # window of sliding-window layers
     convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor
     imaging: str = ""  # image models: "module:function" that builds their interface from `ImagingParts`
     positions: Callable[[Config], int | None] = lambda config: config.get("max_position_embeddings")
+
+    def fits(self, tensors: Container[str]) -> bool:
+        """Whether a file's `tensors` may be this family's; nothing is known of an empty one."""
+        if not tensors:
+            return not self.has
+        return all(name in tensors for name in self.has) and not any(name in tensors for name in self.lacks)
 
 
 FAMILIES: dict[str, FamilySpec] = {}

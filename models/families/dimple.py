@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..decoder_config import DecoderConfig
 from .base import Config, FamilySpec, register, require
-from .llama_like import HARMLESS, NAMES, shape, sliding
+from .llama_like import HARMLESS, NAMES, shape
 
 
 def _text(config: Config) -> Config:
@@ -32,6 +32,5 @@ DIMPLE = register(
         mask=(151666, "<|mask|>"),
         turn_ends={151645: "<|im_end|>"},
         harmless=(*HARMLESS, r"visual\..*", r"img_projector\..*"),
-        sliding=lambda config: sliding(_text(config), "qwen2"),
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape, sliding
+from .llama_like import HARMLESS, NAMES, QUERY_NORM, shape
 
 DREAM = register(
     FamilySpec(
@@ -16,7 +16,7 @@ DREAM = register(
         shift=1,
         mask=(151666, "<|mask|>"),
         turn_ends={151645: "<|im_end|>"},
+        lacks=(QUERY_NORM,),
         harmless=HARMLESS,
-        sliding=lambda config: sliding(config, "qwen2"),
     )
 )

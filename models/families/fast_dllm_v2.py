@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape, sliding
+from .llama_like import HARMLESS, NAMES, shape
 
 FAST_DLLM_V2 = register(
     FamilySpec(
@@ -18,6 +18,5 @@ FAST_DLLM_V2 = register(
         turn_ends={151645: "<|im_end|>"},
         block=32,
         harmless=HARMLESS,
-        sliding=lambda config: sliding(config, "qwen2"),
     )
 )

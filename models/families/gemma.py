@@ -1,6 +1,6 @@
 """Gemma, first generation: a GELU gate, embeddings times the root of the width, norms that multiply by 1 + w.
 
-Below float32, 1 + w is rounded to the model's dtype, which transformers does not do. Gemma 2 and 3 have other layers.
+Below float32, 1 + w is rounded to the model's dtype, which transformers does not do. Gemma 2 and 3 have modules of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def _decoder(config: Config) -> DecoderConfig:
     return replace(plain, embedding_scale=plain.width**0.5)
 
 
-def _convert(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
+def add_one(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
+    """Norms as the stack has them, of a file in which they are centred on zero."""
     return tensor.float() + 1 if name.endswith(("norm.weight", "_norm")) else tensor
 
 
@@ -39,6 +40,6 @@ GEMMA = register(
         attention="causal",
         shift=1,
         harmless=HARMLESS,
-        convert=_convert,
+        convert=add_one,
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape, sliding
+from .llama_like import HARMLESS, NAMES, shape
 
 QWEN3 = register(
     FamilySpec(
@@ -15,6 +15,5 @@ QWEN3 = register(
         attention="causal",
         shift=1,
         harmless=HARMLESS,
-        sliding=lambda config: sliding(config, "qwen3"),
     )
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..decoder_config import DecoderConfig
 from .base import Config, FamilySpec, register
 from .experts import EXPERT_NAMES, LAYOUTS, softmax_experts
-from .llama_like import HARMLESS, shape, sliding
+from .llama_like import HARMLESS, shape
 
 
 def decoder(config: Config) -> DecoderConfig:
@@ -27,6 +27,5 @@ QWEN3_MOE = register(
         attention="causal",
         shift=1,
         harmless=HARMLESS,
-        sliding=lambda config: sliding(config, "qwen3_moe"),
     )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .base import FamilySpec, register
 from .experts import EXPERT_NAMES, LAYOUTS
-from .llama_like import HARMLESS, sliding
+from .llama_like import HARMLESS
 from .qwen3_moe import decoder
 
 SDAR_MOE = register(
@@ -21,6 +21,5 @@ SDAR_MOE = register(
         turn_ends={151645: "<|im_end|>"},
         block=4,
         harmless=HARMLESS,
-        sliding=lambda config: sliding(config, "qwen3_moe"),
     )
 )

@@ -6,7 +6,7 @@ Both flags of the config are read: `attention_bias` (7B) and `qk_norm` (8B). Pre
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape, sliding
+from .llama_like import HARMLESS, NAMES, shape
 
 WEDLM = register(
     FamilySpec(
@@ -22,6 +22,5 @@ WEDLM = register(
         mask=(151665, "<|mask|>"),
         turn_ends={151645: "<|im_end|>"},
         harmless=HARMLESS,
-        sliding=lambda config: sliding(config, "qwen3"),
     )
 )

@@ -12,19 +12,25 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
 
 from .attention_pattern import AttentionPattern
 from .cpu.attention import attend_c, faster
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern) -> Tensor:
-    """Attention of q [B, Q, H, D] over k, v [R, >= S, K, D] (cache rows and slots) -> [B, Q, H, D]; K divides H."""
+def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None = None) -> Tensor:
+    """Attention of q [B, Q, H, D] over k, v [R, >= S, K, D] (cache rows and slots) -> [B, Q, H, D]; K divides H.
+
+    With `cap`, a score s counts as cap * tanh(s / cap); the pattern's version is then the definition.
+    """
     if pattern.backend == "triton":
         from .attention_triton import attend_triton
 
         return attend_triton(q, k, v, pattern)
     k, v = _rows(k, pattern), _rows(v, pattern)
+    if cap is not None:
+        return _capped(q, k, v, pattern, cap)
     if pattern.backend == "c" and faster(q):
         return attend_c(q, k, v)
     q = q.transpose(1, 2)
@@ -40,6 +46,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern) -> Tensor
         enable_gqa=not shared and heads != k.shape[2],
     )
     return out.view(batch, heads, queries, dim).transpose(1, 2)
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float) -> Tensor:
+    """The same with capped scores, softmax in float32."""
+    q = rearrange(q, "b q (k g) d -> b k g q d", k=k.shape[2])
+    scores = torch.einsum("bkgqd,bskd->bkgqs", q, k) / q.shape[-1] ** 0.5
+    scores = (scores / cap).tanh() * cap
+    mask = pattern.mask
+    if pattern.causal:
+        mask = torch.full(scores.shape[-2:], -torch.inf, device=q.device, dtype=q.dtype).triu(1)
+    elif mask is not None:
+        mask = mask[:, None]
+    if mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    return rearrange(torch.einsum("bkgqs,bskd->bkgqd", weights, v), "b k g q d -> b q (k g) d")
 
 
 def _rows(stored: Tensor, pattern: AttentionPattern) -> Tensor:

@@ -55,20 +55,29 @@ class AttentionPattern:
 
 
 def attention_pattern(
-    plan: Plan, *, extent: int, dtype: torch.dtype, device: torch.device, reference: bool = False
+    plan: Plan,
+    *,
+    extent: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    reference: bool = False,
+    window: int | None = None,
 ) -> AttentionPattern:
     """What the queries of `plan` see among the first `extent` slots, and the version of `attend` that runs on it.
 
-    With `reference`, that is the definition.
+    With `reference`, that is the definition. A `window` hides the slots of positions that far before a query's or more.
     """
-    whole = _sees_all(plan)
+    if window is not None and extent <= window:
+        window = None  # nothing lies that far back
+    whole = _sees_all(plan) and window is None
     chosen: Backend = "reference"
     if not reference:
         chosen = backend(device, dtype if whole else None, suited=not whole and dtype != torch.float32)
     if whole and chosen != "triton":
         return AttentionPattern(chosen, extent, plan.rows)
     span, uniform = plan.span, plan.uniform
-    if plan.visible.kind == "causal" and span is not None and uniform == span[1] and chosen == "reference":
+    straight = plan.visible.kind == "causal" and span is not None and uniform == span[1] and window is None
+    if straight and span is not None and chosen == "reference":
         if span[0] == 0:
             return AttentionPattern(chosen, extent, plan.rows, causal=True)
         if device.type == "cuda":
@@ -78,6 +87,9 @@ def attention_pattern(
     if chosen == "triton":
         tree = plan.visible.parents is not None
         by_rule = tree or plan.visible.kind in ("bidirectional", "causal") or plan.visible.block is not None
+        visible = plan.visible
+        if window is not None:
+            by_rule, visible = False, Visible("mask")
         index = torch.arange(plan.width, device=plan.positions.device)
         return AttentionPattern(
             chosen,
@@ -85,19 +97,21 @@ def attention_pattern(
             plan.rows,
             positions=plan.positions,
             lengths=plan.lengths,
-            visible=plan.visible,
-            allowed=None if by_rule else visible_slots(plan, extent),
-            nodes=index.expand(plan.positions.shape) if tree else None,
+            visible=visible,
+            allowed=None if by_rule else visible_slots(plan, extent, window),
+            nodes=index.expand(plan.positions.shape) if tree and by_rule else None,
         )
-    allowed = visible_slots(plan, extent)
+    allowed = visible_slots(plan, extent, window)
     # A query that sees nothing is padding: it may see anything, as long as its row stays finite.
     allowed |= ~allowed.any(-1, keepdim=True)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
     return AttentionPattern(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
 
 
-def visible_slots(plan: Plan, extent: int) -> Tensor:
+def visible_slots(plan: Plan, extent: int, window: int | None = None) -> Tensor:
     """Which of the first `extent` slots each query sees -> bool [B, Q, S]. The definition of every `Visible`."""
+    if window is not None:
+        return visible_slots(plan, extent) & _near(plan, extent, window)
     visible, positions = plan.visible, plan.positions
     slot = torch.arange(extent, device=positions.device)
     valid = (slot < plan.lengths[:, None])[:, None]  # [B, 1, S]
@@ -117,6 +131,16 @@ def visible_slots(plan: Plan, extent: int) -> Tensor:
         return valid & _tree(visible.parents, visible.base, extent) & (positions >= 0)[..., None]
     assert visible.dense is not None
     return valid & F.pad(visible.dense, (0, extent - visible.dense.shape[-1]))  # a negative pad cuts
+
+
+def _near(plan: Plan, extent: int, window: int) -> Tensor:
+    """[B, Q, S] bool: the slots whose position is less than `window` before each query's."""
+    order = torch.arange(extent, device=plan.positions.device).repeat(plan.batch, 1)  # a slot's position is its number
+    if plan.visible.parents is not None:  # but for the nodes of a tree
+        inside = (plan.slots >= 0) & (plan.slots < extent)
+        order = F.pad(order, (0, 1))
+        order = order.scatter(1, torch.where(inside, plan.slots, extent), plan.positions)[:, :extent]
+    return order[:, None] > plan.positions[..., None] - window
 
 
 def _sees_all(plan: Plan) -> bool:

@@ -58,7 +58,7 @@ def targets(spec: FamilySpec, decoder: Decoder, published: Container[str] = ()) 
             raise ModelError(f"family {spec.name} publishes no name for {name}")
         *stack, rows, columns = parameter.shape if parameter.dim() > 1 else (*parameter.shape, 0)
         parts = (stems,) if isinstance(stems, str) else stems
-        sizes = (rows,) if len(parts) == 1 else decoder.config.fused_rows(generic)
+        sizes = (rows,) if len(parts) == 1 else decoder.config.fused_rows(name)
         start = 0
         for stem, size in zip(parts, sizes, strict=True):
             stem, shape = stem.replace("{i}", layer), (size, columns) if columns else (size,)

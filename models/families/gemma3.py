@@ -1,0 +1,22 @@
+"""Gemma 3, its text models: Gemma 2's norms, and queries and keys with norms of their own; five layers of six slide."""
+
+from __future__ import annotations
+
+from .base import FamilySpec, register
+from .gemma import add_one
+from .gemma2 import GEMMA_NAMES, gemma_shape
+from .llama_like import HARMLESS
+
+GEMMA3 = register(
+    FamilySpec(
+        name="gemma3",
+        summary="Gemma 3 (text)",
+        matches=lambda config: config.get("model_type") == "gemma3_text",
+        decoder=lambda config: gemma_shape(config, "gemma3_text", qk_norm=True),
+        names=GEMMA_NAMES,
+        attention="causal",
+        shift=1,
+        harmless=HARMLESS,
+        convert=add_one,
+    )
+)

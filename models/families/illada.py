@@ -1,0 +1,20 @@
+"""iLLaDA: Llama's stack, bidirectional, predictions at their own position (arXiv:2606.25331)."""
+
+from __future__ import annotations
+
+from .base import FamilySpec, register
+from .llama_like import HARMLESS, NAMES, shape
+
+ILLADA = register(
+    FamilySpec(
+        name="illada",
+        summary="iLLaDA",
+        matches=lambda config: config.get("model_type") == "illada",
+        decoder=lambda config: shape({"tie_word_embeddings": True, **config}, "llama"),
+        names=NAMES,
+        attention="bidirectional",
+        shift=0,
+        mask=(5, "<|mask|>"),
+        harmless=HARMLESS,
+    )
+)
