@@ -160,4 +160,10 @@ class Decoder(nn.Module):
             None if cache is None else cache.slots(plan),
             cos,
             sin,
+            None if self.config.query_growth is None else _growth(plan.positions, *self.config.query_growth).to(dtype),
         )
+
+
+def _growth(positions: Tensor, factor: float, step: int) -> Tensor:
+    """1 + factor log(1 + position // step) of each query [B, Q], as [B, Q, 1, 1]."""
+    return (1 + factor * torch.log1p((positions.clamp(min=0) // step).float()))[..., None, None]

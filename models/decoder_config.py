@@ -86,6 +86,7 @@ class DecoderConfig:
     experts: ExpertsConfig | None = None  # of the layers whose MLP is sparse
     window: int | None = None  # a query sees positions less than this far before its own; None: all
     query_scale: float = 1.0  # of queries, beside 1 / sqrt(head_dim)
+    query_growth: tuple[float, int] | None = None  # (b, n): queries times 1 + b log(1 + position // n)
     attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
     logit_cap: float | None = None  # logits the same
     post_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added

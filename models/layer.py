@@ -27,6 +27,7 @@ class LayerPass:
     slots: Slots | None  # where keys and values go in the cache, if there is one
     cos: Tensor
     sin: Tensor
+    growth: Tensor | None = None  # [B, Q, 1, 1], of queries by their positions
 
 
 class DecoderLayer(nn.Module):
@@ -88,6 +89,8 @@ class DecoderLayer(nn.Module):
         q, k, v = ops.rotary_and_cache(qkv, step.cos, step.sin, heads, step.slots, index)
         if config.query_scale != 1:
             q = q * config.query_scale
+        if step.growth is not None:
+            q = q * step.growth
         pattern = step.pattern
         if picked is not None:
             rows = _flat_rows(picked, q.shape[1])

@@ -19,7 +19,7 @@ from .stack import Stack
 if TYPE_CHECKING:
     from .images.contracts import CodeImaging
 
-Attention = Literal["bidirectional", "block-causal", "windowed-causal", "causal"]
+Attention = Literal["bidirectional", "block-causal", "windowed-causal", "causal-prefix", "causal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,20 @@ class LanguageModel:
         mask = self.decoding_config.mask_id
         return None if mask is None else tokens == mask
 
-    def visible(self, masks: Tensor | None = None) -> Visible:
+    @property
+    def follows_canvas(self) -> bool:
+        """Whether what is visible depends on how far a canvas is filled."""
+        return self.decoding_config.attention in ("windowed-causal", "causal-prefix")
+
+    def visible(self, masks: Tensor | None = None, begin: Tensor | None = None) -> Visible:
         """The attention pattern of the family.
 
-        Where `masks` [B, C] bool names the slots of masks, windowed-causal attention sees these behind all others, each
-        part in the order of positions; without, nothing is a mask there.
+        Two kinds of attention follow the canvas; without its state they are causal.
+
+        Args:
+            masks: [B, C] bool, the slots of masks. Windowed-causal attention sees them behind all others, each part in
+                the order of positions.
+            begin: [B] where the active block begins. With a causal prefix all of it sees what is before it, and itself.
         """
         attention = self.decoding_config.attention
         if attention == "bidirectional":
@@ -102,7 +111,9 @@ class LanguageModel:
         if attention == "causal" or masks is None:
             return Visible.causal()
         order = torch.arange(masks.shape[1], device=masks.device)
-        return Visible.segments(ids=torch.where(masks, order + masks.shape[1], order))
+        if attention == "windowed-causal":
+            return Visible.segments(ids=torch.where(masks, order + masks.shape[1], order))
+        return Visible.causal() if begin is None else Visible.segments(ids=order.minimum(begin[:, None]))
 
     def rows(self, positions: Tensor) -> Tensor:
         """The query whose logits predict each position: itself, or the one before for a shifted family (0 stays 0)."""

@@ -31,7 +31,7 @@ class FamilySpec:
     decoder: Callable[[Config], DecoderConfig]  # raises Unsupported
     # parameter -> published name or names, `{i}` for the layer, `{e}` for an expert; several are fused in this order
     names: Names
-    attention: Literal["bidirectional", "block-causal", "windowed-causal", "causal"]
+    attention: Literal["bidirectional", "block-causal", "windowed-causal", "causal-prefix", "causal"]
     shift: Literal[0, 1]
     mask: tuple[int, str] | None = None  # default id and token of the mask
     turn_ends: Mapping[int, str] = field(default_factory=dict)  # further end tokens, where the vocabulary has them

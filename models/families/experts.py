@@ -7,7 +7,7 @@ from typing import Any
 from ..decoder_config import ExpertsConfig
 from ..errors import ModelError
 from .base import Config, Names
-from .llama_like import NAMES
+from .llama_like import NAMES, complete
 
 _MLP = "model.layers.{i}.mlp."
 GATE_UP, DOWN = "layers.{i}.experts_gate_up_weight", "layers.{i}.experts_down_weight"
@@ -32,16 +32,16 @@ def whole(config: Config, key: str, default: int | None = None) -> int:
     return value
 
 
-def softmax_experts(config: Config, layers: int) -> ExpertsConfig:
-    """The experts of a config with Qwen3-MoE's keys."""
-    step, dense = whole(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
-    count = whole(config, "num_experts")
+def softmax_experts(config: Config, kind: str) -> ExpertsConfig:
+    """The experts of a config with the keys of Qwen3-MoE, as the transformers class `kind` completes it."""
+    full = complete(config, kind)
+    step, dense, count = full.decoder_sparse_step, full.mlp_only_layers or [], full.num_experts
     return ExpertsConfig(
         count=count,
-        top=whole(config, "num_experts_per_tok"),
-        width=whole(config, "moe_intermediate_size"),
-        sparse=tuple(i not in dense and count > 0 and (i + 1) % step == 0 for i in range(layers)),
-        normalize=bool(config.get("norm_topk_prob", False)),
+        top=full.num_experts_per_tok,
+        width=full.moe_intermediate_size,
+        sparse=tuple(i not in dense and count > 0 and (i + 1) % step == 0 for i in range(full.num_hidden_layers)),
+        normalize=bool(full.norm_topk_prob),
     )
 
 

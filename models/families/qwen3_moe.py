@@ -12,8 +12,7 @@ from .llama_like import HARMLESS, shape
 
 def decoder(config: Config) -> DecoderConfig:
     """Qwen3's stack with experts."""
-    plain = shape(config, "qwen3_moe", qk_norm=True)
-    return replace(plain, experts=softmax_experts(config, plain.layers))
+    return replace(shape(config, "qwen3_moe", qk_norm=True), experts=softmax_experts(config, "qwen3_moe"))
 
 
 QWEN3_MOE = register(

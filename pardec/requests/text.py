@@ -216,11 +216,16 @@ def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | Specul
         family = registry.OF["ar" if isinstance(value, SpeculativeSampler) else "continuous"]
         raise SpecError(f"{value.spec} is for {family} and {model.name} is masked", hint="name another sampler")
     sampler = registry.resolve(value, "masked")
-    exact = {"block-causal": Part("block"), "windowed-causal": Part("window", (("slide", "false"),))}.get(attention)
+    exact = _EXACT_CACHES.get(attention)
     if exact is not None and not isinstance(value, MaskedSampler) and _names_no_cache(value):
         with suppress(SpecError):  # where a stage does not work with that cache, the resolved cache stays
             sampler = registry.resolve(replace(sampler.spec, cache=exact), "masked")
     needs = sampler.cache.attention or attention
+    if attention == "causal-prefix" and sampler.cache.attention is None:
+        raise SpecError(
+            f"the cache {sampler.cache.registered[0]!r} does not store finished text causally, as {model.name} needs it",
+            hint="leave the cache out, or write @causal",
+        )
     if needs != attention:
         assert sampler.spec.cache is not None, "a resolved spec names its cache"
         raise SpecError(
@@ -228,6 +233,13 @@ def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | Specul
             hint='"pardec list samplers --stage cache" shows the others',
         )
     return masked.fit(sampler, model)
+
+
+_EXACT_CACHES: dict[str, Part] = {
+    "block-causal": Part("block"),
+    "windowed-causal": Part("window", (("slide", "false"),)),
+    "causal-prefix": Part("causal"),
+}
 
 
 def _names_no_cache(sampler: str | Spec | Policy | None) -> bool:

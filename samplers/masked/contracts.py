@@ -119,6 +119,7 @@ class QuerySpec:
     stop: np.ndarray  # [B]
     mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
     must: np.ndarray | None = None  # [B] bool: commit exactly the block's first position if it is open
+    given: np.ndarray | None = None  # [B] bool: the position before predicts it, in whatever family
     only: Tensor | None = None  # [B, W] bool, on the host: nothing else of the block is to be predicted
 
 

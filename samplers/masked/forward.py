@@ -39,14 +39,12 @@ class MaskedForward:
         self.model, self.canvas, self.cfg = model, canvas, request.cfg
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == GIVEN
-        self.reordered = model.decoding_config.attention == "windowed-causal"
         self.every = bool(sampler.revising)  # committed positions of the block are predicted too
         self.whole = any(stage.fills for stage in sampler.finish)  # any query may be read afterwards
         shadow = any(stage.needs_shadow for stage in sampler.revising)
-        if shadow and self.reordered:
+        if shadow and model.follows_canvas:
             raise SpecError(
-                f"{sampler.spec} predicts each token without itself, which {model.name} does not: its known tokens stand "
-                "before its masks",
+                f"{sampler.spec} predicts each token without itself, and what {model.name} sees follows the canvas",
                 "leave that stage out",
             )
         self.shadow = canvas.block_length if shadow else 0
@@ -97,24 +95,27 @@ class MaskedForward:
         """
         canvas = self.canvas
         new = canvas.nfe == 0
+        shift = np.full(len(canvas), canvas.shift)
+        if query.given is not None:
+            shift = np.where(query.given, 1, shift)
         if new.all():
-            return Queries(canvas.rows, np.zeros_like(canvas.end), canvas.end)
+            return Queries(canvas.rows, np.zeros_like(canvas.end), canvas.end, shift)
         if query.mask is None:
             first = canvas.lo if self.every else canvas.first_open
-            start = np.minimum(query.start, np.maximum(first - canvas.shift, 0))
-            stop = np.maximum(query.stop, canvas.hi - canvas.shift)
+            start = np.minimum(query.start, np.maximum(first - shift, 0))
+            stop = np.maximum(query.stop, canvas.hi - shift)
             if new.any():
                 start, stop = np.where(new, 0, start), np.where(new, canvas.end, stop)
-            return Queries(canvas.rows, start, stop)
+            return Queries(canvas.rows, start, stop, shift)
         mask = query.mask[:, : canvas.length].cpu().numpy().copy()
         if new.any():
             mask |= new[:, None] & (np.arange(canvas.length) < canvas.end[:, None])
         row, column = np.nonzero(self.wanted(query))
-        mask[row, np.maximum(canvas.lo[row] + column - canvas.shift, 0)] = True
+        mask[row, np.maximum(canvas.lo[row] + column - shift[row], 0)] = True
         count = mask.sum(1)
         positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
         positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
-        return Queries(canvas.rows, np.zeros_like(count), count, positions)
+        return Queries(canvas.rows, np.zeros_like(count), count, shift, positions)
 
     def wanted(self, query: QuerySpec) -> np.ndarray:
         """[B, W] bool: the positions of the active block that are to be predicted."""
@@ -139,7 +140,7 @@ class MaskedForward:
             # The canvas after a short answer is full of end tokens, which must stay free.
             known = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
             self.counts = token_counts(canvas.tokens, known, self.model.vocab_size, self.request.stop_ids)
-        key = b"".join(x.tobytes() for x in (queries.start, queries.stop, canvas.lo))
+        key = b"".join(x.tobytes() for x in (queries.start, queries.stop, queries.shift, canvas.lo))
         if queries.positions is not None or key != self._key:
             self._groups, self._order = self.layout.plan_groups(queries)
             self._key = key
@@ -201,9 +202,10 @@ class MaskedForward:
             unconditional[:, : given.shape[1]].masked_fill_(given, self.canvas.mask_id)
             tokens = torch.cat([tokens, unconditional])
         plan = replace(group.plan, tokens=tokens, want=self._doubled(want), narrow=narrow)
-        if self.reordered:  # what is a mask changes from forward to forward
+        if self.model.follows_canvas:  # what is a mask changes from forward to forward
             masks = self._of(canvas.open, group)[:, : canvas.length]
-            plan = replace(plan, visible=self.model.visible(self._doubled(masks)))
+            begin = self._of(torch.from_numpy(canvas.lo).to(masks.device), group)
+            plan = replace(plan, visible=self.model.visible(self._doubled(masks), self._doubled(begin)))
         if soft is not None:
             plan = replace(plan, soft=self._doubled(self._at_queries(soft, group)))
         self._runs.append((plan, self.cache))

@@ -25,6 +25,7 @@ class Queries:
     rows: np.ndarray  # [n] rows of the request
     start: np.ndarray  # [n]
     stop: np.ndarray  # [n]
+    shift: np.ndarray  # [n] how far to the left of a position its prediction stands
     positions: np.ndarray | None = None
 
     def of(self, at: int) -> range | tuple[int, ...]:
@@ -87,7 +88,7 @@ class Layout:
         else:
             positions = queries.positions[rows, :width]
         block = lo[:, None] + np.arange(canvas.block_length)
-        wanted = np.maximum(block - canvas.shift, 0)
+        wanted = np.maximum(block - queries.shift[rows, None], 0)
         want = wanted - start[:, None] if queries.positions is None else _index(positions, wanted)
         want[(block >= hi[:, None]) | (want < 0)] = -1
         even = bool((stop - start == width).all())

@@ -103,7 +103,7 @@ class MaskedLoop:
             block_length=request.block_length,
             absolute=request.absolute,
             block_causal=block_causal,
-            bounded=decoding_config.attention == "windowed-causal",
+            bounded=model.follows_canvas,
             sliding=sampler.cache.slides,
             shift=decoding_config.shift,
             device=model.device,

@@ -1,0 +1,41 @@
+"""Nemotron-Labs-Diffusion: finished text is causal, the active block sees all of it and itself.
+
+One checkpoint, three modes by the mask alone: `attention="causal"` loads it as an autoregressive model, whose
+predictions are shifted by one. A block's first token comes from the causal forward that stores what is before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..decoder_config import DecoderConfig
+from .base import Config, FamilySpec, register
+from .llama_like import HARMLESS, NAMES, shape
+
+
+def _decoder(config: Config) -> DecoderConfig:
+    plain, rope = shape(config, "llama", qkv_bias=False), config.get("rope_parameters") or {}
+    beta, original = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
+    return replace(plain, query_growth=(float(beta), int(original)) if beta and original else None)
+
+
+def _renamed(stem: str) -> str:
+    return stem.replace("model.", "encoder.", 1).replace("lm_head", "diffusion_head")
+
+
+NEMOTRON = register(
+    FamilySpec(
+        name="nemotron",
+        summary="Nemotron-Labs-Diffusion",
+        matches=lambda config: config.get("model_type") == "nemotron_labs_diffusion",
+        decoder=_decoder,
+        names={
+            name: _renamed(stems) if isinstance(stems, str) else tuple(map(_renamed, stems))
+            for name, stems in NAMES.items()
+        },
+        attention="causal-prefix",
+        shift=0,
+        mask=(100, "<SPECIAL_100>"),
+        harmless=(*HARMLESS, r".*self_attn\.[kv]_scale"),
+    )
+)

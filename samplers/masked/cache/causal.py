@@ -1,0 +1,48 @@
+"""Causal prefix: finished text is stored by a causal forward, which also gives the first token of the next block.
+
+Nemotron-Labs-Diffusion, https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B
+
+    block entered: queried = [start of the block just finished, block start), read at its last position alone
+    then: queried = [block start, block end), whose positions see all before the block, and the whole block
+
+The K/V of a block that is still open are overwritten at every step. The first token of a block is the likeliest that
+the causal forward gives, or a draw from what it gives, whatever its probability.
+Exact: greedy, by the family's own definition of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...registry import register
+from ..contracts import Cache, Canvas, QuerySpec
+
+
+@dataclass
+class State:
+    """How far the stored K/V are final."""
+
+    final: np.ndarray  # [B]
+
+
+@register("causal", stage="cache", paper="nvidia/Nemotron-Labs-Diffusion-8B", exact="greedy", checked="reference")
+@dataclass(frozen=True)
+class CausalPrefix(Cache):
+    attention = "causal-prefix"
+
+    def start(self, canvas: Canvas) -> State:
+        return State(np.zeros_like(canvas.lo))
+
+    def query(self, canvas: Canvas, state: State) -> QuerySpec:
+        given = canvas.entered & (canvas.first_open == canvas.lo) & (canvas.lo > 0)
+        late = canvas.entered & ~given  # the first token is known: one forward stores and fills
+        start = np.where(given | late, state.final, canvas.lo)
+        stop = np.where(given, canvas.lo, canvas.hi)
+        state.final = canvas.lo
+        only = torch.from_numpy(~given[:, None] | (canvas.window_host == canvas.lo[:, None]))
+        at = np.arange(canvas.length + 1)
+        mask = (at >= start[:, None]) & (at < stop[:, None])
+        return QuerySpec(start, stop, torch.from_numpy(mask), must=given, given=given, only=only)
