@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.errors import SpecError
+
 from ..ops.distribution import Distribution, filter_logits
 from ..request import Request as Request
 from ..spec import Policy, Spec
@@ -119,8 +121,8 @@ class QuerySpec:
     stop: np.ndarray  # [B]
     mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
     must: np.ndarray | None = None  # [B] bool: commit exactly the block's first position if it is open
-    given: np.ndarray | None = None  # [B] bool: the position before predicts it, in whatever family
     only: Tensor | None = None  # [B, W] bool, on the host: nothing else of the block is to be predicted
+    given: np.ndarray | None = None  # [B] bool: predictions stand one position to the left, in whatever family
 
 
 class Predictions(Protocol):
@@ -164,6 +166,15 @@ class Cache(Stateful):
     stores: ClassVar[bool] = True  # False: earlier K/V are never read, so that none are kept
     attention: ClassVar[str | None] = None  # the attention of the only families that it is for
     needs_commit_order: ClassVar[bool] = False  # `Canvas.commit_order` is set before `query`
+
+    def check(self, sampler: MaskedSampler) -> None:
+        shadows = [stage for stage in sampler.revising if stage.needs_shadow]
+        if shadows and self.attention in ("windowed-causal", "causal-prefix"):
+            raise SpecError(
+                f"{shadows[0].registered[0]} predicts each token without itself, and what {self.attention} models see "
+                "follows the canvas",
+                "leave that stage out",
+            )
 
     @property
     def slides(self) -> bool:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from pardec.models.decoder import Decoder, DecoderConfig
+from pardec.models.decoder_config import ExpertsConfig
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
-from pardec.models.model import DecodingConfig, LanguageModel
+from pardec.models.model import Attention, DecodingConfig, LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Event, Finished
@@ -26,22 +27,33 @@ VOCAB = 20
 MASK, EOS, PAD = VOCAB - 1, VOCAB - 2, VOCAB - 3
 BLOCK = 4
 # Families by the two facts that decoding sees.
-FAMILIES: dict[str, tuple[Literal[0, 1], Literal["bidirectional", "block-causal"]]] = {
+FAMILIES: dict[str, tuple[Literal[0, 1], Attention]] = {
     "llada": (0, "bidirectional"),
     "dream": (1, "bidirectional"),
     "sdar": (0, "block-causal"),
     "shifted-sdar": (1, "block-causal"),
 }
+# Those whose attention follows the canvas, and one whose MLPs are experts, too.
+EVERY_FAMILY: dict[str, tuple[Literal[0, 1], Attention]] = {
+    **FAMILIES,
+    "llada2": (0, "block-causal"),
+    "wedlm": (0, "windowed-causal"),
+    "nemotron": (0, "causal-prefix"),
+}
+EXPERTS = ExpertsConfig(count=4, top=2, width=8, sparse=(False, True), scores="sigmoid", bias="choice", shared_width=8)
 
 
 def toy(
     family: str = "llada", *, seed: int = 0, vocab: int = VOCAB, sharp: float = 0.25, width: int = 16
 ) -> LanguageModel:
     """Two layers with random weights; `sharp` scales the logits. The last three ids are pad, end and mask."""
-    shift, attention = FAMILIES[family]
+    shift, attention = EVERY_FAMILY[family]
+    experts = EXPERTS if family == "llada2" else None
     shape = {"layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp_width": 24}
     decoder = Decoder(
-        DecoderConfig(vocab=vocab, width=width, norm_eps=1e-6, frequencies=(1.0, 0.3, 0.1, 0.03), **shape)
+        DecoderConfig(
+            vocab=vocab, width=width, norm_eps=1e-6, frequencies=(1.0, 0.3, 0.1, 0.03), experts=experts, **shape
+        )
     )
     drawn = np.random.RandomState(seed)  # the one stream that numpy promises never to change
     with torch.no_grad():

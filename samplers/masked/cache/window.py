@@ -44,6 +44,7 @@ class Window(Cache):
         return self.slide
 
     def check(self, sampler: MaskedSampler) -> None:
+        super().check(sampler)
         if self.slide and sampler.select.counts_steps:
             raise SpecError(
                 f"{sampler.select.registered[0]} shares its steps out over blocks, and a window has none",

@@ -22,6 +22,7 @@ from tests.grids import thinned
 from tests.samplers.toys import (
     BLOCK,
     EOS,
+    EVERY_FAMILY,
     FAMILIES,
     MASK,
     PAD,
@@ -84,8 +85,13 @@ def drawn(spec: str, count: int) -> int:
 
 def fitting(spec: str) -> list[str]:
     """The families that its cache serves."""
-    needs = registry.resolve(spec).cache.attention
-    return [name for name, (_, attention) in FAMILIES.items() if needs in (None, attention)]
+    sampler = registry.resolve(spec)
+    needs = sampler.cache.attention
+    if any(stage.needs_shadow for stage in sampler.revising):
+        return [name for name, (_, attention) in FAMILIES.items() if needs in (None, attention)]
+    if needs is not None:
+        return [name for name, (_, attention) in EVERY_FAMILY.items() if attention == needs]
+    return [name for name, (_, attention) in EVERY_FAMILY.items() if attention != "causal-prefix"]
 
 
 def family_of(spec: str) -> str:
