@@ -16,6 +16,8 @@ _OTHER = ("mar",)  # no FamilySpec: its tokens are vectors, load.py calls it, an
 for _name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
     if _name not in _OTHER:
         import_module(f"{__name__}.{_name}")
+for _name in sorted(FAMILIES):  # a family's module may import another's before its turn
+    FAMILIES[_name] = FAMILIES.pop(_name)
 
 
 def match(config: Config, tensors: Container[str] = ()) -> FamilySpec | None:

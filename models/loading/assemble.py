@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -47,7 +47,7 @@ def targets(spec: FamilySpec, decoder: Decoder, published: Container[str] = ()) 
     """
     names = dict(spec.names)
     for layout_names in spec.layouts:
-        if any(stem in published for stem in _stems(layout_names, decoder.config.layers)):
+        if _has_layout(layout_names, decoder.config.layers, published):
             names |= layout_names
             break
     expected: dict[str, Target] = {}
@@ -186,11 +186,10 @@ def _parameter(weight: Tensor | list[Tensor]) -> nn.Parameter | nn.ParameterList
     return nn.Parameter(weight, requires_grad=False)
 
 
-def _stems(names: Mapping[str, str | tuple[str, ...]], layers: int) -> Iterator[str]:
-    """The published names of every layer, where they name no single expert."""
-    for stems in names.values():
-        for stem in (stems,) if isinstance(stems, str) else stems:
-            yield from (stem.replace("{i}", str(layer)) for layer in range(layers))
+def _has_layout(names: Mapping[str, str | tuple[str, ...]], layers: int, published: Container[str]) -> bool:
+    """Whether some layer has all tensors of these names."""
+    stems = [stem for each in names.values() for stem in ((each,) if isinstance(each, str) else each)]
+    return any(all(stem.replace("{i}", str(layer)) in published for stem in stems) for layer in range(layers))
 
 
 def _generic(name: str) -> tuple[str, str]:

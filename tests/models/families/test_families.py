@@ -17,11 +17,20 @@ from pardec.models.errors import CapacityError, ModelError
 from pardec.models.families import FAMILIES, match
 from pardec.models.families.base import FamilySpec, register
 from pardec.models.load import load
-from pardec.models.plan import Plan
+from pardec.models.plan import Plan, Visible
 from tests.models.toys import ROOT, SMALL
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+EXPERTS = {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
+FAMILY_OF = {"Gemma3Text": "gemma3", "Qwen3Moe": "qwen3_moe"}
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 2}),
     "llama with every bias, tied": (
@@ -50,6 +59,66 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
     "qwen2 tied": ("Qwen2", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 20}),
+    "qwen2 with some sliding layers": (
+        "Qwen2",
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+    ),
+    "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": None, "head_dim": 20}),
+    "mistral that slides": ("Mistral", {"num_key_value_heads": 2, "sliding_window": 7}),
+    "phi3": ("Phi3", {"num_key_value_heads": 2, "pad_token_id": 0}),
+    "phi3 that slides, rotated in part": (
+        "Phi3",
+        {
+            "pad_token_id": 0,
+            "sliding_window": 9,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "gemma2": (
+        "Gemma2",
+        {"num_key_value_heads": 1, "head_dim": 20, "sliding_window": 9, "query_pre_attn_scalar": 24, "pad_token_id": 0},
+    ),
+    "gemma2 without caps": (
+        "Gemma2",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": 5.0,
+            "pad_token_id": 0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "pad_token_id": 0,
+        },
+    ),
+    "gemma3, its far layers scaled": (
+        "Gemma3Text",
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+            },
+            "pad_token_id": 0,
+        },
+    ),
+    "qwen3-moe": ("Qwen3Moe", EXPERTS),
+    "qwen3-moe, one layer dense": ("Qwen3Moe", EXPERTS | {"mlp_only_layers": [0]}),
+    "qwen3-moe, every second layer sparse, weights as they are": (
+        "Qwen3Moe",
+        EXPERTS | {"decoder_sparse_step": 2, "norm_topk_prob": False, "num_experts_per_tok": 1},
+    ),
     "qwen3 with biases, tied": (
         "Qwen3",
         {"num_key_value_heads": 1, "head_dim": 12, "attention_bias": True, "tie_word_embeddings": True},
@@ -61,7 +130,7 @@ def published(kind: str, folder: Path, **changes: Any) -> Any:
     """A random transformers model, saved to `folder`."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**SMALL | changes)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -83,7 +152,8 @@ def test_causal_families_give_the_logits_of_transformers(case, tmp_path):
     kind, changes = CAUSAL[case]
     reference = published(kind, tmp_path, **changes)
     model = load(tmp_path, device="cpu")
-    assert model.family == kind.lower()
+    assert model.family == FAMILY_OF.get(kind, kind.lower())
+    assert model.limit is None
     assert (model.decoding_config.shift, model.decoding_config.attention, model.decoding_config.mask_id) == (
         1,
         "causal",
@@ -217,8 +287,7 @@ def test_llada_is_a_llama_that_sees_everything(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["LLaDAMoEModelLM"]}, "LLaDA-MoE is not supported"),
-        ({"num_experts": 64}, "LLaDA-MoE is not supported"),
+        ({"architectures": ["LLaDAMoEModelLM"]}, "expert_intermediate_size must be a whole number"),
         ({"alibi": True}, "alibi=True is not supported"),
         ({"block_type": "sequential"}, "block_type='sequential'"),
         ({"attention_layer_norm": True}, "attention_layer_norm=True"),
@@ -245,25 +314,43 @@ def test_recorded_logits_are_matched(family):
         assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
-def test_a_sliding_window_bounds_the_length(tmp_path):
-    reference = published(
-        "Qwen2", tmp_path, num_key_value_heads=2, use_sliding_window=True, sliding_window=12, max_window_layers=1
-    )
+def test_a_sliding_window_bounds_the_length_of_masked_models_alone(tmp_path):
+    slides = {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}
+    reference = published("Qwen2", tmp_path, num_key_value_heads=2, **slides)
+    assert load(tmp_path, device="cpu").limit is None
+    rewrite(tmp_path, model_type="Dream", mask_token_id=60)
     model = load(tmp_path, device="cpu")
-    assert (model.family, model.limit) == ("qwen2", 12)
+    assert (model.family, model.limit) == ("dream", 12)
     tokens = torch.arange(12)[None]
     with torch.no_grad():
-        expected = reference(tokens).logits
+        expected = reference(tokens, attention_mask=torch.zeros(1, 1, 12, 12)).logits
     agree(model.forward(Plan.full(tokens, model.visible())).logits(), expected)
     with pytest.raises(CapacityError, match="up to 12 positions"):
         model.new_cache(1, 13)
+
+
+def test_a_window_is_counted_in_positions_in_a_tree_too(tmp_path):
+    reference = published("Mistral", tmp_path, num_key_value_heads=2, sliding_window=3)
+    model = load(tmp_path, device="cpu")
+    tokens = torch.randint(0, 61, (1, 12), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected = reference(tokens).logits[0, 8:]
+    cache = model.new_cache(1, 20)
+    model.forward(Plan.full(tokens[:, :8], model.visible()), cache)
+    # A chain 0-2-4-6 of nodes, and beside it another of other tokens.
+    nodes = torch.stack((tokens[0, 8:], tokens[0, 8:] * 0 + 5), 1).flatten()[None]
+    parents, slots = torch.tensor([-1, -1, 0, 1, 2, 3, 4, 5]), torch.arange(8, 16)[None]
+    positions, everything = torch.tensor([[8, 8, 9, 9, 10, 10, 11, 11]]), torch.arange(8)[None]
+    tree = Visible.tree(parents, torch.tensor([8]))
+    plan = Plan(nodes, positions, slots, tree, torch.tensor([16]), everything)
+    agree(model.forward(plan, cache).logits()[0, ::2], expected)
 
 
 def test_every_module_is_found_in_order_and_listing_them_needs_no_torch():
     code = "import sys; from pardec.models.families import FAMILIES; print(*FAMILIES, 'torch' in sys.modules)"
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     modules = {file.stem for file in (ROOT / "models" / "families").glob("*.py")}
-    assert listed.split() == [*sorted(modules - {"__init__", "base", "llama_like", "mar"}), "False"]
+    assert listed.split() == [*sorted(modules - {"__init__", "base", "experts", "llama_like", "mar"}), "False"]
 
 
 def test_a_config_is_claimed_by_one_family():

@@ -27,7 +27,7 @@ RUN: dict[str, tuple[str, dict[str, Any], int | None]] = {
     "partial rotation, parallel blocks": ("GPTNeoX", BASE | {"rotary_pct": 0.25}, None),
     "another query scale": ("Granite", BASE | {"attention_multiplier": 0.5}, None),
     "phi": ("Phi", BASE, None),
-    "sliding window": ("Mistral", BASE | {"num_key_value_heads": 2, "sliding_window": 20}, 20),
+    "sliding window": ("Starcoder2", BASE | {"num_key_value_heads": 2, "sliding_window": 20}, 20),
     "learned positions": ("GPT2", GPT2, 24),
     "scaled logits": ("Granite", BASE | {"logits_scaling": 3.0}, None),
     "experts": ("Mixtral", BASE | {"num_key_value_heads": 2, "num_local_experts": 4}, None),
@@ -39,7 +39,6 @@ RUN: dict[str, tuple[str, dict[str, Any], int | None]] = {
     ),
 }
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "softcap": ("Gemma2", BASE | {"num_key_value_heads": 1, "head_dim": 16}, "attention uses softcap"),
     "alibi": ("Bloom", {"vocab_size": 61, "hidden_size": 48, "n_layer": 2, "n_head": 4}, "AttentionInterface"),
     "state space": ("Mamba", {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": 2}, "layers of kind"),
     "keys wider than values": ("DeepseekV3", BASE | {"num_key_value_heads": 4}, "keys and values differ in size"),
