@@ -216,6 +216,68 @@ PRESETS = (
         "arXiv:2602.08676",
         "LLaDA2.1's joint threshold: drafts at 0.5, edits every change, at most 16 extra forwards",
     ),
+    Preset(
+        "llada2.0",
+        "quota:tau=0.95,steps=32+eos@block",
+        "arXiv:2512.15745",
+        "LLaDA2.0: what is sure, or a block's share of 32 steps",
+        {"max_new_tokens": 2048},
+    ),
+    Preset(
+        "llada2.1-quality",
+        "quota:tau=0.7+edit:tau=0.5,post=16+eos@block",
+        "arXiv:2602.08676",
+        "LLaDA2.1 in quality mode: drafts at 0.7, edits above 0.5",
+    ),
+    Preset(
+        "llada2.1-speed",
+        "quota:tau=0.5+edit:tau=0.0,post=16+eos@block",
+        "arXiv:2602.08676",
+        "LLaDA2.1 in speed mode, as SGLang reads it: drafts at 0.5, edits every change (diffusers edits nothing at 0)",
+    ),
+    Preset(
+        "sdar-dynamic",
+        "quota:tau=0.85,steps=4+eos@block",
+        "arXiv:2510.06303",
+        "SDAR's low_confidence_dynamic with its script's threshold, blocks of 4",
+    ),
+    Preset(
+        "trado", "quota:tau=0.9,steps=4+eos@block", "arXiv:2509.06949", "TraDo: SDAR's dynamic decoding, blocks of 4"
+    ),
+    Preset(
+        "fast-dllm-v2",
+        "threshold:tau=0.9+eos@subblock:size=8",
+        "arXiv:2509.26328",
+        "Fast-dLLM v2: sub-blocks of 8 with the block cache",
+    ),
+    Preset(
+        "stable-diffcoder",
+        "fixed+eos@block",
+        "ByteDance-Seed/Stable-DiffCoder-8B-Instruct",
+        "Stable-DiffCoder: one token a step, the surest first, blocks of 4",
+        {"max_new_tokens": 512},
+    ),
+    Preset(
+        "d3llm-llada", "entropy_threshold:tau=0.5+eos", "arXiv:2601.07568", "d3LLM on LLaDA, one block at a time", _BLOCKS
+    ),
+    Preset(
+        "d3llm-dream", "entropy_threshold:tau=0.4+eos", "arXiv:2601.07568", "d3LLM on Dream, one block at a time", _BLOCKS
+    ),
+    # Families whose attention follows the canvas.
+    Preset(
+        "wedlm",
+        "wedlm:tau=0.4,distance=0.02+eos@window",
+        "arXiv:2512.22737",
+        "WeDLM: a sliding window of 16, entropies below 0.4",
+        {"block_length": 16, "temperature": 0.2},
+    ),
+    Preset(
+        "nemotron",
+        "threshold:tau=0.9+eos@causal",
+        "nvidia/Nemotron-Labs-Diffusion-8B",
+        "Nemotron-Labs-Diffusion in diffusion mode: confidence 0.9, blocks of 32",
+        {"block_length": 32},
+    ),
 )
 
 
