@@ -253,7 +253,7 @@ PRESETS = (
     Preset(
         "stable-diffcoder",
         "fixed+eos@block",
-        "ByteDance-Seed/Stable-DiffCoder-8B-Instruct",
+        "https://huggingface.co/ByteDance-Seed/Stable-DiffCoder-8B-Instruct",
         "Stable-DiffCoder: one token a step, the surest first, blocks of 4",
         {"max_new_tokens": 512},
     ),
@@ -274,7 +274,7 @@ PRESETS = (
     Preset(
         "nemotron",
         "threshold:tau=0.9+eos@causal",
-        "nvidia/Nemotron-Labs-Diffusion-8B",
+        "https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
         "Nemotron-Labs-Diffusion in diffusion mode: confidence 0.9, blocks of 32",
         {"block_length": 32},
     ),
