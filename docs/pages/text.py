@@ -45,5 +45,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def paper(name: str) -> str:
-    """An arXiv number as a link."""
+    """An arXiv number, or the address of a model's card, as a link."""
+    if name.startswith("https:"):
+        return f"[{name.rpartition('/')[2]}]({name})"
     return f"[{name}](https://arxiv.org/abs/{name.removeprefix('arXiv:')})" if name.startswith("arXiv:") else name
