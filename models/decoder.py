@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .canvas_layer import CanvasLayer, Conditioning, canvas_of
 from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import ModelError
@@ -38,8 +39,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.width)
-        kinds = (SparseLayer if config.is_sparse(index) else DecoderLayer for index in range(config.layers))
-        self.layers = nn.ModuleList([kind(config.of(index)) for index, kind in enumerate(kinds)])
+        self.layers = nn.ModuleList([_layer_class(config, index)(config.of(index)) for index in range(config.layers)])
+        self.conditioning = Conditioning(config) if config.canvas else None
         self.norm = _Norm(config.width, eps=config.norm_eps)
         self.head = Linear(config.width, config.vocab, bias=False)
         if config.tied:
@@ -114,8 +115,8 @@ class Decoder(nn.Module):
     def _narrows(self, plan: Plan) -> bool:
         """Whether the last layer can leave out the queries that are not wanted, and gains by it."""
         whole = plan.layers is None and not plan.skip and self.config.layers - 1 not in plan.hidden
-        pooled = self.config.experts is not None and self.config.experts.pool > 0  # over all queries of a block
-        return whole and not pooled and plan.want.shape[1] <= _NARROW * plan.width
+        every = self.config.canvas or (self.config.experts is not None and self.config.experts.pool > 0)
+        return whole and not every and plan.want.shape[1] <= _NARROW * plan.width
 
     def project(self, states: Tensor) -> Tensor:
         """Final norm and head: states [M, E] -> logits [M, V] in the model's dtype."""
@@ -135,6 +136,10 @@ class Decoder(nn.Module):
         h = self.embed.forward(plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
         if self.config.embedding_scale != 1:  # rounded as the embeddings are
             h = h * float(torch.tensor(self.config.embedding_scale, dtype=h.dtype, device="cpu"))
+        canvas = canvas_of(plan)
+        if self.conditioning is not None:
+            soft = None if plan.soft is None else plan.soft.to(h.dtype)
+            return h if canvas is None else torch.where(canvas[..., None], self.conditioning(h, soft), h)
         if plan.soft is None:
             return h
         return h.masked_fill((plan.tokens < 0)[..., None], 0) + plan.soft.to(h.dtype)
@@ -161,7 +166,14 @@ class Decoder(nn.Module):
             cos,
             sin,
             None if self.config.query_growth is None else _growth(plan.positions, *self.config.query_growth).to(dtype),
+            canvas.flatten()[:, None] if self.config.canvas and (canvas := canvas_of(plan)) is not None else None,
         )
+
+
+def _layer_class(config: DecoderConfig, index: int) -> type[DecoderLayer]:
+    if config.canvas:
+        return CanvasLayer
+    return SparseLayer if config.is_sparse(index) else DecoderLayer
 
 
 def _growth(positions: Tensor, factor: float, step: int) -> Tensor:

@@ -58,6 +58,8 @@ class AttentionConfig:
     window: int | None = None  # a query sees positions less than this far from its own; None: all
     head_dim: int | None = None  # None: the stack's
     kv_heads: int | None = None
+    query_scale: float = 1.0
+    values_from_keys: bool = False  # a value is its key, before norm and rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class DecoderConfig:
     attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
     logit_cap: float | None = None  # logits the same
     post_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
+    values_from_keys: bool = False  # a value is its key, before norm and rotation
+    canvas: bool = False  # DiffusionGemma's layers: text and canvas have scales of their own, MLP and experts are added
     each: tuple[AttentionConfig, ...] = ()  # the attention of each layer, where they differ
 
     def __post_init__(self) -> None:
@@ -132,6 +136,8 @@ class DecoderConfig:
             window=own.window,
             head_dim=own.head_dim or self.head_dim,
             kv_heads=own.kv_heads or self.kv_heads,
+            query_scale=self.query_scale * own.query_scale,
+            values_from_keys=own.values_from_keys,
         )
 
     def is_sparse(self, layer: int) -> bool:
@@ -144,7 +150,8 @@ class DecoderConfig:
             return self.of(int(name.split(".")[1])).fused_rows(name.rsplit(".", 1)[-1])
         part = name.rsplit(".", 1)[-1].rsplit("_", 1)[0]
         if part == "qkv":
-            return (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
+            kinds = (self.heads, self.kv_heads) if self.values_from_keys else (self.heads, self.kv_heads, self.kv_heads)
+            return tuple(heads * self.head_dim for heads in kinds)
         widths = {"gate_up": self.mlp_width}
         if self.experts is not None:
             widths |= {"experts_gate_up": self.experts.width, "shared_gate_up": self.experts.shared_width}

@@ -28,6 +28,7 @@ class LayerPass:
     cos: Tensor
     sin: Tensor
     growth: Tensor | None = None  # [B, Q, 1, 1], of queries by their positions
+    canvas: Tensor | None = None  # [B * Q, 1] bool: the queries of a canvas that is being denoised
 
 
 class DecoderLayer(nn.Module):
@@ -45,13 +46,13 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        width, heads, kv_heads, dim = config.width, config.heads, config.kv_heads, config.head_dim
+        width, heads, dim = config.width, config.heads, config.head_dim
         self.config = config
         self.attn_norm = nn.Parameter(torch.ones(width))
-        self.qkv_weight = nn.Parameter(torch.empty((heads + 2 * kv_heads) * dim, width))
+        self.qkv_weight = nn.Parameter(torch.empty(sum(config.fused_rows("qkv_weight")), width))
         self.out_weight = nn.Parameter(torch.empty(width, heads * dim))
         self.mlp_norm = nn.Parameter(torch.ones(width))
-        self.register_parameter("qkv_bias", _bias((heads + 2 * kv_heads) * dim, config.qkv_bias))
+        self.register_parameter("qkv_bias", _bias(sum(config.fused_rows("qkv_bias")), config.qkv_bias))
         self.register_parameter("out_bias", _bias(width, config.out_bias))
         self.register_parameter("q_norm", _bias(dim, config.qk_norm))
         self.register_parameter("k_norm", _bias(dim, config.qk_norm))
@@ -77,13 +78,9 @@ class DecoderLayer(nn.Module):
 
     def _attention(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None) -> Tensor:
         config, ops = self.config, step.ops
-        heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
+        heads, dim = config.heads, config.head_dim
         qkv = matmul(ops.norm(h, self.attn_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
-        qkv = qkv.view(*step.plan.tokens.shape, heads + 2 * kv_heads, dim)
-        if config.qk_norm and self.q_norm is not None and self.k_norm is not None:
-            q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], 2)
-            q, k = ops.norm(q, self.q_norm, config.norm_eps), ops.norm(k, self.k_norm, config.norm_eps)
-            qkv = torch.cat((q, k, v), 2)
+        qkv = self._normed_heads(qkv.view(*step.plan.tokens.shape, -1, dim), ops)
         if config.clip_qkv is not None:
             qkv = qkv.clamp(-config.clip_qkv, config.clip_qkv)
         q, k, v = ops.rotary_and_cache(qkv, step.cos, step.sin, heads, step.slots, index)
@@ -102,6 +99,15 @@ class DecoderLayer(nn.Module):
             return _add_linear(h, out, self.out_weight, self.out_bias, self.group)
         out = _linear(out, self.out_weight, self.out_bias, self.group)
         return h + ops.norm(out, self.post_attn_norm, config.norm_eps)
+
+    def _normed_heads(self, qkv: Tensor, ops: Ops) -> Tensor:
+        """Queries, keys and values [B, Q, H + 2 K, D], queries and keys normalised where the model does so."""
+        config = self.config
+        if not config.qk_norm or self.q_norm is None or self.k_norm is None:
+            return qkv
+        q, k, v = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], 2)
+        q, k = ops.norm(q, self.q_norm, config.norm_eps), ops.norm(k, self.k_norm, config.norm_eps)
+        return torch.cat((q, k, v), 2)
 
     def _mlp(self, h: Tensor, step: LayerPass) -> Tensor:
         config, ops = self.config, step.ops

@@ -172,7 +172,7 @@ def load_any(
         layers=shape.layers,
         width=shape.width,
         max_positions=positions,
-        limit=None if spec.attention == "causal" else shape.least_window,
+        limit=shape.least_window if spec.attention in ("bidirectional", "block-causal") else None,
         choice=f"{where}, {short(kind)} ({dtype_reason})"
         + ("" if quantization is None else f", {quantization.summary()}"),
         imaging=imaging,

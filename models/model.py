@@ -32,7 +32,8 @@ class DecodingConfig:
     bos_id: int | None
     shift: Literal[0, 1]  # the logits for position p stand at p - shift
     attention: Attention
-    block: int | None = None  # block-causal: width of a block
+    block: int | None = None  # width of a block, where the checkpoint has one; that of block-causal models is fixed
+    uniform: bool = False  # a canvas of random tokens instead of masks; `mask_id` then marks what is open, never fed
 
     @property
     def masked(self) -> bool:
@@ -113,7 +114,7 @@ class LanguageModel:
         order = torch.arange(masks.shape[1], device=masks.device)
         if attention == "windowed-causal":
             return Visible.segments(ids=torch.where(masks, order + masks.shape[1], order))
-        return Visible.causal() if begin is None else Visible.segments(ids=order.minimum(begin[:, None]))
+        return Visible.causal() if begin is None else Visible.segments(ids=order.minimum(begin[:, None]), begin=begin)
 
     def rows(self, positions: Tensor) -> Tensor:
         """The query whose logits predict each position: itself, or the one before for a shifted family (0 stays 0)."""

@@ -25,6 +25,7 @@ class Visible:
     parents: Tensor | None = None  # tree: [T] or [B, T] parent of each query, -1 for a root
     base: Tensor | None = None  # tree: [B] slots below this are seen by every node
     dense: Tensor | None = None  # mask: [B, Q, C] bool
+    begin: Tensor | None = None  # segments: [B] where a canvas begins, from whose first slot on windows are counted
 
     @staticmethod
     def bidirectional() -> Visible:
@@ -37,17 +38,18 @@ class Visible:
         return _CAUSAL
 
     @staticmethod
-    def segments(block: int | None = None, ids: Tensor | None = None) -> Visible:
+    def segments(block: int | None = None, ids: Tensor | None = None, begin: Tensor | None = None) -> Visible:
         """Block-causal: slot s is seen from position p iff its block is not later than p's.
 
         `block` lays blocks of that width from position 0; `ids` [B, C] names the segment of each slot instead (a query
-        belongs to the segment of the slot it is stored in).
+        belongs to the segment of the slot it is stored in). `begin` [B]: a canvas stands from there on. A sliding window
+        ends as far before it for all of its queries.
         """
         if (block is None) == (ids is None):
             raise ModelError("segments: give either block or ids", "Visible.segments(32) lays blocks of 32 positions")
         if block is not None and block < 1:
             raise ModelError(f"segments: block must be at least 1, got {block}")
-        return Visible("segments", block=block, ids=ids)
+        return Visible("segments", block=block, ids=ids, begin=begin)
 
     @staticmethod
     def tree(parents: Tensor, base: Tensor) -> Visible:

@@ -278,6 +278,13 @@ PRESETS = (
         "Nemotron-Labs-Diffusion in diffusion mode: confidence 0.9, blocks of 32",
         {"block_length": 32},
     ),
+    Preset(
+        "diffusion-gemma",
+        "selfcondition+anneal:high=0.8,low=0.4,steps=48+renoise:gamma=0.1,confidence=0.005,steps=48+eos@causal",
+        "https://huggingface.co/google/diffusiongemma-26B-A4B-it",
+        "DiffusionGemma: canvases of 256 random tokens, at most 48 steps each",
+        {"block_length": 256, "max_new_tokens": 256, "temperature": 1.0},
+    ),
 )
 
 

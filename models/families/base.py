@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]  # a published config.json
 Names = Mapping[str, str | tuple[str, ...]]
-BLOCK_KEYS = ("block_size", "block_length", "bd_size")  # where configs of block-causal models say how long a block is
+BLOCK_KEYS = ("block_size", "block_length", "bd_size", "canvas_length")  # where configs of block-causal models say how long a block is
 
 
 class Unsupported(ModelError):
@@ -36,7 +36,8 @@ class FamilySpec:
     mask: tuple[int, str] | None = None  # default id and token of the mask
     turn_ends: Mapping[int, str] = field(default_factory=dict)  # further end tokens, where the vocabulary has them
     start: tuple[int, str] | None = None  # default id and token that open a sequence
-    block: int | None = None  # block-causal: default width
+    block: int | None = None  # default width of a block
+    uniform: bool = False  # a canvas of random tokens instead of masks
     layouts: tuple[Names, ...] = ()  # other names that some files have in the place of these
     has: tuple[str, ...] = ()  # tensors that tell it from a family with the same config; without tensors it is that one
     lacks: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ def _decoder(config: Config) -> DecoderConfig:
         width=width,
         sparse=tuple(layer >= first for layer in range(plain.layers)),
         scores="sigmoid",
+        normalize=whole(config, "num_experts_per_tok") > 1,
         scale=float(config.get("routed_scaling_factor") or 1.0),
         bias="choice" if config.get("moe_router_enable_expert_bias", True) else "",
         groups=config.get("n_group") or 1,

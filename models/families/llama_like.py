@@ -108,7 +108,7 @@ def rotary(full: Any, config: Config, head_dim: int, layer_type: str = "") -> tu
             head_dim * float(scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
         )
         return tuple(default_frequencies(float(theta), rotated).tolist()), 1.0
-    if kind not in ("linear", "llama3", "yarn"):
+    if kind not in ("linear", "llama3", "yarn", "proportional"):
         raise Unsupported(f"rope_scaling of type {kind} is not supported natively (only linear, llama3 and yarn)")
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](full, "cpu", **({"layer_type": own} if own else {}))
     return tuple(frequencies.tolist()), float(scale)

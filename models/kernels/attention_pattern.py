@@ -140,7 +140,10 @@ def _near(plan: Plan, extent: int, window: int) -> Tensor:
         inside = (plan.slots >= 0) & (plan.slots < extent)
         order = F.pad(order, (0, 1))
         order = order.scatter(1, torch.where(inside, plan.slots, extent), plan.positions)[:, :extent]
-    return order[:, None] > plan.positions[..., None] - window
+    counted = plan.positions
+    if plan.visible.begin is not None:
+        counted = counted.minimum(plan.visible.begin[:, None])
+    return order[:, None] > counted[..., None] - window
 
 
 def _sees_all(plan: Plan) -> bool:

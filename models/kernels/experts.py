@@ -44,7 +44,7 @@ def route(
         ranked = ranked.masked_fill(~_pool(ranked, blocks, config.pool), -torch.inf)
     chosen = ranked.topk(config.top, dim=1).indices
     weights = scores.gather(1, chosen)
-    if config.normalize and config.top > 1:
+    if config.normalize:
         weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
     return chosen, weights * config.scale if config.scale != 1 else weights
 

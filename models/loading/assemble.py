@@ -18,7 +18,7 @@ from ..families import FamilySpec
 from ..kernels import layout
 from .weights import Published, read
 
-ROUTER = ("router_weight", "router_bias")  # in float32 whatever the model's dtype is, and never quantized
+ROUTER = ("router_weight", "router_bias", "router_scale", "router_expert_scale")  # in float32 whatever the model's dtype is, and never quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def targets(spec: FamilySpec, decoder: Decoder, published: Container[str] = ()) 
         parts = (stems,) if isinstance(stems, str) else stems
         sizes = (rows,) if len(parts) == 1 else decoder.config.fused_rows(name)
         start = 0
-        for stem, size in zip(parts, sizes, strict=True):
+        for stem, size in zip(parts, sizes, strict=False):  # fewer where values are keys
             stem, shape = stem.replace("{i}", layer), (size, columns) if columns else (size,)
             if "{e}" in stem:
                 for expert in range(stack[0]):

@@ -24,17 +24,19 @@ def build_decoding_config(
     """A checkpoint's DecodingConfig; `mask_id` and `block` override. Raises ModelError for ids that are too large."""
     check_whole("mask_id", mask_id)
     check_whole("block", block)
-    if mask_id is not None and spec.mask is None:
+    if isinstance(inner := config.get("text_config"), dict):
+        config = {**inner, **config}
+    if mask_id is not None and (spec.mask is None or spec.uniform):
         raise ArgumentError(
             f"mask_id={mask_id} was given, but {spec.name} models are not masked models", "leave mask_id out"
         )
-    if block is not None and spec.attention != "block-causal":
+    if block is not None and spec.block is None:
         raise ArgumentError(f"block={block} was given, but {spec.name} models are not block-causal", "leave block out")
-    if spec.attention == "block-causal":
+    if spec.block is not None:
         block = first(block, *map(config.get, BLOCK_KEYS), spec.block)
         if block is None or block < 1:
             raise ModelError(f"block must be at least 1, got {block}")
-    mask = _mask(spec, config, generation, tokenizer, vocab, mask_id)
+    mask = vocab if spec.uniform else _mask(spec, config, generation, tokenizer, vocab, mask_id)
     ends = end_ids(config, generation, vocab)
     ends += [
         number
@@ -57,6 +59,7 @@ def build_decoding_config(
         shift=spec.shift,
         attention=spec.attention,
         block=block,
+        uniform=spec.uniform,
     )
 
 

@@ -311,4 +311,4 @@ def _block_length(model: LanguageModel, settings: Settings, rows: list[Row]) -> 
         return 1
     fixed = model.decoding_config.block if model.decoding_config.attention == "block-causal" else None
     check_block(model.name, settings.block_length, longest, fixed)
-    return fixed or settings.block_length or min(BLOCK, longest)
+    return fixed or settings.block_length or min(model.decoding_config.block or BLOCK, longest)

@@ -188,6 +188,8 @@ class Cache(Stateful):
 class Inputs(Stateful):
     """Adds vectors to the inputs of the active block's open positions."""
 
+    after_logits: ClassVar[bool] = False  # observes what the logits stages have made of a forward's distribution
+
     def soft(self, canvas: Canvas, state: Any) -> Tensor | None:
         """Before a forward: [B, W, E], or None where there is nothing to add."""
         raise NotImplementedError
@@ -217,6 +219,7 @@ class Select(Stateful):
 
     default_propose: ClassVar[str] = "confidence"  # the proposer where the spec names none
     default_of: ClassVar[str | None] = None  # and its parameter `of`; None leaves it alone
+    may_wait: ClassVar[bool] = False  # a step may commit nothing: it ends by itself
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor | Choice:
         raise NotImplementedError

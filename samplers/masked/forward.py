@@ -190,6 +190,8 @@ class MaskedForward:
         """The distribution of one group, and its shadow's."""
         canvas = self.canvas
         tokens, want, index, narrow = self._at(canvas.tokens, group), group.want, None, not self.whole
+        if self.model.decoding_config.uniform:
+            tokens = self._noised(tokens, group)
         positions = self._of(self.canvas.window, group)
         if want.device.type == "cpu" and not self.shadow:  # elsewhere constant shapes are faster
             want, index, positions = self._wanted_only(group, wanted, positions)
@@ -282,7 +284,8 @@ class MaskedForward:
             counts = self._of(self.counts, group)
             counts = counts[:, None] if rows is None else counts[rows]
             logits = penalize(logits, counts, own, request.repetition_penalty)
-        logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
+        if self.canvas.mask_id < logits.shape[-1]:
+            logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
         if request.min_new_tokens:
             logits = without_ends(logits, at(self.early), request.stop_ids)
         if self.allowed is not None and self.limits is not None:
@@ -315,6 +318,14 @@ class MaskedForward:
         outside = (at < 0) | (at >= soft.shape[1])
         values = soft.gather(1, at.masked_fill(outside, 0)[..., None].expand(-1, -1, soft.shape[-1]))
         return values.masked_fill(outside[..., None], 0)
+
+    def _noised(self, tokens: Tensor, group: Group) -> Tensor:
+        """The tokens [n, Q] of a group, random ones at open positions: others at each step."""
+        at, canvas = group.plan.positions[: len(tokens)], self.canvas
+        rows = np.arange(len(canvas)) if group.rows is None else group.rows
+        uniform = self.request.source.uniform(canvas.rows[rows], canvas.step[rows], at.clamp(min=0), "noise")
+        noise = (uniform * self.model.vocab_size).long().clamp(max=self.model.vocab_size - 1)
+        return torch.where(tokens == canvas.mask_id, noise, tokens)
 
     @staticmethod
     def _of(values: Tensor, group: Group) -> Tensor:

@@ -174,9 +174,13 @@ class MaskedLoop:
         distribution, shadow = forward.distribution(queries, wanted, soft)
         eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
         evidence = Evidence(distribution, canvas.window, eligible, self.request, shadow)
-        for stage in self.sampler.inputs:
-            stage.observe(evidence, forward.model.embed, canvas, self.state(stage))
+        self._observe(evidence, after_logits=False)
         return evidence
+
+    def _observe(self, evidence: Evidence, *, after_logits: bool) -> None:
+        for stage in self.sampler.inputs:
+            if stage.after_logits == after_logits:
+                stage.observe(evidence, self.forward.model.embed, self.canvas, self.state(stage))
 
     def decide(self, evidence: Evidence, query: QuerySpec) -> Decision:
         """What is committed, filled and revised."""
@@ -185,13 +189,15 @@ class MaskedLoop:
             evidence = replace(evidence, distribution=stage.logits(evidence, canvas, self.state(stage)))
             self.distributions.append(Read(stage, evidence.distribution, evidence.positions, evidence.eligible))
             self.forward.highest = self.forward.highest + evidence.distribution.highest()
+        self._observe(evidence, after_logits=True)
         proposal = sampler.propose.propose(evidence, canvas)
         answer = sampler.select.select(proposal, canvas, self.state(sampler.select))
         choice = answer if isinstance(answer, Choice) else Choice(answer, proposal.tokens)
         chosen, tokens = choice.which, choice.tokens
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
-        chosen = self._at_least_one(chosen, proposal)
+        if not sampler.select.may_wait:
+            chosen = self._at_least_one(chosen, proposal)
         if query.must is not None:
             must = torch.from_numpy(query.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
             first = torch.arange(chosen.shape[1], device=chosen.device) == 0

@@ -6,16 +6,20 @@ Nemotron-Labs-Diffusion, https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8
     then: queried = [block start, block end), whose positions see all before the block, and the whole block
 
 The K/V of a block that is still open are overwritten at every step. The first token of a block is the likeliest that
-the causal forward gives, or a draw from what it gives, whatever its probability.
+the causal forward gives, or a draw from what it gives, whatever its probability. DiffusionGemma's canvases have no
+such token: the forward that begins one also stores the one before.
 Exact: greedy, by the family's own definition of a block.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
+
+from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import Cache, Canvas, QuerySpec
@@ -33,11 +37,18 @@ class State:
 class CausalPrefix(Cache):
     attention = "causal-prefix"
 
+    alongside: Annotated[
+        bool | None, "one forward stores what is before a block and begins it, which gives no token; none: as the model"
+    ] = None
+
+    def fit(self, model: LanguageModel) -> CausalPrefix:
+        return replace(self, alongside=model.decoding_config.uniform) if self.alongside is None else self
+
     def start(self, canvas: Canvas) -> State:
         return State(np.zeros_like(canvas.lo))
 
     def query(self, canvas: Canvas, state: State) -> QuerySpec:
-        given = canvas.entered & (canvas.first_open == canvas.lo) & (canvas.lo > 0)
+        given = canvas.entered & (canvas.first_open == canvas.lo) & (canvas.lo > 0) & (not self.alongside)
         late = canvas.entered & ~given  # the first token is known: one forward stores and fills
         start = np.where(given | late, state.final, canvas.lo)
         stop = np.where(given, canvas.lo, canvas.hi)

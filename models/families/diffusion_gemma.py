@@ -1,0 +1,124 @@
+"""DiffusionGemma, its text: Gemma 4's stack, read causally for finished text and both ways for a canvas of random tokens.
+
+The canvas is 256 tokens, or as many as asked for. The vision tower is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..decoder_config import AttentionConfig, DecoderConfig, ExpertsConfig
+from .base import Config, FamilySpec, Unsupported, register, require
+from .llama_like import ACTIVATIONS, HARMLESS, complete, rotary
+
+_KIND = "diffusion_gemma_text"
+_LAYER = "model.decoder.layers.{i}."
+_CONDITIONING = "model.decoder.self_conditioning."
+
+
+def _text(config: Config) -> Config:
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def _attention(full: Any, config: Config, index: int, layer_type: str) -> AttentionConfig:
+    own, slides = full.per_layer_config[index], layer_type == "sliding_attention"
+    frequencies, scale = rotary(full, config, own.head_dim, layer_type)
+    return AttentionConfig(
+        frequencies=frequencies,
+        rope_scale=scale,
+        window=full.sliding_window if slides else None,
+        head_dim=own.head_dim,
+        kv_heads=own.num_key_value_heads,
+        query_scale=own.head_dim**0.5,  # scores are products as they are
+        values_from_keys=not slides,
+    )
+
+
+def _decoder(config: Config) -> DecoderConfig:
+    text = _text(config)
+    full = complete(text, _KIND)
+    require(text, {"attention_bias": (False,), "hidden_activation": tuple(ACTIVATIONS)})
+    require(text, {"use_bidirectional_attention": (None, "vision")})  # of pictures, which are left out
+    if not full.num_experts:
+        raise Unsupported("DiffusionGemma without experts is not supported natively")
+    first = full.per_layer_config[0]  # the stack's, where a layer has none of its own
+    each = tuple(_attention(full, text, index, kind) for index, kind in enumerate(full.layer_types))
+    plain = DecoderConfig(
+        vocab=full.vocab_size,
+        width=full.hidden_size,
+        layers=full.num_hidden_layers,
+        heads=full.num_attention_heads,
+        kv_heads=first.num_key_value_heads,
+        head_dim=first.head_dim,
+        mlp_width=full.intermediate_size,
+        norm_eps=full.rms_norm_eps,
+        frequencies=each[0].frequencies,
+        each=each,
+        qk_norm=True,
+        post_norms=True,
+        canvas=True,
+        tied=bool(config.get("tie_word_embeddings", True)),
+        activation=ACTIVATIONS[full.hidden_activation],
+        logit_cap=full.final_logit_softcapping,
+        experts=ExpertsConfig(
+            count=full.num_experts,
+            top=full.top_k_experts,
+            width=full.moe_intermediate_size,
+            sparse=(True,) * full.num_hidden_layers,
+        ),
+    )
+    return replace(plain, embedding_scale=plain.width**0.5)
+
+
+def _norm(name: str) -> str:
+    return f"{_LAYER}{name}_layernorm.weight"
+
+
+DIFFUSION_GEMMA = register(
+    FamilySpec(
+        name="diffusion_gemma",
+        summary="DiffusionGemma (text)",
+        matches=lambda config: config.get("model_type") == "diffusion_gemma",
+        decoder=_decoder,
+        names={
+            "embed.weight": "model.decoder.embed_tokens.weight",
+            "norm.weight": "model.decoder.norm.weight",
+            "head.weight": "lm_head.weight",
+            "conditioning.norm": _CONDITIONING + "pre_norm.weight",
+            "conditioning.gate_up_weight": tuple(_CONDITIONING + f"{part}_proj.weight" for part in ("gate", "up")),
+            "conditioning.down_weight": _CONDITIONING + "down_proj.weight",
+            "layers.{i}.attn_norm": _norm("input"),
+            "layers.{i}.post_attn_norm": _norm("post_attention"),
+            "layers.{i}.q_norm": _LAYER + "self_attn.q_norm.weight",
+            "layers.{i}.k_norm": _LAYER + "self_attn.k_norm.weight",
+            "layers.{i}.qkv_weight": tuple(_LAYER + f"self_attn.{part}_proj.weight" for part in "qkv"),
+            "layers.{i}.out_weight": _LAYER + "self_attn.o_proj.weight",
+            "layers.{i}.mlp_norm": _norm("pre_feedforward"),
+            "layers.{i}.post_mlp_norm": _norm("post_feedforward"),
+            "layers.{i}.gate_up_weight": tuple(_LAYER + f"mlp.{part}_proj.weight" for part in ("gate", "up")),
+            "layers.{i}.down_weight": _LAYER + "mlp.down_proj.weight",
+            "layers.{i}.dense_post_norm": _norm("post_feedforward").replace("norm.", "norm_1."),
+            "layers.{i}.experts_norm": _norm("pre_feedforward").replace("norm.", "norm_2."),
+            "layers.{i}.experts_post_norm": _norm("post_feedforward").replace("norm.", "norm_2."),
+            "layers.{i}.router_weight": _LAYER + "router.proj.weight",
+            "layers.{i}.router_scale": _LAYER + "router.scale",
+            "layers.{i}.router_expert_scale": _LAYER + "router.per_expert_scale",
+            "layers.{i}.experts_gate_up_weight": _LAYER + "experts.gate_up_proj",
+            "layers.{i}.experts_down_weight": _LAYER + "experts.down_proj",
+            "layers.{i}.canvas_scale": _LAYER + "layer_scalar",
+            "layers.{i}.text_scale": "model.encoder.language_model.layers.{i}.layer_scalar",
+        },
+        attention="causal-prefix",
+        shift=0,
+        uniform=True,
+        block=256,
+        harmless=(
+            *HARMLESS,
+            r"model\.encoder\.language_model\.(?!layers\.\d+\.layer_scalar$).*",  # copies of the decoder's
+            r"model\.encoder\.(vision_tower|embed_vision)\..*",
+        ),
+        positions=lambda config: _text(config).get("max_position_embeddings"),
+    )
+)

@@ -1,0 +1,56 @@
+"""Feeds what the step before predicted for the canvas back into it, for models trained with self-conditioning.
+
+DiffusionGemma, https://huggingface.co/google/diffusiongemma-26B-A4B-it; after Analog Bits,
+https://arxiv.org/abs/2208.04202
+
+    signal_i = softmax(l_i) E        l are the logits that the step before sampled from; nothing at a block's first step
+
+The model itself says how the signal and the embeddings of the canvas come together.
+Exact: no; such a model's published decoding has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+
+from ...registry import register
+from ..contracts import Canvas, Evidence, Inputs
+
+
+@dataclass
+class Signal:
+    """The expected embeddings of the active block, [B, W, E]; None before the first forward."""
+
+    expected: Tensor | None = None
+
+
+@register("selfcondition", stage="inputs", paper="arXiv:2208.04202", checked="reference")
+@dataclass(frozen=True)
+class SelfCondition(Inputs):
+    after_logits = True
+
+    def fit(self, model: LanguageModel) -> SelfCondition:
+        if not model.decoding_config.uniform:
+            raise SpecError(
+                f"selfcondition is for models that are trained with it, such as DiffusionGemma, and {model.name} is not",
+                hint="smoothing adds a mixture of embeddings to the masks of other models",
+            )
+        return self
+
+    def start(self, canvas: Canvas) -> Signal:
+        return Signal()
+
+    def soft(self, canvas: Canvas, state: Signal) -> Tensor | None:
+        if state.expected is None:
+            return None
+        return state.expected.masked_fill(torch.from_numpy(canvas.entered).to(state.expected.device)[:, None, None], 0)
+
+    def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Signal) -> None:
+        state.expected = evidence.distribution.expected(embed)

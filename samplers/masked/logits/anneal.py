@@ -1,0 +1,55 @@
+"""A temperature that falls from step to step of a block.
+
+DiffusionGemma (block diffusion with adaptive stopping), https://huggingface.co/google/diffusiongemma-26B-A4B-it
+
+    t = low + (high - low) * n / steps,  n = steps, steps - 1, ... the steps that are left, this one included
+
+It divides the logits before anything reads them; the request's own temperature comes on top.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+
+from pardec.models.errors import SpecError
+
+from ...ops.distribution import DenseDistribution, Distribution
+from ...registry import register
+from ..contracts import Canvas, Evidence, Logits
+
+
+@dataclass
+class State:
+    """The clock when each row's block was entered, [B]."""
+
+    begun: np.ndarray
+
+
+@register("anneal", stage="logits", paper="https://huggingface.co/google/diffusiongemma-26B-A4B-it", checked="reference")
+@dataclass(frozen=True)
+class Anneal(Logits):
+    high: Annotated[float, "temperature of the first step"] = 0.8
+    low: Annotated[float, "temperature that the last step comes near to"] = 0.4
+    steps: Annotated[int, "of a block; those after stay at the last"] = 48
+
+    def __post_init__(self) -> None:
+        if not (self.high > 0 and self.low > 0):
+            raise SpecError(f"anneal: temperatures are above 0, got high={self.high} and low={self.low}")
+        self.require("steps", least=1)
+
+    def start(self, canvas: Canvas) -> State:
+        return State(np.zeros_like(canvas.step))
+
+    def logits(self, evidence: Evidence, canvas: Canvas, state: State) -> Distribution:
+        state.begun = np.where(canvas.entered, canvas.step, state.begun)
+        left = np.maximum(self.steps - (canvas.step - state.begun), 1)
+        temperatures = self.low + (self.high - self.low) * left / self.steps
+        if (temperatures == temperatures[0]).all():
+            return evidence.distribution.scaled(float(temperatures[0]))
+        logits = evidence.logits
+        return DenseDistribution(logits / torch.from_numpy(temperatures).to(logits)[:, None, None])

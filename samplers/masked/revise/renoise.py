@@ -1,0 +1,56 @@
+"""Makes every position of a canvas random again that a step does not keep: decoding by uniform noise instead of masks.
+
+DiffusionGemma, https://huggingface.co/google/diffusiongemma-26B-A4B-it; the bound is EB-Sampler's,
+https://arxiv.org/abs/2505.24857
+
+Which positions are kept, and when a canvas ends, `denoise` says; it is taken where the spec names no select.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+
+from ...ops.denoising import Denoising, DenoisingState
+from ...registry import register
+from ..contracts import Canvas, Proposal, Revise, Revision, Writing
+
+
+@register("renoise", stage="revise", paper="arXiv:2505.24857", checked="reference")
+@dataclass(frozen=True)
+class Renoise(Revise):
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}
+
+    gamma: Annotated[float, "most entropy of what is kept, beside the largest, nats"] = 0.1
+    confidence: Annotated[float, "mean entropy below which a stable canvas ends, nats"] = 0.005
+    steps: Annotated[int, "most steps of a block"] = 48
+
+    def __post_init__(self) -> None:
+        self.require("gamma", "confidence", least=0)
+        self.require("steps", least=1)
+
+    @property
+    def default_select(self) -> str:
+        return f"denoise:gamma={self.gamma},confidence={self.confidence},steps={self.steps}"
+
+    def fit(self, model: LanguageModel) -> Renoise:
+        if not model.decoding_config.uniform:
+            raise SpecError(
+                f"renoise is for models of random canvases, such as DiffusionGemma, and {model.name} has a mask token",
+                hint="remdm and wino take tokens of such models back",
+            )
+        return self
+
+    def start(self, canvas: Canvas) -> DenoisingState:
+        return DenoisingState.of(canvas)
+
+    def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: DenoisingState) -> Revision:
+        rule = Denoising(self.gamma, self.confidence, self.steps)
+        kept, tokens, over = rule.decide(proposal, canvas, state)
+        return Revision(~kept, Writing(kept, tokens, proposal.evidence.filtered.probability(tokens)), ~over)

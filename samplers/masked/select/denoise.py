@@ -1,0 +1,53 @@
+"""Draws a whole canvas at every step, keeps what is sure together, and ends when the canvas is stable and confident.
+
+DiffusionGemma, https://huggingface.co/google/diffusiongemma-26B-A4B-it; the bound is EB-Sampler's,
+https://arxiv.org/abs/2505.24857
+
+    kept = the positions of least entropy with sum H - max H <= gamma;  all others are random tokens again
+    end  = the argmax of every position is what it was, and the mean entropy < confidence; or `steps` are over
+
+At the end every position takes its argmax. It goes with `renoise`, which takes back what is no longer kept and names
+this select where the spec has none: its parameters are the same.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pardec.models.errors import SpecError
+
+from ...ops.denoising import Denoising, DenoisingState
+from ...registry import register
+from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
+
+
+@register("denoise", stage="select", paper="arXiv:2505.24857", checked="reference")
+@dataclass(frozen=True)
+class Denoise(Select):
+    may_wait = True
+    default_propose = "entropy"
+    default_of = "filtered"
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}
+
+    gamma: Annotated[float, "most entropy of what is kept, beside the largest, nats"] = 0.1
+    confidence: Annotated[float, "mean entropy below which a stable canvas ends, nats"] = 0.005
+    steps: Annotated[int, "most steps of a block"] = 48
+
+    def __post_init__(self) -> None:
+        self.require("gamma", "confidence", least=0)
+        self.require("steps", least=1)
+
+    def check(self, sampler: MaskedSampler) -> None:
+        if all(type(stage).__name__ != "Renoise" for stage in sampler.revise):
+            raise SpecError("denoise keeps nothing for good without 'renoise'", hint="write renoise, which brings it")
+
+    def start(self, canvas: Canvas) -> DenoisingState:
+        return DenoisingState.of(canvas)
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: DenoisingState) -> Choice:
+        rule = Denoising(self.gamma, self.confidence, self.steps)
+        kept, tokens, _ = rule.decide(proposal, canvas, state)
+        return Choice(kept & proposal.eligible, tokens)
+

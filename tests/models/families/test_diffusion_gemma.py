@@ -1,0 +1,162 @@
+"""DiffusionGemma against transformers: logits of text and canvas, and its own generate with the same random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion, DiffusionGemmaTextConfig
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSampler, EntropyBoundSamplerConfig
+from transformers.models.gemma4 import Gemma4VisionConfig
+
+import pardec
+from pardec.models.errors import SpecError
+from pardec.models.load import load
+from pardec.models.plan import Plan
+from pardec.samplers.rng import Keyed
+
+VOCAB, CANVAS = 61, 8
+PATTERN = ["sliding_attention", "sliding_attention", "full_attention"]
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1,
+    "sliding_window": 6, "layer_types": PATTERN, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+VARIANTS = {
+    "as published": {},
+    "one key head": {"num_key_value_heads": 1, "num_global_key_value_heads": 2},
+    "a wider window": {"sliding_window": 30},
+    "one expert": {"top_k_experts": 1, "final_logit_softcapping": 5.0},
+    "full layers alone": {"layer_types": ["full_attention"] * 3},
+}
+
+
+def published(folder: Path, spread: float = 0.15, **changes: Any) -> DiffusionGemmaForBlockDiffusion:
+    """A random model with a vision tower, saved to `folder`.
+
+    The wider its weights spread, the more a step makes of a rounding error in what it is conditioned on.
+    """
+    torch.manual_seed(0)
+    vision = Gemma4VisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=8,
+    )  # fmt: skip
+    text = DiffusionGemmaTextConfig(**SHAPE | changes)
+    config = DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=CANVAS)
+    model = DiffusionGemmaForBlockDiffusion(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * spread)
+        for name, buffer in model.named_buffers():
+            if "layer_scalar" in name:
+                buffer.fill_(float(torch.rand(1) + 0.5))
+    model.save_pretrained(folder)
+    return model
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_text_and_canvas_give_the_logits_of_transformers(variant: str, tmp_path: Path) -> None:
+    reference, prompt = published(tmp_path, **VARIANTS[variant]), 11
+    model = load(tmp_path, device="cpu")
+    text, canvas = tokens(2, prompt), tokens(2, CANVAS)
+    before = torch.randn((2, CANVAS, VOCAB), generator=torch.Generator().manual_seed(1)) * 3
+    length, order = prompt + CANVAS, torch.arange(prompt + CANVAS).expand(2, -1)
+    visible = model.visible(torch.zeros(2, length, dtype=torch.bool), torch.full((2,), prompt))
+    for predicted in (None, before):
+        with torch.no_grad():
+            expected = reference(
+                input_ids=text, decoder_input_ids=canvas, self_conditioning_logits=predicted
+            ).logits
+        soft = None
+        if predicted is not None:
+            soft = torch.nn.functional.pad(model.embed(predicted.softmax(-1)), (0, 0, prompt, 0))
+        lengths = torch.full((2,), length)
+        both = Plan(
+            torch.cat([text, canvas], 1), order, order, visible, lengths, order[:, prompt:], uniform=length,
+            span=(0, length), soft=soft,
+        )  # fmt: skip
+        torch.testing.assert_close(model.forward(both).logits(), expected, rtol=0, atol=1e-4)
+        cache = model.new_cache(2, length)
+        model.forward(Plan.full(text, model.visible()), cache)
+        alone = Plan(
+            canvas, order[:, prompt:], order[:, prompt:], visible, lengths, order[:, :CANVAS], uniform=length,
+            span=(prompt, length), soft=None if soft is None else soft[:, prompt:],
+        )  # fmt: skip
+        torch.testing.assert_close(model.forward(alone, cache).logits(), expected, rtol=0, atol=1e-4)
+
+
+@contextmanager
+def drawing(seed: int, first: int) -> Iterator[None]:
+    """transformers draws with pardec's random numbers: a step's canvas from `first` on, and its tokens."""
+    source, row, steps = Keyed((seed,)), np.array([0]), [0]
+    begins = [first]
+
+    def noise(self: EntropyBoundSampler, batch_size: int, device: Any) -> Tensor:
+        at = torch.arange(begins[0], begins[0] + CANVAS)[None]
+        return (source.uniform(row, np.array(steps), at, "noise") * VOCAB).long()
+
+    def multinomial(chances: Tensor, num_samples: int) -> Tensor:
+        at = torch.arange(begins[0], begins[0] + CANVAS)[None]
+        uniform = source.uniform(row, np.array(steps), at, "token", VOCAB)[0]
+        steps[0] += 1
+        return (chances.double().log() - (-uniform.log()).log()).argmax(1, keepdim=True)
+
+    finish = DiffusionGemmaForBlockDiffusion._finalize_canvas
+
+    def finalize(**arguments: Any) -> Any:
+        begins[0] += CANVAS
+        return finish(**arguments)
+
+    with (
+        mock.patch.object(EntropyBoundSampler, "initialize_canvas", noise),
+        mock.patch.object(torch, "multinomial", multinomial),
+        mock.patch.object(DiffusionGemmaForBlockDiffusion, "_finalize_canvas", staticmethod(finalize)),
+    ):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("steps", "bound", "confidence"), [(6, 0.1, 0.005), (12, 3.0, 2.5), (9, 1.0, 100.0), (1, 0.1, 0.005)]
+)
+def test_generate_is_that_of_transformers(steps: int, bound: float, confidence: float, tmp_path: Path) -> None:
+    reference, prompts = published(tmp_path, spread=0.05), [tokens(9).tolist(), tokens(4).tolist(), tokens(13).tolist()]
+    model = pardec.load(tmp_path, device="cpu")
+    rule = f"gamma={bound},confidence={confidence},steps={steps}"
+    spec = f"selfcondition+anneal:high=0.8,low=0.4,steps={steps}+renoise:{rule}@causal"
+    arguments = {"max_new_tokens": 2 * CANVAS, "block_length": CANVAS, "temperature": 1.0, "stop_ids": []}
+    together = model.generate(input_ids=prompts, sampler=spec, seed=[5, 6, 7], **arguments)
+    for row, prompt in enumerate(prompts):
+        with drawing(5 + row, len(prompt)), torch.no_grad():
+            expected = reference.generate(
+                torch.tensor([prompt]), max_new_tokens=2 * CANVAS, max_denoising_steps=steps, t_min=0.4, t_max=0.8,
+                sampler_config=EntropyBoundSamplerConfig(bound),
+                stability_threshold=1, confidence_threshold=confidence, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+        alone = model.generate(input_ids=[prompt], sampler=spec, seed=[5 + row], **arguments)
+        assert alone.sequences[0].tolist() == expected.sequences[0].tolist()
+        assert together.sequences[row, : len(prompt) + 2 * CANVAS].tolist() == alone.sequences[0].tolist()
+        assert together.nfe[row] == alone.nfe[0]
+
+
+def test_what_belongs_to_masks_is_refused(tmp_path: Path) -> None:
+    published(tmp_path)
+    model = pardec.load(tmp_path, device="cpu")
+    with pytest.raises(SpecError, match="does not store finished text causally"):
+        model.generate(input_ids=[[3, 4]], sampler="threshold@dual", max_new_tokens=4)
+    with pytest.raises(pardec.ModelError, match="mask_id=3 was given"):
+        pardec.load(tmp_path, device="cpu", mask_id=3)
+    for stage, what in (("renoise", "random canvases"), ("selfcondition+threshold", "trained with it")):
+        with pytest.raises(SpecError, match=what):
+            pardec.load("tiny-dream").generate("Tom has 3 cups.", sampler=stage, max_new_tokens=4)
