@@ -39,8 +39,9 @@ class CanvasLayer(SparseLayer):
         config = self.config
         assert self.q_norm is not None
         assert self.k_norm is not None
-        q, k, v = (*qkv.split([config.heads, config.kv_heads, qkv.shape[2] - config.heads - config.kv_heads], 2),)
-        v = F.rms_norm(k if config.values_from_keys else v, (config.head_dim,), eps=config.norm_eps)
+        q, k = qkv[:, :, : config.heads], qkv[:, :, config.heads : config.heads + config.kv_heads]
+        v = k if config.values_from_keys else qkv[:, :, config.heads + config.kv_heads :]
+        v = F.rms_norm(v, (config.head_dim,), eps=config.norm_eps)
         q, k = ops.norm(q, self.q_norm, config.norm_eps), ops.norm(k, self.k_norm, config.norm_eps)
         return torch.cat((q, k, v), 2)
 
@@ -71,7 +72,7 @@ class Conditioning(nn.Module):
         self.down_weight = nn.Parameter(torch.empty(config.width, config.mlp_width))
 
     def forward(self, h: Tensor, signal: Tensor | None) -> Tensor:
-        """Embeddings h [..., W] and `signal`, the mean embedding of each predicted distribution; None is nothing yet."""
+        """Embeddings h [..., W] and `signal`, the mean embedding of each prediction; None is nothing yet."""
         config = self.config
         if signal is not None:
             ops = choose_ops(h.device, h.dtype)

@@ -42,8 +42,8 @@ class Visible:
         """Block-causal: slot s is seen from position p iff its block is not later than p's.
 
         `block` lays blocks of that width from position 0; `ids` [B, C] names the segment of each slot instead (a query
-        belongs to the segment of the slot it is stored in). `begin` [B]: a canvas stands from there on. A sliding window
-        ends as far before it for all of its queries.
+        belongs to the segment of the slot it is stored in). `begin` [B]: a canvas stands from there on; for all of its
+        queries a sliding window ends as far before that.
         """
         if (block is None) == (ids is None):
             raise ModelError("segments: give either block or ids", "Visible.segments(32) lays blocks of 32 positions")

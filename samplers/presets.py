@@ -258,10 +258,18 @@ PRESETS = (
         {"max_new_tokens": 512},
     ),
     Preset(
-        "d3llm-llada", "entropy_threshold:tau=0.5+eos", "arXiv:2601.07568", "d3LLM on LLaDA, one block at a time", _BLOCKS
+        "d3llm-llada",
+        "entropy_threshold:tau=0.5+eos",
+        "arXiv:2601.07568",
+        "d3LLM on LLaDA, one block at a time",
+        _BLOCKS,
     ),
     Preset(
-        "d3llm-dream", "entropy_threshold:tau=0.4+eos", "arXiv:2601.07568", "d3LLM on Dream, one block at a time", _BLOCKS
+        "d3llm-dream",
+        "entropy_threshold:tau=0.4+eos",
+        "arXiv:2601.07568",
+        "d3LLM on Dream, one block at a time",
+        _BLOCKS,
     ),
     # Families whose attention follows the canvas.
     Preset(

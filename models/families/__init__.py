@@ -21,7 +21,7 @@ for _name in sorted(FAMILIES):  # a family's module may import another's before 
 
 
 def match(config: Config, tensors: Container[str] = ()) -> FamilySpec | None:
-    """The family whose checkpoints look like `config` and have such tensors, or None. Raises ModelError if two claim it.
+    """The family whose checkpoints look like this and have such tensors, or None. Raises ModelError if two claim it.
 
     Without `tensors`, the config alone decides.
     """

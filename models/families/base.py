@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]  # a published config.json
 Names = Mapping[str, str | tuple[str, ...]]
-BLOCK_KEYS = ("block_size", "block_length", "bd_size", "canvas_length")  # where configs of block-causal models say how long a block is
+BLOCK_KEYS = (
+    "block_size",
+    "block_length",
+    "bd_size",
+    "canvas_length",
+)  # where configs of block-causal models say how long a block is
 
 
 class Unsupported(ModelError):

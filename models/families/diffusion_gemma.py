@@ -1,4 +1,4 @@
-"""DiffusionGemma, its text: Gemma 4's stack, read causally for finished text and both ways for a canvas of random tokens.
+"""DiffusionGemma, its text: Gemma 4's stack, causal over finished text, both ways in a canvas of random tokens.
 
 The canvas is 256 tokens, or as many as asked for. The vision tower is left out.
 """

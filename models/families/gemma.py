@@ -1,6 +1,6 @@
 """Gemma, first generation: a GELU gate, embeddings times the root of the width, norms that multiply by 1 + w.
 
-Below float32, 1 + w is rounded to the model's dtype, which transformers does not do. Gemma 2 and 3 have modules of their own.
+Below float32, 1 + w is rounded to the model's dtype, which transformers does not do.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..decoder_config import Activation, ExpertsConfig
 from .matmul import matmul
 
+Stack = Tensor | Sequence[Tensor] | nn.ParameterList  # a matrix of each expert
 Glu = Callable[[Tensor, Activation], Tensor]
 _ALIGNED = 8  # bfloat16 entries of a row that the grouped matmul of GPUs loads at once
 
@@ -36,7 +37,7 @@ def route(
     if config.bias == "weights":
         scores = ranked
     if config.groups > 1:
-        grouped = ranked.unflatten(1, (config.groups, -1))  # [T, G, E / G]
+        grouped = ranked.view(len(ranked), config.groups, -1)  # [T, G, E / G]
         best = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(2).topk(config.top_groups, dim=1).indices
         stays = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, best, True)
         ranked = grouped.masked_fill(~stays[:, :, None], -torch.inf).flatten(1)
@@ -51,7 +52,7 @@ def route(
 
 def _pool(ranked: Tensor, blocks: Tensor, size: int) -> Tensor:
     """[T, E] bool: the `size` experts whose score somewhere in a token's block is the highest."""
-    _, block = blocks.unique(return_inverse=True)
+    _, block = torch.unique(blocks, return_inverse=True)
     highest = ranked.new_full((int(block.max()) + 1, ranked.shape[1]), -torch.inf)
     highest.scatter_reduce_(0, block[:, None].expand_as(ranked), ranked, "amax")
     inside = torch.zeros_like(highest, dtype=torch.bool).scatter_(1, highest.topk(size, dim=1).indices, True)
@@ -62,8 +63,8 @@ def mix(
     x: Tensor,
     chosen: Tensor,
     weights: Tensor,
-    gate_up: Tensor | Sequence[Tensor],
-    down: Tensor | Sequence[Tensor],
+    gate_up: Stack,
+    down: Stack,
     activation: Activation,
     glu: Glu,
 ) -> Tensor:
@@ -76,7 +77,7 @@ def mix(
         gate_up: [2 I, W] of each expert, gate before up, a list or stacked; `down` [W, I] the same.
     """
     tops = chosen.shape[1]
-    expert, order = chosen.flatten().sort(stable=True)
+    order = chosen.flatten().argsort(stable=True)
     token = order // tops
     rows = x.index_select(0, token)
     counts = chosen.flatten().bincount(minlength=len(gate_up))
@@ -86,7 +87,7 @@ def mix(
         outputs = F.grouped_mm(inner, down.mT, offs=ends)
     else:
         parts = []
-        for index, part in zip(expert.unique_consecutive().tolist(), _split(rows, counts), strict=True):
+        for index, part in zip(counts.nonzero()[:, 0].tolist(), _split(rows, counts), strict=True):
             parts.append(matmul(glu(matmul(part, gate_up[index]), activation), down[index]))
         outputs = torch.cat(parts) if parts else rows
     weighted = outputs.float() * weights.flatten().index_select(0, order)[:, None]

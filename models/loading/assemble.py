@@ -18,7 +18,12 @@ from ..families import FamilySpec
 from ..kernels import layout
 from .weights import Published, read
 
-ROUTER = ("router_weight", "router_bias", "router_scale", "router_expert_scale")  # in float32 whatever the model's dtype is, and never quantized
+ROUTER = (
+    "router_weight",
+    "router_bias",
+    "router_scale",
+    "router_expert_scale",
+)  # in float32 whatever the model's dtype is, and never quantized
 
 
 @dataclass(frozen=True, slots=True)

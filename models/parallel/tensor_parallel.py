@@ -1,9 +1,9 @@
 """Tensor parallel: each process of a run holds a share of every layer's heads and of its MLP's width.
 
 Queries, keys, values, gate and up are split by columns, that is by heads and by inner units, those of every expert too;
-out and down by rows, and what the processes make of them is summed. So a layer waits twice for the others, and the cache has a process's own
-heads only. Embedding, norms and head are in every process, so that each has all logits, bit for bit the same, and
-decides alike.
+out and down by rows, and what the processes make of them is summed. So a layer waits twice for the others, and the
+cache has a process's own heads only. Embedding, norms, routers and head are in every process, so that each has all
+logits, bit for bit the same, and decides alike.
 
 Megatron-LM, https://arxiv.org/abs/1909.08053
 """

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from pardec.models.decoder import Decoder, DecoderLayer
+from pardec.models.decoder import Decoder
 from pardec.models.errors import ModelError
 from pardec.models.kernels import layout
+from pardec.models.layer import DecoderLayer
 from pardec.models.model import LanguageModel
 from pardec.models.rope import apply_rotary
 

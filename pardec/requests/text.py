@@ -223,7 +223,7 @@ def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | Specul
     needs = sampler.cache.attention or attention
     if attention == "causal-prefix" and sampler.cache.attention is None:
         raise SpecError(
-            f"the cache {sampler.cache.registered[0]!r} does not store finished text causally, as {model.name} needs it",
+            f"the cache {sampler.cache.registered[0]!r} does not store finished text causally, as {model.name} wants",
             hint="leave the cache out, or write @causal",
         )
     if needs != attention:

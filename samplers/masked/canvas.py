@@ -75,7 +75,7 @@ class Canvas:
     ) -> None:
         """Columns are those of the longest row, and at least `length`.
 
-        `bounded`: forwards see nothing behind the active block. `sliding`: that block moves with the first open position.
+        `bounded`: forwards see nothing behind the active block. `sliding`: it moves with the first open position.
         """
         total = np.array([len(row) for row in rows])
         if total.max() > _LONGEST:

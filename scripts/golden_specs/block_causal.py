@@ -16,10 +16,10 @@ from unittest import mock
 
 import numpy as np
 import torch
-from golden_specs import TOLERANCE, Call, Case, Replay, load, relative
 from torch import Tensor
 
 import pardec
+from golden_specs import TOLERANCE, Call, Case, Replay, load, relative
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
 from torch import Tensor
 
+from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
 from pardec.models.kernels.experts import route
 from pardec.models.kernels.ops import REFERENCE
 from pardec.models.sparse_layer import SparseLayer

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
-from golden_specs.block_causal import compare
 from torch import Tensor
 
+from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
+from golden_specs.block_causal import compare
 from pardec.models.plan import Plan, Visible
 
 

@@ -32,7 +32,13 @@ class State:
     final: np.ndarray  # [B]
 
 
-@register("causal", stage="cache", paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B", exact="greedy", checked="reference")
+@register(
+    "causal",
+    stage="cache",
+    paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
+    exact="greedy",
+    checked="reference",
+)
 @dataclass(frozen=True)
 class CausalPrefix(Cache):
     attention = "causal-prefix"

@@ -21,7 +21,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import Canvas, Evidence, Inputs
+from ..contracts import Canvas, Evidence, Inputs, MaskedSampler
 
 
 @dataclass
@@ -36,10 +36,14 @@ class Signal:
 class SelfCondition(Inputs):
     after_logits = True
 
+    def check(self, sampler: MaskedSampler) -> None:
+        if not sampler.select.may_wait:
+            raise SpecError("selfcondition is for a canvas of random tokens", hint="write selfcondition+renoise")
+
     def fit(self, model: LanguageModel) -> SelfCondition:
         if not model.decoding_config.uniform:
             raise SpecError(
-                f"selfcondition is for models that are trained with it, such as DiffusionGemma, and {model.name} is not",
+                f"selfcondition is for models trained with it, such as DiffusionGemma, and {model.name} is not",
                 hint="smoothing adds a mixture of embeddings to the masks of other models",
             )
         return self

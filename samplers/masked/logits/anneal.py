@@ -30,7 +30,9 @@ class State:
     begun: np.ndarray
 
 
-@register("anneal", stage="logits", paper="https://huggingface.co/google/diffusiongemma-26B-A4B-it", checked="reference")
+@register(
+    "anneal", stage="logits", paper="https://huggingface.co/google/diffusiongemma-26B-A4B-it", checked="reference"
+)
 @dataclass(frozen=True)
 class Anneal(Logits):
     high: Annotated[float, "temperature of the first step"] = 0.8

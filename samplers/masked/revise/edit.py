@@ -38,7 +38,9 @@ class State:
 class Edit(Revise):
     tau: Annotated[float, "an edit needs more probability than this"] = 0.9
     post: Annotated[int, "most forwards on a block that is complete"] = 16
-    steps: Annotated[int | None, "a block that took this many forwards to fill gets none after; none is no limit"] = None
+    steps: Annotated[int | None, "a block that took this many forwards to fill gets none after; none is no limit"] = (
+        None
+    )
     of: Annotated[Literal["raw", "filtered"], "the argmax of the model's distribution, or the token drawn"] = "raw"
 
     def __post_init__(self) -> None:

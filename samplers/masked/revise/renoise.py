@@ -19,7 +19,7 @@ from pardec.models.model import LanguageModel
 
 from ...ops.denoising import Denoising, DenoisingState
 from ...registry import register
-from ..contracts import Canvas, Proposal, Revise, Revision, Writing
+from ..contracts import Canvas, MaskedSampler, Proposal, Revise, Revision, Writing
 
 
 @register("renoise", stage="revise", paper="arXiv:2505.24857", checked="reference")
@@ -38,6 +38,13 @@ class Renoise(Revise):
     @property
     def default_select(self) -> str:
         return f"denoise:gamma={self.gamma},confidence={self.confidence},steps={self.steps}"
+
+    def check(self, sampler: MaskedSampler) -> None:
+        if not sampler.select.may_wait:
+            raise SpecError(
+                f"renoise takes back what 'denoise' does not keep, and the select is {sampler.select.registered[0]!r}",
+                hint="leave the select out",
+            )
 
     def fit(self, model: LanguageModel) -> Renoise:
         if not model.decoding_config.uniform:

@@ -50,4 +50,3 @@ class Denoise(Select):
         rule = Denoising(self.gamma, self.confidence, self.steps)
         kept, tokens, _ = rule.decide(proposal, canvas, state)
         return Choice(kept & proposal.eligible, tokens)
-

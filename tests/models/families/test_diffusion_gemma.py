@@ -13,7 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion, DiffusionGemmaTextConfig
-from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSampler, EntropyBoundSamplerConfig
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
+    EntropyBoundSampler,
+    EntropyBoundSamplerConfig,
+)
 from transformers.models.gemma4 import Gemma4VisionConfig
 
 import pardec
@@ -76,9 +79,7 @@ def test_text_and_canvas_give_the_logits_of_transformers(variant: str, tmp_path:
     visible = model.visible(torch.zeros(2, length, dtype=torch.bool), torch.full((2,), prompt))
     for predicted in (None, before):
         with torch.no_grad():
-            expected = reference(
-                input_ids=text, decoder_input_ids=canvas, self_conditioning_logits=predicted
-            ).logits
+            expected = reference(input_ids=text, decoder_input_ids=canvas, self_conditioning_logits=predicted).logits
         soft = None
         if predicted is not None:
             soft = torch.nn.functional.pad(model.embed(predicted.softmax(-1)), (0, 0, prompt, 0))
@@ -157,6 +158,9 @@ def test_what_belongs_to_masks_is_refused(tmp_path: Path) -> None:
         model.generate(input_ids=[[3, 4]], sampler="threshold@dual", max_new_tokens=4)
     with pytest.raises(pardec.ModelError, match="mask_id=3 was given"):
         pardec.load(tmp_path, device="cpu", mask_id=3)
-    for stage, what in (("renoise", "random canvases"), ("selfcondition+threshold", "trained with it")):
-        with pytest.raises(SpecError, match=what):
-            pardec.load("tiny-dream").generate("Tom has 3 cups.", sampler=stage, max_new_tokens=4)
+    for spec in ("renoise", "selfcondition+renoise"):
+        with pytest.raises(SpecError, match="random canvases|models trained with it"):
+            pardec.load("tiny-dream").generate("Tom has 3 cups.", sampler=spec, max_new_tokens=4)
+    for spec in ("selfcondition+threshold", "renoise+threshold", "denoise"):
+        with pytest.raises(SpecError, match="renoise|a canvas of random tokens"):
+            model.generate(input_ids=[[3, 4]], sampler=f"{spec}@causal", max_new_tokens=4)

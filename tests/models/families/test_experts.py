@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from pardec.models.decoder_config import ExpertsConfig
@@ -181,9 +181,7 @@ def test_a_pool_bounds_the_experts_of_each_block() -> None:
 
 def test_one_grouped_product_gives_what_expert_after_expert_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(5)
-    x, gate_up, down = (
-        torch.randn(shape, generator=generator) * 0.3 for shape in ((20, 32), (8, 32, 32), (8, 32, 16))
-    )
+    x, gate_up, down = (torch.randn(shape, generator=generator) * 0.3 for shape in ((20, 32), (8, 32, 32), (8, 32, 16)))
     chosen = torch.rand((20, 8), generator=generator)[:, :6].topk(3).indices  # two experts are never chosen
     weights = torch.rand((20, 3), generator=generator)
     alone = mix(x, chosen, weights, list(gate_up), list(down), "silu", glu)
