@@ -122,7 +122,7 @@ class QuerySpec:
     mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
     must: np.ndarray | None = None  # [B] bool: commit exactly the block's first position if it is open
     only: Tensor | None = None  # [B, W] bool, on the host: nothing else of the block is to be predicted
-    given: np.ndarray | None = None  # [B] bool: predictions stand one position to the left, in whatever family
+    shifted: np.ndarray | None = None  # [B] bool: predictions stand one position to the left, in whatever family
 
 
 class Predictions(Protocol):

@@ -96,8 +96,8 @@ class MaskedForward:
         canvas = self.canvas
         new = canvas.nfe == 0
         shift = np.full(len(canvas), canvas.shift)
-        if query.given is not None:
-            shift = np.where(query.given, 1, shift)
+        if query.shifted is not None:
+            shift = np.where(query.shifted, 1, shift)
         if new.all():
             return Queries(canvas.rows, np.zeros_like(canvas.end), canvas.end, shift)
         if query.mask is None:

@@ -54,12 +54,12 @@ class CausalPrefix(Cache):
         return State(np.zeros_like(canvas.lo))
 
     def query(self, canvas: Canvas, state: State) -> QuerySpec:
-        given = canvas.entered & (canvas.first_open == canvas.lo) & (canvas.lo > 0) & (not self.alongside)
-        late = canvas.entered & ~given  # the first token is known: one forward stores and fills
-        start = np.where(given | late, state.final, canvas.lo)
-        stop = np.where(given, canvas.lo, canvas.hi)
+        first = canvas.entered & (canvas.first_open == canvas.lo) & (canvas.lo > 0) & (not self.alongside)
+        late = canvas.entered & ~first  # the first token is known: one forward stores and fills
+        start = np.where(first | late, state.final, canvas.lo)
+        stop = np.where(first, canvas.lo, canvas.hi)
         state.final = canvas.lo
-        only = torch.from_numpy(~given[:, None] | (canvas.window_host == canvas.lo[:, None]))
+        only = torch.from_numpy(~first[:, None] | (canvas.window_host == canvas.lo[:, None]))
         at = np.arange(canvas.length + 1)
         mask = (at >= start[:, None]) & (at < stop[:, None])
-        return QuerySpec(start, stop, torch.from_numpy(mask), must=given, given=given, only=only)
+        return QuerySpec(start, stop, torch.from_numpy(mask), must=first, shifted=first, only=only)

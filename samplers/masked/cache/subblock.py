@@ -7,7 +7,7 @@ Fast-dLLM v2: Efficient Block-Diffusion LLM, https://arxiv.org/abs/2509.26328
 
 With `reuse` the K/V of the block's other positions are those of the last forward that queried the whole block: the
 published block cache. K/V of finished blocks are kept as `block` keeps them. In a family whose predictions are shifted
-by one, `given` takes the first token of a block from the forward that stores the finished one before it, whatever its
+by one, `first_before` takes the first token of a block from the forward that stores the finished one before it, whatever its
 probability; without, it is a candidate like any other.
 Whether a row's forward queries its whole block is decided by that row alone, where the published loop asks its batch.
 Exact: no.
@@ -43,9 +43,9 @@ class SubBlock(Cache):
 
     size: Annotated[int, "positions of a sub-block"] = 8
     reuse: Annotated[bool, "query a sub-block alone where its first position is known"] = True
-    given: Annotated[bool, "a block's first token comes from the forward before it, where predictions are shifted"] = (
-        True
-    )
+    first_before: Annotated[
+        bool, "a block's first token comes from the forward before it, where predictions are shifted"
+    ] = True
 
     def __post_init__(self) -> None:
         self.require("size", least=1)
@@ -63,17 +63,17 @@ class SubBlock(Cache):
         state.whole &= ~canvas.entered
         begin = lo + (first - lo) // self.size * self.size  # of the sub-block
         end = np.minimum(begin + self.size, hi)
-        given = canvas.entered & (first == lo) & (lo > 0) & (self.given and canvas.shift > 0)
+        begins = canvas.entered & (first == lo) & (lo > 0) & (self.first_before and canvas.shift > 0)
         alone = state.whole & (first > begin) & self.reuse
         start = np.where(canvas.entered, state.final, np.where(alone, begin, lo))
-        stop = np.where(given, lo, np.where(alone, end, hi))
+        stop = np.where(begins, lo, np.where(alone, end, hi))
         state.final = lo
-        state.whole |= ~given
+        state.whole |= ~begins
         only = (canvas.window_host >= begin[:, None]) & (canvas.window_host < end[:, None])
-        only = np.where(given[:, None], canvas.window_host == lo[:, None], only)
-        spec = QuerySpec(start, stop, must=given, only=torch.from_numpy(only))
-        if not (given | alone).any():
+        only = np.where(begins[:, None], canvas.window_host == lo[:, None], only)
+        spec = QuerySpec(start, stop, must=begins, only=torch.from_numpy(only))
+        if not (begins | alone).any():
             return spec
         at = np.arange(canvas.length + 1)
         mask = (at >= start[:, None]) & (at < stop[:, None])
-        return QuerySpec(start, stop, torch.from_numpy(mask), given, torch.from_numpy(only))
+        return QuerySpec(start, stop, torch.from_numpy(mask), begins, torch.from_numpy(only))

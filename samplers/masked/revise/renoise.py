@@ -3,7 +3,7 @@
 DiffusionGemma, https://huggingface.co/google/diffusiongemma-26B-A4B-it; the bound is EB-Sampler's,
 https://arxiv.org/abs/2505.24857
 
-Which positions are kept, and when a canvas ends, `denoise` says; it is taken where the spec names no select.
+Which positions are accepted, and when a canvas ends, `denoise` says; it is taken where the spec names no select.
 Exact: no.
 """
 
@@ -27,7 +27,7 @@ from ..contracts import Canvas, MaskedSampler, Proposal, Revise, Revision, Writi
 class Renoise(Revise):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}
 
-    gamma: Annotated[float, "most entropy of what is kept, beside the largest, nats"] = 0.1
+    gamma: Annotated[float, "most entropy of what is accepted, beside the largest, nats"] = 0.1
     confidence: Annotated[float, "mean entropy below which a stable canvas ends, nats"] = 0.005
     steps: Annotated[int, "most steps of a block"] = 48
 
@@ -59,5 +59,5 @@ class Renoise(Revise):
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: DenoisingState) -> Revision:
         rule = Denoising(self.gamma, self.confidence, self.steps)
-        kept, tokens, over = rule.decide(proposal, canvas, state)
-        return Revision(~kept, Writing(kept, tokens, proposal.evidence.filtered.probability(tokens)), ~over)
+        accepted, tokens, over = rule.decide(proposal, canvas, state)
+        return Revision(~accepted, Writing(accepted, tokens, proposal.evidence.filtered.probability(tokens)), ~over)

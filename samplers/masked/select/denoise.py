@@ -48,5 +48,5 @@ class Denoise(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: DenoisingState) -> Choice:
         rule = Denoising(self.gamma, self.confidence, self.steps)
-        kept, tokens, _ = rule.decide(proposal, canvas, state)
-        return Choice(kept & proposal.eligible, tokens)
+        accepted, tokens, _ = rule.decide(proposal, canvas, state)
+        return Choice(accepted & proposal.eligible, tokens)
